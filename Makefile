@@ -1,107 +1,125 @@
-# Every target sets up what it needs by itself and says what it is doing while that takes time.
-# A fresh machine needs Python 3.11 or newer and Java 17 or newer, found on PATH or in JAVA_HOME.
+# Each target installs what it needs, and shows what it is doing if that takes time.
+# A new machine needs Python 3.11 or newer and Java 17 or newer, on the PATH or in JAVA_HOME.
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 
-# Passed on to the command behind a target: make test ARGS='-m "not cluster" -x'
+# Arguments for the command of a target: make test ARGS='-m "not cluster" -x'
 ARGS ?=
 
-# The tests start hundreds of Python processes: none is to compile all modules once more.
+# The tests start hundreds of Python processes, which must not compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Processes that run the tests. Those on real clusters wait half of their time, so more than cores.
+# Number of processes that run the tests. It exceeds the cores, because tests on real clusters
+# wait half of the time.
 WORKERS ?= 4
 XDIST = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The first of these that is new enough and can make an environment (Debian splits that off).
+# The first Python here that is new enough and can create an environment (Debian packages venv
+# separately).
 PYTHON ?= $(or $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	$$python -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' \
 		2>/dev/null && echo $$python && break; done),$(error \
 	Python 3.11 or newer, with its venv module, is needed: install python3 and python3-venv))
 
-# JAVA_HOME's if it is set, else the PATH's: as the local cluster chooses.
+# Java of JAVA_HOME if it is set, else the one on the PATH, like the local cluster.
 JAVA = $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 JAVA_VERSION = $(shell "$(JAVA)" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p')
 
-# Looked for before anything is installed, so that the answer comes in the first second.
-ifneq ($(filter demo fsck-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
+# Java is checked before anything is installed, so that the error appears at once.
+ifneq ($(filter demo demo-operate feed-demo fsck-demo test test-% soak-% compat judge bench bench-%,$(MAKECMDGOALS)),)
 ifneq ($(shell test 0$(JAVA_VERSION) -ge 17 && echo found),found)
-$(error Java 17 or newer is needed, and "$(JAVA)" is none: install a JRE (Debian: openjdk-17-jre-headless), \
+$(error Java 17 or newer is needed, and "$(JAVA)" is not: install a JRE (Debian: openjdk-17-jre-headless), \
 	or set JAVA_HOME$(if $(JAVA_HOME), to one or unset it))
 endif
 endif
 ifneq ($(filter judge,$(MAKECMDGOALS)),)
 ifndef URI
-$(error The cluster to judge is needed: make judge URI=zk+hierarchical://127.0.0.1:2181/ledgers)
+$(error Name the cluster to judge: make judge URI=zk+hierarchical://127.0.0.1:2181/ledgers)
 endif
 endif
 
-.PHONY: help demo fsck-demo test test-matrix test-scale soak-audit compat judge bench bench-repair \
-	bench-audit bench-fsck bench-limit fsck-archive lint proto lock venv clean
+.PHONY: help demo demo-operate feed-demo fsck-demo test test-matrix test-scale test-fsck test-page soak-audit compat judge bench \
+	bench-repair bench-audit bench-feed bench-fsck bench-limit fsck-archive lint docs proto lock venv clean
 
-help: ## this list
+help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: venv ## a cluster here, a bookie killed, and its ledgers made whole again
+demo: venv ## start a cluster here, kill a bookie, and repair its ledgers
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/bookmender demo $(ARGS)
 
-fsck-demo: venv ## damage of each kind found by fsck on a Spark cluster here, shown in Chromium, and mended
+demo-operate: venv ## operate a secured cluster through a loss, with Prometheus and Chromium
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m tests.operate_demo $(ARGS)
+
+feed-demo: venv ## kill leaders and followers of the change feed, and compare what they know with ZooKeeper
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m tests.feed_demo $(ARGS)
+
+fsck-demo: venv ## find each kind of damage with fsck on Spark here, show it in Chromium, repair it
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.fsck.demo
 
-test: venv ## the whole suite, with real ZooKeeper and real bookies
+test: venv ## run all tests, with real ZooKeeper and real bookies
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
 
-compat: venv ## Java's tests and known gaps beside ours: docs/compatibility.md
+compat: venv ## compare with Java's tests, and write docs/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)
 
-test-matrix: venv ## a repair on every storage class, version and layout: about ten minutes
+test-matrix: venv ## repair on every storage class, version and layout: about ten minutes
 	@$(BIN)/python -m tests.prepare
 	@TEST_MATRIX=full $(BIN)/python -m pytest tests/cluster/test_matrix.py $(ARGS)
 
-test-scale: venv ## the auditor with 1,000 bookies and 200,000 ledgers: about three minutes
+test-scale: venv ## run the auditor with 1,000 bookies and 200,000 ledgers: about three minutes
 	@$(BIN)/python -m tests.prepare --default-only
 	@TEST_SCALE=full $(BIN)/python -m pytest tests/cluster/test_scale.py $(ARGS)
 
-soak-audit: venv ## half an hour of losses, killed leaders and restarts: are all marks right?
+soak-audit: venv ## check marks during half an hour of losses, killed leaders and restarts
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.soak.audit $(ARGS)
 
-test-fsck: venv ## fsck on damage of each kind, and on 1,000 healthy ledgers under load
+test-fsck: venv ## run fsck on each kind of damage, and on 1,000 healthy ledgers under load
 	@$(BIN)/python -m tests.prepare --default-only
 	@TEST_FSCK=full $(BIN)/python -m pytest tests/cluster/test_fsck.py $(ARGS)
 
-judge: venv ## BookKeeper's own checker reads every copy: make judge URI=zk+hierarchical://…
+test-page: venv ## the page of a node in Chromium, which must be installed, during a repair
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m pytest tests/cluster/test_page.py $(ARGS)
+
+judge: venv ## read every copy with BookKeeper's own client: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)
 
-bench: venv ## measurements in short: against Java's AutoRecovery, and where the time goes
+bench: venv ## short measurements: compare with Java's AutoRecovery, show where time goes
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair --quick
 	@$(BIN)/python -m bench.limit --quick
 
-bench-repair: venv ## three quarters of an hour: repairs against Java's AutoRecovery, into bench/results
+bench-repair: venv ## 45 minutes: compare repairs with Java's AutoRecovery (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.repair $(ARGS)
 
-bench-audit: venv ## half an hour: marks after a loss against Java's auditor, into bench/results
+bench-audit: venv ## 30 minutes: compare marks after a loss with Java's auditor (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.audit $(ARGS)
 
-bench-fsck: venv ## 22 minutes: fsck's levels, and Java's check, into bench/results
+bench-feed: venv ## 25 minutes: figures of the change feed, beside etcd (bench/results)
+	@$(BIN)/python -m tests.prepare --default-only
+	@$(BIN)/python -m bench.feed_table $(ARGS)
+
+bench-fsck: venv ## 22 minutes: compare the levels of fsck with Java's check (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.fsck $(ARGS)
 
-bench-limit: venv ## where the time of a repair goes, into bench/results
+bench-limit: venv ## show where a repair spends its time (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.limit $(ARGS)
 
-# For executors of the Python and the platform that this runs with; Spark itself is theirs.
-fsck-archive: venv ## dist/bookmender-fsck.tar.gz: what executors need, for spark-submit --archives
+# For executors with this Python and platform. Executors have their own Spark.
+fsck-archive: venv ## pack what executors need: dist/bookmender-fsck.tar.gz, for spark-submit --archives
 	@rm -rf build
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --target build/fsck \
 		--require-hashes --requirement requirements-spark.lock
@@ -110,32 +128,39 @@ fsck-archive: venv ## dist/bookmender-fsck.tar.gz: what executors need, for spar
 	@mkdir -p dist
 	@tar -czf dist/bookmender-fsck.tar.gz -C build/fsck .
 
-lint: venv ## format, lint, types, import direction, and the house rules
+lint: venv ## check format, lint, types, imports, house rules, OpenAPI document, alert rules
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/python -m pytest --quiet tests/test_house.py
+	$(BIN)/python -m pytest --quiet tests/test_house.py tests/daemon/http/test_openapi.py
+	.ci/alerts
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-proto: venv ## the *_pb2 modules again, from the .proto files beside them
+docs: venv ## the documents as a site in build/site, and those pages that the code writes
+	@$(BIN)/python -m daemon.pages docs
+	@$(BIN)/python -m daemon.http.metrics_page >docs/metrics.md
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+proto: venv ## generate the *_pb2 modules from the .proto files
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --mypy_out=. \
-		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers -name '*.proto')
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers bench -name '*.proto')
 
-# Neither index nor registry is named in what this writes: pip takes its own, and the hashes decide.
+# The lock files name no index and no registry: pip uses the configured one, and hashes decide.
 LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \
 	--generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
 	--custom-compile-command 'make lock'
 
-lock: | $(BIN)/uv ## the newest versions that pyproject.toml allows, pinned with hashes
+lock: | $(BIN)/uv ## pin the newest versions that pyproject.toml allows, with hashes
 	$(LOCK) --output-file requirements.lock
-	$(LOCK) --constraint requirements.lock --extra local --extra fsck --group dev \
-		--output-file requirements-dev.lock
+	$(LOCK) --constraint requirements.lock --extra local --extra fsck --extra feed --group dev \
+		--group docs --output-file requirements-dev.lock
 	$(LOCK) --constraint requirements-dev.lock --extra fsck \
 		--no-emit-package pyspark --no-emit-package py4j --output-file requirements-spark.lock
 
 venv: $(READY)
 
-# Made anew only when it is missing or broken; otherwise pip changes just what the lock changed.
+# Created only if it is missing or broken; otherwise pip changes only what the lock changed.
 # The package itself is installed in place, built with the setuptools that the lock pins.
 $(READY): requirements-dev.lock pyproject.toml
 	@echo "Bringing the Python in $(VENV) up to date. The first time this fetches PySpark, whose jars"
@@ -151,7 +176,7 @@ $(READY): requirements-dev.lock pyproject.toml
 $(BIN)/uv:
 	@$(MAKE) venv
 
-clean: ## back to a fresh checkout: removes the environment, caches and builds
+clean: ## restore a fresh checkout: remove the environment, caches and builds
 	rm -rf $(VENV) *.egg-info build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis \
 		.import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -30,6 +30,7 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import until_answered
 from replication import znodes
+from replication.records import Count, Record, TimeMs
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -114,8 +115,8 @@ def excused_until_s(
     overruled_s: float = -math.inf,
     outage: Outage = NO_OUTAGE,
 ) -> dict[BookieId, float]:
-    """Return, by bookie, until when the outage keeps it from counting as lost, whatever the
-    recovery delay. Arguments as for ``lost_bookies``."""
+    """Return, by bookie, the time until which the outage keeps it from counting as lost, for any
+    recovery delay. The arguments are those of ``lost_bookies``."""
     return {
         bookie: outage.excuses_until_s(since_s)
         for bookie, since_s in absent_since_s.items()
@@ -173,8 +174,8 @@ class Outages:
         """Record that the connection is lost. May be called repeatedly.
 
         If bookies still have time to return from the last outage, the new outage continues it, up
-        to ``JOINED_MAX_S`` from its beginning: it ends the sessions of bookies that were about to
-        return.
+        to ``JOINED_MAX_S`` from its beginning. The reason: a new outage ends the sessions of
+        bookies that were about to return.
         """
         if self._began_s is None:
             now_s, last = self._clock.now_s(), self._ended
@@ -196,7 +197,7 @@ class Outages:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAbsences:
+class StoredAbsences(Record):
     """The absences as a leader recorded them. Times are wall-clock milliseconds. ``seen_ms``: when
     the leader recorded them.
 
@@ -205,12 +206,12 @@ class StoredAbsences:
     ledgers with entries whose every copy is on these bookies; None if they were not counted.
     """
 
-    since_ms: Mapping[BookieId, int] = field(default_factory=dict)
-    seen_ms: int = 0
-    ledger_counts: Mapping[BookieId, int] = field(default_factory=dict)
+    since_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
+    seen_ms: TimeMs = 0
+    ledger_counts: Mapping[BookieId, Count] = field(default_factory=dict)
     are_counts_complete: bool = False
     unavailable: UnavailableLedgers | None = None
-    excused_ms: Mapping[BookieId, int] = field(default_factory=dict)
+    excused_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
     """By bookie, until when it does not count as lost because it may return by itself after an
     outage (``Outages``)."""
 
@@ -271,8 +272,10 @@ class StoredAbsences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """The recovery delay, and the ``mzxid`` of the write that it comes from (0: the znode is
-    missing or access is denied)."""
+    """The recovery delay in force.
+
+    ``mzxid``: the last write of its znode; 0 if the znode is missing or access is denied.
+    """
 
     delay_s: int
     mzxid: int

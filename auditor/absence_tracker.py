@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -26,8 +26,14 @@ from auditor.absence import (
     still_absent,
 )
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.mark_reasons import LossKind, LossRecord, read_losses, updated_losses
-from auditor.records import Records, read_absences
+from auditor.mark_reasons import (
+    LossKind,
+    LossRecord,
+    LossRecords,
+    loss_events,
+    updated_losses,
+)
+from auditor.records import Records
 from auditor.unavailable_ledgers import UnavailableLedgers
 from auditor.underreplication import BookieLosses
 from ledgers.clock import Clock
@@ -36,6 +42,8 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import wait_woken
 from replication.cluster import ClusterView
+from replication.history import Event
+from replication.records import read_stored
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -73,6 +81,9 @@ class AbsenceTracker:
         self._overruled_s = -math.inf
         self._written: frozenset[BookieId] = frozenset()
         """Bookies that the record names."""
+        self._written_since: frozenset[BookieId] = frozenset()
+        """Bookies in ``_written`` whose absence has a beginning in the record: not those in
+        maintenance."""
         self._written_counts = _Counts()
         self._written_excused_s: Mapping[BookieId, float] = {}
         self._tried_s = -math.inf
@@ -82,11 +93,12 @@ class AbsenceTracker:
 
     async def resume(self) -> None:
         """Continue from the record of the leader before."""
-        stored = await read_absences(self._store, self._paths)
+        record = await read_stored(self._store, self._paths.absences, StoredAbsences.parse)
+        stored = record.value or StoredAbsences()
         now_s = self._clock.now_s()
         self.since_s = stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
-        self._written = frozenset(stored.since_ms)
-        if stored.since_ms:
+        self._written = self._written_since = frozenset(stored.since_ms)
+        if stored.since_ms or record.is_corrupt:
             self._write_due_s = now_s
 
     def update(
@@ -213,7 +225,10 @@ class AbsenceTracker:
         excused_s = excused_until_s(
             self.since_s, overruled_s=self._overruled_s, outage=self._outage
         )
-        has_changed = (absent, excused_s) != (self._written, self._written_excused_s)
+        # A bookie stays absent when its maintenance window ends, but its recovery delay begins.
+        since = frozenset(self.since_s)
+        written = (self._written, self._written_since, self._written_excused_s)
+        has_changed = (absent, since, excused_s) != written
         if not has_changed and now_s < self._write_due_s:
             return
         self._tried_s = now_s
@@ -229,7 +244,7 @@ class AbsenceTracker:
             )
         )
         self._written, self._written_counts = absent, counts
-        self._written_excused_s = excused_s
+        self._written_since, self._written_excused_s = since, excused_s
         self._write_due_s = now_s + WRITE_S if absent else math.inf
 
 
@@ -254,10 +269,13 @@ class LossHistory:
         self._store, self._paths = store, paths
         self._clock = clock
         self._stored: Mapping[BookieId, LossRecord] = {}
+        self._is_corrupt = False
 
     async def resume(self) -> None:
         """Read the stored losses."""
-        self._stored = await read_losses(self._store, self._paths)
+        record = await read_stored(self._store, self._paths.losses, LossRecords.parse)
+        self._stored = record.value.bookies if record.value else {}
+        self._is_corrupt = record.is_corrupt
 
     def lost_since_s(self) -> dict[BookieId, float]:
         """Return the lost bookies whose ledgers this leader or an earlier one marked, and since
@@ -269,9 +287,11 @@ class LossHistory:
             if loss.kind is LossKind.LOST and loss.ended_ms is None
         }
 
-    async def record(self, records: Records, losses: BookieLosses) -> None:
+    async def record(
+        self, records: Records, losses: BookieLosses, *, registered: Collection[BookieId]
+    ) -> Sequence[Event]:
         """Write the losses if they changed: the ledgers of a bookie begin to be marked, or a loss
-        has ended."""
+        has ended. Return what is new."""
         now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
         current = {
             bookie: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms)
@@ -282,6 +302,8 @@ class LossHistory:
             since_ms = now_ms - round((now_s - since_s) * 1000)
             current[bookie] = LossRecord(kind=LossKind.LOST, since_ms=max(0, since_ms))
         updated = updated_losses(self._stored, current, now_ms=now_ms)
-        if updated != self._stored:
+        if updated != self._stored or self._is_corrupt:
             await records.write_losses(updated)
-            self._stored = updated
+        events = loss_events(self._stored, updated, registered=registered)
+        self._stored, self._is_corrupt = updated, False
+        return events

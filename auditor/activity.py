@@ -57,7 +57,7 @@ LOCKS_INTERVAL_S = 2.0
 IDLE_INTERVAL_S = 5.0
 """The same interval while no ledgers are copied."""
 GO_ON_S = 60.0
-"""The watch goes on for this long after the last lock or loss, because more ledgers are often
+"""The watch continues for this long after the last lock or loss, because more ledgers are often
 marked soon after."""
 
 
@@ -190,8 +190,8 @@ class ActivityWatch:
         """``LedgerMap.opened_count`` at the last look; None before the first."""
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
-        """When ledgers were last copied or a bookie was lost. Leadership begins as if a bookie had
-        just been lost."""
+        """Time of the last copies or the last loss. Leadership begins as if a bookie had just been
+        lost."""
 
     async def run(self) -> None:
         """Raises SessionLostError."""

@@ -11,11 +11,12 @@ completed afterwards.
 
 import asyncio
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from contextlib import aclosing
 from dataclasses import dataclass
 
 import structlog
+from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
@@ -30,10 +31,47 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ClusterView, ViewSource
+from replication.history import NO_HISTORY, History
 from replication.orders import DisableSwitch
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
+BOOKIES = Gauge(
+    "bookmender_unregistered_bookies",
+    "Bookies that are not registered and not in maintenance, by state: absent, or lost (absent "
+    "longer than the recovery delay). 0 on all nodes except the leader.",
+    ["state"],
+)
+DELAYS = Counter(
+    "bookmender_recovery_delays_total",
+    "Recovery delays of absent bookies, by event: began, expired (the bookie is lost) or cancelled "
+    "(it is registered again, in maintenance or no longer named).",
+    ["event"],
+)
+AUDIT_S = Histogram(
+    "bookmender_audit_seconds",
+    "Duration of an audit of all ledgers: finding and marking those that miss copies. By bookies: "
+    "lost (or reformatted, with ledgers that miss copies) or none.",
+    ["bookies"],
+    buckets=(0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800),
+)
+AUDIT_LEDGERS = Histogram(
+    "bookmender_audit_underreplicated_ledgers",
+    "Under-replicated ledgers that an audit of all ledgers found while bookies were lost, marked "
+    "before or not.",
+    buckets=(1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000),
+)
+AUDIT_BYTES = Histogram(
+    "bookmender_audit_underreplicated_bytes",
+    "Payload bytes of the under-replicated ledgers that an audit of all ledgers found while "
+    "bookies were lost. Open ledgers count as empty.",
+    buckets=(1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14),
+)
+_DELAY_BEGAN, _DELAY_EXPIRED, _DELAY_CANCELLED = (
+    DELAYS.labels(event=event) for event in ("began", "expired", "cancelled")
+)
+_AUDIT_S = {True: AUDIT_S.labels(bookies="lost"), False: AUDIT_S.labels(bookies="none")}
+_ABSENT, _LOST = (BOOKIES.labels(state=state) for state in ("absent", "lost"))
 
 RETRY_S = 5.0
 """Wait after a failed audit."""
@@ -46,7 +84,7 @@ timeout."""
 
 @dataclass(slots=True)
 class _Done:
-    """What has been done and need not be repeated."""
+    """Work that the leader has done and need not repeat."""
 
     loss_ids: frozenset[LossId] = frozenset()
     """Losses whose ledgers have been marked."""
@@ -73,6 +111,7 @@ class Auditor:
         settings: AuditorSettings,
         clock: Clock,
         standstill_max_s: float = STANDSTILL_MAX_S,
+        history: History = NO_HISTORY,
     ) -> None:
         """The caller runs ``updater``, and uses ``tracker`` for nothing else.
 
@@ -85,7 +124,8 @@ class Auditor:
         self._records = records
         self._settings = settings
         self._clock = clock
-        self._marks = LossMarks(updater.ledger_map, marker)
+        self._history = history
+        self._marks = LossMarks(updater.ledger_map, marker, history)
         self._mark_verifier = MarkVerifier(
             store, paths, self._marks, clock, updater=updater, on_gone=self._mark_again
         )
@@ -95,6 +135,10 @@ class Auditor:
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
+        self._has_looked = False
+        """True once a round knows the records of the leaders before."""
+        self._delayed: frozenset[BookieId] = frozenset()
+        """Absent bookies whose recovery delay was not over in the last round."""
         self._standstill_max_s = standstill_max_s
         self._again: frozenset[BookieId] = frozenset()
         """Bookies that were lost or reformatted under this leader. A worker that still saw such a
@@ -111,6 +155,13 @@ class Auditor:
 
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
+        try:
+            await self._run()
+        finally:
+            for gauge in (_ABSENT, _LOST):
+                gauge.set(0)
+
+    async def _run(self) -> None:
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
         updater = self._updater
         async with asyncio.TaskGroup() as tasks:
@@ -136,6 +187,12 @@ class Auditor:
         yet."""
         return self._tracker.is_loss_pending
 
+    @property
+    def losses(self) -> BookieLosses:
+        """Return the lost and reformatted bookies, whether or not a hold is in force; none before
+        the first round."""
+        return self._tracker.losses(self._views.current) if self._has_looked else BookieLosses()
+
     async def _prepare(self) -> None:
         await self._tracker.delay.create()
         await self._tracker.prepare()
@@ -156,6 +213,8 @@ class Auditor:
         view = await tracker.refresh()
         self._unavailable.update(tracker.absences.all_absent)
         await tracker.update_hold(view)
+        self._has_looked = True
+        self._count_bookies(tracker.delay_left_s().keys(), tracker.losses(view).lost_since_s)
         losses = self._current_losses(view)
         self._marks.update(losses)  # also if the last audit was interrupted
         self._inherited &= losses.lost_since_s.keys()
@@ -165,6 +224,16 @@ class Auditor:
         await self._mark(losses)
         await self._settle(losses)
         return self._wait_s()
+
+    def _count_bookies(self, absent: Set[BookieId], lost: Collection[BookieId]) -> None:
+        """Set the metrics. ``absent``: the bookies whose recovery delay is not over."""
+        ended = self._delayed - absent
+        _DELAY_BEGAN.inc(len(absent - self._delayed))
+        _DELAY_EXPIRED.inc(len(ended.intersection(lost)))
+        _DELAY_CANCELLED.inc(len(ended.difference(lost)))
+        self._delayed = frozenset(absent)
+        _ABSENT.set(len(absent))
+        _LOST.set(len(lost))
 
     def _current_losses(self, view: ClusterView) -> BookieLosses:
         """Return the bookies whose ledgers must be marked now: none during a safety hold."""
@@ -237,6 +306,7 @@ class Auditor:
         await self._records.write_urgent(result.urgent, now_ms=self._clock.wall_ms())
         if is_complete:
             self._again = frozenset()
+            _count_audit(losses, result, took_s=self._clock.now_s() - started_s)
         await self._report(result, started_s=started_s, is_complete=is_complete)
 
     def _is_superseded(self, losses: BookieLosses) -> bool:
@@ -261,8 +331,12 @@ class Auditor:
     async def _record_losses(self, losses: BookieLosses) -> None:
         """Record the causes, except during a safety hold: bookies that the hold protects from
         marking are still losses."""
-        if self._tracker.hold is None:
-            await self._tracker.history.record(self._records, losses)
+        if self._tracker.hold is not None:
+            return
+        registered = self._views.current.available
+        events = await self._tracker.history.record(self._records, losses, registered=registered)
+        for event in events:
+            self._history.record(event)
 
     async def _settle(self, losses: BookieLosses) -> None:
         """Stop counting the copies of reformatted bookies as missing, once all their ledgers are
@@ -361,3 +435,12 @@ class Auditor:
             async for _ in changes:
                 self._done.check_due_s = self._clock.now_s()
                 self._wake.set()
+
+
+def _count_audit(losses: BookieLosses, result: AuditResult, *, took_s: float) -> None:
+    """Move the metrics of audits."""
+    is_loss = bool(losses.lost_since_s or result.underreplicated_count)
+    _AUDIT_S[is_loss].observe(took_s)
+    if is_loss:
+        AUDIT_LEDGERS.observe(result.underreplicated_count)
+        AUDIT_BYTES.observe(result.underreplicated_bytes)

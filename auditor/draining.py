@@ -28,6 +28,7 @@ from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
+from replication.history import NO_HISTORY, Cause, Event, History, Kind
 from replication.marks import marked_ledger_ids
 from replication.orders import DrainOrder
 from replication.znodes import ClusterPaths
@@ -53,7 +54,7 @@ DOUBTFUL_KEPT_MAX = 20
 
 @dataclass(slots=True, kw_only=True)
 class _Listed:
-    """What was read besides the ledger map. ``due_s``: when it is read again, monotonic."""
+    """Data that was read besides the ledger map. ``due_s``: monotonic time of the next reading."""
 
     orders: Mapping[BookieId, DrainOrder]
     marked: set[int]
@@ -79,6 +80,7 @@ class Drainer:
         marker: Marker,
         records: Records,
         clock: Clock,
+        history: History = NO_HISTORY,
     ) -> None:
         """The caller runs ``updater``."""
         self._store = store
@@ -89,9 +91,10 @@ class Drainer:
         self._marker = marker
         self._records = records
         self._clock = clock
+        self._history = history
         self._listed: _Listed | None = None
         self._progress: dict[BookieId, DrainProgress] | None = None
-        """As it was recorded last, by an earlier leader perhaps; None until that was read."""
+        """The last recorded value, perhaps of an earlier leader; None until it was read."""
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
@@ -136,8 +139,9 @@ class Drainer:
         """Return which ledgers are marked, and which are unreadable; from the last listing if that
         is recent.
 
-        A mark may be gone although the ledger still names the bookie: somebody deleted it, or a
-        worker did not know the order yet. Such a ledger is marked again, but not in a busy loop.
+        A mark may be deleted although the ledger still names the bookie: by an operator, or by a
+        worker that did not know the order yet. Such a ledger is marked again, but not in a busy
+        loop.
         """
         last, now_s = self._listed, self._clock.now_s()
         unreadable = self._updater.ledger_map.unreadable
@@ -169,6 +173,15 @@ class Drainer:
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
         count = await self._marker.mark_all(fewest_copies_first(new, since))
         MARKS.labels(cause="drained").inc(count)
+        if count:
+            self._history.record(
+                Event(
+                    kind=Kind.LEDGERS_MARKED,
+                    bookies=tuple(sorted(orders)),
+                    cause=Cause.DRAINED,
+                    ledger_count=count,
+                )
+            )
         listed.marked.update(each.ledger_id for each in new)
         log.info(
             "drain.marked",

@@ -100,7 +100,7 @@ class Election:
         votes = in_order(await self._answered(lambda: self._store.children(self._election)))
         own = vote_path.rpartition("/")[2]
         if own not in votes:
-            raise LeadershipLostError("our vote is gone", path=vote_path)
+            raise LeadershipLostError("our vote was deleted", path=vote_path)
         position = votes.index(own)
         return votes[position - 1] if position else None
 

@@ -152,5 +152,5 @@ async def read_private_queue(
     ledger_ids = set(await marked_ledger_ids(store, paths.private)).difference(shared)
     damaged = ledger_ids.intersection(known_damaged)
     findings = await read_findings(store, paths, sorted(ledger_ids - damaged))
-    damaged |= {ledger_id for ledger_id, found in findings.items() if found.bookies}
+    damaged |= {ledger_id for ledger_id, found in findings.items() if found.may_be_damage}
     return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

@@ -1,4 +1,4 @@
-"""The ledger map: which ledgers name a bookie, and what decides how endangered each ledger is.
+"""The ledger map: which ledgers name a bookie, and what decides how urgent each ledger is.
 
 No I/O; ``ledger_map_updater`` fills the map. A write of metadata that is older than the known one
 changes nothing, so reads may arrive in any order.
@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from ledgers.model import BookieId, LedgerMetadata, LedgerState
+from ledgers.model import BookieId, LedgerMetadata, LedgerOutline, LedgerState
 from ledgers.store import Stat
 
 BLOCK_MAX = 1024
@@ -44,7 +44,8 @@ T = TypeVar("T", bound=Hashable)
 
 
 class MappedLedger(Struct, frozen=True, kw_only=True):
-    """What the map keeps of one ledger. ``ensembles``: of its segments, in order."""
+    """The part of a ledger's metadata that the map keeps. ``ensembles``: of its segments, in
+    order."""
 
     ledger_id: int
     state: LedgerState
@@ -90,19 +91,22 @@ class LedgerMap:
         self._bookies: Numbering[BookieId] = Numbering()
         self._naming: list[SortedIds] = []
         """By the bookie's number."""
+        self._found: tuple[int, tuple[LedgerBlock, int]] | None = None
+        """The ledger that ``_find`` found last, and its place, until a place changes. A change
+        looks its ledger up several times in a row."""
         self._unreadable: dict[int, int] = {}
         """By ledger id, the mzxid."""
         self._open: set[int] = set()
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)
         """The ledgers that entered ``_open`` last."""
         self.opened_count = 0
-        """How often a ledger has entered ``open_ids``, including the first scan."""
+        """Number of times that a ledger entered ``open_ids``, including the first scan."""
 
     def __len__(self) -> int:
         """Return the number of ledgers, including unreadable ones."""
         return self._size + len(self._unreadable)
 
-    def put(self, ledger_id: int, metadata: LedgerMetadata, stat: Stat) -> bool:
+    def put(self, ledger_id: int, metadata: LedgerMetadata | LedgerOutline, stat: Stat) -> bool:
         """Store what was read; ``stat`` is of the same read. Return True if it is new."""
         place = self._find(ledger_id)
         known_mzxid = self._mzxid(ledger_id, place)
@@ -123,13 +127,14 @@ class LedgerMap:
             self._insert(ledger_id, row)
         else:
             block, position = place
-            self._update_naming(ledger_id, was=block.row(position), now=row)
+            if block.words(position) != row.words:
+                self._update_naming(ledger_id, was=block.row(position), now=row)
             block.replace(position, row)
         return True
 
     def put_unreadable(self, ledger_id: int, stat: Stat | None) -> bool:
-        """Store that the ledger exists and that nobody knows which bookies it names. Return True if
-        that is new.
+        """Store that the ledger exists and that its bookies are unknown. Return True if that is
+        new.
 
         ``stat``: None if ACLs deny access to it too. Then the known state may be outdated.
         """
@@ -150,12 +155,37 @@ class LedgerMap:
         block, position = place
         self._open.discard(ledger_id)
         self._update_naming(ledger_id, was=block.row(position), now=None)
+        self._found = None
         block.delete(position)
         self._size -= 1
         number = bisect_right(self._firsts, ledger_id) - 1
         if not block:
             del self._blocks[number], self._firsts[number]
         return True
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._unreadable or self._find(ledger_id) is not None
+
+    def mzxid(self, ledger_id: int) -> int:
+        """Return the known mzxid of a ledger; 0 if it does not exist. An unreadable ledger whose
+        mzxid was never known has 0, too."""
+        return max(0, self._mzxid(ledger_id, self._find(ledger_id)))
+
+    def versions(self, first: int, *, count_max: int) -> tuple[dict[int, int], int | None]:
+        """Return the mzxids of ledgers from ``first`` on, by ledger id, and where to continue; None
+        at the end. At most ``count_max`` ledgers and those of one block are returned."""
+        found: dict[int, int] = {}
+        stop: int | None = None
+        for block in self._blocks_from(first):
+            if len(found) >= count_max:
+                stop = block.ids[0]
+                break
+            begin = bisect_left(block.ids, first)
+            found.update(zip(block.ids[begin:], block.mzxids(begin), strict=True))
+        for ledger_id, mzxid in self._unreadable.items():
+            if ledger_id >= first and (stop is None or ledger_id < stop):
+                found[ledger_id] = mzxid
+        return found, stop
 
     def is_known(self, ledger_id: int, *, mzxid: int) -> bool:
         """True if the metadata is known as of this write or a later one."""
@@ -262,15 +292,15 @@ class LedgerMap:
 
     # --- Rows -------------------------------------------------------------------------------------
 
-    def _row_of(self, metadata: LedgerMetadata, stat: Stat) -> Row:
+    def _row_of(self, metadata: LedgerMetadata | LedgerOutline, stat: Stat) -> Row:
         shape = (
             *(metadata.state, metadata.write_quorum),
             *(metadata.ack_quorum, metadata.ensemble_size),
             used_write_sets(metadata),
         )
-        words = [self._shapes.number(shape)]
+        words = array("I", (self._shapes.number(shape),))
         for segment in metadata.segments:
-            words += map(self._number, segment.ensemble)
+            words.extend(map(self._number, segment.ensemble))
         return Row(stat.czxid, stat.mzxid, metadata.length, words)
 
     def _number(self, bookie: BookieId) -> int:
@@ -297,13 +327,20 @@ class LedgerMap:
         return self._unreadable.get(ledger_id, -1)
 
     def _find(self, ledger_id: int) -> tuple[LedgerBlock, int] | None:
+        if self._found is not None and self._found[0] == ledger_id:
+            return self._found[1]
         number = bisect_right(self._firsts, ledger_id) - 1
         if number < 0:
             return None
         position = self._blocks[number].find(ledger_id)
-        return None if position is None else (self._blocks[number], position)
+        if position is None:
+            return None
+        place = (self._blocks[number], position)
+        self._found = (ledger_id, place)
+        return place
 
     def _insert(self, ledger_id: int, row: Row) -> None:
+        self._found = None
         if not self._blocks:
             self._blocks.append(LedgerBlock())
             self._firsts.append(ledger_id)
@@ -323,7 +360,7 @@ class LedgerMap:
             yield self._blocks[number]
 
 
-def used_write_sets(metadata: LedgerMetadata) -> WriteSets:
+def used_write_sets(metadata: LedgerMetadata | LedgerOutline) -> WriteSets:
     """Return which write sets of each segment have entries; a short segment does not use all of
     them.
 
@@ -361,7 +398,7 @@ class Row(NamedTuple):
     czxid: int
     mzxid: int
     length: int
-    words: Sequence[int]
+    words: array[int]
 
 
 class LedgerBlock:
@@ -374,7 +411,7 @@ class LedgerBlock:
         """Ascending."""
         self._czxids, self._mzxids, self._lengths = array("q"), array("q"), array("q")
         self._offsets, self._sizes = array("I"), array("I")
-        """Where a row's words begin in ``_words``, and how many it has."""
+        """Position of a row's first word in ``_words``, and number of its words."""
         self._words = array("I")
         self._waste = 0
         """Number of words that no row uses any more."""
@@ -391,14 +428,21 @@ class LedgerBlock:
     def mzxid(self, position: int) -> int:
         return self._mzxids[position]
 
+    def mzxids(self, first: int) -> Sequence[int]:
+        """Return the mzxids from this position on."""
+        return self._mzxids[first:]
+
     def row(self, position: int) -> Row:
-        begin = self._offsets[position]
         return Row(
             self._czxids[position],
             self._mzxids[position],
             self._lengths[position],
-            self._words[begin : begin + self._sizes[position]],
+            self.words(position),
         )
+
+    def words(self, position: int) -> array[int]:
+        begin = self._offsets[position]
+        return self._words[begin : begin + self._sizes[position]]
 
     def insert(self, ledger_id: int, row: Row) -> None:
         """Add a ledger that is not in the block."""
@@ -418,7 +462,7 @@ class LedgerBlock:
         size = self._sizes[position]
         if size == len(row.words):
             begin = self._offsets[position]
-            self._words[begin : begin + size] = array("I", row.words)
+            self._words[begin : begin + size] = row.words
         else:
             self._offsets[position] = len(self._words)
             self._sizes[position] = len(row.words)
@@ -466,7 +510,8 @@ class LedgerBlock:
 
 
 class Numbering(Generic[T]):
-    """Numbers values from 0 in the order in which they are first seen. No value is ever forgotten."""
+    """Numbers values from 0 in the order in which they are first seen. No value is ever
+    forgotten."""
 
     def __init__(self) -> None:
         self.values: list[T] = []

@@ -10,6 +10,10 @@ So there is one watch for each directory of ledgers right below the root (a *tre
 root's own children. A tree is the unit of a scan (``TreeScan``): if a scan fails, its tree is
 scanned again, and the map stays in use as it was.
 
+An observer may follow all changes of the map (``LedgerMapObserver``). ``wait_known`` tells it when
+every change up to some zxid is in the map. The ledgers that must be read wait in ``StaleLedgers``,
+in the order of their first event, so that no ledger waits for ever.
+
 ``LedgerMapReporter`` records the progress for people in ``<ur>/bookmender/ledger_map``, as
 versioned JSON.
 """
@@ -17,20 +21,20 @@ versioned JSON.
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, Self, TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol, TypeVar
 
 import structlog
-from prometheus_client import Gauge
+from prometheus_client import Gauge, Histogram
 
 from auditor.ledger_map import LedgerMap
 from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
-from ledgers.codec.metadata import parse_metadata
+from ledgers.codec.metadata import parse_outline
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
@@ -42,7 +46,8 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
 from ledgers.tasks import Changing, until_answered, wait_woken
-from replication.znodes import ClusterPaths, bool_field, int_field, read_record, time_field
+from replication.records import Count, Record, TimeMs, read_record
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 LEDGERS = Gauge("bookmender_ledger_map_ledgers", "Ledgers in the ledger map of this node.")
@@ -50,12 +55,30 @@ UNREADABLE = Gauge(
     "bookmender_ledger_map_unreadable_ledgers",
     "Ledgers in the ledger map whose metadata this node cannot read.",
 )
+CHANGES_WAITING = Gauge(
+    "bookmender_ledger_map_changes_waiting",
+    "Changed ledgers that this node has not read again yet: the lag of its ledger map.",
+)
+SCAN_S = Histogram(
+    "bookmender_ledger_map_scan_seconds",
+    "Duration of one scan that reads the metadata of all ledgers into the ledger map.",
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600),
+)
+COMPLETE = Gauge(
+    "bookmender_ledger_map_complete",
+    "1 if the ledger map of this node has every ledger, 0 while metadata is read or is not kept.",
+)
 
 RECENT_WRITES_MAX = 1_000
 """Writes that are kept. Older ones are read like those of other nodes."""
 FIRST_REPORT_S = 5.0
 READS_AT_ONCE = 500
-"""Ledgers in one part. Parsing a part blocks the event loop for some milliseconds."""
+"""Ledgers in one part of a scan."""
+CHANGES_AT_ONCE = 1_000
+"""Changed ledgers in one part, if there are so many. A busy ZooKeeper needs 50 ms for an answer, so
+smaller parts would limit the rate. Requests for marks wait behind the reads of one part."""
+APPLIED_AT_ONCE = 50
+"""Ledgers that enter the map without a pause: one or two milliseconds."""
 RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 """Bounds of the wait before a failed read is repeated; each wait is twice the one before."""
 CHANGES_PAUSE_S = 0.1
@@ -73,12 +96,33 @@ LOGGED_MAX = 20
 LOOK_S = 1.0
 WRITE_INTERVAL_S = 10.0
 """Interval between two writes during a scan."""
-SESSION_MAX = 2**64 - 1
-"""ZooKeeper's session ids have 64 bits; kazoo shows them with or without sign."""
+
+GAP_CHECK_S = 1.0
+"""Longest wait in ``wait_known`` before it checks the connection again."""
+REFUSAL_LOG_INTERVAL_S = 60.0
+"""How often it is logged that ``wait_known`` waits because of an ACL."""
+PROBE_INTERVAL_S = 60.0
+"""Interval at which one request finds out whether an ACL still denies access to a directory."""
+SETTLE_TURNS = 2
+"""Turns of the event loop after which a task has run that an earlier event woke."""
 
 READ_FAILED = (UnavailableError, UnauthorizedError)
 
 T = TypeVar("T")
+
+
+class LedgerMapObserver(Protocol):
+    """Is told every change of the ledger map before the map changes. Must not raise or wait."""
+
+    def ledger_read(self, ledger_id: int, *, before: int, stat: Stat, data: bytes) -> None:
+        """A ledger was read, perhaps unchanged. ``before``: the mzxid in the map; 0: not in it.
+        ``data``: empty if ACLs deny access."""
+        ...
+
+    def ledger_removed(self, ledger_id: int, *, before: int, zxid: int) -> None:
+        """A ledger is deleted. ``before``: its mzxid in the map; 0: not in it, or always hidden.
+        ``zxid``: of the deletion, greater than ``before``; UNTOLD if it is not known."""
+        ...
 
 
 class LedgerMapUpdater(Changing):
@@ -114,19 +158,25 @@ class LedgerMapUpdater(Changing):
         self.progress: ScanProgress | None = None
         """Progress of the current scan, if there is one."""
         self._reader = LedgerMapReader(store, manager, self.ledger_map)
-        self._trees: set[str] = set()
+        # Dicts, not sets: trees are watched and scanned in order, so simulations repeat.
+        self._trees: dict[str, None] = {}
         self._unwatched: set[str] = set()
         """Trees whose watch is not set yet. They must not be read before."""
-        self._due: set[str] = set()
+        self._due: dict[str, None] = {}
         """Trees that must be scanned."""
         self._is_listed = False
         """True if the root's children were read."""
         self._are_changes_reported = True
         """True if the server reports changes in a tree."""
-        self._stale: dict[int, int] = {}
-        """Changed ledgers, and the zxid of the last write. UNTOLD: read the ledger in any case."""
+        self._stale = StaleLedgers()
         self._touched: set[int] = set()
-        self._has_due, self._has_stale = asyncio.Event(), asyncio.Event()
+        self._has_due = asyncio.Event()
+        self._break_counts: dict[str, int] = {}
+        """By watched path, the ``break_count`` of the connection that its watch was renewed on."""
+        self._is_listing = False
+        """True while the root's children are being read again."""
+        self.changes_pause_s = CHANGES_PAUSE_S
+        self._refusal_logged_s = -REFUSAL_LOG_INTERVAL_S
 
     @property
     def is_complete(self) -> bool:
@@ -142,18 +192,110 @@ class LedgerMapUpdater(Changing):
         """True if all changes are reported, and no scan is in progress or due."""
         return self._are_changes_reported and not self._is_unfinished
 
+    # --- For observers ------------------------------------------------------------------------
+
+    def observe(self, observer: LedgerMapObserver | None) -> None:
+        """Inform ``observer`` about each change from now on; None: no observer."""
+        self._reader.observer = observer
+
+    def read_again(self, ledger_ids: Iterable[int]) -> None:
+        """Read these ledgers soon, for the observer. Returns at once."""
+        for ledger_id in ledger_ids:
+            self._stale.add(ledger_id, UNTOLD)
+
+    @property
+    def are_changes_reported(self) -> bool:
+        """False after ZooKeeper refused a watch of a tree, as before 3.6. Then the map is never
+        ``is_gapless``."""
+        return self._are_changes_reported
+
+    @property
+    def is_gapless(self) -> bool:
+        """True if the map is complete, and every change since then was or will be reported."""
+        break_count = self._store.break_count
+        watched = {*self._trees, self._manager.root}
+        return (
+            self.completed_count > 0
+            and self.is_up_to_date
+            and not self._is_listing
+            and all(self._break_counts.get(path) == break_count for path in watched)
+        )
+
+    async def wait_known(self) -> None:
+        """Return when every change is in the map that happened before some reply or event which
+        arrived before this call.
+
+        ZooKeeper sends the event of a change before any reply or event of a later zxid on the same
+        connection. So these steps suffice:
+
+        1. Let the tasks that follow watches take all events that arrived. They add the ledgers to
+           ``_stale``, or make a tree due.
+        2. Wait until all these ledgers have been read. A read sent after an event shows its change.
+        3. If the connection broke meanwhile, events may be lost. Then wait for the scan that
+           follows, which shows everything, and start over. The same holds for new trees, which are
+           not watched yet.
+
+        Raises UnsupportedError if ZooKeeper does not report changes.
+        """
+        while True:
+            if not self._are_changes_reported:  # also found out while this waits
+                raise UnsupportedError("ZooKeeper before 3.6 does not report which ledgers change")
+            break_count = self._store.break_count
+            for _ in range(SETTLE_TURNS):
+                await asyncio.sleep(0)
+            stale = self._stale
+            target, failure_count = stale.added_count, stale.failure_count
+            seen = stale.change_count
+            while (
+                self.is_gapless
+                and stale.read_count < target
+                and stale.failure_count == failure_count
+            ):
+                await stale.wait_change(seen, timeout_s=GAP_CHECK_S)
+                seen = stale.change_count
+            if (
+                self.is_gapless
+                and stale.read_count >= target
+                and stale.failure_count == failure_count
+                and self._store.break_count == break_count
+            ):
+                return
+            self._log_refusal()
+            await stale.wait_change(seen, timeout_s=GAP_CHECK_S)
+
+    def _log_refusal(self) -> None:
+        """Log why ``wait_known`` waits if an ACL is the reason, once a minute at most."""
+        refusal, now_s = self.refusal, self._clock.now_s()
+        if (
+            refusal is not None
+            and not self.is_up_to_date
+            and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S
+        ):
+            self._refusal_logged_s = now_s
+            log.warning(
+                "ledger_map.changes_unknown",
+                path=refusal.context.get("path"),
+                error=str(refusal),
+                next_step="grant this node read access to the path; until then the change feed "
+                "publishes nothing",
+            )
+
     async def run(self) -> None:
         """Raises SessionLostError when the session ends."""
         self._recent_writes.forget()
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_root(tasks))
-            tasks.create_task(self._scan_what_is_due())
-            tasks.create_task(self._read_what_is_stale())
-            tasks.create_task(self._try_unreadable_again())
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._follow_root(tasks))
+                tasks.create_task(self._scan_what_is_due())
+                tasks.create_task(self._read_what_is_stale())
+                tasks.create_task(self._try_unreadable_again())
+        finally:
+            for gauge in (LEDGERS, UNREADABLE, CHANGES_WAITING, COMPLETE):
+                gauge.set(0)
 
     def rescan(self) -> None:
         """Read all metadata again. Returns at once; ``completed_count`` grows at the end."""
-        self._due |= self._trees - self._unwatched
+        self._due |= dict.fromkeys(tree for tree in self._trees if tree not in self._unwatched)
         self._has_due.set()
 
     def take_touched(self) -> Collection[int]:
@@ -176,17 +318,23 @@ class LedgerMapUpdater(Changing):
             return
         async with aclosing(self._store.watch(self._manager.root)) as events:
             async for event in events:
+                self._is_listing = True
+                if event.kind is EventKind.RESET:
+                    self._break_counts[self._manager.root] = self._store.break_count
                 trees = await self._retrying(self._manager.trees, "the root")
-                for tree in set(trees) - self._trees:
-                    self._add_tree(tree, tasks)
+                for tree in trees:
+                    if tree not in self._trees:
+                        self._add_tree(tree, tasks)
+                self._is_listing = False
                 if event.kind is EventKind.RESET and not self._are_changes_reported:
                     self.rescan()
                 if not self._is_listed:
                     self._is_listed = True
                     self._has_due.set()  # there may be no tree at all
+                self._stale.tell()
 
     def _add_tree(self, tree: str, tasks: asyncio.TaskGroup) -> None:
-        self._trees.add(tree)
+        self._trees[tree] = None
         self._unwatched.add(tree)
         tasks.create_task(self._follow_tree(tree))
 
@@ -208,18 +356,23 @@ class LedgerMapUpdater(Changing):
 
     def _handle(self, event: Event, tree: str) -> None:
         if event.kind is EventKind.RESET:
-            self._stale = dict.fromkeys(self._stale, UNTOLD)  # events of later writes may be lost
+            self._break_counts[tree] = self._store.break_count
+            self._stale.doubt()  # events of later writes may be lost
             self._scan_soon(tree)
         elif (
             ledger_id := self._manager.layout.ledger_id(self._manager.root, event.path)
         ) is not None:
-            self._stale[ledger_id] = event.zxid
-            self._has_stale.set()
+            self._stale.add(ledger_id, event.zxid)
+            if event.kind is EventKind.DELETED:
+                self._reader.deleted[ledger_id] = event.zxid
+            else:
+                self._reader.deleted.pop(ledger_id, None)
 
     def _scan_soon(self, tree: str) -> None:
         self._unwatched.discard(tree)
-        self._due.add(tree)
+        self._due[tree] = None
         self._has_due.set()
+        COMPLETE.set(0)
 
     # --- Scans ------------------------------------------------------------------------------------
 
@@ -242,11 +395,29 @@ class LedgerMapUpdater(Changing):
         retry_s = UNREADABLE_AGAIN_S if self._are_changes_reported else self._rescan_interval_s
         log.warning("ledger_map.access_denied", error=str(error), retry_s=retry_s)
         self._has_due.clear()
-        is_woken = await wait_woken(self._has_due, timeout_s=retry_s)
+        until_s = self._clock.now_s() + retry_s
+        is_woken = False
+        while not is_woken and (left_s := until_s - self._clock.now_s()) > 0:
+            is_woken = await wait_woken(self._has_due, timeout_s=min(left_s, PROBE_INTERVAL_S))
+            if not is_woken and await self._is_opened(error):
+                break
         if not (is_woken or self._are_changes_reported):
             self.rescan()
         self._has_due.set()
         return not is_woken and self._are_changes_reported
+
+    async def _is_opened(self, refusal: UnauthorizedError) -> bool:
+        """True if access to the directory is not denied any more."""
+        path = refusal.context.get("path")
+        if not isinstance(path, str):
+            return False
+        try:
+            await self._store.children(path)
+        except (UnauthorizedError, UnavailableError):
+            return False
+        except NoNodeError:
+            pass
+        return True
 
     async def _wait_due(self) -> None:
         timeout_s = None if self._are_changes_reported else self._rescan_interval_s
@@ -269,7 +440,8 @@ class LedgerMapUpdater(Changing):
         denied: list[tuple[str, UnauthorizedError]] = []
         try:
             while self._due:
-                tree = self._due.pop()
+                tree = next(iter(self._due))
+                del self._due[tree]
                 try:
                     await self._scan_tree(tree, progress, strays)
                 except UnauthorizedError as error:
@@ -284,6 +456,7 @@ class LedgerMapUpdater(Changing):
                 self._scan_soon(tree)
             self.progress = None
         self._has_due.clear()  # also set by trees that became due meanwhile and were scanned
+        SCAN_S.observe(self._clock.now_s() - progress.started_s)
         self._report(progress, strays)
         self.refusal = None
         self._count_scan()
@@ -291,6 +464,7 @@ class LedgerMapUpdater(Changing):
     def _count_scan(self) -> None:
         self.completed_count += 1
         self._report_changes([])
+        self._stale.tell()
 
     async def _scan_tree(self, tree: str, progress: ScanProgress, strays: list[str]) -> None:
         scan = TreeScan(
@@ -327,22 +501,24 @@ class LedgerMapUpdater(Changing):
 
     async def _read_what_is_stale(self) -> None:
         while True:
-            await self._has_stale.wait()
-            await self._clock.sleep(CHANGES_PAUSE_S)
+            await self._stale.wait_any()
+            CHANGES_WAITING.set(len(self._stale))
+            if len(self._stale) < CHANGES_AT_ONCE:
+                await self._clock.sleep(self.changes_pause_s)
             await self._retrying(self._read_stale, "ledgers that changed")
 
     async def _read_stale(self) -> None:
         """Read one part of the changed ledgers. Further changes meanwhile make them stale again."""
-        part = [self._stale.popitem() for _ in range(min(READS_AT_ONCE, len(self._stale)))]
+        part = self._stale.take(CHANGES_AT_ONCE)
         unread = self._put_own(part)
         try:
             if unread:
                 self._report_changes(await self._reader.read(unread))
         except BaseException:
-            self._stale |= dict.fromkeys(unread, UNTOLD)
+            self._stale.put_back(unread)
             raise
-        if not self._stale:
-            self._has_stale.clear()
+        self._stale.end(len(part))
+        CHANGES_WAITING.set(len(self._stale))
 
     def _put_own(self, stale: Iterable[tuple[int, int]]) -> list[int]:
         """Store what this node wrote. Return the ledgers that must be read: the others, unless they
@@ -350,7 +526,7 @@ class LedgerMapUpdater(Changing):
         changed, unread = [], []
         for ledger_id, zxid in stale:
             if written := self._recent_writes.take(ledger_id, zxid):
-                if self.ledger_map.put(ledger_id, written.metadata, written.stat):
+                if self._reader.put(ledger_id, written):
                     changed.append(ledger_id)
             elif zxid == UNTOLD or not self.ledger_map.is_known(ledger_id, mzxid=zxid):
                 unread.append(ledger_id)
@@ -362,8 +538,7 @@ class LedgerMapUpdater(Changing):
         while True:
             await self._clock.sleep(UNREADABLE_AGAIN_S)
             if self.ledger_map.unreadable:
-                self._stale |= dict.fromkeys(self.ledger_map.unreadable, UNTOLD)
-                self._has_stale.set()
+                self.read_again(self.ledger_map.unreadable)
 
     async def _retrying(
         self,
@@ -402,6 +577,72 @@ class LedgerMapUpdater(Changing):
             self.completed_count += 1
         LEDGERS.set(len(self.ledger_map))
         UNREADABLE.set(self.ledger_map.unreadable_count)
+        CHANGES_WAITING.set(len(self._stale))
+        COMPLETE.set(self.is_complete)
+        self._notify_change()
+
+
+class StaleLedgers(Changing):
+    """Changed ledgers, in the order of their first event, each with the zxid of its last write.
+    UNTOLD: read the ledger in any case.
+
+    ``added_count`` and ``read_count`` count ledgers that were added and read. All ledgers that were
+    in the queue at some time have been read when ``read_count`` reaches the ``added_count`` of that
+    time. Reports a change when ledgers have been read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.added_count = self.read_count = self.failure_count = 0
+        self._zxids: dict[int, int] = {}
+        self._is_filled = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._zxids)
+
+    def __contains__(self, ledger_id: int) -> bool:
+        return ledger_id in self._zxids
+
+    def add(self, ledger_id: int, zxid: int) -> None:
+        """Add a ledger. A ledger that is in the queue keeps its place."""
+        self.added_count += ledger_id not in self._zxids
+        self._zxids[ledger_id] = zxid
+        self._is_filled.set()
+
+    def doubt(self) -> None:
+        """Read all ledgers in any case."""
+        self._zxids = dict.fromkeys(self._zxids, UNTOLD)
+
+    async def wait_any(self) -> None:
+        await self._is_filled.wait()
+
+    def take(self, count_max: int) -> list[tuple[int, int]]:
+        """Remove the first ledgers. The caller calls ``end`` when they are read."""
+        part = list(islice(self._zxids.items(), count_max))
+        for ledger_id, _ in part:
+            del self._zxids[ledger_id]
+        if not self._zxids:
+            self._is_filled.clear()
+        return part
+
+    def put_back(self, ledger_ids: Collection[int]) -> None:
+        """Return ledgers to the head of the queue that could not be read. Counts that were taken
+        before say nothing any more: ``failure_count`` grows."""
+        again = dict.fromkeys(ledger_ids, UNTOLD)
+        self.failure_count += 1
+        self._zxids = again | {i: zxid for i, zxid in self._zxids.items() if i not in again}
+        self.read_count = self.added_count - len(self._zxids)
+        if self._zxids:
+            self._is_filled.set()
+        self.tell()
+
+    def end(self, count: int) -> None:
+        """Count ledgers that were taken and are read."""
+        self.read_count += count
+        self.tell()
+
+    def tell(self) -> None:
+        """Wake the tasks that wait for changes."""
         self._notify_change()
 
 
@@ -419,12 +660,8 @@ class TreeScan:
         tree: str,
         on_stray: OnStray,
     ) -> None:
-        self._store, self._manager, self._reader, self._ledger_map = (
-            store,
-            manager,
-            reader,
-            ledger_map,
-        )
+        self._store, self._manager = store, manager
+        self._reader, self._ledger_map = reader, ledger_map
         self._tree, self._on_stray = tree, on_stray
         self._unlisted: list[int] = []
         """Ledgers that the map knows and the listing did not contain."""
@@ -465,7 +702,8 @@ class TreeScan:
         self._note_unlisted(passed_id, ids.stop, ())
 
     def _note_unlisted(self, first: int, stop: int, listed: Sequence[int]) -> None:
-        """``listed``: all listed ledgers in this range of ids. The listing is in the order of ids."""
+        """``listed``: all listed ledgers in this range of ids. The listing is in the order of
+        ids."""
         known = self._ledger_map.ids_in(first, stop)
         if known:
             self._unlisted += sorted(set(known).difference(listed))
@@ -481,29 +719,53 @@ class LedgerMapReader:
     def __init__(self, store: MetadataStore, manager: LedgerManager, ledger_map: LedgerMap) -> None:
         self._store, self._manager, self._ledger_map = store, manager, ledger_map
         self._reading = asyncio.Lock()
+        self.observer: LedgerMapObserver | None = None
+        self.deleted: dict[int, int] = {}
+        """The zxid of the deletion, for ledgers whose last event was a deletion."""
 
     async def read(self, ledger_ids: Sequence[int]) -> list[int]:
         """Read these ledgers. Return those whose entry in the map has changed. Raises
         UnavailableError."""
-        assert len(ledger_ids) <= READS_AT_ONCE, len(ledger_ids)
         async with self._reading:
-            found = await asyncio.gather(*map(self._find, ledger_ids))
-            return [
-                ledger_id
-                for ledger_id, result in zip(ledger_ids, found, strict=True)
-                if self._apply(ledger_id, result)
-            ]
+            found = await self._find(ledger_ids)
+            changed: list[int] = []
+            for start in range(0, len(found), APPLIED_AT_ONCE):
+                if start:
+                    await asyncio.sleep(0)
+                stop = start + APPLIED_AT_ONCE
+                changed += [
+                    ledger_id
+                    for ledger_id, result in zip(
+                        ledger_ids[start:stop], found[start:stop], strict=True
+                    )
+                    if self._apply(ledger_id, result)
+                ]
+            return changed
 
-    async def _find(self, ledger_id: int) -> tuple[bytes, Stat | None] | None:
-        """Return bytes and stat. If ACLs deny access, the bytes are empty and the stat may be None.
-        Return None if the ledger is deleted."""
-        path = self._manager.path(ledger_id)
-        try:
-            return await self._store.get(path)
-        except NoNodeError:
-            return None
-        except UnauthorizedError:
-            pass
+    def put(self, ledger_id: int, written: VersionedMetadata) -> bool:
+        """Store metadata that this node wrote. Return True if it is new."""
+        self._tell_read(ledger_id, written.stat, written.data)
+        return self._ledger_map.put(ledger_id, written.metadata, written.stat)
+
+    async def _find(self, ledger_ids: Sequence[int]) -> list[tuple[bytes, Stat | None] | None]:
+        """Return bytes and stat of each ledger. If ACLs deny access, the bytes are empty and the
+        stat may be None. None stands for a deleted ledger."""
+        paths = list(map(self._manager.path, ledger_ids))
+        results = await self._store.get_each(paths)
+        refused = [
+            path
+            for path, result in zip(paths, results, strict=True)
+            if isinstance(result, UnauthorizedError)
+        ]
+        stats = await asyncio.gather(*map(self._find_refused, refused))
+        of_refused = dict(zip(refused, stats, strict=True))
+        return [
+            result if isinstance(result, tuple) else of_refused.get(path)
+            for path, result in zip(paths, results, strict=True)
+        ]
+
+    async def _find_refused(self, path: str) -> tuple[bytes, Stat | None] | None:
+        """Return what ACLs do not hide of a ledger whose metadata they hide."""
         try:
             stat = await self._store.exists(path)
         except UnauthorizedError:  # servers from 3.9.5 on; of a deleted znode they say so
@@ -512,16 +774,32 @@ class LedgerMapReader:
 
     def _apply(self, ledger_id: int, found: tuple[bytes, Stat | None] | None) -> bool:
         if found is None:
-            return self._ledger_map.remove(ledger_id)
+            return self._remove(ledger_id)
         data, stat = found
         if stat is None:
             return self._ledger_map.put_unreadable(ledger_id, None)
+        self._tell_read(ledger_id, stat, data)
         if self._ledger_map.is_known(ledger_id, mzxid=stat.mzxid):  # the usual case in a rescan
             return False
         try:
-            return self._ledger_map.put(ledger_id, parse_metadata(data), stat)
+            return self._ledger_map.put(ledger_id, parse_outline(data), stat)
         except CorruptionError:
             return self._ledger_map.put_unreadable(ledger_id, stat)
+
+    def _remove(self, ledger_id: int) -> bool:
+        has_event = ledger_id in self.deleted  # so it existed, perhaps for a moment only
+        zxid = self.deleted.pop(ledger_id, UNTOLD)
+        if self.observer is not None and (has_event or ledger_id in self._ledger_map):
+            before = self._ledger_map.mzxid(ledger_id)
+            self.observer.ledger_removed(
+                ledger_id, before=before, zxid=zxid if zxid > before else UNTOLD
+            )
+        return self._ledger_map.remove(ledger_id)
+
+    def _tell_read(self, ledger_id: int, stat: Stat, data: bytes) -> None:
+        if self.observer is not None:
+            before = self._ledger_map.mzxid(ledger_id)
+            self.observer.ledger_read(ledger_id, before=before, stat=stat, data=data)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -649,38 +927,22 @@ class LedgerMapReporter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerMapRecord:
+class LedgerMapRecord(Record):
     """Progress of a ledger map. ``session_id``: of the leader that owns the map. ``written_ms``:
     wall clock. ``read_count``: ledgers read by the current scan, of about ``expected_count``; 0:
     unknown."""
 
     session_id: int
-    written_ms: int
+    written_ms: TimeMs
     is_complete: bool
-    ledger_count: int
-    unreadable_count: int = 0
-    read_count: int = 0
-    expected_count: int = 0
-
-    def to_json(self) -> bytes:
-        return json.dumps({"version": 1, **asdict(self)}).encode()
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises CorruptionError."""
-        return cls(
-            session_id=int_field(record, "session_id", least=-SESSION_MAX, most=SESSION_MAX),
-            written_ms=time_field(record, "written_ms"),
-            is_complete=bool_field(record, "is_complete"),
-            ledger_count=int_field(record, "ledger_count"),
-            unreadable_count=int_field(record, "unreadable_count"),
-            read_count=int_field(record, "read_count"),
-            expected_count=int_field(record, "expected_count"),
-        )
+    ledger_count: Count
+    unreadable_count: Count = 0
+    read_count: Count = 0
+    expected_count: Count = 0
 
 
 async def read_ledger_map_record(
     store: MetadataStore, paths: ClusterPaths
 ) -> LedgerMapRecord | None:
-    """Return None if there is none, or if a later release wrote it in another format."""
-    return await read_record(store, paths.ledger_map, LedgerMapRecord.from_record)
+    """Return None if the record is absent or unreadable."""
+    return await read_record(store, paths.ledger_map, LedgerMapRecord.parse)

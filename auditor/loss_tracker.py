@@ -59,7 +59,7 @@ class LossTracker:
         self._was_updated = False
         self._clock = clock
         self._looked_s: float | None = None
-        """When the caller last decided which bookies are lost."""
+        """Time of the caller's last decision about lost bookies."""
 
     async def prepare(self) -> None:
         """Continue from the records of the leader before."""
@@ -139,8 +139,8 @@ class LossTracker:
     def wait_s(self) -> float:
         """Seconds until something else may be decided without any event.
 
-        A bookie may become lost while a round is under way, after ``missing`` was read. It counts
-        from ``keep_hold``, so that the next round comes at once.
+        A bookie may become lost while a round is under way, after ``losses`` was called. The
+        time counts from ``update_hold``, so that the next round comes at once.
         """
         delay_s = self.delay.current.delay_s
         left_s = self.absences.delay_left_s(delay_s=delay_s, looked_s=self._looked_s)

@@ -15,43 +15,31 @@ beside the marks, as versioned JSON:
 from __future__ import annotations
 
 import enum
-import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Self
 
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import (
-    ConflictError,
-    CorruptionError,
-    NodeExistsError,
-    NoNodeError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from ledgers.errors import ConflictError, NoNodeError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
-from ledgers.store import Create, Delete, MetadataStore, SetData, children_if_any
+from ledgers.store import Delete, MetadataStore, children_if_any
 from ledgers.tasks import gather_in_parts
+from replication.history import NO_HISTORY, Event, History, Kind
 from replication.marks import READS_AT_ONCE, MarkTree
 from replication.orders import DrainOrder, OrderStore
-from replication.transactions import Batcher
-from replication.znodes import (
-    ClusterPaths,
-    Mark,
-    as_text,
-    ensure_znode,
-    ledger_id_of_name,
-    object_field,
-    parse_record,
-    read_if_allowed,
+from replication.records import (
+    Record,
+    Stored,
+    TimeMs,
     read_record,
-    text_field,
-    texts_field,
-    time_field,
+    read_stored,
+    update_record,
 )
+from replication.transactions import Batcher
+from replication.znodes import ClusterPaths, Mark, ledger_id_of_name
 
 log = structlog.get_logger()
 
@@ -60,9 +48,9 @@ SWEEP_S = 60.0
 that sees it, because its mark may be about to be written."""
 SWEPT_PER_S = 200.0
 """With many findings, sweeps are rarer: each finding costs ZooKeeper three reads."""
-WRITE_TRIES_MAX = 3
+UNKNOWN = "unknown"
 KEPT_MS = 7 * 86_400_000
-"""How long the loss of a bookie is kept after the bookie returned: marks may still be waiting."""
+"""Time that the loss of a bookie is kept after the bookie returned: marks may still be waiting."""
 KEPT_MAX = 2_000
 """Bookies in the record. The losses that ended first are dropped first."""
 CLOCKS_APART_MS = 10_000
@@ -96,6 +84,7 @@ class MarkExplainer:
     """Explains marks from what was recorded at one moment."""
 
     losses: Mapping[BookieId, LossRecord] = field(default_factory=dict)
+    are_losses_unreadable: bool = False
     draining: Mapping[BookieId, DrainOrder] = field(default_factory=dict)
     findings: Mapping[int, Finding] = field(default_factory=dict)
 
@@ -104,27 +93,31 @@ class MarkExplainer:
         cls, store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
     ) -> MarkExplainer:
         """Read what is needed to explain the marks of these ledgers."""
+        losses = await read_stored(store, paths.losses, LossRecords.parse)
         return cls(
-            losses=await read_losses(store, paths),
+            losses=losses.value.bookies if losses.value else {},
+            are_losses_unreadable=losses.is_unreadable,
             draining=(await OrderStore(store, paths).read()).draining,
             findings=await read_findings(store, paths, ledger_ids),
         )
 
-    def explain(self, ledger_id: int, mark: Mark | None, *, is_own: bool) -> list[MarkReason]:
+    def explain(self, ledger_id: int, mark: Mark | None, *, is_private: bool) -> list[MarkReason]:
         """Return the reasons of a mark, at least one. ``mark``: None if it cannot be read.
-        ``is_own``: True for a mark in our private queue."""
+        ``is_private``: True for a mark in our private queue."""
         finding = self.findings.get(ledger_id)
         reasons = [] if finding is None else finding.reasons()
         explained = {reason.bookie for reason in reasons}
         if mark is not None:
             reasons += [
-                self._own_reason(bookie) if is_own else self._shared_reason(bookie, mark.ctime_ms)
+                self._private_reason(bookie)
+                if is_private
+                else self._shared_reason(bookie, mark.ctime_ms)
                 for bookie in mark.replicas
                 if bookie not in explained
             ]
-        return reasons or [MarkReason(cause="hand" if is_own else "unknown")]
+        return reasons or [MarkReason(cause="hand" if is_private else UNKNOWN)]
 
-    def _own_reason(self, bookie: BookieId) -> MarkReason:
+    def _private_reason(self, bookie: BookieId) -> MarkReason:
         order = self.draining.get(bookie)
         if order is None:
             return MarkReason(cause="hand", bookie=bookie, detail="or its drain was cancelled")
@@ -133,7 +126,10 @@ class MarkExplainer:
     def _shared_reason(self, bookie: BookieId, ctime_ms: int | None) -> MarkReason:
         loss = self.losses.get(bookie)
         if loss is None or loss.had_ended_at(ctime_ms):
-            return MarkReason(cause="unknown", bookie=bookie, detail="marked by another auditor")
+            detail = "marked by another auditor"
+            if self.are_losses_unreadable:
+                detail = "the record of lost bookies cannot be read"
+            return MarkReason(cause=UNKNOWN, bookie=bookie, detail=detail)
         has_returned = loss.kind is LossKind.LOST and loss.ended_ms is not None
         return MarkReason(
             cause=loss.kind.value,
@@ -162,8 +158,8 @@ class LossRecord:
     """
 
     kind: LossKind
-    since_ms: int
-    ended_ms: int | None = None
+    since_ms: TimeMs
+    ended_ms: TimeMs | None = None
 
     def had_ended_at(self, ctime_ms: int | None) -> bool:
         """True if a mark created at ``ctime_ms`` cannot come from this loss. None: the creation
@@ -176,23 +172,10 @@ class LossRecord:
             return False
         return ctime_ms > self.ended_ms + CLOCKS_APART_MS
 
-    def to_record(self) -> dict[str, object]:
-        record: dict[str, object] = {"kind": self.kind.value, "since_ms": self.since_ms}
-        return record if self.ended_ms is None else {**record, "ended_ms": self.ended_ms}
 
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Raises CorruptionError."""
-        try:
-            kind = LossKind(text_field(record, "kind"))
-        except ValueError as error:
-            raise CorruptionError("this release does not know this kind of loss") from error
-        has_ended = record.get("ended_ms") is not None
-        return cls(
-            kind=kind,
-            since_ms=time_field(record, "since_ms"),
-            ended_ms=time_field(record, "ended_ms") if has_ended else None,
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRecords(Record):
+    bookies: Mapping[BookieId, LossRecord] = field(default_factory=dict)
 
 
 def updated_losses(
@@ -200,7 +183,7 @@ def updated_losses(
 ) -> dict[BookieId, LossRecord]:
     """Return the losses to store. ``current``: the losses that exist now.
 
-    A loss that goes on keeps its start. A loss that is not in ``current`` has ended, and is kept
+    A loss that continues keeps its start. A loss that is not in ``current`` has ended, and is kept
     for ``KEPT_MS``.
     """
     losses = dict(current)
@@ -218,77 +201,73 @@ def updated_losses(
     return losses
 
 
-def losses_to_bytes(losses: Mapping[BookieId, LossRecord]) -> bytes:
-    bookies = {bookie: loss.to_record() for bookie, loss in sorted(losses.items())}
-    return json.dumps({"version": 1, "bookies": bookies}).encode()
+def loss_events(
+    before: Mapping[BookieId, LossRecord],
+    after: Mapping[BookieId, LossRecord],
+    *,
+    registered: Collection[BookieId],
+) -> list[Event]:
+    """Return what the change of the stored losses means for the history."""
+    events = []
+    for bookie, loss in sorted(after.items()):
+        known = before.get(bookie)
+        is_same = known is not None and known.kind is loss.kind and known.ended_ms is None
+        if loss.ended_ms is None and not is_same:
+            is_lost = loss.kind is LossKind.LOST
+            kind = Kind.BOOKIE_LOST if is_lost else Kind.BOOKIE_REFORMATTED
+            since_ms = loss.since_ms if is_lost else None
+            events.append(Event(kind=kind, bookies=(bookie,), since_ms=since_ms))
+        elif loss.ended_ms is not None and is_same and loss.kind is LossKind.LOST:
+            kind = Kind.BOOKIE_RETURNED if bookie in registered else Kind.LOSS_ENDED
+            events.append(Event(kind=kind, bookies=(bookie,)))
+    return events
 
 
-async def read_losses(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, LossRecord]:
-    """Return the recorded losses. Entries that cannot be read are left out."""
-    bookies = (
-        await read_if_allowed(
-            store, losses_path(paths), lambda record: object_field(record, "bookies")
-        )
-        or {}
-    )
-    losses: dict[BookieId, LossRecord] = {}
-    for name in bookies:
-        try:
-            losses[BookieId(as_text(name, "bookie"))] = LossRecord.from_record(
-                object_field(bookies, name)
-            )
-        except CorruptionError:
-            continue
-    return losses
-
-
-def losses_path(paths: ClusterPaths) -> str:
-    return f"{paths.private.directory}/losses"
+async def read_losses(store: MetadataStore, paths: ClusterPaths) -> Mapping[BookieId, LossRecord]:
+    """Return the recorded losses; none without a readable record."""
+    stored = await read_record(store, paths.losses, LossRecords.parse)
+    return {} if stored is None else stored.bookies
 
 
 # --- Findings of checks ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What a check found wrong with a ledger.
+class Finding(Record):
+    """A finding of a check: what is wrong with a ledger.
 
-    ``check``: the name of the check. ``bookies``: those with damaged copies; none if copies are
-    only misplaced. ``detail``: a sentence for an operator. ``found_ms``: wall clock.
+    ``check``: the name of the check; ``UNKNOWN`` if the finding is unreadable. ``bookies``: those
+    with damaged copies; none if copies are only misplaced, or if the finding is unreadable.
+    ``detail``: a sentence for an operator. ``found_ms``: wall clock.
     """
 
     check: str
     bookies: tuple[BookieId, ...]
     detail: str
-    found_ms: int
+    found_ms: TimeMs
+
+    @property
+    def may_be_damage(self) -> bool:
+        """True if a bookie has damaged copies, or may have: an unreadable finding counts."""
+        return bool(self.bookies) or self.check == UNKNOWN
 
     def reasons(self) -> list[MarkReason]:
         return [
-            MarkReason(cause=self.check, bookie=bookie, since_ms=self.found_ms, detail=self.detail)
+            MarkReason(
+                cause=self.check, bookie=bookie, since_ms=self.found_ms or None, detail=self.detail
+            )
             for bookie in self.bookies or (None,)
         ]
 
-    def with_bookies_of(self, earlier: bytes) -> Self:
-        """Return this finding with the bookies of an earlier stored finding added. If that cannot
-        be parsed, nothing is added."""
-        try:
-            before = self.from_record(parse_record(earlier))
-        except CorruptionError:
-            return self
-        return replace(self, bookies=tuple(sorted({*self.bookies, *before.bookies})))
+    def added_to(self, earlier: Finding | None) -> Self:
+        """Return this finding with the bookies of an earlier one added."""
+        before = () if earlier is None else earlier.bookies
+        return replace(self, bookies=tuple(sorted({*self.bookies, *before})))
 
-    def to_json(self) -> bytes:
-        return json.dumps({"version": 1, **asdict(self)}).encode()
 
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
-        """Raises CorruptionError."""
-        return cls(
-            check=text_field(record, "check"),
-            bookies=tuple(map(BookieId, texts_field(record, "bookies"))),
-            detail=text_field(record, "detail"),
-            found_ms=time_field(record, "found_ms"),
-        )
+UNREADABLE_FINDING = Finding(
+    check=UNKNOWN, bookies=(), detail="the finding cannot be read", found_ms=0
+)
 
 
 _ZnodeVersion = tuple[int, int]
@@ -300,21 +279,28 @@ class Findings:
     S9)."""
 
     def __init__(
-        self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths, clock: Clock
+        self,
+        store: MetadataStore,
+        batcher: Batcher,
+        paths: ClusterPaths,
+        clock: Clock,
+        history: History = NO_HISTORY,
     ) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
         self._clock = clock
-        self._has_directory = False
+        self._history = history
         self._unmarked: dict[int, _ZnodeVersion] = {}
         """Findings that had no mark in the last sweep."""
 
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
     ) -> None:
-        """Write a finding. The caller writes the mark afterwards, within ``SWEEP_S``.
+        """Write a finding. The caller then writes the mark within ``SWEEP_S``; otherwise a sweep
+        may delete the finding.
 
-        An earlier finding is replaced, and its bookies are kept, because their copies may not be
-        repaired yet. Raises UnavailableError.
+        The finding replaces an earlier one and keeps its bookies, because their copies may not be
+        repaired yet. An unreadable one may name any bookie of the ledger's marks. Raises
+        UnavailableError.
         """
         finding = Finding(
             check=check,
@@ -322,26 +308,31 @@ class Findings:
             detail=detail,
             found_ms=self._clock.wall_ms(),
         )
-        path = self._paths.finding(ledger_id)
-        for _ in range(WRITE_TRIES_MAX):
-            await self._create_directory()
-            try:
-                return await self._create_or_replace(path, finding)
-            except NoNodeError:  # the directory was deleted by hand, or the finding just swept
-                self._has_directory = False
-            except ConflictError:
-                continue  # another client wrote a finding meanwhile
-        raise UnavailableError("other clients keep changing or deleting the finding", path=path)
+        await update_record(
+            self._store,
+            self._paths.finding(ledger_id),
+            Finding.parse,
+            finding.added_to,
+            apply=self._batcher.apply,
+            known=Stored(),
+            in_doubt=lambda: self._finding_in_doubt(ledger_id),
+        )
+        self._history.record(
+            Event(
+                kind=Kind.FINDING,
+                ledger_id=ledger_id,
+                bookies=finding.bookies,
+                cause=check,
+                reason=detail,
+            )
+        )
 
-    async def _create_or_replace(self, path: str, finding: Finding) -> None:
-        """Raises NoNodeError without a directory. Raises NoNodeError or ConflictError if another
-        client deleted or changed the finding meanwhile."""
-        try:
-            await self._batcher.apply(Create(path=path, data=finding.to_json()))
-        except NodeExistsError:
-            earlier, stat = await self._store.get(path)
-            data = finding.with_bookies_of(earlier).to_json()
-            await self._batcher.apply(SetData(path=path, data=data, version=stat.version))
+    async def _finding_in_doubt(self, ledger_id: int) -> Finding:
+        """Return what an unreadable finding counts as: damage on each bookie of the ledger's marks,
+        as for a worker that reads it."""
+        marks = [await tree.read(ledger_id) for tree in self._mark_trees()]
+        bookies = {bookie for seen in marks if seen for bookie in seen.mark.replicas}
+        return replace(UNREADABLE_FINDING, bookies=tuple(sorted(bookies)))
 
     async def run(self) -> None:
         """Sweep regularly, until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -383,31 +374,22 @@ class Findings:
         return None
 
     async def _is_marked(self, ledger_id: int) -> bool:
-        trees = (MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private))
-        return any([await tree.holds(ledger_id) for tree in trees])
+        return any([await tree.holds(ledger_id) for tree in self._mark_trees()])
 
-    async def _create_directory(self) -> None:
-        """Create the directory of findings, without the batcher: a directory that is created in a
-        batch disappears if the batch fails. The empty directory proves nothing, so it needs no
-        guard."""
-        if not self._has_directory:
-            await ensure_znode(self._store, self._paths.findings)
-            self._has_directory = True
+    def _mark_trees(self) -> tuple[MarkTree, MarkTree]:
+        return MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private)
 
 
 async def read_findings(
     store: MetadataStore, paths: ClusterPaths, ledger_ids: Sequence[int]
 ) -> dict[int, Finding]:
-    """Return the findings of these ledgers. Findings that cannot be read are left out."""
+    """Return the findings of these ledgers; ``UNREADABLE_FINDING`` for an unreadable one."""
     with_findings = await _ledgers_with_findings(store, paths)
     wanted = sorted(set(with_findings).intersection(ledger_ids))
 
     async def read(ledger_id: int) -> Finding | None:
-        try:
-            return await read_record(store, paths.finding(ledger_id), Finding.from_record)
-        except UnauthorizedError as error:
-            log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
-            return None
+        stored = await read_stored(store, paths.finding(ledger_id), Finding.parse)
+        return UNREADABLE_FINDING if stored.is_unreadable else stored.value
 
     findings = await gather_in_parts(read, wanted, at_once=READS_AT_ONCE)
     return {i: each for i, each in zip(wanted, findings, strict=True) if each is not None}

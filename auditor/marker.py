@@ -1,4 +1,4 @@
-"""Marks under-replicated ledgers in the queue, the most endangered first.
+"""Marks under-replicated ledgers in the queue, the most urgent first.
 
 ``Marker`` writes marks as Java's auditor would. A new mark is two znodes, a directory and a leaf.
 Marks of several ledgers share a transaction (rule S14), and a few transactions are in flight at a
@@ -6,20 +6,21 @@ time. If a ledger is already marked, the missing replicas are added, and the mar
 time.
 
 ``LossMarks`` finds the ledgers of lost and reformatted bookies in the ledger map, a slice at a
-time. The most endangered of those found so far are marked meanwhile. So the first mark is written
+time. The most urgent of those found so far are marked meanwhile. So the first mark is written
 at once, however many ledgers there are, and only the first few may be out of order. The leader
 remembers its marks as long as the losses last, so that a ledger that changes during its repair is
 inspected but not marked again.
 
 ``MarkVerifier`` checks that the remembered marks still exist. A mark may be deleted although copies
-are missing: a bookie returned, a worker found the ledger healthy, and the bookie disappeared again
-while the leader was paused; or somebody deleted marks by hand. A ledger whose mark is missing in
-two listings in a row is marked again. (The queue shows a repair a moment before the ledger map
-does.) This happens once for each ledger and the same losses: if Java's workers judge the ledger
-otherwise, the two would repeat it for ever.
+are missing. For example, a bookie returned, a worker found the ledger healthy, and the bookie
+disappeared again while the leader was paused. Or an operator deleted marks by hand. A ledger whose
+mark is missing in two listings in a row is marked again. (The queue shows a repair a moment before
+the ledger map does.) This happens only once for each ledger and the same losses. If Java's workers
+judge the ledger differently, the leader and they would otherwise repeat it for ever.
 """
 
 import asyncio
+import collections
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -59,6 +60,7 @@ from ledgers.store import (
 )
 from ledgers.tasks import task_scope
 from replication import znodes
+from replication.history import NO_HISTORY, Cause, Event, History, Kind
 from replication.marks import marked_in_parts
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
 from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
@@ -104,7 +106,7 @@ class Marker:
         """Only one task creates directories at a time. If two did, each transaction could fail with
         NodeExists because of a directory that the other failed transaction did not create."""
         self._ensured_count = 0
-        """How often directories were created."""
+        """Number of times that directories were created."""
 
     async def mark_all(self, ledgers: Sequence[UnderreplicatedLedger]) -> int:
         """Mark these ledgers in order, except that a few transactions are in flight together.
@@ -198,7 +200,7 @@ class Marker:
     ) -> None:
         """Create the three upper directories of each mark. Up to 65,536 ledgers share one.
 
-        ``unless_since``: ``_ensured_count`` when the directories were losses. If it has grown,
+        ``unless_since``: ``_ensured_count`` when the directories were missing. If it has grown,
         another task may have created them.
         """
         async with self._ensuring:
@@ -238,12 +240,11 @@ class Marker:
             await self._batcher.apply(leaf)
 
     async def _ensure(self, directory: str) -> None:
-        """Create the directory and its parents if they are losses."""
+        """Create the directory and its parents if they are missing."""
         above = directory.rpartition("/")[0]
         if above == self._paths.marks:
-            await ensure_znode(
-                self._store, above
-            )  # missing only if an operator deleted the whole queue
+            # It is missing only if an operator deleted the whole queue.
+            await ensure_znode(self._store, above)
         else:
             await self._ensure(above)
         with suppress(NodeExistsError):
@@ -305,6 +306,8 @@ class AuditResult:
     were inspected."""
 
     underreplicated_count: int
+    underreplicated_bytes: int
+    """Payload bytes of these ledgers, each counted once."""
     mark_count: int
     urgent: Sequence[int]
     is_complete: bool
@@ -348,11 +351,15 @@ class KnownMarks:
 
 
 class LossMarks:
-    """Marks the ledgers of lost and reformatted bookies. Remembers the marks, to write none twice."""
+    """Marks the ledgers of lost and reformatted bookies. Remembers the marks, to write none
+    twice."""
 
-    def __init__(self, ledger_map: LedgerMap, marker: Marker) -> None:
+    def __init__(
+        self, ledger_map: LedgerMap, marker: Marker, history: History = NO_HISTORY
+    ) -> None:
         self._ledger_map = ledger_map
         self._marker = marker
+        self._history = history
         self._known = KnownMarks()
         self._losses = BookieLosses()
         """The losses for which the known marks were made."""
@@ -374,7 +381,13 @@ class LossMarks:
         last time; marks that name them are renewed.
         """
         stream = MarkStream(
-            self._ledger_map, losses, first=first, known=self._known, is_over=is_over, again=again
+            self._ledger_map,
+            losses,
+            first=first,
+            known=self._known,
+            is_over=is_over,
+            again=again,
+            history=self._history,
         )
         await self._marker.mark_stream(stream)
         return stream.result()
@@ -396,13 +409,13 @@ class LossMarks:
             )
             self._known.add(part)
             new = [each for each, is_new in zip(part, changed, strict=True) if is_new]
-            _count(new, losses)
+            _count(new, losses, self._history)
             count += len(new)
         return count
 
     def update(self, losses: BookieLosses) -> None:
-        """Forget marks for bookies that have returned or were lost again: workers may have
-        completed these ledgers."""
+        """Set the losses. Forget marks for bookies that have returned or were lost again, because
+        workers may have deleted these marks."""
         if news := {bookie for bookie, *_ in losses.ids - self._losses.ids}:
             self._restored = frozenset()
         self._known.keep_only(losses.bookies - news)
@@ -469,6 +482,7 @@ class MarkStream:
         known: KnownMarks | None = None,
         is_over: Callable[[], bool] = lambda: False,
         again: Collection[BookieId] = (),
+        history: History = NO_HISTORY,
     ) -> None:
         """Arguments as for ``LossMarks.mark_naming``. ``known``: marks that need not be written."""
         self._ledger_map = ledger_map
@@ -478,15 +492,17 @@ class MarkStream:
         self._known = KnownMarks() if known is None else known
         self._is_over = is_over
         self._again = frozenset(again)
+        self._history = history
         self._queue = MarkQueue(losses.lost_since_s)
         self._is_all_found = False
         self._was_ended = False
-        self._found_count = 0
+        self._found_count = self._found_bytes = 0
         self._new_count = 0
 
     def result(self) -> AuditResult:
         return AuditResult(
             underreplicated_count=self._found_count,
+            underreplicated_bytes=self._found_bytes,
             mark_count=self._new_count,
             urgent=self._queue.urgent,
             is_complete=not self._was_ended,
@@ -511,7 +527,7 @@ class MarkStream:
     ) -> None:
         self._known.add(ledgers)
         self._new_count += len(new)
-        _count(new, self._losses)
+        _count(new, self._losses, self._history)
 
     def _find_some(self) -> None:
         """Look up the next slice. It is much larger than what is marked meanwhile, so the order is
@@ -523,9 +539,10 @@ class MarkStream:
         for ledger_id in ledger_ids:
             ledger = self._ledger_map.get(ledger_id)
             found = None if ledger is None else self._losses.underreplicated(ledger)
-            if found is not None:
+            if ledger is not None and found is not None:
                 self._queue.add(found)
                 self._found_count += 1
+                self._found_bytes += ledger.length
 
     def _next_unmarked(self, count_max: int) -> list[UnderreplicatedLedger]:
         part: list[UnderreplicatedLedger] = []
@@ -549,12 +566,21 @@ def _naming(ledger_map: LedgerMap, bookies: Sequence[BookieId]) -> Iterator[int]
                 yield ledger_id
 
 
-def _count(ledgers: Sequence[UnderreplicatedLedger], losses: BookieLosses) -> None:
+def _count(
+    ledgers: Sequence[UnderreplicatedLedger], losses: BookieLosses, history: History
+) -> None:
+    """Count new marks. In the history, a ledger counts for each bookie that its mark names."""
     lost_count = sum(
         any(bookie in losses.lost_since_s for bookie in ledger.lost) for ledger in ledgers
     )
     MARKS.labels(cause="lost").inc(lost_count)
     MARKS.labels(cause="reformatted").inc(len(ledgers) - lost_count)
+    by_bookie = collections.Counter(bookie for ledger in ledgers for bookie in ledger.lost)
+    for bookie, count in by_bookie.items():
+        cause = Cause.LOST if bookie in losses.lost_since_s else Cause.REFORMATTED
+        history.record(
+            Event(kind=Kind.LEDGERS_MARKED, bookies=(bookie,), cause=cause, ledger_count=count)
+        )
 
 
 LIST_S = 60.0

@@ -19,11 +19,15 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from auditor.finding_marker import PrivateQueue, read_private_queue
-from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.marker import SLICE, MarkStream
-from auditor.underreplication import BookieLosses, UnderreplicatedLedger, fewest_copies_first
+from auditor.underreplication import (
+    BookieLosses,
+    UnderreplicatedLedger,
+    fewest_copies_first,
+    lost_bytes,
+)
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
@@ -44,10 +48,11 @@ class BookieCondition(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedBookie:
-    """A bookie whose copies count as missing, or will soon.
+    """A bookie whose copies count as missing now, or, if it is ``ABSENT``, when its recovery delay
+    ends.
 
-    ``left_s``: rest of the recovery delay; 0 unless ``ABSENT``. ``ledger_count``: ledgers that lack
-    copies because of this bookie, or would.
+    ``left_s``: rest of that delay; otherwise 0. ``ledger_count``: ledgers that lack copies because
+    of this bookie, now or then.
     """
 
     bookie: BookieId
@@ -61,7 +66,7 @@ class Difference:
     """Difference between the marks that we would make and those in the shared queue. Ids ascend in
     ``surplus``.
 
-    ``unmarked``: ledgers that we would mark and that have no mark, most endangered first.
+    ``unmarked``: ledgers that we would mark and that have no mark, most urgent first.
     ``partly_marked``: ledgers whose marks lack a lost replica, in the same order. ``surplus``:
     marks that we would not make; a worker may be about to delete them.
     """
@@ -74,7 +79,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state at one moment. ``underreplicated``: ledgers that miss copies, most endangered
+    """The state at one moment. ``underreplicated``: ledgers that miss copies, most urgent
     first."""
 
     seen_ms: int
@@ -92,9 +97,9 @@ class Observation:
     lost_bytes: int
     """Approximate size of the lost copies."""
     marked_count: int
-    """Marks in the shared queue, whichever node leads."""
+    """Marks in the shared queue, made by any leader."""
     difference: Difference
-    own: PrivateQueue = field(default_factory=PrivateQueue)
+    private: PrivateQueue = field(default_factory=PrivateQueue)
     """Marks that Java's workers do not see. None of the counts above includes them."""
     is_disabled: bool
     hold: HoldOrder | None
@@ -110,7 +115,7 @@ class Observation:
     @property
     def queued_count(self) -> int:
         """Number of ledgers marked in either queue."""
-        return self.marked_count + len(self.own)
+        return self.marked_count + len(self.private)
 
     @property
     def would_mark(self) -> Sequence[UnderreplicatedLedger]:
@@ -130,12 +135,13 @@ class Observation:
         at_risk = (
             each.ledger_id for each in self.underreplicated if each.ledger_id not in unmarked
         )
-        own = (*self.own.damaged, *self.own.others)
-        return list(dict.fromkeys([*at_risk, *self.difference.surplus, *own]))
+        private = (*self.private.damaged, *self.private.others)
+        return list(dict.fromkeys([*at_risk, *self.difference.surplus, *private]))
 
     @property
     def by_copies_left(self) -> dict[int, int]:
-        """Number of under-replicated ledgers by the copies left of their worst entry, fewest first."""
+        """Number of under-replicated ledgers by the copies left of their worst entry, fewest
+        first."""
         return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
@@ -156,13 +162,11 @@ class Observer:
         self._updater = updater
         self._tracker = tracker
         self._clock = clock
-        self._last_underreplicated: tuple[object, Sequence[UnderreplicatedLedger], int] | None = (
-            None
-        )
+        self._found: tuple[object, Sequence[UnderreplicatedLedger], int] | None = None
         """The under-replicated ledgers and ``lost_bytes``, after what they were computed from."""
         self._marks: dict[int, Collection[BookieId]] = {}
         """The shared queue as last read: by ledger, the replicas that its mark names."""
-        self._own = PrivateQueue()
+        self._private = PrivateQueue()
         """Our private queue as last read."""
 
     async def run(self) -> None:
@@ -181,8 +185,8 @@ class Observer:
         losses, left_s = tracker.losses(view), tracker.delay_left_s()
         underreplicated, weight = await self._underreplicated(losses)
         await self._read_marks(underreplicated)
-        self._own = await read_private_queue(
-            self._store, self._paths, shared=self._marks, known_damaged=self._own.damaged
+        self._private = await read_private_queue(
+            self._store, self._paths, shared=self._marks, known_damaged=self._private.damaged
         )
         return Observation(
             seen_ms=self._clock.wall_ms(),
@@ -202,7 +206,7 @@ class Observer:
             lost_bytes=weight,
             marked_count=len(self._marks),
             difference=compare(underreplicated, self._marks),
-            own=self._own,
+            private=self._private,
             is_disabled=await self._store.exists(self._paths.disable) is not None,
             hold=tracker.hold,
             is_hold_ordered=tracker.hold is not None and view.orders.is_held,
@@ -216,15 +220,13 @@ class Observer:
     async def _underreplicated(
         self, losses: BookieLosses
     ) -> tuple[Sequence[UnderreplicatedLedger], int]:
-        """Return the under-replicated ledgers, most endangered first, and ``lost_bytes`` of all of
+        """Return the under-replicated ledgers, most urgent first, and ``lost_bytes`` of all of
         them, whether or not a hold is in force. They are computed again only after a change."""
         ledger_map, source = self._updater.ledger_map, (losses, self._updater.change_count)
-        if self._last_underreplicated is None or self._last_underreplicated[0] != source:
-            stream, found, weight = (
-                MarkStream(ledger_map, losses),
-                list[UnderreplicatedLedger](),
-                0.0,
-            )
+        if self._found is None or self._found[0] != source:
+            stream = MarkStream(ledger_map, losses)
+            found: list[UnderreplicatedLedger] = []
+            weight = 0.0
             while part := await stream.take(SLICE):
                 found += part
                 for each in part:
@@ -232,8 +234,8 @@ class Observer:
                     weight += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
                 await asyncio.sleep(0)
             underreplicated = tuple(fewest_copies_first(found, losses.lost_since_s))
-            self._last_underreplicated = source, underreplicated, round(weight)
-        return self._last_underreplicated[1:]
+            self._found = source, underreplicated, round(weight)
+        return self._found[1:]
 
     async def _read_marks(self, underreplicated: Sequence[UnderreplicatedLedger]) -> None:
         """Read all existing marks, except those that already named all we would name: a mark only
@@ -258,8 +260,11 @@ class Observer:
 def compare(
     underreplicated: Sequence[UnderreplicatedLedger], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
-    """Return how the marks differ from those we would make. ``marks``: by ledger, the replicas that
-    its mark names; none if the mark cannot be read."""
+    """Return how the marks in the shared queue differ from the marks that we would make.
+
+    ``marks``: for each marked ledger, the bookies that its mark names; no bookie if the mark cannot
+    be read.
+    """
     unmarked = tuple(each.ledger_id for each in underreplicated if each.ledger_id not in marks)
     partly_marked = tuple(
         each.ledger_id
@@ -273,14 +278,6 @@ def compare(
         partly_marked=partly_marked,
         surplus=tuple(sorted(surplus)),
     )
-
-
-def lost_bytes(ledger: MappedLedger, lost: Collection[BookieId]) -> float:
-    """Return about how large the lost copies are, assuming equal entries and equally long
-    segments."""
-    bookies = [bookie for ensemble in ledger.ensembles for bookie in ensemble]
-    share = sum(bookie in lost for bookie in bookies) / len(bookies)
-    return ledger.length * ledger.write_quorum * share
 
 
 def affected_bookies(

@@ -25,7 +25,7 @@ from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
 from auditor.checks.base import FindingReporter
-from auditor.checks.copies import CopyReader
+from auditor.checks.copies import CopyInspector
 from auditor.checks.records import RECENT_COPIES
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -44,20 +44,21 @@ from replication.recent_copies import (
     RecentCopies,
     session_of,
 )
+from replication.records import children_if_allowed, read_stored
 from replication.transactions import Batcher
 from replication.work_queue import Queue
-from replication.znodes import ClusterPaths, children_if_allowed, read_record
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 RECHECKED = Metric(
     "bookmender_recent_copies_rechecked_total",
-    "Ledgers whose recent copies were read again, by outcome: good, damaged (marked), obsolete (the "
-    "ledger was deleted or copied elsewhere since) or unanswered (read again later).",
+    "Ledgers whose recent copies were read again, by outcome: good, damaged (marked), obsolete "
+    "(the ledger was deleted or copied elsewhere since) or unanswered (read again later).",
     ["outcome"],
 )
 WAITING = Gauge(
     "bookmender_recent_copies_waiting",
-    "Ledgers whose recent copies this node has yet to read again.",
+    "Ledgers whose recent copies this node must still read again.",
 )
 GOOD, DAMAGED, OBSOLETE, UNANSWERED = "good", "damaged", "obsolete", "unanswered"
 _COUNTERS = {
@@ -101,14 +102,14 @@ class CopyRecheck:
         paths: ClusterPaths,
         queue: Queue,
         views: ViewSource,
-        reader: CopyReader,
+        inspector: CopyInspector,
         reports: FindingReporter,
         after_s: float,
         clock: Clock,
     ) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
         self._queue, self._views = queue, views
-        self._reader, self._reports = reader, reports
+        self._inspector, self._reports = inspector, reports
         self._after_s, self._clock = after_s, clock
         self._due: dict[int, list[_Waiting]] = {}
         """By the monotonic second after which they are due."""
@@ -192,14 +193,14 @@ class CopyRecheck:
         """
         ledger_id = copies.ledger_id
         try:
-            versioned = await self._reader.metadata(ledger_id)
+            versioned = await self._inspector.metadata(ledger_id)
         except CorruptionError:  # the leader's ledger map reports that
             return OBSOLETE, frozenset()
         named = frozenset() if versioned is None else copies.targets & versioned.metadata.bookies
         if versioned is None or not named:
             return OBSOLETE, frozenset()
         registered = named & self._views.current.available
-        found = await self._reader.read_bookies(
+        found = await self._inspector.inspect_bookies(
             versioned, registered, sample_entries=SAMPLE_ENTRIES
         )
         if found is None or found.is_key_suspect:
@@ -247,7 +248,7 @@ class CopyRecheck:
         alive = await children_if_any(self._store, self._paths.nodes)
         for name in orphans(names, alive=alive, known=self._adopted)[:ADOPTED_MAX]:
             path = f"{self._paths.recent_copies}/{name}"
-            copies = await read_record(self._store, path, RecentCopies.from_record)
+            copies = (await read_stored(self._store, path, RecentCopies.parse)).permitted_value
             self._adopted.add(name)  # a record that cannot be parsed is of a later release: keep it
             if copies is None:
                 continue

@@ -8,9 +8,9 @@ that the bookies are lost.
 
 A hold begins when more than a set share of the bookies disappeared within a window, and they are at
 least a set number or a whole rack. The share counts in both cases: where racks are small, the loss
-of one is an ordinary loss. Bookies that are absent when a leader begins, and that no leader before
-it recorded, count as having disappeared now: after a power failure bookies may start later than our
-nodes.
+of one is an ordinary loss. Bookies may be absent when a leader begins, without a record by an
+earlier leader. These count as having disappeared now, because after a power failure bookies may
+start later than our nodes.
 
 A hold that has ended keeps its order as long as one of its bookies is absent. No new hold begins
 because of these bookies; it may begin because of others.
@@ -33,6 +33,7 @@ from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, Locate
 from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster import ClusterView
+from replication.history import NO_HISTORY, Event, History, Kind
 from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
@@ -40,8 +41,8 @@ from replication.znodes import ClusterPaths, ensure_znode
 log = structlog.get_logger()
 
 CALM_S = 15.0
-"""How long too few bookies for a hold must be absent before the hold ends. Otherwise bookies that
-come and go would end and begin it again and again."""
+"""Time during which too few bookies for a hold must be absent before the hold ends. Otherwise
+bookies that come and go would end and begin it again and again."""
 TRIES_MAX = 5
 BOOKIES_LOGGED_MAX = 20
 RACK_BOOKIES_MIN = 2
@@ -50,8 +51,7 @@ RACK_BOOKIES_MIN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieCensus:
-    """Which of the bookies that count for a hold are present and absent. Times are seconds of one
-    clock.
+    """The present and absent bookies that count for a hold. Times are seconds of one clock.
 
     ``absent_since_s``: bookies with a cookie that are absent and neither in maintenance nor
     draining.
@@ -78,8 +78,8 @@ class BookieCensus:
         ``lost_since_s``: bookies whose ledgers are marked, perhaps by an earlier leader, and since
         when each is absent.
         """
-        # If there is no cookie at all, somebody deleted their directory. Then every bookie counts;
-        # otherwise no hold could begin.
+        # If there is no cookie at all, an operator deleted their directory. Then every bookie
+        # counts; otherwise no hold could begin.
         known = view.cookies.keys() or view.available | absent_since_s.keys()
         counted = known - view.orders.maintenance.keys() - view.orders.draining.keys()
         return cls(
@@ -213,7 +213,8 @@ class SafetyHoldPolicy:
         *,
         rack_of: Locate = lambda _: DEFAULT_RACK,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
+        """May be changed at any time."""
         self._clock = clock
         self._rack_of = rack_of
         self._calm_since_s: float | None = None
@@ -236,7 +237,7 @@ class SafetyHoldPolicy:
         return wanted_hold(
             census,
             order,
-            settings=self._settings,
+            settings=self.settings,
             now_s=self._clock.now_s(),
             now_ms=self._clock.wall_ms(),
             is_calm=self._is_calm(order, census),
@@ -258,7 +259,7 @@ class SafetyHoldPolicy:
 
     def _is_calm(self, order: HoldOrder | None, census: BookieCensus) -> bool:
         is_ours = order is not None and not order.is_by_operator and not order.is_released
-        if order is None or not is_ours or is_warranted(order, census, self._settings):
+        if order is None or not is_ours or is_warranted(order, census, self.settings):
             self._calm_since_s = None
             return False
         if self._calm_since_s is None:
@@ -279,13 +280,19 @@ class SafetyHolds:
         settings: HoldSettings,
         clock: Clock,
         rack_of: Locate = lambda _: DEFAULT_RACK,
+        history: History = NO_HISTORY,
     ) -> None:
         self._store, self._paths = store, paths
         self._batcher = batcher
+        self._clock, self._history = clock, history
         self._order_store, self._znode = OrderStore(store, paths), hold_znode(paths)
         self._policy = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
         self._logged: HoldOrder | None = None
         """The hold in force that was logged last."""
+
+    def apply(self, settings: HoldSettings) -> None:
+        """Use these settings from the next ``update`` on."""
+        self._policy.settings = settings
 
     async def update(
         self,
@@ -351,9 +358,22 @@ class SafetyHolds:
         """Log what changed. Return ``now`` if it is in force."""
         held = _in_force(now)
         if held is not None and not _is_same(held, self._logged):
-            _log_hold(held, census, is_new=not _is_same(held, before))
+            is_new = not _is_same(held, before)
+            _log_hold(held, census, is_new=is_new)
+            if is_new:
+                self._history.record(
+                    Event(
+                        kind=Kind.HOLD_BEGAN,
+                        bookies=held.bookies,
+                        reason=held.reason,
+                        ends_ms=held.until_ms,
+                    )
+                )
         if held is None and self._logged is not None:
-            log.warning("hold.ended", absent=_first_bookies(census.absent_since_s))
+            absent = _first_bookies(census.absent_since_s)
+            log.warning("hold.ended", absent=absent)
+            cause = _end_cause(self._logged, before, now_ms=self._clock.wall_ms())
+            self._history.record(Event(kind=Kind.HOLD_ENDED, bookies=tuple(absent), cause=cause))
             self._policy.reset()
         self._logged = held
         return held
@@ -374,7 +394,7 @@ class SimulatedHolds:
         *,
         lost_since_s: Mapping[BookieId, float],
     ) -> HoldOrder | None:
-        """As ``SafetyHolds.update``. An existing order has priority over ours."""
+        """Do the same as ``SafetyHolds.update``. An existing order has priority over ours."""
         census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
         self._order = self._policy.wanted(view.orders.hold or self._order, census)
         return _in_force(self._order)
@@ -386,6 +406,16 @@ class SimulatedHolds:
 
 def _in_force(order: HoldOrder | None) -> HoldOrder | None:
     return None if order is None or order.is_released else order
+
+
+def _end_cause(hold: HoldOrder, found: HoldOrder | None, *, now_ms: int) -> str:
+    """Return why a hold has ended: ``returned`` (its bookies), ``time`` (its own), ``order``.
+
+    ``found``: the order that was stored when the end was noticed.
+    """
+    if hold.until_ms is not None and hold.until_ms <= now_ms:
+        return "time"
+    return "order" if _in_force(found) is None else "returned"
 
 
 def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:

@@ -15,7 +15,7 @@ from auditor.ledger_map import MappedLedger
 from auditor.underreplication import UnderreplicatedLedger, underreplicated
 from ledgers.codec.metadata import may_name
 from ledgers.errors import CorruptionError, NoNodeError, NoSuchLedgerError, UnauthorizedError
-from ledgers.manager import LedgerManager
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import gather_in_parts
@@ -37,7 +37,8 @@ class Scan:
 
 
 async def scan_ledgers(manager: LedgerManager, *, lost: Collection[BookieId]) -> Scan:
-    """Return which ledgers name the ``lost`` bookies. Raises UnavailableError if the listing fails."""
+    """Return which ledgers name the ``lost`` bookies. Raises UnavailableError if the listing
+    fails."""
     scan = Scan()
     async for ledger_ids in manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
@@ -90,19 +91,29 @@ async def read_mapped_ledgers(
 ) -> tuple[list[MappedLedger], list[int]]:
     """Read these ledgers. Return those that can be read, and the ids of those that cannot. Deleted
     ledgers are left out. Raises UnavailableError."""
-    results = await asyncio.gather(
-        *(manager.read(ledger_id) for ledger_id in ledger_ids), return_exceptions=True
-    )
     ledgers: list[MappedLedger] = []
     unreadable: list[int] = []
+    for ledger_id, found in (await read_each(manager, ledger_ids)).items():
+        if isinstance(found, VersionedMetadata):
+            ledgers.append(MappedLedger.of(ledger_id, found.metadata, found.stat))
+        else:
+            unreadable.append(ledger_id)
+    return ledgers, unreadable
+
+
+async def read_each(
+    manager: LedgerManager, ledger_ids: Sequence[int]
+) -> dict[int, VersionedMetadata | CorruptionError | UnauthorizedError]:
+    """Return the metadata of each ledger, or why it cannot be read, by ledger id. Deleted ledgers
+    are left out. Raises UnavailableError."""
+    results = await asyncio.gather(*map(manager.read, ledger_ids), return_exceptions=True)
+    found: dict[int, VersionedMetadata | CorruptionError | UnauthorizedError] = {}
     for ledger_id, result in zip(ledger_ids, results, strict=True):
         match result:
             case NoSuchLedgerError():  # deleted since it was listed
                 continue
-            case CorruptionError() | UnauthorizedError():
-                unreadable.append(ledger_id)
-            case BaseException():
-                raise result
+            case VersionedMetadata() | CorruptionError() | UnauthorizedError():
+                found[ledger_id] = result
             case _:
-                ledgers.append(MappedLedger.of(ledger_id, result.metadata, result.stat))
-    return ledgers, unreadable
+                raise result
+    return found

@@ -15,8 +15,9 @@ class AuditorSettings:
     enabled: bool = True
     """False: this node does not take part in the election. Its worker may still run."""
     lost_bookie_recovery_delay_s: int = 0
-    """How long a bookie may be absent before its ledgers are marked. Used only if the cluster has
-    no znode ``lostBookieRecoveryDelay`` yet; afterwards the znode decides, as with Java."""
+    """Recovery delay: time that a bookie may be absent before its ledgers are marked. Used only if
+    the cluster has no znode ``lostBookieRecoveryDelay`` yet; afterwards the znode decides, as with
+    Java."""
     bookie_check_interval_s: float = 86_400.0
     """Interval of audits of all ledgers, whether or not a change was noticed."""
     rescan_interval_s: float = 3_600.0
@@ -40,12 +41,13 @@ class HoldSettings:
     enabled: bool = True
     """False: no hold begins by itself. Holds that operators order are still obeyed."""
     share: float = 0.3
-    """A hold begins when more than this share of the bookies disappears at once (0: any share; 1:
-    never), and"""
+    """A hold begins if more than this share of all bookies disappears within ``window_s``, and also
+    ``bookies_min``. 0: any share. 1: no hold begins by itself."""
     bookies_min: int = 3
-    """at least this many bookies, or a whole rack of at least two."""
+    """A hold begins only if at least this many bookies disappear, or a whole rack of at least two.
+    """
     window_s: float = 120.0
-    """Bookies disappear at once if they disappear within this time."""
+    """Bookies that disappear within this time count together."""
     lasts_s: float = 3_600.0
     """After this time a hold ends by itself, and its bookies count as lost. 0: only an operator
     ends it."""

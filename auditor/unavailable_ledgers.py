@@ -1,7 +1,7 @@
 """Counts the unavailable ledgers: those with an entry whose every copy is on absent bookies.
 
-Nobody can read such an entry until a bookie returns. The counter inspects only ledgers that name at
-least a write quorum of the absent bookies, a block of the ledger map at a time.
+No client can read such an entry until a bookie returns. The counter inspects only ledgers that name
+at least a write quorum of the absent bookies, a block of the ledger map at a time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,22 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
+
+from prometheus_client import Gauge
 
 from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.underreplication import copies_left
 from ledgers.clock import Clock
-from ledgers.model import BookieId, write_set
+from ledgers.model import BookieId
 from ledgers.tasks import wait_woken
+from replication.records import Count
+
+UNAVAILABLE = Gauge(
+    "bookmender_unavailable_ledgers",
+    "Ledgers with an entry whose every copy is on bookies that are not registered. 0 on all nodes "
+    "except the leader.",
+)
 
 PAUSE_S = 5.0
 """Minimum pause between two counts for the same bookies, if ledgers have changed."""
@@ -35,9 +44,9 @@ class UnavailableLedgers:
     how many of these ledgers become available again if this bookie alone returns.
     """
 
-    count: int
-    first: tuple[int, ...] = ()
-    restored_by: Mapping[BookieId, int] = field(default_factory=dict)
+    count: Count
+    first: tuple[Count, ...] = ()
+    restored_by: Mapping[BookieId, Count] = field(default_factory=dict)
 
 
 class UnavailableLedgerCounter:
@@ -68,10 +77,13 @@ class UnavailableLedgerCounter:
 
     async def run(self) -> None:
         """Count until cancelled."""
-        while True:
-            await self.run_once()
-            pause_s = max(PAUSE_S, PAUSE_SHARE * self._took_s) if self.absent else math.inf
-            await wait_woken(self._was_updated, timeout_s=pause_s)
+        try:
+            while True:
+                await self.run_once()
+                pause_s = max(PAUSE_S, PAUSE_SHARE * self._took_s) if self.absent else math.inf
+                await wait_woken(self._was_updated, timeout_s=pause_s)
+        finally:
+            UNAVAILABLE.set(0)
 
     async def run_once(self) -> None:
         """Count if something has changed."""
@@ -85,6 +97,7 @@ class UnavailableLedgerCounter:
         if found is None:
             return
         self._took_s = self._clock.now_s() - began_s
+        UNAVAILABLE.set(found.count)
         self._last = _Count(absent=absent, found=found, change=change, is_complete=is_complete)
         before = last and (last.absent, last.found, last.is_complete)
         if before != (absent, found, is_complete):
@@ -148,17 +161,5 @@ class _CountSoFar:
 
 
 def has_unavailable_entry(ledger: MappedLedger, absent: Collection[BookieId]) -> bool:
-    """True if all copies of some entry are on the absent bookies.
-
-    The last segment of a ledger that is not closed counts as if it had entries in every write set.
-    """
-    size = len(ledger.ensembles[0]) if ledger.ensembles else 0
-    used = ledger.write_sets or repeat((0, size))
-    return any(
-        all(
-            ensemble[index] in absent
-            for index in write_set(start, ensemble_size=size, write_quorum=ledger.write_quorum)
-        )
-        for ensemble, (first, count) in zip(ledger.ensembles, used, strict=False)
-        for start in range(first, first + count)
-    )
+    """True if all copies of some entry are on the absent bookies."""
+    return copies_left(ledger, absent) == 0

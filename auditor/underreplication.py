@@ -28,7 +28,7 @@ class UnderreplicatedLedger:
     ledger_id: int
     lost: tuple[BookieId, ...]
     copies_left: int
-    """Copies left of the entry with the fewest, if the ledger has entries in every write set."""
+    """Copies left of the entry with the fewest; the write quorum if no entry lacks a copy."""
     length: int
     """Payload bytes; 0 while the ledger is not closed."""
 
@@ -44,17 +44,35 @@ def underreplicated(
     return UnderreplicatedLedger(
         ledger_id=ledger.ledger_id,
         lost=tuple(sorted(named)),
-        copies_left=min(
-            _copies_left(ensemble, ledger.write_quorum, named) for ensemble in ledger.ensembles
-        ),
+        copies_left=copies_left(ledger, named),
         length=ledger.length,
     )
 
 
-def _copies_left(
+def copies_left(ledger: MappedLedger, lost: Collection[BookieId]) -> int:
+    """Return how many bookies are left of the worst write set that has entries.
+
+    The last segment of a ledger that is not closed counts as if it had entries in every write set.
+    """
+    write_quorum = ledger.write_quorum
+    if not ledger.write_sets:  # nearly always: all write sets have entries
+        lefts = (_fewest_left(ensemble, write_quorum, lost) for ensemble in ledger.ensembles)
+        return min(lefts, default=write_quorum)
+    lefts = (
+        sum(
+            ensemble[index] not in lost
+            for index in write_set(start, ensemble_size=len(ensemble), write_quorum=write_quorum)
+        )
+        for ensemble, (first, count) in zip(ledger.ensembles, ledger.write_sets, strict=True)
+        for start in range(first, first + count)
+    )
+    return min(lefts, default=write_quorum)
+
+
+def _fewest_left(
     ensemble: Sequence[BookieId], write_quorum: int, lost: Collection[BookieId]
 ) -> int:
-    """Return how many bookies are left of the worst write set."""
+    """Return how many bookies are left of the worst write set of the ensemble."""
     is_left = [bookie not in lost for bookie in ensemble]
     ensemble_size, left_count = len(is_left), sum(is_left)
     if write_quorum == ensemble_size:
@@ -70,11 +88,19 @@ def _copies_left(
     )
 
 
+def lost_bytes(ledger: MappedLedger, lost: Collection[BookieId]) -> float:
+    """Return about how large the lost copies are, assuming equal entries and equally long
+    segments."""
+    bookies = [bookie for ensemble in ledger.ensembles for bookie in ensemble]
+    share = sum(bookie in lost for bookie in bookies) / len(bookies)
+    return ledger.length * ledger.write_quorum * share
+
+
 # --- Bookies whose copies are missing -------------------------------------------------------------
 
 LossId = tuple[BookieId, int, float]
-"""Identifies one loss: the bookie; the czxid of its new cookie (0: the bookie is lost); and since
-when the bookie is absent, in monotonic seconds (0.0: the bookie was reformatted)."""
+"""Identifies one loss. It consists of the bookie, the czxid of its new cookie (0: the bookie is
+lost), and the monotonic time since which it is absent (0.0: the bookie was reformatted)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +187,8 @@ def reformatted_bookies(
 
 
 class MarkQueue:
-    """A priority queue of ledgers to mark: ``take`` returns the most endangered one added so far."""
+    """A priority queue of ledgers to mark: ``take`` returns the most urgent one added so
+    far."""
 
     def __init__(self, absent_since_s: Mapping[BookieId, float]) -> None:
         """``absent_since_s``: as for ``fewest_copies_first``."""

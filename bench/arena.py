@@ -39,7 +39,7 @@ BOOKIE_JVM_FLAGS = (
 )
 BOOKIE_SETTINGS = {
     "journalMaxBackups": "20",  # ``journals`` counts the entries in them
-    "openFileLimit": "2000",  # by default 20,000, which is all that a process may have on many hosts
+    "openFileLimit": "2000",  # the default of 20,000 is the whole limit of a process on many hosts
 }
 FIRST_LEDGER_ID = 1_000_000
 """Far above the ids that the id generator gives to a writer beside the load."""

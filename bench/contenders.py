@@ -19,7 +19,7 @@ PLAIN = ("-m", "daemon")
 
 
 class Ground(Protocol):
-    """Where a daemon is started: a local cluster, or a replacement for one."""
+    """The place where a daemon is started: a local cluster, or a replacement for one."""
 
     @property
     def metadata_service_uri(self) -> str: ...
@@ -57,6 +57,7 @@ class Contender:
             "node.state_dir": str(ground.data / self.name),
             "zookeeper.session_timeout_s": str(SESSION_TIMEOUT_S),
             "replication.open_ledger_grace_s": str(OPEN_LEDGER_GRACE_S),
+            "http.port": "0",  # several nodes share this machine's ports
             **self.settings,
         }
         return Child(

@@ -28,7 +28,7 @@ from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
 from ledgers.bulk.engine import BulkTransfers
-from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, READS_IN_FLIGHT_DEFAULT, Budgets
+from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, Budgets
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId, DigestType
 
@@ -128,7 +128,7 @@ def main(duration_s: float, only: tuple[str, ...]) -> None:
                 store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
             for target, cap, reads_batches in itertools.product(
                 (cluster.bookies[2], None),
-                (READS_IN_FLIGHT_DEFAULT, READS_IN_FLIGHT_CEILING),
+                (64, READS_IN_FLIGHT_CEILING),
                 (False, True),
             ):
                 bulk = partial(

@@ -1,7 +1,7 @@
 """The goals of the measurements: what must be reached, and what is aimed at.
 
-All goals are about our defaults, compared with Java's on the same bookies in the same bench: alone,
-and beside a writer that must not suffer more from us than from Java.
+All goals compare our defaults with Java's on the same bookies in the same bench. One part runs
+alone, the other beside a writer, which must not suffer more from us than from Java.
 """
 
 from collections.abc import Callable, Sequence

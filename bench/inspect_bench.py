@@ -1,8 +1,8 @@
 """Measures how many copies per second one process of fsck inspects: ``python -m
 bench.inspect_bench``.
 
-The bench starts a local cluster of three bookies, stores closed ledgers with all entries on each
-bookie, and inspects all of them at one level with ``auditor.fsck.executor`` alone, without Spark. A
+The bench starts a local cluster of three bookies, and stores closed ledgers with all entries on
+each bookie. It inspects all of them at one level with ``auditor.fsck.executor``, without Spark. A
 copy is an entry read from one bookie with its digest checked. At level ``full`` its fingerprint is
 compared with those of the other copies. CPU is of this process alone. The bookies share the
 machine, so the rates depend on them as well; the CPU per copy is ours alone.

@@ -14,7 +14,7 @@ MAGIC = b"BKLG"
 VERSION_OLDEST = 5
 HEADER_BYTES = 512
 PADDING = -0x100
-"""Stands in place of a record's length; the length of the padding follows."""
+"""Replaces the length of a record; the length of the padding follows."""
 _LENGTH = struct.Struct(">i")
 _IDS = struct.Struct(">qq")
 

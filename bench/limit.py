@@ -31,9 +31,9 @@ FUNCTIONS_SHOWN = 12
 PREAMBLE = """\
 # Where the time of a repair goes
 
-By {contender}, on {cores} cores. CPU seconds between the end of the bookie's znode and whole; the shares
-are of all that the cores could have done in that time. Limit: the time in which they would have done the
-bookies' part alone.
+By {contender}, on {cores} cores. CPU seconds from the deletion of the bookie's znode until all
+ledgers are whole; the shares are of everything that the cores could have done in that time. Limit:
+the time in which they would have done only the bookies' part.
 """
 
 

@@ -109,8 +109,8 @@ class BenchLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stake:
-    """What the loss of a bookie affects. ``open_ledgers`` are included in ``ledgers``; bytes as
-    stored."""
+    """The data that the loss of a bookie affects. ``open_ledgers`` are included in ``ledgers``;
+    bytes as stored."""
 
     ledgers: int
     open_ledgers: int

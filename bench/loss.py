@@ -39,7 +39,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     lost_ledgers: int
     lost_entries: int
     lost_bytes: int
-    """As stored, with headers and digests."""
+    """Stored bytes, with headers and digests."""
     copied_bytes: int
     first_mark_s: float
     closed_whole_s: float
@@ -90,7 +90,7 @@ class Loss:
         forget_rss_max(self._child.pid)
         packets, began_s = arena.packets(), time.monotonic()
         arena.cluster.kill(arena.victim)
-        await self._wait(self._is_gone, SESSION_END_TIMEOUT_S)
+        await self._wait(self._is_unregistered, SESSION_END_TIMEOUT_S)
         gone_s, before = time.monotonic(), self._used()
         await self._wait(self._is_marked, SESSION_END_TIMEOUT_S)
         first_mark_s = time.monotonic()
@@ -143,11 +143,12 @@ class Loss:
         while not await condition():
             if time.monotonic() > deadline_s or not self._child.is_running:
                 raise UnavailableError(
-                    f"the repair does not end; the end of {self._child.log}:\n{self._child.log_tail()}"
+                    f"the repair does not end; the end of {self._child.log}:\n"
+                    f"{self._child.log_tail()}"
                 )
             await asyncio.sleep(max(self._poll_s, POLL_SHARE * (time.monotonic() - began_s)))
 
-    async def _is_gone(self) -> bool:
+    async def _is_unregistered(self) -> bool:
         seen = self._arena.seen
         path = f"{seen.settings.uri.root}/available/{self._arena.victim}"
         return await seen.store.exists(path) is None

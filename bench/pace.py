@@ -132,7 +132,7 @@ def _rate(samples: Sequence[tuple[float, int]], begin_s: float, end_s: float) ->
     return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
 
 
-# --- The picture ---------------------------------------------------------------------------------
+# --- The picture ----------------------------------------------------------------------------------
 
 WIDTH, LEFT, RIGHT, TOP = 860, 70, 20, 50
 PANEL, GAP, BOTTOM = 180, 40, 40
@@ -176,7 +176,8 @@ def _panel(
 ) -> Iterator[str]:
     highest = max(1.0, *(value for _, value in points))
     x_of, y_of = _scale(end_s, LEFT, WIDTH - RIGHT), _scale(highest, top + PANEL, top)
-    yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{top + PANEL}" y2="{top + PANEL}" stroke="#888"/>'
+    base = top + PANEL
+    yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}" stroke="#888"/>'
     yield text(LEFT - 6, top + 10, f"{highest:,.0f}", 11, anchor="end")
     yield text(LEFT - 6, top + PANEL, "0", 11, anchor="end")
     yield text(LEFT + 4, top + 12, title, 11)
@@ -185,7 +186,8 @@ def _panel(
         for begin_s, value in points
         for at_s in (begin_s, begin_s + SPAN_S)
     ]
-    yield f'<polyline points="{" ".join(corners)}" fill="none" stroke="{colour}" stroke-width="1.5"/>'
+    style = f'fill="none" stroke="{colour}" stroke-width="1.5"'
+    yield f'<polyline points="{" ".join(corners)}" {style}/>'
 
 
 def _scale(highest: float, start: float, end: float) -> Callable[[float], float]:

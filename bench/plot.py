@@ -48,7 +48,8 @@ def _load(row: int, load: str, times: dict[tuple[str, str], Summary]) -> Iterato
         if summary is None:
             continue
         y, end, best = top + place * BAR, AXIS.at(summary.median), AXIS.at(summary.best)
-        yield f'<rect x="{LEFT}" y="{y}" width="{end - LEFT:.1f}" height="{BAR - 2}" fill="{colour}"/>'
+        width = f"{end - LEFT:.1f}"
+        yield f'<rect x="{LEFT}" y="{y}" width="{width}" height="{BAR - 2}" fill="{colour}"/>'
         yield f'<rect x="{best - 1:.1f}" y="{y}" width="2" height="{BAR - 2}" fill="black"/>'
         yield text(end + 5, y + BAR - 3, f"{summary.median:.2f}", 10)
 

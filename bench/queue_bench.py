@@ -24,7 +24,7 @@ from rich.table import Table
 from auditor.marker import Marker
 from auditor.underreplication import UnderreplicatedLedger
 from bench.queue_nodes import NodesResult, NodesTask, run_nodes
-from daemon.local.zookeeper import monitor
+from daemon.local.servers import zookeeper_monitor
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from ledgers.zookeeper.store import ZooKeeperStore
@@ -114,11 +114,12 @@ def _measure(node_count: int, *, ledger_count: int, repair_s: float) -> Measured
 def _full_queue(folder: Path, ledger_count: int) -> Iterator[ZooKeeperServer]:
     """Run a server with this number of marks and with the disable switch on."""
     with running_zookeeper(folder) as server:
-        asyncio.run(_fill(server.address, ledger_count))
+        asyncio.run(fill(server.address, ledger_count))
         yield server
 
 
-async def _fill(hosts: str, ledger_count: int) -> None:
+async def fill(hosts: str, ledger_count: int) -> None:
+    """Create this number of marks, and the disable switch."""
     store = await ZooKeeperStore.open(hosts)
     try:
         await store.create(f"{ROOT}/available/readonly", with_parents=True)
@@ -204,7 +205,7 @@ async def _drain(server: ZooKeeperServer, ledger_count: int) -> tuple[float, int
 
 
 def _packets(server: ZooKeeperServer) -> int:
-    return int(monitor(server.port)["zk_packets_received"])
+    return int(zookeeper_monitor(server.port)["zk_packets_received"])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
-from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.ledger_record import WaitingNotesWriter
 from replication.locks import LedgerLease
 from replication.nodes import Membership, NodeInfo, Role
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
@@ -63,10 +63,12 @@ class _Timed:
         self._repair_s = repair_s
         self.count = 0
 
-    async def repair(self, take: LedgerLease, sighting: object = None, *, slots: object) -> Outcome:
+    async def repair(
+        self, lease: LedgerLease, sighting: object = None, *, slots: object
+    ) -> Outcome:
         self.count += 1
         await asyncio.sleep(self._repair_s)
-        return DONE if await self._queue.complete(take) else MARKED_AGAIN
+        return DONE if await self._queue.complete(lease) else MARKED_AGAIN
 
 
 def run_nodes(task: NodesTask, parent: Connection) -> None:
@@ -118,7 +120,7 @@ async def _node(
         repairer=cast(Repairer, repair),
         views=views,
         notes=WaitingNotesWriter(store, batcher, task.paths),
-        ends=UnprovenEnds(store, batcher, task.paths, manager=manager, clock=clock),
+        manager=manager,
         settings=ReplicationSettings(),
         node=name,
         clock=clock,

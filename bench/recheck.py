@@ -53,7 +53,7 @@ def main(ledgers: int) -> None:
     settings = {**OURS_OPEN.settings, "replication.copies_reread_after_s": str(AFTER_S)}
     with JavaTool() as java:
         cost = asyncio.run(measure(java, replace(OURS_OPEN, settings=settings), load))
-    click.echo(_told(cost))
+    click.echo(_summary(cost))
 
 
 async def measure(java: JavaTool, contender: Contender, load: Load) -> Cost:
@@ -102,7 +102,7 @@ async def _until_no_record(arena: Arena) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _told(cost: Cost) -> str:
+def _summary(cost: Cost) -> str:
     def each(cpu_s: float) -> list[str]:
         per_ledger_s = cpu_s / cost.ledgers
         return [f"{per_ledger_s * 1e3:.3f}", f"{per_ledger_s * 1e5:.0f}"]

@@ -56,7 +56,12 @@ class Turn:
 )
 @click.option("--contenders", default=",".join(BY_NAME), show_default=True)
 @click.option("--repeat", default=3, show_default=True, help="Best and median of so many runs.")
-@click.option("--writer-repeat", default=3, show_default=True, help="Likewise beside a writer.")
+@click.option(
+    "--writer-repeat",
+    default=3,
+    show_default=True,
+    help="How often each contender runs beside a writer.",
+)
 @click.option("--quick", is_flag=True, help="A tenth of each load, once; leaves no record.")
 @click.option("--resume", is_flag=True, help="Keep the runs that are recorded already.")
 @click.option(
@@ -183,7 +188,8 @@ class Bench:
         missing = [key for key in turn.keys if key not in self.runs]
         loads = ", ".join(key.load for key in missing)
         self.failures.append(
-            f"{turn.contender.title}, {turn.of_pass.value}, repeat {turn.repeat}, loads {loads}: {error}"
+            f"{turn.contender.title}, {turn.of_pass.value}, repeat {turn.repeat},"
+            f" loads {loads}: {error}"
         )
         self._progress.drop(missing, self.failures[-1])
 

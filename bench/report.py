@@ -16,11 +16,12 @@ from bench.writer import Disturbance
 PREAMBLE = """\
 # Repair of a lost bookie, against Java's AutoRecovery
 
-One of five bookies is killed; times count from the end of its znode to the empty queue with no metadata
-that names it. Best and median of {repeats} runs ("best / median"), on {cores} cores that bookies,
-ZooKeeper and repairer share. After each run BookKeeper's own client read every copy: {copies:,} in all,
-none missing. Open ledgers are left to their writers for {grace} s on both sides. What was neither bookie,
-ZooKeeper nor repairer, the bench itself included, had {others:.0%} of the cores. See `bench/README.md`.
+One of five bookies is killed. Times count from the deletion of its znode until the queue is empty
+and no metadata names the bookie. Best and median of {repeats} runs ("best / median"), on {cores}
+cores that bookies, ZooKeeper and repairer share. After each run BookKeeper's own client read every
+copy: {copies:,} in all, none missing. Open ledgers are left to their writers for {grace} s on both
+sides. All other processes, including the bench, used {others:.0%} of the cores. See
+`bench/README.md`.
 """
 CORES = os.cpu_count() or 1
 
@@ -110,8 +111,8 @@ def _writers(figures: Figures) -> Iterator[str]:
     ]
     if rows:
         yield (
-            "## Beside a writer\n\nA Java client adds 500 entries of 1 KB a second, on a fixed schedule; "
-            "each is measured from when it was due.\n\n"
+            "## Beside a writer\n\nA Java client adds 500 entries of 1 KB a second, on a fixed "
+            "schedule; each is measured from when it was due.\n\n"
             + table(
                 ["load", "", "whole after, s", "before", "during", "after", "adds"],
                 rows,

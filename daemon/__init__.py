@@ -3,10 +3,14 @@
 ``start`` is the entry point, and ``cli`` the command line. A ``node`` runs two services, the two
 ``roles``: auditor (with ``checking``) and worker. Each has one of the ``threads`` and a ``session``
 of its own. Both use ``limits``, ``placement`` and ``local_bookie``. Shared by all: ``settings``,
-``zookeeper`` (opens sessions), ``state`` on the local disk, and ``logs``.
+``zookeeper`` (opens sessions), ``state`` on the local disk, and ``logs``. The services publish
+their ``role_state``, which ``http`` serves with metrics and the state of the cluster. The
+``main_loop`` handles signals and reports to the ``service_manager``, systemd; ``live_settings``
+reloads settings. ``java_settings`` translates Java's settings, and ``conflicts`` finds settings
+that fight each other.
 
-A command opens an ``admin_session``; ``previews`` plans repairs for a command, and
-``messages`` says why a repair is blocked and what to do. ``status``,
-``observe`` and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and
-``demo`` is ``make demo``.
+A command opens an ``admin_session``; ``previews`` plans repairs for a command. ``messages`` says
+why a repair is blocked and what to do, and ``history_texts`` what happened. ``status``, ``observe``
+and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and ``demo`` is
+``make demo``. ``pages`` writes pages of the documentation.
 """

@@ -5,38 +5,59 @@ Each write is recorded in the journal of this host and proves its session (rule 
 """
 
 import asyncio
+import getpass
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
+
+import click
+import structlog
+from msgspec import structs
 
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
 from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
-from ledgers.errors import UnauthorizedError
+from ledgers.errors import BookmenderError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration, read_instance_id
 from ledgers.store import Check, MetadataStore
+from replication.history import Event, Kind, order_events, record_order
 from replication.journal import ClusterJournal
 from replication.nodes import Membership, NodeInfo, Role, SharedClock
-from replication.znodes import ClusterPaths
+from replication.znodes import ACL_HINT, ClusterPaths
 
 T = TypeVar("T")
+
+log = structlog.get_logger()
+
+NOTICE_S = 2.0
+"""After this time, a command says that it waits for ZooKeeper."""
+
+
+def operator() -> str:
+    """Return who runs this process, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container whose user id has no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSession:
-    """The connections and settings that a command works with."""
+    """The connections and settings that a command works with. ``by``: who gives its orders."""
 
     settings: Settings
     store: MetadataStore
     manager: LedgerManager
     registration: Registration
+    by: str = field(default_factory=operator)
 
     @classmethod
     async def on(cls, store: MetadataStore, settings: Settings) -> Self:
@@ -52,6 +73,40 @@ class AdminSession:
     @property
     def paths(self) -> ClusterPaths:
         return ClusterPaths.below(self.settings.uri.root)
+
+    async def note_order(
+        self, event: Event, ledger_ids: Collection[int] = (), *, effects: Sequence[Event] = ()
+    ) -> None:
+        """Record in the history an order that was carried out, as ``note_order`` does."""
+        await note_order(self.store, self.paths, event, ledger_ids, by=self.by, effects=effects)
+
+
+def order_event(name: str, **facts: Any) -> Event:
+    """Return the event of an order. ``name``: the command without ``bookmender``, and an option
+    that makes it another order. ``facts``: further fields of the event."""
+    return Event(kind=Kind.ORDER, order=name, **facts)
+
+
+async def note_order(
+    store: MetadataStore,
+    paths: ClusterPaths,
+    event: Event,
+    ledger_ids: Collection[int] = (),
+    *,
+    by: str,
+    effects: Sequence[Event] = (),
+) -> None:
+    """Record an order in the history, and ``effects``: what the command did itself.
+
+    A failure is logged: the order itself was carried out.
+    """
+    events = [*order_events(structs.replace(event, by=by), ledger_ids), *effects]
+    try:
+        await record_order(store, paths, node=socket.gethostname(), events=events)
+    except BookmenderError as error:
+        log.error(
+            "history.order_not_recorded", order=event.order, error=str(error), next_step=ACL_HINT
+        )
 
 
 @asynccontextmanager
@@ -72,14 +127,29 @@ async def admin_session(
 
 def run_in_session(config: Path | None, action: Callable[[AdminSession], Awaitable[T]]) -> T:
     """Open a session, run ``action`` in it, close the session, and return the result."""
-    settings = load_settings(config, os.environ)
+    return run_with(load_settings(config, os.environ), action)
+
+
+def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[T]]) -> T:
+    """Do what ``run_in_session`` does, with settings that are loaded already."""
     log_errors_only(settings)
 
     async def run() -> T:
-        async with admin_session(settings) as cluster:
-            return await action(cluster)
+        loop = asyncio.get_running_loop()
+        notice = loop.call_later(NOTICE_S, _tell_that_it_waits, settings)
+        try:
+            async with admin_session(settings) as cluster:
+                notice.cancel()
+                return await action(cluster)
+        finally:
+            notice.cancel()
 
     return asyncio.run(run())
+
+
+def _tell_that_it_waits(settings: Settings) -> None:
+    limit_s = settings.zookeeper.connect_timeout_s
+    click.echo(f"Waiting for ZooKeeper ({settings.uri.hosts}), at most {limit_s:g} s.", err=True)
 
 
 def log_errors_only(settings: Settings) -> None:

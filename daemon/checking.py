@@ -6,11 +6,12 @@ disturbed.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from auditor.checks.base import Check, FindingReporter
-from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
+from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
 from auditor.checks.idle import IdleOpenCheck, IdleRecords
 from auditor.checks.overdue import OverdueMarks
 from auditor.checks.placement import PlacementCheck
@@ -20,6 +21,7 @@ from auditor.finding_marker import FindingMarker
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.mark_reasons import Findings
 from daemon.limits import keep_to_our_share
+from daemon.live_settings import LiveSettings
 from daemon.placement import SessionPlacement
 from daemon.session import Session, tell_of_returns
 from daemon.settings import Settings
@@ -27,6 +29,7 @@ from ledgers.bookies import Bookies
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.health import Quarantine, QuarantiningBookies
+from replication.history import History
 from replication.marks import MarkTree
 from replication.transactions import Batcher
 
@@ -41,13 +44,14 @@ class LeaderChecks:
     """Builds and runs the checks of one leader. ``batcher``: guards every write by the leader's
     vote."""
 
-    settings: Settings
+    live: LiveSettings
     session: Session
     batcher: Batcher
     updater: LedgerMapUpdater
     findings: Findings
     placement: SessionPlacement
     is_audit_pending: Callable[[], bool]
+    history: History
 
     async def run(self) -> None:
         """Run the checks until cancelled. Raises what ``CheckRunner.run`` raises."""
@@ -58,36 +62,47 @@ class LeaderChecks:
         try:
             async with asyncio.TaskGroup() as tasks:
                 for work in (
-                    self._keep_to_our_share(budgets),
+                    keep_to_our_share(
+                        self.live,
+                        self.session.views,
+                        self.session.membership,
+                        budgets,
+                        clock=self.session.clock,
+                        count_max=READS_IN_FLIGHT_MAX,
+                    ),
                     tell_of_returns(self.session.views, bookies, bulk),
                     self._overdue(records).run(),
-                    self._runner(bookies, records).run(),
+                    *self._checks(bookies, bulk, records),
                 ):
                     tasks.create_task(work)
         finally:
             await bookies.close()
 
+    def _checks(
+        self, bookies: Bookies, bulk: BulkTransfers, records: CheckRecords
+    ) -> Sequence[Coroutine[Any, Any, None]]:
+        """Return the tasks that run the checks and keep them to the current settings."""
+        idle = self._idle_open(bookies)
+        runner = self._runner((*self._reading(bookies), self._placement(), *idle), records)
+
+        def apply(settings: Settings) -> None:
+            ours = settings.checks
+            bulk.rate_limit.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
+            for check in idle:
+                check.reads_per_s = ours.reads_per_s
+            runner.apply(ours)
+
+        return (runner.run(), self.live.follow(apply, clock=self.session.clock))
+
     # --- Reading -------------------------------------------------------------------------------
 
     def _bulk(self, budgets: Budgets) -> BulkTransfers:
-        bulk = BulkTransfers(
+        return BulkTransfers(
             budgets,
             resolve=self.session.views.resolve,
             memory_bytes_max=MEMORY_BYTES_MAX,
             limits_check_rate=True,
-        )
-        ours = self.settings.checks
-        bulk.rate_limit.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
-        return bulk
-
-    async def _keep_to_our_share(self, budgets: Budgets) -> None:
-        await keep_to_our_share(
-            self.settings,
-            self.session.views,
-            self.session.membership,
-            budgets,
-            clock=self.session.clock,
-            count_max=READS_IN_FLIGHT_MAX,
+            connector=self.session.connector,
         )
 
     # --- The checks ----------------------------------------------------------------------------
@@ -97,13 +112,13 @@ class LeaderChecks:
             store=self.session.store,
             paths=self.session.paths,
             records=records,
-            after_s=self.settings.checks.overdue_after_s,
+            after_s=self.live.current.checks.overdue_after_s,
             clock=self.session.clock,
         )
 
-    def _runner(self, bookies: Bookies, records: CheckRecords) -> CheckRunner:
+    def _runner(self, checks: Sequence[Check], records: CheckRecords) -> CheckRunner:
         return CheckRunner(
-            (*self._reading(bookies), self._placement(), *self._idle_open(bookies)),
+            checks,
             store=self.session.store,
             paths=self.session.paths,
             ledger_map=self.updater.ledger_map,
@@ -111,15 +126,16 @@ class LeaderChecks:
             views=self.session.views,
             records=records,
             is_audit_pending=self.is_audit_pending,
-            settings=self.settings.checks,
+            settings=self.live.current.checks,
             clock=self.session.clock,
+            history=self.history,
         )
 
     def _reading(self, bookies: Bookies) -> Sequence[Check]:
         """Return the checks that read entries. Of two checks due at the same time the first runs
         first."""
-        session, replication = self.session, self.settings.replication
-        reader = CopyReader(
+        session, replication = self.session, self.live.current.replication
+        inspector = CopyInspector(
             manager=session.manager,
             bookies=QuarantiningBookies(bookies, Quarantine(session.clock, session.views.life)),
             views=session.views,
@@ -130,12 +146,12 @@ class LeaderChecks:
         )
         reports = self._reports()
         return (
-            AllLedgersCheck(reader, reports, share=self.settings.checks.all_ledgers_share),
-            ReplicasCheck(reader, reports, MarkTree(session.store, session.paths)),
+            AllLedgersCheck(inspector, reports, share=self.live.current.checks.all_ledgers_share),
+            ReplicasCheck(inspector, reports, MarkTree(session.store, session.paths)),
         )
 
     def _placement(self) -> PlacementCheck:
-        repairs = self.settings.checks.repairs_placement
+        repairs = self.live.current.checks.repairs_placement
         return PlacementCheck(
             ledger_map=self.updater.ledger_map,
             views=self.session.views,
@@ -145,9 +161,9 @@ class LeaderChecks:
             reports=self._reports() if repairs else None,
         )
 
-    def _idle_open(self, bookies: Bookies) -> Sequence[Check]:
+    def _idle_open(self, bookies: Bookies) -> Sequence[IdleOpenCheck]:
         """Return the check for idle open ledgers; none if it is switched off."""
-        session, ours = self.session, self.settings.checks
+        session, ours = self.session, self.live.current.checks
         if not ours.idle_open_after_s:
             return ()
         check = IdleOpenCheck(

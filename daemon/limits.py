@@ -1,7 +1,7 @@
 """The limits of a node: its settings, overridden by an operator's order (``bookmender limits``).
 
 ``limits_in_force`` returns the limits that apply. One loop for each limited resource applies them
-as soon as an order changes.
+as soon as an order changes, and within ten seconds after a reload of the settings.
 """
 
 from collections.abc import AsyncGenerator
@@ -11,6 +11,7 @@ from typing import Any
 
 from prometheus_client import Gauge
 
+from daemon.live_settings import LiveSettings
 from daemon.settings import Settings
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, Budgets, reads_in_flight_max
@@ -26,13 +27,30 @@ from replication.transactions import LINGER_S, Batcher
 
 YIELDING = Gauge(
     "bookmender_copying_yields",
-    "1 while a rate limits the copies of this node because clients are active at bookies, or may be; 0 at full speed.",
+    "1 while copies of this node are limited because clients are or may be active at bookies; "
+    "0 at full speed.",
 )
 ACTIVE_BOOKIES = Gauge(
     "bookmender_client_active_bookies", "Bookies with active clients, as published by the leader."
 )
+LIMITED = Gauge(
+    "bookmender_copying_limited",
+    "1 if this limits the copies of this node, else 0: clients (copies yield where clients are "
+    "active), unknown-clients (copies yield everywhere, because no leader publishes the activity "
+    "of clients) or rate (a setting, or bookmender limits).",
+    ["by"],
+)
+_BY_CLIENTS, _BY_UNKNOWN, _BY_RATE = (
+    LIMITED.labels(by=by) for by in ("clients", "unknown-clients", "rate")
+)
+RATE = Gauge(
+    "bookmender_copying_rate_limit",
+    "Rate limit of the copies of this node, in bytes or entries per second; 0: none.",
+    ["unit"],
+)
 SHARES_INTERVAL_S = 10.0
-"""Interval of counting the nodes, for each node's share of a bookie's reads (rule S10)."""
+"""Interval of counting the nodes, for each node's share of a bookie's reads (rule S10), and of
+looking for changed settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,31 +82,32 @@ def ordered_limits(order: LimitsOrder) -> dict[str, Any]:
     return {key: value for key, value in asdict(order).items() if value is not None}
 
 
-async def _each_in_force(
-    settings: Settings, views: ViewSource, *, every_s: float | None = None
-) -> AsyncGenerator[Limits, None]:
-    """Yield the limits in force at once, and again whenever they may have changed. If ``every_s``
-    is given, also after that many seconds without a change."""
+async def _each_in_force(live: LiveSettings, views: ViewSource) -> AsyncGenerator[Limits, None]:
+    """Yield the limits in force at once, whenever an order may have changed, and every ten seconds,
+    because the settings may have changed."""
     while True:
         seen = views.change_count
-        yield limits_in_force(views.current.orders.limits, settings)
-        await views.wait_change(seen, timeout_s=every_s)
+        yield limits_in_force(views.current.orders.limits, live.current)
+        await views.wait_change(seen, timeout_s=SHARES_INTERVAL_S)
 
 
 async def keep_to_requests_per_s(
-    settings: Settings, views: ViewSource, store: ZooKeeperStore
+    live: LiveSettings, views: ViewSource, store: ZooKeeperStore
 ) -> None:
-    async for limits in _each_in_force(settings, views):
+    async for limits in _each_in_force(live, views):
         store.requests_per_s = limits.requests_per_s
 
 
 async def keep_to_pace(
-    settings: Settings, views: ViewSource, bulk: BulkTransfers, batcher: Batcher
+    live: LiveSettings, views: ViewSource, bulk: BulkTransfers, batcher: Batcher
 ) -> None:
     """Apply the limits on copied bytes and entries, and whether copies yield to clients."""
-    async for limits in _each_in_force(settings, views):
+    async for limits in _each_in_force(live, views):
         bulk.rate_limit.set(bytes_per_s=limits.bytes_per_s, entries_per_s=limits.entries_per_s)
         bulk.flow.yields = limits.yields_to_writers
+        _BY_RATE.set(bool(limits.bytes_per_s or limits.entries_per_s))
+        RATE.labels(unit="bytes").set(limits.bytes_per_s)
+        RATE.labels(unit="entries").set(limits.entries_per_s)
         _linger(batcher, bulk)
 
 
@@ -127,11 +146,13 @@ def _linger(batcher: Batcher, bulk: BulkTransfers) -> None:
 
 def _meter(said: ClientActivity | None, bulk: BulkTransfers) -> None:
     YIELDING.set(bulk.flow.is_yielding)
+    _BY_CLIENTS.set(bulk.flow.yields and said is not None and bool(said.active))
+    _BY_UNKNOWN.set(bulk.flow.yields and said is None)
     ACTIVE_BOOKIES.set(0 if said is None else len(said.active))
 
 
 async def keep_to_our_share(
-    settings: Settings,
+    live: LiveSettings,
     views: ViewSource,
     membership: Membership,
     budgets: Budgets,
@@ -145,7 +166,7 @@ async def keep_to_our_share(
     leader count as one more reader. ``count_max``: upper bound of the share. While the readers
     cannot be counted, the last share stays in force. Ends with the session.
     """
-    async with aclosing(_each_in_force(settings, views, every_s=SHARES_INTERVAL_S)) as in_force:
+    async with aclosing(_each_in_force(live, views)) as in_force:
         async for limits in in_force:
             reader_count = await until_answered(
                 membership.reader_count,

@@ -6,16 +6,26 @@ any number of failed tasks: they must neither fill the disk nor keep the loop bu
 
 import io
 import logging
+import os
 import sys
 import traceback
 from contextlib import suppress
 from typing import Any, TextIO, cast
 
 import structlog
-from structlog.typing import ExcInfo
+from prometheus_client import Counter
+from structlog.typing import EventDict, ExcInfo, WrappedLogger
 
 from daemon.settings import LogSettings
 from daemon.threads import leaves
+
+log = structlog.get_logger()
+
+LOGGED = Counter(
+    "bookmender_log_events_total",
+    "Log events of level warning and error, by event. docs/log-events.md explains the errors.",
+    ["level", "event"],
+)
 
 FRAMES_MAX = 12
 """Innermost frames kept of each traceback."""
@@ -52,7 +62,8 @@ def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
     renderers: list[Any] = (
         [
             structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=_write_traceback
+                colors=stream.isatty() and not os.environ.get("NO_COLOR"),
+                exception_formatter=_write_traceback,
             )
         ]
         if is_text
@@ -65,15 +76,36 @@ def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
+            count_event,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(file=stream),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,  # a reload may change the level of all loggers
     )
     # kazoo logs each reconnection at length. The session logs the important events itself.
     logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+    logging.getLogger("asyncio").addHandler(_LOOP_FAILURES)
+
+
+class _LoopFailures(logging.Handler):
+    """Logs errors that asyncio reports, such as a failed callback, as an event. Without it, they
+    would be written as text between JSON lines."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        log.error("loop.callback_failed", error=record.getMessage(), exc_info=error)
+
+
+_LOOP_FAILURES = _LoopFailures(level=logging.ERROR)
+
+
+def count_event(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Count a warning or an error. A structlog processor. Events are fixed strings, a few dozen."""
+    if event["level"] in ("warning", "error", "critical"):
+        LOGGED.labels(level=event["level"], event=event["event"]).inc()
+    return event
 
 
 def _write_traceback(stream: TextIO, exc_info: ExcInfo) -> None:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
+from daemon.cli.progress import shortened
 from ledgers.model import BookieId
 from replication.commit import CopyDoubt
-from replication.copy_checks import Verdict
+from replication.copy_reader import Verdict
 from replication.reasons import Blocked, Exclusion, Facts, Reason
 
 BOOKIES_SHOWN_MAX = 5
@@ -19,28 +20,39 @@ BOOKIES_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What blocks a ledger, and advice for the operator.
+    """A text about a blocked ledger: the obstacle, advice, and what happens without an operator.
 
-    ``what``: a clause without a full stop. ``advice``: sentences; may be empty.
+    ``what``: a clause without a full stop. ``advice``, ``outlook``: sentences; may be empty.
     """
 
     what: str
     advice: str = ""
+    outlook: str = ""
 
     @property
     def text(self) -> str:
-        """Return ``what`` and ``advice`` as one text, without a full stop at the end."""
-        return f"{self.what}. {self.advice}".removesuffix(".") if self.advice else self.what
+        """Return all of it as one text, without a full stop at the end."""
+        return " ".join(filter(None, [f"{self.what}.", self.outlook, self.advice])).removesuffix(
+            "."
+        )
 
 
 def message(ledger_id: int, blocked: Blocked) -> Message:
     """Return the message for a ledger, with everything that blocks it."""
+    parts = (blocked, *blocked.besides)
+    without_copy = [each.facts for each in parts if each.reason is Reason.NO_COPY]
     messages = [
-        _message(ledger_id, each.reason, each.facts) for each in (blocked, *blocked.besides)
+        *([_no_copies(without_copy)] if without_copy else []),  # they rank first
+        *(
+            _message(ledger_id, each.reason, each.facts)
+            for each in parts
+            if each.reason is not Reason.NO_COPY
+        ),
     ]
     return Message(
-        what="; ".join(dict.fromkeys(each.what for each in messages)),
+        what="; also, ".join(dict.fromkeys(each.what for each in messages)),
         advice=" ".join(filter(None, dict.fromkeys(each.advice for each in messages))),
+        outlook=" ".join(filter(None, dict.fromkeys(each.outlook for each in messages))),
     )
 
 
@@ -69,45 +81,58 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
         case Reason.WRITER_ALIVE:
             where = _where(facts, "absent", "lacking")
             return Message(
-                f"its writer is still writing{where}; grace {facts.grace_count} of {facts.grace_count_max}",
-                "When the writer stops, the ledger is recovered and closed.",
+                f"its writer is still writing{where}; grace {facts.grace_count} of "
+                f"{facts.grace_count_max}",
+                outlook="When the writer stops, or after the last grace, the ledger is fenced, "
+                "recovered and closed.",
             )
         case Reason.OPEN_FRAGMENT:
             return _open_fragment(ledger_id, facts)
         case Reason.RECOVERY_UNENDED:
             drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
             return Message(
-                f"an open fragment cannot be copied, and its recovery was never finished{_where(facts, 'draining')}",
-                f"Run {drain} or `bookmender ledger close {ledger_id}`.",
+                "an open fragment cannot be copied, and its recovery was not "
+                f"finished{_where(facts, 'draining')}",
+                f"Run {drain} or `bookmender ledger close {ledger_id} --yes`.",
             )
         case Reason.NO_COPY:
-            return _no_copy(facts)
+            return _no_copies([facts])
         case Reason.NO_TARGET:
             return _no_target(facts)
         case Reason.MISPLACED:
             start = f"from entry {facts.entry_ids[0]} on " if facts.entry_ids else ""
+            why = f": {errors}" if errors else ""
             return Message(
-                f"{start}every copy exists, but no bookie improves the placement: {errors}",
+                f"{start}every copy exists, but no bookie improves the placement{why}",
                 "Add a bookie where the placement policy needs one.",
             )
         case Reason.NO_ANSWER:
             return _no_answer(facts)
         case Reason.RECOVERY_FAILED:
-            return _recovery_failed(ledger_id, facts)
+            return Message(
+                _with_untrusted(facts, otherwise="it could not be recovered"),
+                _trust(facts).strip(),
+            )
+        case Reason.END_DAMAGED:
+            return _end_damaged(ledger_id, facts)
         case Reason.NO_COVERAGE:
             missing = (*facts.absent, *facts.decommissioned, *facts.superseded)
             where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
-            return Message(
-                f"{errors}{where}", f"Start enough of: {_names(missing)}.{_trust(facts)}"
-            )
+            # The error lists the replies. The missing bookies are enough, if they are known.
+            is_known = bool(missing) or not errors
+            what = "too few bookies answer to find its end" if is_known else errors
+            start = f"Start enough of: {_names(missing)}." if missing else ""
+            return Message(f"{what}{where}", f"{start}{_trust(facts)}".strip())
         case Reason.END_UNPROVEN:
             return _end_unproven(ledger_id, facts)
         case Reason.CORRUPT_METADATA:
-            return Message(errors, f"{earlier_metadata_hint(ledger_id)}.")
+            what = errors or "its metadata is damaged or of an unknown version"
+            return Message(what, f"{earlier_metadata_hint(ledger_id)}.")
         case Reason.ACCESS_DENIED:
             return Message(
-                f"its metadata cannot be read: {errors}",
-                "If an ACL denies access, a ZooKeeper user with permission can change it with `setAcl`.",
+                "its metadata cannot be read" + (f": {errors}" if errors else ""),
+                "If an ACL denies access, a ZooKeeper user with permission can change it with "
+                "`setAcl`.",
             )
         case Reason.WRITE_REFUSED:
             return _write_refused(facts)
@@ -122,10 +147,12 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
             )
         case Reason.MAINTENANCE:
             comment = f": {facts.comment}" if facts.comment else ""
-            what = f"bookies in maintenance: {_names(facts.in_maintenance)}{comment}"
+            named = f": {_names(facts.in_maintenance)}" if facts.in_maintenance else ""
+            what = f"bookies in maintenance{named}{comment}"
             return Message(
                 f"{errors}; {what}" if errors else what,
-                "The repair continues when they are back, or when the maintenance window ends.",
+                outlook="The repair continues when these bookies are back, or when the "
+                "maintenance window ends.",
             )
         case Reason.HOLD:
             comment = f" ({facts.comment})" if facts.comment else ""
@@ -136,7 +163,7 @@ def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
         case Reason.LEFT_TO_OTHERS:
             return _left_to_others(facts)
         case Reason.JOURNAL:
-            return Message(errors)
+            return Message(errors or "the journal of this host cannot be written")
         case _:
             assert_never(reason)
 
@@ -148,12 +175,14 @@ def _open_ledger_grace(facts: Facts) -> Message:
     if facts.is_end_doubtful:
         states += ["decommissioned", "superseded", "reformatted"]
         doubt = " Its end may not be provable."
-    owner, steps = "writer", "fenced, recovered and closed"
+    what, steps = "its open last fragment is left to its writer for", "fences, recovers and closes"
     if facts.is_in_recovery:
-        owner, steps = "recovery by another client", "recovered and closed"
+        what, steps = "its recovery is not finished, and waits for", "recovers and closes"
+    why = f"{entry}{_states(facts, *states)}".removesuffix("; ")
     return Message(
-        f"its open last fragment is left to its {owner} for the open-ledger grace ({entry}{_states(facts, *states)})",
-        f"Then it is {steps}, and its copies are repaired.{doubt}{_trust(facts)}",
+        f"{what} the open-ledger grace" + (f" ({why})" if why else ""),
+        _trust(facts).strip(),
+        f"Then a worker {steps} it, and repairs its copies.{doubt}",
     )
 
 
@@ -161,12 +190,12 @@ def _open_fragment(ledger_id: int, facts: Facts) -> Message:
     if facts.is_in_recovery:
         doubt = f"; {end_doubt_text(facts)}" if facts.is_end_doubtful else ""
         return Message(
-            "its recovery was begun and never finished. It must be finished before anything is copied"
-            + doubt,
+            f"its recovery was begun and not finished{doubt}",
+            outlook="A worker finishes the recovery before it copies anything.",
         )
     advice = (
-        f"Its writer must close it. If the writer is gone, run `bookmender ledger close {ledger_id} --yes`, with "
-        "`--force` if nobody knows whether it is gone."
+        "Its writer must close it. If the writer has stopped, run `bookmender ledger close "
+        f"{ledger_id} --yes`; add `--force` if that is not certain."
     )
     if facts.draining:
         drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
@@ -176,16 +205,45 @@ def _open_fragment(ledger_id: int, facts: Facts) -> Message:
     )
 
 
-def _no_copy(facts: Facts) -> Message:
-    if facts.withheld_count is not None:
-        count = f"{facts.withheld_count:,}" if facts.withheld_count else "an unknown number"
-        return Message(f"copies of other entries that are not made for the same reason: {count}")
-    what = f"no good copy is available of {_entries(facts)}"
-    where = _states(facts, "absent", "decommissioned", "in_maintenance")
-    what += f"; may have one: {where}" if where else "; no absent bookie should have one"
-    if facts.are_others_unasked:
-        what += " (bookies of other fragments were not asked)"
-    return Message(what, f"Start {_names(facts.absent)}." if facts.absent else "")
+def _no_copies(parts: Sequence[Facts]) -> Message:
+    """Return one message for all parts of a ledger without a good copy: their entries and which
+    bookies may have them, then once which bookies to start."""
+    lacking = [facts for facts in parts if facts.withheld_count is None]
+    told = list(dict.fromkeys(f"{_entries(facts)}, {_holders(facts)}" for facts in lacking))
+    whats = []
+    if len(told) == 1:
+        whats.append(f"no bookie that answers has a good copy of {told[0]}")
+    elif told:
+        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(told, start=1))
+        whats.append(f"no bookie that answers has a good copy of {listed}")
+    if withheld := [count for facts in parts if (count := facts.withheld_count) is not None]:
+        how_many = f"{sum(withheld):,}" if all(withheld) else "an unknown number of"
+        whats.append(
+            f"{how_many} copies of other entries wait for these entries"
+            if told
+            else f"{how_many} copies wait, because other entries of the same fragments have no "
+            "good copy"
+        )
+    absent = [bookie for facts in parts for bookie in facts.absent]
+    return Message("; ".join(whats), f"Start {_names(absent)}." if absent else "")
+
+
+def _holders(facts: Facts) -> str:
+    """Return which bookies may have a good copy of entries that no other bookie has."""
+    absent = [bookie for bookie in facts.absent if bookie not in facts.in_maintenance]
+    holders = [
+        f"{_names(bookies)} ({state})"
+        for bookies, state in (
+            (absent, "absent"),
+            (facts.in_maintenance, "in maintenance"),
+            (facts.decommissioned, "decommissioned"),
+        )
+        if bookies
+    ]
+    unasked = " (bookies of other fragments were not asked)" if facts.are_others_unasked else ""
+    if not holders:
+        return f"and no absent bookie should have one{unasked}"
+    return f"but {' or '.join(holders)} may have one{unasked}"
 
 
 def _no_target(facts: Facts) -> Message:
@@ -194,8 +252,8 @@ def _no_target(facts: Facts) -> Message:
         missing = (*facts.absent, *facts.decommissioned, *facts.superseded, *facts.unresponsive)
         start = f"Start {_names(missing)}, or add" if missing else "Add"
         return Message(
-            f"recovery must store the last entries on {facts.ack_quorum} bookies (the ack quorum), and no bookie may "
-            f"join: {why}",
+            f"recovery must store the last entries on {facts.ack_quorum} bookies (the ack quorum), "
+            f"and no bookie may join: {why}",
             f"{start} a bookie.",
         )
     options = []
@@ -219,12 +277,13 @@ def _no_target(facts: Facts) -> Message:
 def _exclusions(facts: Facts) -> str:
     errors = "; ".join(facts.errors)
     if facts.excluded is None:
-        return f"the placement policy allows none: {errors}"
+        return "the placement policy allows none" + (f": {errors}" if errors else "")
     if not facts.excluded:
         return "no bookie is writable"
     counts = ", ".join(f"{count} {_EXCLUSIONS[exclusion]}" for exclusion, count in facts.excluded)
     total = sum(count for _, count in facts.excluded)
-    return f"of {total} writable {counts}" + (f" ({errors})" if errors else "")
+    writable = "1 writable bookie is" if total == 1 else f"{total} writable bookies are"
+    return f"{writable} excluded: {counts}" + (f" ({errors})" if errors else "")
 
 
 _EXCLUSIONS = {
@@ -245,47 +304,47 @@ def _no_answer(facts: Facts) -> Message:
         told.insert(0, f"no bookie answered for {_entries(facts)}")
     if facts.unresponsive:
         told.insert(0, f"no answer from {_names(facts.unresponsive)}")
-    return Message(": ".join(told))
+    return Message(": ".join(told) or "a bookie did not answer")
 
 
-def _recovery_failed(ledger_id: int, facts: Facts) -> Message:
+def _end_damaged(ledger_id: int, facts: Facts) -> Message:
     close = f"bookmender ledger close {ledger_id} --accept-loss --force"
-    advice = (
-        f"If no bookie will ever return a good copy, `{close}` shows which entries would be given up; "
-        f"with `--yes` it closes the ledger before them."
-        if facts.is_end_damaged
-        else ""
+    return Message(
+        _with_untrusted(facts, otherwise="an entry at its end has damaged copies only"),
+        f"If no bookie will ever return a good copy, `{close}` shows which entries would be given "
+        f"up. With `--yes` it closes the ledger before these entries.{_trust(facts)}",
     )
-    return Message(_with_untrusted(facts), (advice + _trust(facts)).strip())
 
 
 def _end_unproven(ledger_id: int, facts: Facts) -> Message:
     close = f"`bookmender ledger close {ledger_id} --accept-loss --yes`"
     if facts.needed:
         advice = (
-            f"Start enough of {_names(facts.needed)} (empty, if their data is gone): nothing closes the ledger before. "
-            f"If its end is still not provable, run {close}."
+            f"Start enough of {_names(facts.needed)}, even without their data: the ledger cannot "
+            f"be closed before. If its end still cannot be proven then, run {close}."
         )
     elif facts.unresponsive:
         advice = (
-            f"Start {_names(facts.unresponsive)}. If they never return, {close} closes the ledger after the last entry "
-            "that is left."
+            f"Start {_names(facts.unresponsive)}. If they never return, {close} closes the ledger "
+            "after the last entry that is left."
         )
     else:
         advice = f"{close} closes the ledger after the last entry that is left."
-    return Message(_with_untrusted(facts), advice + _trust(facts))
+    what = _with_untrusted(facts, otherwise="its end cannot be proven")
+    return Message(what, advice + _trust(facts))
 
 
-def _with_untrusted(facts: Facts) -> str:
-    return "; ".join(facts.errors) + _where(facts, "reformatted")
+def _with_untrusted(facts: Facts, *, otherwise: str) -> str:
+    """Return the errors and the reformatted bookies. ``otherwise``: the text without errors."""
+    return ("; ".join(facts.errors) or otherwise) + _where(facts, "reformatted")
 
 
 def _write_refused(facts: Facts) -> Message:
     if facts.metadata_bytes is None or facts.request_bytes_max is None:
-        return Message("; ".join(facts.errors))
+        return Message("; ".join(facts.errors) or "ZooKeeper refuses its new metadata")
     return Message(
-        f"its metadata of {facts.metadata_bytes:,} bytes is too large to be written again: zookeeper.request_bytes_max "
-        f"is {facts.request_bytes_max:,}",
+        f"its metadata of {facts.metadata_bytes:,} bytes is too large to be written again: "
+        f"zookeeper.request_bytes_max is {facts.request_bytes_max:,}",
         "Raise it on all nodes if jute.maxbuffer of the servers allows more.",
     )
 
@@ -293,8 +352,8 @@ def _write_refused(facts: Facts) -> Message:
 def _left_to_others(facts: Facts) -> Message:
     if facts.local is not None:
         return Message(
-            f"this node may copy to its bookie {facts.local} only (replication.target is local), and that bookie cannot "
-            "receive the copy"
+            f"this node may copy to its bookie {facts.local} only (replication.target is local), "
+            "and that bookie cannot receive the copy"
         )
     if facts.lacking:
         return Message(f"the next try reads all copies on {_names(facts.lacking)}")
@@ -331,9 +390,7 @@ def _where(facts: Facts, *states: str) -> str:
 
 
 def _names(bookies: Iterable[BookieId]) -> str:
-    listed = list(dict.fromkeys(bookies))
-    more = ", …" if len(listed) > BOOKIES_SHOWN_MAX else ""
-    return ", ".join(listed[:BOOKIES_SHOWN_MAX]) + more
+    return shortened(list(dict.fromkeys(bookies)), at_most=BOOKIES_SHOWN_MAX)
 
 
 def _commands(bookies: Sequence[BookieId], command: str) -> str:
@@ -361,8 +418,8 @@ def _trust(facts: Facts) -> str:
     if not facts.are_all_reformatted:
         return ""
     return (
-        " Every bookie was set up after the ledger. If ZooKeeper was imported, or bookie ids changed, and no disk was "
-        "wiped, run `bookmender bookie trust-identities`."
+        " The cookies of all bookies are newer than the ledger. If ZooKeeper was imported, or "
+        "bookie ids changed, and no disk was erased, run `bookmender bookie trust-identities`."
     )
 
 
@@ -378,7 +435,10 @@ def end_doubt_text(facts: Facts) -> str:
 
 def earlier_metadata_hint(ledger_id: int) -> str:
     """Return what helps if metadata cannot be read."""
-    return f"`bookmender ledger restore {ledger_id}` lists earlier metadata, if it was written on this host"
+    return (
+        f"`bookmender ledger restore {ledger_id}` lists earlier metadata, if it was written on "
+        "this host"
+    )
 
 
 def copy_doubt_text(ledger_id: int, doubt: CopyDoubt | Blocked) -> str:
@@ -386,13 +446,13 @@ def copy_doubt_text(ledger_id: int, doubt: CopyDoubt | Blocked) -> str:
     if isinstance(doubt, Blocked):
         return f"the copies cannot be checked: {blocked_text(ledger_id, doubt)}"
     if doubt.entry_count is None:
-        state = "is not registered" if doubt.verdict is Verdict.LOST else "lacks entries"
+        state = "is not registered" if doubt.verdict is Verdict.BOOKIE_ABSENT else "lacks entries"
         return f"{doubt.bookie} of the open last fragment {state}"
     entries = f"{doubt.entry_count:,} entries from {doubt.first_entry_id} to {doubt.last_entry_id}"
     match doubt.verdict:
-        case Verdict.LOST:
+        case Verdict.BOOKIE_ABSENT:
             return f"{doubt.bookie} is not registered: {entries} would lack a copy"
-        case Verdict.AWAY:
+        case Verdict.IN_MAINTENANCE:
             return f"{doubt.bookie} is in maintenance, and may not have its {entries}"
         case Verdict.MISSING:
             return f"{doubt.bookie} lacks {doubt.bad_count:,} of its {entries}"

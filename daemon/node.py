@@ -1,12 +1,12 @@
-"""One node: starts its services, runs until SIGTERM or SIGINT, and stops the services in reverse
-order."""
+"""One node: starts its services and its HTTP server, runs until SIGTERM or SIGINT, and stops them
+in reverse order. SIGHUP reloads the settings."""
 
 import asyncio
 import gc
 import os
 import signal
-import threading
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, closing
 from functools import partial
 
@@ -14,10 +14,15 @@ import structlog
 import uvloop
 
 from auditor.ledger_map_updater import RecentWrites
+from daemon.live_settings import LOG_SETTINGS, RELOADABLE, LiveSettings, reload
+from daemon.logs import set_up_logs
+from daemon.main_loop import MainLoop, Request
 from daemon.observe.node import ReportFile, run_observer_session
 from daemon.observe.observing import open_observing
 from daemon.placement import check_rack_sources
+from daemon.role_state import NodeService, RoleState
 from daemon.roles import new_outages, run_auditor_session, run_worker_session
+from daemon.service_manager import ServiceManager
 from daemon.session import open_session
 from daemon.settings import Settings
 from daemon.state import open_journal, state_dir
@@ -31,42 +36,74 @@ log = structlog.get_logger()
 OpenSession = AbstractAsyncContextManager[object]
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (*STOP_SIGNALS, signal.SIGHUP)
 STOP_TIMEOUT_S = 4.0
 """Deadline for stopping all services. Closing a session releases its locks and its vote at once."""
+HTTP_STOP_TIMEOUT_S = 1.0
 
 YOUNG_OBJECTS_MAX = 100_000
 """Number of new objects after which the garbage collector looks for cycles. Python's default of 700
 is less than the ledgers under repair need at any moment."""
 
+SWITCH_INTERVAL_S = 0.0005
+"""Longest time for which a busy thread keeps the interpreter from another one. A request to
+ZooKeeper needs the interpreter several times on kazoo's thread. With Python's default of 5 ms it
+takes up to twice as long while the loop is busy."""
 
-def run_node(settings: Settings) -> int:
+
+def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> int:
     """Run until a signal, and return the exit code. Raises BookmenderError if the node cannot
-    start."""
+    start. ``read_settings``: reads them again, for a reload; it raises SettingsError."""
+    live = LiveSettings(settings)
+    with closing(ServiceManager.from_environment(os.environ)) as manager:
+        manager.show("looking for the cluster")
+        return _run_mode(live, manager, read_settings)
+
+
+def _run_mode(
+    live: LiveSettings, manager: ServiceManager, read_settings: Callable[[], Settings]
+) -> int:
+    settings = live.current
     _step_back(settings.node.nice)
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
-        report = ReportFile(state_dir(settings))
-        session = partial(run_observer_session, settings, report, new_outages(settings))
-        observer = ServiceThread("observer", session, loop_factory=uvloop.new_event_loop)
-        return _run(settings, [observer], partial(open_observing, settings))
+        report, state = ReportFile(state_dir(settings)), RoleState("observer")
+        session = partial(run_observer_session, settings, report, new_outages(settings), state)
+        observer = _role("observer", session, state)
+        reread = partial(
+            reload, live, read_settings, reloadable=LOG_SETTINGS, apply_log=set_up_logs
+        )
+        loop = MainLoop([observer], manager, reload=reread)
+        return _run(live, [observer], partial(open_observing, settings), loop)
     with closing(open_journal(settings)) as journal:
         journal.try_out()
-        roles = _roles(settings, journal)
-        return _run(settings, roles, partial(open_session, settings, Role.WORKER, journal))
+        roles = _roles(live, journal)
+        reread = partial(reload, live, read_settings, reloadable=RELOADABLE, apply_log=set_up_logs)
+        loop = MainLoop(roles, manager, reload=reread)
+        return _run(live, roles, partial(open_session, live, Role.WORKER, journal), loop)
 
 
 def _run(
-    settings: Settings, roles: Sequence[ServiceThread], open_once: Callable[[], OpenSession]
+    live: LiveSettings,
+    roles: Sequence[NodeService],
+    open_once: Callable[[], OpenSession],
+    loop: MainLoop,
 ) -> int:
     """Check the cluster, then run the services until a signal.
 
     ``open_once``: opens a session once in this thread, so that errors are reported before any
     service starts.
     """
+    settings = live.current
+    # On a terminal SIGHUP means that the terminal was closed.
+    is_reloading = not (sys.stdin and sys.stdin.isatty())
+    if is_reloading:
+        signal.signal(signal.SIGHUP, lambda *_: loop.ask(Request.RELOAD))
     check_cluster(open_once)  # holds no lock, so a signal may stop it at once
-    stop = threading.Event()
-    for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+    http = _http(live, roles)
+    threads = [role.thread for role in roles]
+    for number in STOP_SIGNALS if is_reloading else SIGNALS:
+        signal.signal(number, lambda *_: loop.ask(Request.STOP))
     log.info(
         "node.started",
         pid=os.getpid(),
@@ -76,9 +113,14 @@ def _run(
         replication=settings.replication.enabled,
     )
     _spare_the_collector()
-    _start(roles)
-    stop.wait()
-    is_stopped = _stop(roles)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    _start([*http, *threads])
+    loop.run()
+    for server in http:  # the services do not wait for it: they hold locks, and it holds none
+        server.stop(timeout_s=0)
+    is_stopped = _stop(threads)
+    for server in http:
+        server.stop(timeout_s=HTTP_STOP_TIMEOUT_S)
     log.info("node.stopped", is_clean=is_stopped)
     return 0 if is_stopped else 1
 
@@ -110,12 +152,12 @@ def _start(roles: Sequence[ServiceThread]) -> None:
 
     Linux may deliver a signal to any thread if the process was stopped when the signal arrived.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         for role in roles:
             role.start()
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _stop(roles: Sequence[ServiceThread]) -> bool:
@@ -140,19 +182,34 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
         raise cause from group
 
 
-def _roles(settings: Settings, journal: MetadataJournal) -> list[ServiceThread]:
+def _http(live: LiveSettings, roles: Sequence[NodeService]) -> list[ServiceThread]:
+    """Return the thread of the HTTP server, if it is enabled."""
+    if not live.current.http.enabled:
+        return []
+    from daemon.http.server import http_thread  # 11 MB, which a node without HTTP need not load
+
+    return [http_thread(live, roles)]
+
+
+def _role(name: str, session: Callable[[], Awaitable[None]], state: RoleState) -> NodeService:
+    """Return a service with a thread of its own, named ``name``."""
+    thread = ServiceThread(name, session, loop_factory=uvloop.new_event_loop)
+    return NodeService(thread=thread, state=state)
+
+
+def _roles(live: LiveSettings, journal: MetadataJournal) -> list[NodeService]:
     """Return the enabled services in start order. Raises SettingsError if none is enabled."""
-    roles: list[ServiceThread] = []
+    settings = live.current
+    roles: list[NodeService] = []
     recent_writes = RecentWrites()
     if settings.replication.enabled:
-        session = partial(run_worker_session, settings, journal, recent_writes)
-        roles.append(
-            ServiceThread("replication-worker", session, loop_factory=uvloop.new_event_loop)
-        )
+        state = RoleState("worker")
+        session = partial(run_worker_session, live, journal, recent_writes, state)
+        roles.append(_role("replication-worker", session, state))
     if settings.auditor.enabled:
-        outages = new_outages(settings)
-        session = partial(run_auditor_session, settings, journal, outages, recent_writes)
-        roles.append(ServiceThread("auditor", session, loop_factory=uvloop.new_event_loop))
+        outages, state = new_outages(settings), RoleState("auditor")
+        session = partial(run_auditor_session, live, journal, outages, recent_writes, state)
+        roles.append(_role("auditor", session, state))
     if not roles:
         raise SettingsError("auditor.enabled and replication.enabled are both false: nothing to do")
     return roles

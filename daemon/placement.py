@@ -22,7 +22,6 @@ from pathlib import Path
 import structlog
 
 from daemon.session import Session
-from daemon.threads import in_daemon_thread
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, SettingsError, UnavailableError
 from ledgers.model import BookieId
@@ -39,6 +38,7 @@ from ledgers.placement import (
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH
 from ledgers.placement.topology import Racks, clean_rack
 from ledgers.store import MetadataStore
+from ledgers.tasks import in_daemon_thread
 from replication.cluster import IsolationGroups, ViewSource
 from replication.racks import (
     RackKeeper,
@@ -71,7 +71,7 @@ def check_rack_sources(settings: PlacementSettings) -> None:
         except OSError as error:
             raise SettingsError(
                 f"placement.racks_file is {settings.racks_file!r}, which cannot be read "
-                f"({error.strerror}): put it there, or empty the setting",
+                f"({error.strerror}). Create the file, or empty the setting",
                 setting="placement.racks_file",
             ) from error
     if settings.racks_script:
@@ -81,8 +81,8 @@ def check_rack_sources(settings: PlacementSettings) -> None:
             program = []
         if not program or shutil.which(program[0]) is None:
             raise SettingsError(
-                f"placement.racks_script is {settings.racks_script!r}, which is no command that can be run: "
-                "see that it is there and executable, or empty the setting",
+                f"placement.racks_script is {settings.racks_script!r}, which cannot be run. Check "
+                "that it exists and is executable, or empty the setting",
                 setting="placement.racks_script",
             )
 
@@ -124,10 +124,10 @@ class FileRacks:
             return parse_rack_file(await in_daemon_thread(partial(self._path.read_text, "utf-8")))
         except OSError as error:
             raise UnavailableError(
-                f"cannot be read: {error.strerror}; put it there, or empty placement.racks_file"
+                f"cannot be read: {error.strerror}. Create it, or empty placement.racks_file"
             ) from error
         except UnicodeDecodeError as error:
-            raise CorruptionError("is not a text in UTF-8") from error
+            raise CorruptionError("is not UTF-8 text") from error
 
     async def changes(self) -> AsyncGenerator[None, None]:
         seen = await in_daemon_thread(self._stamp)
@@ -220,7 +220,7 @@ def run_bounded(
             )
         except OSError as error:
             raise UnavailableError(
-                f"cannot be run: {error.strerror}; see that it is there and executable, "
+                f"cannot be run: {error.strerror}. Check that it exists and is executable, "
                 "or empty placement.racks_script"
             ) from error
         on_start(process)
@@ -252,8 +252,8 @@ async def resolve_host(host: str) -> str | None:
     """Return the host's IP address; None if it does not resolve in time."""
     try:
         async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, None, type=socket.SOCK_STREAM
+            found = await in_daemon_thread(
+                partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
             )
     except (OSError, TimeoutError, UnicodeError):  # UnicodeError: a label that is too long
         return None
@@ -306,7 +306,7 @@ async def load_placement(
         log.warning(
             "racks.unused",
             path=PULSAR_RACKS_PATH,
-            next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", as Pulsar goes by it',
+            next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", because Pulsar uses it',
         )
     policy = RuledPlacement(
         rule_of(settings),

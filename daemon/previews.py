@@ -16,6 +16,7 @@ from daemon.local_bookie import local_bookie
 from daemon.placement import load_placement
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
+from ledgers.bookie_auth import bookie_connector
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
 from ledgers.digest import EntryDigest
@@ -25,7 +26,7 @@ from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView, ViewSource
 from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
-from replication.ledger_record import UnprovenEnd, unproven_among, unproven_ledger_ids
+from replication.ledger_record import UnprovenEnd, all_unproven, unproven_among
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
 from replication.orders import DrainOrder, OrderStore
 from replication.preview import Preview, Previewer
@@ -87,9 +88,10 @@ async def plan_for(
         require_known([bookie], await known_bookies(cluster))
         chosen = await ledgers_of(cluster, bookie, limit=limit)
     else:
-        chosen = await most_endangered(cluster, limit=limit)
+        chosen = await most_urgent(cluster, limit=limit)
         none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
-        every_unproven = await unproven_ledger_ids(cluster.store, cluster.manager, cluster.paths)
+        ends = await all_unproven(cluster.store, cluster.manager, cluster.paths)
+        every_unproven = [end.ledger_id for end in ends]
     previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
     return Previews(
         ledgers=previews,
@@ -128,7 +130,7 @@ async def preview_all(
         return await gather_in_parts(preview, ledger_ids, at_once=LEDGERS_AT_ONCE)
 
 
-async def most_endangered(cluster: AdminSession, *, limit: int) -> SelectedLedgers:
+async def most_urgent(cluster: AdminSession, *, limit: int) -> SelectedLedgers:
     """Select the most urgent ledgers of both trees of marks.
 
     The order is: the leader's list of urgent ledgers, then the number of missing bookies, then the
@@ -215,6 +217,7 @@ async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
         clock=clock,
         rng=rng,
         reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie),
+        connector=bookie_connector(cluster.settings.security),
     ) as bookies:
         inspector = Inspector(
             manager=cluster.manager,
@@ -244,7 +247,7 @@ async def open_previewer(
     draining."""
     ours = cluster.settings
     async with open_inspection(cluster) as inspection:
-        local = local_bookie(ours.node.bookie_id, inspection.view)
+        local = await local_bookie(ours.node.bookie_id, inspection.view)
         placement = await load_placement(
             ours.placement,
             store=cluster.store,

@@ -16,12 +16,14 @@ from typing import Any
 from auditor.absence import Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
+from auditor.backlog import Backlog
 from auditor.checks.base import FindingReporter
-from auditor.checks.copies import CopyReader
+from auditor.checks.copies import CopyInspector
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.finding_marker import FindingMarker
 from auditor.fsck.results.summary import meter_last
+from auditor.history_cleaner import HistoryCleaner
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
 from auditor.loss_tracker import LossTracker
 from auditor.mark_reasons import Findings
@@ -29,24 +31,39 @@ from auditor.marker import Marker
 from auditor.recheck import CopyRecheck
 from auditor.records import Records
 from auditor.safety_hold import SafetyHolds
+from checkpoints.feed_ledgers import FeedLostError
+from checkpoints.publisher import FeedPublisher
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
+from daemon.live_settings import LiveSettings
 from daemon.placement import SessionPlacement, session_placement
+from daemon.role_state import RoleState
 from daemon.session import Session, open_session, tell_of_returns
 from daemon.settings import Settings
+from ledgers.appending import BookiePool
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
-from ledgers.errors import LeadershipLostError
+from ledgers.errors import (
+    DamagedEndError,
+    LeadershipLostError,
+    UnavailableError,
+    UnprovenEndError,
+)
 from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.manager import VersionedMetadata
+from ledgers.placement import Candidate
+from ledgers.quorum import RecoveredEnd
+from ledgers.recovery import recover_ledger
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.client_activity import ActivitySource
 from replication.copier import Copier
 from replication.disk_space import DiskSpaceSource
+from replication.history import Event, History, HistoryWriter, Kind
 from replication.inspection import Inspector
 from replication.journal import MetadataJournal
-from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.ledger_record import WaitingNotesWriter
 from replication.nodes import Role
 from replication.open_ledgers import OpenLedgers
 from replication.racks import RackMemory
@@ -59,12 +76,16 @@ from replication.worker import ReplicationWorker
 
 
 async def run_worker_session(
-    settings: Settings, journal: MetadataJournal, recent_writes: RecentWrites
+    live: LiveSettings,
+    journal: MetadataJournal,
+    recent_writes: RecentWrites,
+    state: RoleState,
 ) -> None:
     """Repair marked ledgers until the session ends. ``recent_writes``: receives metadata writes for
-    this node's ledger map."""
-    async with open_worker(settings, journal, on_written=recent_writes.keep) as opened:
-        await opened.worker.run()
+    this node's ledger map. ``state``: where the service publishes what it does."""
+    async with open_worker(live, journal, on_written=recent_writes.keep) as opened:
+        with state.in_session(opened.session.store), state.working(opened.worker):
+            await opened.worker.run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +104,7 @@ def _whole_queue(session: Session, batcher: Batcher) -> Queue:
 
 @asynccontextmanager
 async def open_worker(
-    settings: Settings,
+    live: LiveSettings,
     journal: MetadataJournal,
     *,
     role: Role = Role.WORKER,
@@ -93,9 +114,10 @@ async def open_worker(
     """Open a session and build a worker in it. Raises what ``open_session`` raises; the end of the
     session ends the body."""
     async with AsyncExitStack() as stack:
-        session = await stack.enter_async_context(open_session(settings, role, journal))
+        settings = live.current
+        session = await stack.enter_async_context(open_session(live, role, journal))
         budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
-        bulk = BulkTransfers(budgets, resolve=session.views.resolve)
+        bulk = BulkTransfers(budgets, resolve=session.views.resolve, connector=session.connector)
         bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
         batcher = Batcher(session.store, [session.membership.guard])
@@ -120,6 +142,7 @@ async def open_worker(
             disk_spaces=disk_spaces,
             quarantine=quarantine,
             on_written=on_written,
+            history=_history(session, batcher),
         )
         worker = parts.worker()
         activity = ActivitySource(session.store, session.paths, session.clock)
@@ -128,10 +151,14 @@ async def open_worker(
                 tasks.create_task(work)
                 for work in (
                     batcher.run(),
+                    parts.history.run(),
                     parts.recorder.run(),
                     *parts.rechecks(role),
-                    _keep_to_our_share(settings, session, budgets),
-                    keep_to_pace(settings, session.views, bulk, batcher),
+                    keep_to_our_share(
+                        live, session.views, session.membership, budgets, clock=session.clock
+                    ),
+                    keep_to_pace(live, session.views, bulk, batcher),
+                    live.follow(lambda now: worker.apply(now.replication), clock=session.clock),
                     activity.run(),
                     yield_to_clients(
                         activity, session.membership, bulk, batcher, clock=session.clock
@@ -147,6 +174,16 @@ async def open_worker(
                 task.cancel()
 
 
+def _history(session: Session, batcher: Batcher) -> HistoryWriter:
+    return HistoryWriter(
+        batcher,
+        session.paths,
+        owner=session.membership.uuid,
+        node=session.node,
+        clock=session.clock,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs a __dict__
 class _Parts:
     """Builds the parts of one worker."""
@@ -160,6 +197,7 @@ class _Parts:
     disk_spaces: DiskSpaceSource
     quarantine: Quarantine
     on_written: OnWritten
+    history: HistoryWriter
 
     @cached_property
     def recorder(self) -> CopyRecorder:
@@ -184,7 +222,7 @@ class _Parts:
             paths=session.paths,
             queue=self.queue,
             views=session.views,
-            reader=CopyReader(
+            inspector=CopyInspector(
                 manager=session.manager,
                 bookies=QuarantiningBookies(self.bookies, self.quarantine),
                 views=session.views,
@@ -194,7 +232,7 @@ class _Parts:
             ),
             reports=FindingReporter(
                 FindingMarker(session.store, batcher, session.paths, session.clock),
-                Findings(session.store, batcher, session.paths, session.clock),
+                Findings(session.store, batcher, session.paths, session.clock, self.history),
             ),
             after_s=after_s,
             clock=session.clock,
@@ -209,17 +247,12 @@ class _Parts:
             repairer=self._repairer(),
             views=session.views,
             notes=WaitingNotesWriter(session.store, self.batcher, session.paths),
-            ends=UnprovenEnds(
-                session.store,
-                self.batcher,
-                session.paths,
-                manager=session.manager,
-                clock=session.clock,
-            ),
+            manager=session.manager,
             settings=self.settings.replication,
             node=session.node,
             clock=session.clock,
             rng=session.rng,
+            history=self.history,
         )
 
     def _repairer(self) -> Repairer:
@@ -248,6 +281,7 @@ class _Parts:
                 fallback_digest=fallback_digest,
                 target_selector=target_selector,
                 clock=session.clock,
+                history=self.history,
             ),
             copier=Copier(answering, target_selector),
             recorder=self.recorder,
@@ -269,12 +303,6 @@ class _Parts:
         )
 
 
-async def _keep_to_our_share(settings: Settings, session: Session, budgets: Budgets) -> None:
-    await keep_to_our_share(
-        settings, session.views, session.membership, budgets, clock=session.clock
-    )
-
-
 async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:
     """Pause copies while the session is disconnected: the locks may be lost (rule S3)."""
     while True:
@@ -284,6 +312,10 @@ async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> 
         bulk.resume()
 
 
+ACTIVITY_READS_IN_FLIGHT_MAX = 64
+"""Reads of the last entries of open ledgers in flight at one bookie."""
+FEED_READS_IN_FLIGHT_MAX = 64
+"""Reads of the feed's own ledgers in flight at one bookie."""
 SESSION_TIMEOUT_LEAST_S = 4.0
 """ZooKeeper's default lower bound of a session timeout: two ticks."""
 
@@ -297,84 +329,140 @@ def new_outages(settings: Settings) -> Outages:
 
 
 async def run_auditor_session(
-    settings: Settings, journal: MetadataJournal, outages: Outages, recent_writes: RecentWrites
+    live: LiveSettings,
+    journal: MetadataJournal,
+    outages: Outages,
+    recent_writes: RecentWrites,
+    state: RoleState,
 ) -> None:
     """Stand for election, and audit while elected. Ends with SessionLostError, LeadershipLostError
     or another error.
 
     ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over
-    without reading them again.
+    without reading them again. ``state``: where the service publishes what it does.
     """
     async with (
-        open_session(settings, Role.AUDITOR, journal) as session,
+        open_session(live, Role.AUDITOR, journal) as session,
         asyncio.TaskGroup() as tasks,
     ):
-        tasks.create_task(outages.follow(session.store))
-        updater = LedgerMapUpdater(
-            store=session.store,
-            manager=session.manager,
-            clock=session.clock,
-            rescan_interval_s=settings.auditor.rescan_interval_s,
-            recent_writes=recent_writes,
-        )
-        if settings.auditor.standbys_keep_ledger_map:
-            tasks.create_task(updater.run())
-        # Prepared before the election, so that a new leader can act at once.
-        placement = await session_placement(session, settings.placement)
-        tasks.create_task(placement.run())
-        election = Election(
-            session.store,
-            session.paths,
-            session.membership,
-            candidate=session.node,
-            clock=session.clock,
-        )
-        leadership = await election.win()
-        tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
-        if not settings.auditor.standbys_keep_ledger_map:
-            tasks.create_task(updater.run())
-        await _lead(settings, session, leadership, updater, placement, outages)
+        with state.in_session(session.store), state.working():
+            await _audit(live, session, tasks, outages, recent_writes, state)
+
+
+async def _audit(
+    live: LiveSettings,
+    session: Session,
+    tasks: asyncio.TaskGroup,
+    outages: Outages,
+    recent_writes: RecentWrites,
+    state: RoleState,
+) -> None:
+    settings = live.current
+    tasks.create_task(outages.follow(session.store))
+    updater = LedgerMapUpdater(
+        store=session.store,
+        manager=session.manager,
+        clock=session.clock,
+        rescan_interval_s=settings.auditor.rescan_interval_s,
+        recent_writes=recent_writes,
+    )
+    if settings.auditor.standbys_keep_ledger_map:
+        tasks.create_task(updater.run())
+    # Prepared before the election, so that a new leader can act at once.
+    placement = await session_placement(session, settings.placement)
+    tasks.create_task(placement.run())
+    election = Election(
+        session.store,
+        session.paths,
+        session.membership,
+        candidate=session.node,
+        clock=session.clock,
+    )
+    leadership = await election.win()
+    tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+    if not settings.auditor.standbys_keep_ledger_map:
+        tasks.create_task(updater.run())
+    await _lead(live, session, leadership, updater, placement, outages, state)
 
 
 async def _lead(
-    settings: Settings,
+    live: LiveSettings,
     session: Session,
     leadership: Leadership,
     updater: LedgerMapUpdater,
     placement: SessionPlacement,
     outages: Outages,
+    state: RoleState,
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
+    settings = live.current
     batcher = Batcher(session.store, leadership.guards)
+    history = _history(session, batcher)
+    history.record(Event(kind=Kind.LEADER_ELECTED))
     records = Records(session.store, batcher, session.paths)
-    findings = Findings(session.store, batcher, session.paths, session.clock)
-    auditor = _auditor(settings, session, batcher, updater, placement, records, outages)
+    findings = Findings(session.store, batcher, session.paths, session.clock, history)
+    holds = _holds(settings, session, batcher, placement, history)
+    auditor = _auditor(settings, session, batcher, updater, holds, records, outages, history)
     checks = LeaderChecks(
-        settings=settings,
+        live=live,
         session=session,
         batcher=batcher,
         updater=updater,
         findings=findings,
         placement=placement,
         is_audit_pending=lambda: auditor.is_loss_pending,
+        history=history,
     )
-    drainer = _drainer(session, batcher, updater, records)
+    drainer = _drainer(session, batcher, updater, records, history)
+    cleaner = HistoryCleaner(session.store, batcher, session.paths, session.clock)
     teller = LedgerMapReporter(
         updater, records.write_ledger_map, session_id=session.store.session_id, clock=session.clock
     )
-    async with asyncio.TaskGroup() as tasks:
-        for work in (
-            batcher.run(),
-            drainer.run(),
-            findings.run(),
-            _remember_racks(session, batcher, placement),
-            checks.run(),
-            teller.run(),
-            meter_last(session.store, session.paths),
-            _watch_activity(session, updater, records),
-        ):
-            tasks.create_task(work)
-        await auditor.run()
+    backlog = Backlog(
+        store=session.store,
+        paths=session.paths,
+        updater=updater,
+        losses=lambda: auditor.losses,
+        clock=session.clock,
+    )
+    with state.leading(backlog):
+        async with asyncio.TaskGroup() as tasks:
+            for work in (
+                batcher.run(),
+                history.run(),
+                cleaner.run(),
+                drainer.run(),
+                findings.run(),
+                records.keep_readable(session.clock),
+                _remember_racks(session, batcher, placement),
+                checks.run(),
+                teller.run(),
+                backlog.run(),
+                meter_last(session.store, session.paths),
+                _watch_activity(session, updater, records),
+                _write_feed(session, batcher, updater, placement),
+                live.follow(lambda now: holds.apply(now.hold), clock=session.clock),
+            ):
+                tasks.create_task(work)
+            await auditor.run()
+
+
+def _holds(
+    settings: Settings,
+    session: Session,
+    batcher: Batcher,
+    placement: SessionPlacement,
+    history: History,
+) -> SafetyHolds:
+    return SafetyHolds(
+        store=session.store,
+        batcher=batcher,
+        paths=session.paths,
+        settings=settings.hold,
+        clock=session.clock,
+        rack_of=placement.racks.rack,
+        history=history,
+    )
 
 
 def _auditor(
@@ -382,18 +470,11 @@ def _auditor(
     session: Session,
     batcher: Batcher,
     updater: LedgerMapUpdater,
-    placement: SessionPlacement,
+    holds: SafetyHolds,
     records: Records,
     outages: Outages,
+    history: History,
 ) -> Auditor:
-    holds = SafetyHolds(
-        store=session.store,
-        batcher=batcher,
-        paths=session.paths,
-        settings=settings.hold,
-        clock=session.clock,
-        rack_of=placement.racks.rack,
-    )
     tracker = LossTracker(
         store=session.store,
         paths=session.paths,
@@ -415,13 +496,20 @@ def _auditor(
         settings=settings.auditor,
         clock=session.clock,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
+        history=history,
     )
 
 
 async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: Records) -> None:
     """Watch client activity with separate connections, so that its few reads never wait behind
     checks."""
-    async with open_bookies(session.views.resolve, clock=session.clock, rng=session.rng) as bookies:
+    async with open_bookies(
+        session.views.resolve,
+        clock=session.clock,
+        rng=session.rng,
+        reads_in_flight_max=ACTIVITY_READS_IN_FLIGHT_MAX,
+        connector=session.connector,
+    ) as bookies:
         watch = ActivityWatch(
             store=session.store,
             paths=session.paths,
@@ -434,8 +522,75 @@ async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: 
         await watch.run()
 
 
+async def _write_feed(
+    session: Session, batcher: Batcher, updater: LedgerMapUpdater, placement: SessionPlacement
+) -> None:
+    """Write the change feed with separate connections, so that checks never delay it."""
+    views = session.views
+
+    async def writable() -> list[Candidate]:
+        return [
+            Candidate(bookie=bookie, rack=placement.racks.rack(bookie))
+            for bookie in sorted(views.current.receiving)
+        ]
+
+    async with open_bookies(
+        views.resolve,
+        clock=session.clock,
+        rng=session.rng,
+        reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX,
+        connector=session.connector,
+    ) as bookies:
+        pool = BookiePool(writable=writable, placement=placement.policy)
+
+        async def recover(found: VersionedMetadata) -> VersionedMetadata:
+            view = views.current
+
+            async def confirm(end: RecoveredEnd) -> None:
+                doubts = await views.doubts_about(view, members=end.members, believed=end.trusted)
+                if doubts:
+                    raise UnavailableError(f"bookies changed during recovery: {doubts}")
+
+            try:
+                return await recover_ledger(
+                    found,
+                    manager=session.manager,
+                    bookies=bookies,
+                    pool=pool,
+                    clock=session.clock,
+                    reformatted=view.initialised_after(found.stat.czxid),
+                    registered=view.answering,
+                    confirm=confirm,
+                )
+            except (UnprovenEndError, DamagedEndError) as error:
+                # No bookie will come back with the missing entries if all of them are here.
+                if not view.answering.issuperset(found.metadata.last_segment.ensemble):
+                    raise
+                raise FeedLostError(
+                    str(error), ledger_id=found.ledger_id, is_certain=False
+                ) from error
+
+        publisher = FeedPublisher(
+            store=session.store,
+            batcher=batcher,
+            paths=session.paths,
+            updater=updater,
+            manager=session.manager,
+            bookies=bookies,
+            pool=pool,
+            recover=recover,
+            clock=session.clock,
+            random=session.rng,
+        )
+        await publisher.run()
+
+
 def _drainer(
-    session: Session, batcher: Batcher, updater: LedgerMapUpdater, records: Records
+    session: Session,
+    batcher: Batcher,
+    updater: LedgerMapUpdater,
+    records: Records,
+    history: History,
 ) -> Drainer:
     return Drainer(
         store=session.store,
@@ -446,6 +601,7 @@ def _drainer(
         marker=Marker(session.store, batcher, session.paths.private, session.clock),
         records=records,
         clock=session.clock,
+        history=history,
     )
 
 
@@ -465,4 +621,4 @@ async def _remember_racks(session: Session, batcher: Batcher, placement: Session
 
 async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
     await vote_lost
-    raise LeadershipLostError("our vote is gone")
+    raise LeadershipLostError("our vote was deleted")

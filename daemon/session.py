@@ -16,17 +16,21 @@ from dataclasses import dataclass
 import structlog
 
 from daemon.limits import keep_to_requests_per_s
+from daemon.live_settings import LiveSettings
 from daemon.local_bookie import local_bookie
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
+from ledgers.bookie_auth import bookie_connector
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
 from ledgers.errors import SessionLostError
+from ledgers.host_names import Connector
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration, read_instance_id
+from ledgers.security import SecuritySettings
 from ledgers.store import MetadataStore
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
@@ -51,6 +55,8 @@ class Session:
     local: BookieId | None
     clock: SharedClock
     rng: random.Random
+    connector: Connector
+    """Opens connections to bookies, secured as the settings say."""
 
     @property
     def node(self) -> str:
@@ -68,12 +74,13 @@ class Session:
             clock=self.clock,
             rng=self.rng,
             settings=BookieClientSettings(),
+            connector=self.connector,
         )
 
 
 @asynccontextmanager
 async def open_session(
-    settings: Settings, role: Role, journal: MetadataJournal
+    live: LiveSettings, role: Role, journal: MetadataJournal
 ) -> AsyncIterator[Session]:
     """Open a session, register it as a live node and read a first view of the bookies. Closes the
     session at the end.
@@ -81,6 +88,7 @@ async def open_session(
     Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
     UnauthorizedError. The body is cancelled and SessionLostError raised when the session is lost.
     """
+    settings = live.current
     store = await open_store(settings, ends_with_loop=True)
     try:
         store.requests_per_s = settings.zookeeper.requests_per_s
@@ -88,7 +96,7 @@ async def open_session(
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
-                limiter = tasks.create_task(keep_to_requests_per_s(settings, session.views, store))
+                limiter = tasks.create_task(keep_to_requests_per_s(live, session.views, store))
                 ender = tasks.create_task(end_with_session(store))
                 ticker = tasks.create_task(session.membership.keep_synchronised(session.clock))
                 yield session
@@ -109,10 +117,11 @@ async def _join(
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     paths = ClusterPaths.below(uri.root)
+    await _compare_acl(store, uri.root, settings.security)
     await prepare_tree(store, paths)
     views = ViewSource(Registration(store, uri.root), clock, OrderStore(store, paths))
     view = await views.refresh()
-    local = local_bookie(settings.node.bookie_id, view)
+    local = await local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(
         role=role,
         host=socket.gethostname(),
@@ -133,13 +142,32 @@ async def _join(
         local=local,
         clock=clock,
         rng=random.Random(),
+        connector=bookie_connector(settings.security),
     )
+
+
+async def _compare_acl(store: ZooKeeperStore, root: str, security: SecuritySettings) -> None:
+    """Log a warning if the znodes that we create have other ACLs than those of BookKeeper.
+
+    The directory of cookies tells, because BookKeeper creates it with the ACL of all its znodes.
+    """
+    path = f"{root}/cookies"
+    is_restricted = await store.is_restricted(path)
+    expected = {None: security.zookeeper_acl, True: "creator", False: "open"}[is_restricted]
+    if expected != security.zookeeper_acl:
+        log.warning(
+            "acl.mismatched",
+            path=path,
+            zookeeper_acl=security.zookeeper_acl,
+            next_step=f'set security.zookeeper_acl = "{expected}", as the bookies\' '
+            "zkEnableSecurity requires",
+        )
 
 
 async def end_with_session(store: MetadataStore) -> None:
     """Wait for the end of the session, then raise SessionLostError."""
     await store.wait_lost()
-    raise SessionLostError("the ZooKeeper session is over")
+    raise SessionLostError("the ZooKeeper session has ended")
 
 
 async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:

@@ -27,6 +27,7 @@ from auditor.settings import AuditorSettings, ChecksSettings, HoldSettings
 from ledgers.codec.layout import MetadataUri
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError, SettingsError
+from ledgers.security import SecuritySettings
 from replication.settings import PlacementSettings, ReplicationSettings
 
 PORT_MAX = 65_535
@@ -175,6 +176,60 @@ class ZooKeeperSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpSettings:
+    """The section ``[http]``."""
+
+    enabled: bool = True
+    """False: the node opens no port."""
+    address: str = "127.0.0.1"
+    """IP address to listen on: 127.0.0.1 or ::1 for this host only, 0.0.0.0 or :: for all."""
+    port: int = 7318
+    """0: any free port, which the log event ``http.listening`` names."""
+    open_reads: bool = False
+    """True: everybody who reaches the port may read /api. False: only this host may, or a request
+    with the token. /metrics, /healthz and /readyz are always open."""
+    token_file: str = ""
+    """Absolute path of a file with the token that changes need. Empty: only client certificates
+    allow changes."""
+    certificate_file: str = ""
+    """Absolute path of the server's certificate and its chain, PEM. Empty: no TLS."""
+    key_file: str = ""
+    """The private key of the certificate, not encrypted. Empty: it is in ``certificate_file``."""
+    client_ca_file: str = ""
+    """Certificates of CAs. A client with a certificate of one of them needs no token. Empty: client
+    certificates are not asked for."""
+    java_metrics: str = "off"
+    """``standalone``: /metrics also has the metrics that Java's AutoRecovery exports, under its
+    names, for dashboards and alerts made for it. ``embedded``: as an AutoRecovery inside a bookie
+    names them, with the prefix replication_. ``off``: only bookmender's own metrics."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= PORT_MAX:
+            raise SettingsError.not_allowed("http.port", self.port, f"0 to {PORT_MAX}")
+        if not _is_address(self.address):
+            allowed = "an IP address, as in 127.0.0.1 or 0.0.0.0"
+            raise SettingsError.not_allowed("http.address", self.address, allowed)
+        for key in ("token_file", "certificate_file", "key_file", "client_ca_file"):
+            if (path := getattr(self, key)) and not Path(path).is_absolute():
+                allowed = "an absolute path, as in /etc/bookmender/token"
+                raise SettingsError.not_allowed(f"http.{key}", path, allowed)
+        for key in ("key_file", "client_ca_file"):
+            if getattr(self, key) and not self.certificate_file:
+                raise SettingsError(
+                    f"http.{key} has no effect alone: set http.certificate_file, too",
+                    setting=f"http.{key}",
+                )
+        if self.java_metrics not in ("off", "standalone", "embedded"):
+            allowed = "off, standalone, embedded"
+            raise SettingsError.not_allowed("http.java_metrics", self.java_metrics, allowed)
+
+    @property
+    def is_loopback(self) -> bool:
+        """True if only this host can connect."""
+        return ipaddress.ip_address(self.address).is_loopback
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """The section ``[log]``."""
 
@@ -202,11 +257,13 @@ class Settings:
     ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``."""
     node: NodeSettings = field(default_factory=NodeSettings)
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
     auditor: AuditorSettings = field(default_factory=AuditorSettings)
     hold: HoldSettings = field(default_factory=HoldSettings)
     checks: ChecksSettings = field(default_factory=ChecksSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     def __post_init__(self) -> None:
@@ -229,12 +286,31 @@ class Settings:
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
     """Return the settings. Raises one SettingsError that names each wrong setting, its source, and
     what is allowed."""
+    return load_settings_and_sources(path, environment)[0]
+
+
+def load_settings_and_sources(
+    path: Path | None, environment: Mapping[str, str]
+) -> tuple[Settings, Mapping[str, str]]:
+    """Return the settings, and the source of each setting that is not a default, by full key
+    (``section.key``). Raises SettingsError as ``load_settings`` does."""
     errors: list[SettingsError] = []
     given = {**_from_file(path, errors), **_from_environment(environment, errors)}
     settings = _build(given, errors)
     if settings is None or errors:
         raise _together(errors)
-    return settings
+    return settings, {key: source for key, (source, _) in given.items()}
+
+
+def setting_keys() -> list[str]:
+    """Return the full key of every setting, in the order of the sections."""
+    return list(_types())
+
+
+def setting_value(settings: Settings, key: str) -> Any:
+    """Return the value of the setting with this full key."""
+    section, _, name = key.rpartition(".")
+    return getattr(getattr(settings, section) if section else settings, name)
 
 
 _Given = dict[str, tuple[str, Any]]
@@ -318,12 +394,11 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
     if path is None:
         return {}
     try:
-        document = tomllib.loads(
-            path.read_text("utf-8-sig")
-        )  # some editors write a byte order mark
+        # Some editors write a byte order mark.
+        document = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits, deep nesting
         raise SettingsError(f"{path}: is not TOML: {error}") from error
     flat: dict[str, Any] = {}
     for key, value in document.items():
@@ -393,7 +468,7 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     if key not in types:
         raise SettingsError(f"{source}: there is no setting {key}{_hint(key, types)}")
     if isinstance(value, str) and "\0" in value:
-        message = f"{source}: {key} holds a NUL, which no name and no path may"
+        message = f"{source}: {key} contains a NUL character, which is not allowed"
         raise SettingsError(message, setting=key)
     try:
         return msgspec.convert(value, types[key], strict=not is_text)
@@ -410,14 +485,14 @@ def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
     names = [name.removeprefix(prefix) for name in right]
     near = [prefix + name for name in _near(wrong.removeprefix(prefix), names)]
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"; {meant}{FULL_LIST} has them all"
+    return f"; {meant}{FULL_LIST} lists all"
 
 
 def _table_hint(wrong: str) -> str:
     near = difflib.get_close_matches(wrong.lower(), _tables(), n=1, cutoff=SURELY_MEANT)
     if near:
-        return f"did you mean [{near[0]}]? {FULL_LIST} has them all"
-    return f"there are {', '.join(f'[{name}]' for name in _tables())}; {FULL_LIST} has them all"
+        return f"did you mean [{near[0]}]? {FULL_LIST} lists all"
+    return f"there are {', '.join(f'[{name}]' for name in _tables())}; {FULL_LIST} lists all"
 
 
 def _near(wrong: str, names: Sequence[str]) -> list[str]:
@@ -426,5 +501,6 @@ def _near(wrong: str, names: Sequence[str]) -> list[str]:
     if sure := difflib.get_close_matches(wrong, names, n=1, cutoff=SURELY_MEANT):
         return sure
     word = wrong.rpartition(".")[2]
-    holding = [name for name in names if word and word in name]
+    whole_word = re.compile(rf"(?<![A-Za-z]){re.escape(word)}(?![A-Za-z])")
+    holding = [name for name in names if word and whole_word.search(name)]
     return list(dict.fromkeys([*difflib.get_close_matches(wrong, names), *holding]))[:NEAR_MAX]

@@ -8,17 +8,20 @@ from daemon.settings import Settings
 from ledgers.errors import SettingsError
 from replication.journal import MetadataJournal
 
+JOURNAL_FOLDER = "journal"
+
 
 def open_journal(settings: Settings) -> MetadataJournal:
     """Open the journal of metadata writes. Raises SettingsError if its directory is not
     writable."""
-    directory = state_dir(settings) / "journal"
+    directory = state_dir(settings) / JOURNAL_FOLDER
     try:
         return MetadataJournal(directory, process=f"{socket.gethostname()}-{os.getpid()}")
     except OSError as error:
         raise SettingsError(
             f"node.state_dir: {directory} cannot be written to ({error.strerror}); "
-            "metadata is never changed without a record of what it was",
+            "metadata is changed only after the old metadata is recorded there. Grant this user "
+            "write access, or set another folder",
             setting="node.state_dir",
         ) from error
 

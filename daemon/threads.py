@@ -6,17 +6,15 @@ The other service of the node is not affected.
 """
 
 import asyncio
+import math
 import random
 import threading
+import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import TypeVar, cast
 
 import structlog
 
 from ledgers.errors import BookmenderError
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -38,12 +36,14 @@ class ServiceThread:
     ) -> None:
         self._session = session
         self._loop_factory = loop_factory
-        self._lock = (
-            threading.Lock()
-        )  # guards _loop and _supervisor, which the thread sets and clears
+        # Guards _loop and _supervisor, which the thread sets and clears.
+        self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._is_stopping = threading.Event()
+        self._probed_s: float | None = None
+        """Monotonic time of the first probe that the loop has not answered; None: all are
+        answered."""
         # daemon: a stuck session must not keep a dying process alive. Its locks and vote are
         # ephemeral.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -63,8 +63,35 @@ class ServiceThread:
         return not self._thread.is_alive()
 
     @property
+    def name(self) -> str:
+        return self._thread.name
+
+    @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    def probe(self) -> None:
+        """Ask the loop to show that it runs. May be called on any thread, again and again."""
+        with self._lock:
+            if self._loop is not None and self._probed_s is None:
+                self._probed_s = time.monotonic()
+                self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._probed_s = None
+
+    @property
+    def silent_s(self) -> float:
+        """Return for how long the loop has not answered a probe; infinite if the thread does not
+        run.
+
+        A few seconds mean that a call blocks the loop, for example one that waits for a disk. May
+        be read on any thread.
+        """
+        probed_s = self._probed_s
+        if not self.is_alive:
+            return math.inf
+        return 0.0 if probed_s is None else time.monotonic() - probed_s
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=self._loop_factory) as runner:
@@ -87,9 +114,8 @@ class ServiceThread:
                 await self._session()
             except Exception as error:  # top of the thread: only ``stop`` may end it
                 self._log_end(error)
-            if (
-                self._is_stopping.is_set()
-            ):  # the session may have turned its cancellation into an error
+            # The session may have turned its cancellation into an error.
+            if self._is_stopping.is_set():
                 return
             if self._loop.time() - began_s > CALM_S:
                 wait_s = RESTART_MIN_S
@@ -116,33 +142,3 @@ def own_cause(error: BaseExceptionGroup[BaseException]) -> BookmenderError | Non
     """Return the first BookmenderError in the group, which is shown to the user; None if there is
     none."""
     return next((leaf for leaf in leaves(error) if isinstance(leaf, BookmenderError)), None)
-
-
-async def in_daemon_thread(call: Callable[[], T]) -> T:
-    """Run ``call`` in a daemon thread and return its result.
-
-    Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
-    end. Use it for calls that may hang, for example on a disk.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if done.done():  # cancelled
-            return
-        if error is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(cast(T, result))
-
-    def run() -> None:
-        result, failure = None, None
-        try:
-            result = call()
-        except Exception as error:
-            failure = error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, failure)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await done

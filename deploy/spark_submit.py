@@ -1,4 +1,5 @@
-"""The program for spark-submit: ``spark-submit … deploy/spark_submit.py fsck run …``; ``docs/fsck.md`` has the rest."""
+"""The program for spark-submit: ``spark-submit … deploy/spark_submit.py fsck run …``;
+``docs/fsck.md`` has the rest."""
 
 from daemon.start import main
 

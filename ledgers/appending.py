@@ -14,8 +14,8 @@ reason:
 
 1. Bookie X at index 1 acknowledges entry 7, which is not confirmed yet.
 2. X fails. Bookie Y replaces it at index 1, from entry 7 on.
-3. The metadata names Y for entry 7. The copy on X is not found by readers, so its acknowledgement is
-   withdrawn, and entry 7 is sent to Y.
+3. The metadata names Y for entry 7. The copy on X is not found by readers, so its acknowledgement
+   is withdrawn, and entry 7 is sent to Y.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ class QuorumAppender:
         self._look_after()
 
     def _refused(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """Record a failed bookie. An error that every bookie would return ends appending instead."""
+        """Record a failed bookie. An error that every bookie would return ends appending
+        instead."""
         is_this_bookies = isinstance(error, ReadOnlyError) or (
             isinstance(error, FencedError) and self._is_recovery
         )
@@ -394,7 +395,8 @@ class EnsembleChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookiePool:
-    """The bookies from which ensembles and replacements are chosen, and the policy of the choice."""
+    """The bookies from which ensembles and replacements are chosen, and the policy of the
+    choice."""
 
     writable: WritableBookies
     placement: PlacementPolicy

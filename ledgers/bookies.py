@@ -120,7 +120,7 @@ class DiskSpace:
 
 
 class SourceHealth(Struct, frozen=True, kw_only=True):
-    """How well a bookie works as a source of transfers, as observed by this process."""
+    """The health of a bookie as a source of transfers, as observed by this process."""
 
     is_unhealthy: bool = False
     """The bookie failed recently or does not reply now. Other sources are preferred."""

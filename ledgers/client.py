@@ -22,11 +22,10 @@ from typing import Literal, Protocol
 
 from ledgers.bookies import LAST_ENTRY, DiskSpace, LacAnswer, SourceHealth, Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
-from ledgers.bulk.limiters import READS_IN_FLIGHT_DEFAULT, Budgets
+from ledgers.bulk.limiters import Budgets
 from ledgers.clock import Clock
 from ledgers.codec.registration import Resolve, spelled_address
 from ledgers.connection import (
-    BackOffSettings,
     BrokenConnectionError,
     Channel,
     Connection,
@@ -34,6 +33,7 @@ from ledgers.connection import (
     OnBroken,
 )
 from ledgers.errors import AuthenticationRequiredError, UnavailableError
+from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire import v2, v3
 from ledgers.wire.messages import (
@@ -54,6 +54,8 @@ from ledgers.wire.messages import (
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
 """Larger entries are added over V2. A V3 frame is longer, so an entry that just fitted into the
 frame of its writer could exceed the limit of every bookie."""
+BATCH_BYTES_MAX = 256 * 1024
+"""Upper limit of the bytes requested by one batch read (rule S10)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +64,7 @@ class BookieClientSettings:
 
     protocol: Literal["v2", "v3"] = "v3"
     """For single reads and adds. Requests whose replies must be told apart always use V3."""
-    batch_bytes_max: int = 256 * 1024
-    """Upper limit of the bytes requested by one batch read (rule S10)."""
     connection: ConnectionSettings = field(default_factory=ConnectionSettings)
-    back_off: BackOffSettings = field(default_factory=BackOffSettings)
 
 
 class BulkPath(Protocol):
@@ -90,7 +89,10 @@ class BookieClient:
         clock: Clock,
         rng: random.Random,
         settings: BookieClientSettings,
+        connector: Connector = connect,
     ) -> None:
+        """``connector``: opens the connections, except those of ``bulk``."""
+        self._connector = connector
         self._resolve, self._budgets, self._bulk = resolve, budgets, bulk
         self._clock, self._rng, self._settings = clock, rng, settings
         self._connections: dict[BookieId, _Connections] = {}
@@ -128,9 +130,8 @@ class BookieClient:
         reply = await self._ask(self._to(bookie).v3, ReadLac(ledger_id=ledger_id))
         if reply.lac == LacAnswer():
             _check_keyless(reply, bookie=bookie, ledger_id=ledger_id)
-        return (
-            reply.lac
-        )  # valid even if the status reports an error, which may concern the other field
+        # The LAC is valid even if the status reports an error, which may concern the other field.
+        return reply.lac
 
     async def read_batch(
         self,
@@ -145,7 +146,7 @@ class BookieClient:
             ledger_id=ledger_id,
             first_entry_id=first_entry_id,
             count_max=count_max,
-            bytes_max=min(bytes_max, self._settings.batch_bytes_max),
+            bytes_max=min(bytes_max, BATCH_BYTES_MAX),
         )
         connections = self._to(bookie)
         async with connections.probe:
@@ -220,7 +221,8 @@ class BookieClient:
     # --- Connections ---------------------------------------------------------------------------
 
     def bookie_returned(self, bookie: BookieId) -> None:
-        """Allow connections to a bookie that registered again, and find out again what it supports."""
+        """Allow connections to a bookie that registered again, and find out again what it
+        supports."""
         if bookie in self._connections:
             self._connections[bookie].forget_refusal()
 
@@ -261,6 +263,7 @@ class BookieClient:
                 reads=self._budgets.reads(bookie),
                 settings=self._settings.connection,
                 on_broken=on_broken,
+                connector=self._connector,
             )
 
         return Channel(
@@ -269,7 +272,6 @@ class BookieClient:
             locate=partial(self._resolve, bookie),
             clock=self._clock,
             rng=self._rng,
-            settings=self._settings.back_off,
         )
 
 
@@ -280,7 +282,8 @@ def _check_keyless(reply: Reply, **context: object) -> Reply:
     """
     if reply.status is Status.EUA:
         raise AuthenticationRequiredError(
-            "the bookie requires authentication (SASL), which bookmender does not support",
+            "the bookie requires authentication: set security.bookie_user and "
+            "security.bookie_password_file, or security.bookie_tls with a certificate",
             **context,
         )
     return reply.check(**context)
@@ -345,21 +348,23 @@ async def open_bookies(
     *,
     clock: Clock,
     rng: random.Random,
-    reads_in_flight_max: int = READS_IN_FLIGHT_DEFAULT,
+    reads_in_flight_max: int,
+    connector: Connector = connect,
 ) -> AsyncIterator[BookieClient]:
     """Yield a client, and close it at the end.
 
     ``resolve``: by default ids are read as ``host:port``. ``reads_in_flight_max``: at one bookie,
-    including the reads of transfers (rule S10).
+    including the reads of transfers (rule S10). ``connector``: opens all connections.
     """
     budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
     bookies = BookieClient(
         resolve=resolve,
         budgets=budgets,
-        bulk=BulkTransfers(budgets, resolve=resolve),
+        bulk=BulkTransfers(budgets, resolve=resolve, connector=connector),
         clock=clock,
         rng=rng,
         settings=BookieClientSettings(),
+        connector=connector,
     )
     try:
         yield bookies

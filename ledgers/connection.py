@@ -8,7 +8,7 @@ still works on it.
 
 ``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it
 does not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a
-reader goes on to the next bookie, and other callers repeat their request later anyway.
+reader asks the next bookie, and other callers repeat their request later anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ledgers.errors import (
     NoAnswerError,
     UnavailableError,
 )
-from ledgers.host_names import connect
+from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire.framing import FRAME_BYTES_MAX, FrameReader, frame
 from ledgers.wire.messages import Add, Codec, ListEntries, ReadBatch, Reply, Request, WriteLac
@@ -52,7 +52,7 @@ class ConnectionSettings:
     """A request that was not answered in time counts as in flight for this much longer, because the
     bookie may still work on it (rule S10)."""
     queue_timeout_s: float = 30.0
-    """How long a request may wait until the limits allow it to be sent."""
+    """Maximum time that a request waits until the limits allow it to be sent."""
     adds_in_flight_max: int = 256
     added_bytes_in_flight_max: int = 8 * 1024 * 1024
     """A single larger entry passes when no other add is in flight."""
@@ -85,7 +85,8 @@ class Connection(asyncio.Protocol):
         self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
         self._pending: dict[Hashable, deque[_Pending]] = {}
         self._transport: asyncio.Transport | None = None
-        self._lost: asyncio.Future[None] = self._loop.create_future()
+        # No future: a cancelled ``close`` would cancel it, and ``connection_lost`` fail.
+        self._lost = asyncio.Event()
         self._cause: Exception | None = None
         self._received_at_s = -1.0
         self._request_id = 0
@@ -100,8 +101,10 @@ class Connection(asyncio.Protocol):
         reads: ReadBudget,
         settings: ConnectionSettings,
         on_broken: Callable[[Connection, Exception], None],
+        connector: Connector = connect,
     ) -> Connection:
         """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
+        ``connector``: opens the connection.
 
         Raises UnavailableError.
         """
@@ -109,7 +112,7 @@ class Connection(asyncio.Protocol):
         connection.address = address
         try:
             async with asyncio.timeout(settings.connect_timeout_s):
-                await connect(lambda: connection, address)
+                await connector(lambda: connection, address)
         except NameNotResolvedError as error:
             raise NameNotResolvedError(
                 "host name does not resolve", bookie=bookie, address=address
@@ -147,7 +150,7 @@ class Connection(asyncio.Protocol):
         """Break the connection. Callers that wait for a reply get UnavailableError."""
         self._break(ConnectionAbortedError("closed by us"))
         if self._transport is not None:
-            await self._lost
+            await self._lost.wait()
 
     # --- Limits --------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._break(exc or ConnectionResetError("closed by the bookie"))
-        self._lost.set_result(None)
+        self._lost.set()
 
     def _settle(self, reply: Reply) -> None:
         """Give the reply to the oldest request with its key. Ignores a reply without a request."""
@@ -247,7 +250,8 @@ class Connection(asyncio.Protocol):
     # --- The end -------------------------------------------------------------------------------
 
     def _forget(self, pending: _Pending) -> None:
-        """Remove a request that is no longer in flight, and release its credit to the next in line."""
+        """Remove a request that is no longer in flight, and release its credit to the next in
+        line."""
         waiting = self._pending[pending.key]
         waiting.remove(pending)
         if not waiting:
@@ -296,23 +300,16 @@ class _Pending:
 OnBroken = Callable[[Connection, Exception], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BackOffSettings:
-    """The pause after a failed connection: the first, and the longest. Jitter shortens a pause by
-    up to half."""
-
-    first_s: float = 0.1
-    max_s: float = 5.0
-
-    def __post_init__(self) -> None:
-        assert 0 < self.first_s <= self.max_s, self
+BACK_OFF_FIRST_S, BACK_OFF_MAX_S = 0.1, 5.0
+"""The pause after a failed connection: the first, and the longest. Jitter shortens a pause by up to
+half."""
 
 
-def back_off_s(failure_count: int, settings: BackOffSettings, *, jitter: float) -> float:
+def back_off_s(failure_count: int, *, jitter: float) -> float:
     """Return the pause after this many failures in a row. 0 <= jitter < 1."""
     assert failure_count >= 1, failure_count
     doublings = min(failure_count - 1, 32)  # 2.0**1024 would overflow
-    pause_s = min(settings.first_s * 2.0**doublings, settings.max_s)
+    pause_s = min(BACK_OFF_FIRST_S * 2.0**doublings, BACK_OFF_MAX_S)
     return pause_s * (1 + jitter) / 2
 
 
@@ -327,13 +324,12 @@ class Channel:
         locate: Callable[[], Address],
         clock: Clock,
         rng: random.Random,
-        settings: BackOffSettings,
     ) -> None:
         """``locate``: returns the present address of the bookie (see ``Resolve``)."""
         self._bookie, self._connect, self._locate = bookie, connect, locate
-        self._clock, self._rng, self._settings = clock, rng, settings
-        # One attempt at a time. Callers that wait for it share its outcome. If the caller that makes
-        # the attempt is cancelled, the attempt ends, and the next caller makes another.
+        self._clock, self._rng = clock, rng
+        # One attempt at a time. Callers that wait for it share its outcome. If the caller that
+        # makes the attempt is cancelled, the attempt ends, and the next caller makes another.
         self._attempt = asyncio.Lock()
         self._connection: Connection | None = None
         self._failure: Exception | None = None
@@ -402,7 +398,7 @@ class Channel:
         if self._failure is not None and self._clock.now_s() < self._retry_at_s:
             # The text is the same for repeated failures, because records and logs report changes.
             raise UnavailableError(
-                f"not tried: within the last {self._settings.max_s:g} s it was not reachable: "
+                f"not tried for up to {BACK_OFF_MAX_S:g} s, because the bookie was not reachable: "
                 f"{_cause_text(self._failure)}",
                 bookie=self._bookie,
             ) from self._failure
@@ -421,7 +417,7 @@ class Channel:
     def _failed(self, cause: Exception) -> None:
         self._failure = cause
         self._failure_count += 1
-        pause_s = back_off_s(self._failure_count, self._settings, jitter=self._rng.random())
+        pause_s = back_off_s(self._failure_count, jitter=self._rng.random())
         self._retry_at_s = self._clock.now_s() + pause_s
 
 

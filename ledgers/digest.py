@@ -88,6 +88,11 @@ class EntryDigest:
             raise DigestMismatchError("digest mismatch", ledger_id=ledger_id, entry_id=entry_id)
         return EntryHeader.of(entry)
 
+    @property
+    def overhead_bytes(self) -> int:
+        """Return the bytes of a stored entry that are not payload."""
+        return HEADER_BYTES + self.size
+
     def payload(self, entry: bytes) -> bytes:
         return entry[HEADER_BYTES + self.size :]
 

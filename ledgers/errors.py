@@ -58,7 +58,12 @@ class NameNotResolvedError(NoAnswerError):
     """The host name of the bookie does not resolve in time."""
 
 
-class AuthenticationRequiredError(NoAnswerError):
+class SecureConnectionError(NoAnswerError):
+    """TLS or authentication with a bookie or ZooKeeper failed. Every try fails until certificates,
+    passwords or settings are corrected."""
+
+
+class AuthenticationRequiredError(SecureConnectionError):
     """The bookie requires authentication: it replied EUA to a request without master key."""
 
 
@@ -103,6 +108,11 @@ class LockLostError(BookmenderError):
     """The lock on a ledger is lost. Discard the work done under it, and write nothing more."""
 
 
+class ClientFencedError(BookmenderError):
+    """Another process opened the receipts of this client later. Only that process may follow the
+    feed under this name: end this one."""
+
+
 # --- The peer understood and refused: a retry gets the same answer -----------------------------
 
 
@@ -138,6 +148,10 @@ class NoSuchLedgerError(RejectedError):
 
 class LedgerClosedError(RejectedError):
     """Another client closed the ledger or recovers it. This writer can add nothing more."""
+
+
+class NotSharedError(RejectedError):
+    """A receipt names a version of an object that no checkpoint has contained so far."""
 
 
 class NoNodeError(RejectedError):

@@ -32,8 +32,8 @@ trusted again if it still stores its first entry of the last segment.
 
 A rescue restores the copies of the last segment. A ledger whose end is not proven cannot be closed,
 and is therefore not repaired (rule S4), so the loss of another bookie could destroy its last
-copies. Every entry that any bookie returns is added to the members of its write set that lack it:
-entries up to the LAC, and entries beyond missing ones, because the end may lie there.
+copies. Every entry that any bookie returns is added to the members of its write set that lack it.
+This includes entries up to the LAC, and entries beyond missing ones, because the end may be there.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
 """Adds and bytes in flight while a latecomer receives all entries but its first
 (``_add_all_except``)."""
 STRAGGLERS_S = 1.0
-"""How long recovery waits for copies beyond the ack quorum before it closes the ledger."""
+"""Time that recovery waits for copies beyond the ack quorum before it closes the ledger."""
 
 
 class EndFinder:
@@ -190,7 +190,8 @@ class EndFinder:
         """Rescue the remaining entries of the last segment, then return the error to raise."""
         is_every_answer = has_every_answer(results) and self._unregistered.isdisjoint(results)
         cause = (
-            "its end cannot be proven, because too many of its bookies may have lost entries of the last segment"
+            "its end cannot be proven, because too many of its bookies may have lost entries of "
+            "the last segment"
             if is_every_answer
             else "too few bookies of the last ensemble could be fenced"
         )
@@ -320,7 +321,9 @@ class EndFinder:
         writable = {candidate.bookie for candidate in await self._pool.writable()}
         failing = (members - writable) | firsts.keys()
         if await can_go_on_without(self._metadata, failing, pool=self._pool, clock=self._clock):
-            return dict.fromkeys(firsts, UnavailableError("it may have been wiped since it joined"))
+            return dict.fromkeys(
+                firsts, UnavailableError("it may have been reformatted since it joined")
+            )
         return await self._add_all_except(firsts, lac)
 
     async def _add_all_except(
@@ -434,7 +437,8 @@ class EndFinder:
                 ledger_id=self._ledger_id,
                 last_entry_id=last_entry_id,
                 shown=beyond,
-                reason=f"no bookie returned entry {last_entry_id + 1}, and enough of them answered no",
+                reason=f"no bookie returned entry {last_entry_id + 1}, and enough of them answered "
+                "no",
             )
 
     async def _note_change(self, segment: Segment) -> None:
@@ -444,12 +448,13 @@ class EndFinder:
         """Return the LAC for the header of an entry that is written back: the confirmed entry, but
         not beyond an ensemble change of this recovery. Otherwise:
 
-        1. This recovery replaces bookie B by D from entry 5 on. Only the CLOSED metadata will say so.
+        1. This recovery replaces bookie B by D from entry 5 on. Only the CLOSED metadata will say
+           so.
         2. It confirms entries 5 to 9 on the new ensemble, and writes entry 10 with LAC 9.
         3. A concurrent recovery reads entry 10, and starts from LAC 9. It does not write entries 5
            to 9 again.
-        4. It closes the ledger first, with the old ensemble. Entries 5 to 9 are then on fewer than A
-           of the bookies that the metadata names.
+        4. It closes the ledger first, with the old ensemble. Entries 5 to 9 are then on fewer than
+           A of the bookies that the metadata names.
         """
         return min([confirmed, *(first_entry_id - 1 for first_entry_id in self._changed)])
 

@@ -8,8 +8,8 @@ connection. So:
 
 - The threads are our own. Names whose last lookup failed share only a few of them.
 - A caller waits for a limited time, and not at all for a name that failed recently.
-- Known addresses are used at once. They are looked up again in the background, at intervals and after
-  each failed connection.
+- Known addresses are used at once. They are looked up again in the background, at intervals and
+  after each failed connection.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ledgers.codec.registration import Address
@@ -32,7 +32,7 @@ Lookup = Callable[[str], Sequence[str]]
 THREADS, FAILED_NAME_THREADS = 32, 2
 """Threads for names whose last lookup succeeded, and threads for names whose last lookup failed."""
 LOOKUP_WAIT_S = 2.0
-"""How long a connection waits for the first lookup of a name."""
+"""Time that a connection waits for the first lookup of a name."""
 FAILED_WAIT_MIN_S, FAILED_WAIT_MAX_S = 10.0, 120.0
 """A name that failed is not looked up again for this long. Each failure doubles the wait."""
 REFRESH_S = 60.0
@@ -57,7 +57,7 @@ def system_lookup(host: str) -> Sequence[str]:
 
 
 class HostNames:
-    """The host names used by one event loop."""
+    """Looks up host names for the connections of one event loop, and keeps their addresses."""
 
     def __init__(self, lookup: Lookup = system_lookup) -> None:
         self._lookup = lookup
@@ -150,6 +150,14 @@ def host_names() -> HostNames:
     """Return the host names of the running loop, which all of its clients share."""
     with _guard:
         return _of_loops.setdefault(asyncio.get_running_loop(), HostNames())
+
+
+class Connector(Protocol):
+    """Opens a connection to an address, as ``connect`` does."""
+
+    async def __call__(
+        self, factory: Callable[[], P], address: Address
+    ) -> tuple[asyncio.Transport, P]: ...
 
 
 async def connect(

@@ -11,9 +11,10 @@ Below it:
   directory deletes the directory too.
 - ``new_ledger_id`` generates ids as BookKeeper does. A short id is the number of a sequential child
   (ZkLedgerIdGenerator). When short ids run out, long ids come from ``idgen-long``
-  (LongZkLedgerIdGenerator): x * 2^32 + y, where x is the number of a ``HOB-`` directory and y the number
-  of a sequential child in it.
-- ``create_with_parents`` creates a znode with its parents, while other clients may delete these parents.
+  (LongZkLedgerIdGenerator). An id is x * 2^32 + y: x is the number of a ``HOB-`` directory, and y
+  the number of a sequential child in it.
+- ``create_with_parents`` creates a znode with its parents, while other clients may delete these
+  parents.
 """
 
 from __future__ import annotations
@@ -107,14 +108,16 @@ class LedgerManager:
             data, _ = await store.get(f"{uri.root}/LAYOUT")
         except NoNodeError as error:
             raise UnavailableError(
-                f"there is no BookKeeper cluster at {uri.root} of {uri.hosts}: it has no LAYOUT; "
-                "is the path of the metadata service URI the ledgers root, or was ZooKeeper emptied?"
+                f"there is no BookKeeper cluster at {uri.root} of {uri.hosts}: it has no LAYOUT. "
+                "Check that the path of the metadata service URI is the ledgers root, and that "
+                "ZooKeeper was not emptied"
             ) from error
         layout = parse_layout(data)
         if uri.layout not in (None, layout):
             raise SettingsError(
                 f"the metadata service URI says {uri.layout.name.lower()}, but the cluster at "
-                f"{uri.root} is {layout.name.lower()}; leave the layout out of the URI, or correct it"
+                f"{uri.root} is {layout.name.lower()}; leave the layout out of the URI, or correct "
+                "it"
             )
         return cls(store, uri.root, layout, journal=journal)
 
@@ -194,7 +197,7 @@ class LedgerManager:
         except MultiFailed as failure:
             if failure.index < len(guards):
                 raise LockLostError(
-                    "what must hold for the write does not hold any more", ledger_id=ledger_id
+                    "a condition of the write is no longer true", ledger_id=ledger_id
                 ) from failure
             is_metadata = failure.index == len(guards)
             if is_metadata and isinstance(failure.cause, NoNodeError):
@@ -295,8 +298,9 @@ async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
     """
     if uri.pulsar_root and await store.exists(f"{uri.pulsar_root}/LAYOUT") is not None:
         raise SettingsError(
-            f"the metadata service URI may mean {uri.root} or {uri.pulsar_root}, where Pulsar's metadata driver keeps "
-            f"a cluster; write zk://{uri.hosts}{uri.pulsar_root} for that cluster, or zk://{uri.hosts}{uri.root}"
+            f"the metadata service URI may mean {uri.root} or {uri.pulsar_root}, and Pulsar's "
+            f"metadata driver has a cluster in the latter. Write zk://{uri.hosts}{uri.pulsar_root} "
+            f"for that cluster, or zk://{uri.hosts}{uri.root}"
         )
 
 
@@ -439,7 +443,7 @@ async def create_with_parents(store: MetadataStore, create: Create) -> str:
             )
         except NoNodeError:
             await _ensure(store, create.path.rpartition("/")[0])
-    raise UnavailableError("its parents vanish as fast as they are made", path=create.path)
+    raise UnavailableError("other clients keep deleting its parent znodes", path=create.path)
 
 
 async def _ensure(store: MetadataStore, path: str) -> None:

@@ -19,8 +19,7 @@ from ledgers.model import BookieId, Segment
 from ledgers.tasks import TaskScope, task_scope
 
 LATE_REPLY_WAIT_S = 0.5
-"""How long replies are still awaited after the decision, if one of them may report a higher
-entry."""
+"""Time to wait for more replies after the decision, if one of them may report a higher entry."""
 
 T = TypeVar("T")
 V = TypeVar("V")

@@ -1,13 +1,13 @@
 """Opens a ledger without recovery and reads its entries.
 
-- ``LedgerReader`` reads entries from any replica that has them. It promises the bytes of the entry, with
-  a verified digest, or an error that contains the reply of each replica. The caller must know which
-  entries may be read (``OpenedLedger.lac``).
-- ``find_end`` opens a ledger: its key, and its end as far as it is known. If the ledger is not closed,
-  the end is a lower bound, reported by the bookies of the last ensemble (``tail_verdict``, which
-  recovery uses too).
-- ``last_entry_of`` and ``highest_entry_id`` report which entries bookies store of a ledger. This shows
-  whether a writer is active, but proves no end.
+- ``LedgerReader`` reads entries from any replica that has them. It promises the bytes of the entry,
+  with a verified digest, or an error that contains the reply of each replica. The caller must know
+  which entries may be read (``OpenedLedger.lac``).
+- ``find_end`` opens a ledger: its key, and its end as far as it is known. If the ledger is not
+  closed, the end is a lower bound, reported by the bookies of the last ensemble (``tail_verdict``,
+  which recovery uses too).
+- ``last_entry_of`` and ``highest_entry_id`` report which entries bookies store of a ledger. This
+  shows whether a writer is active, but proves no end.
 
 Nothing here fences or writes; ``fencing`` does.
 """
@@ -39,7 +39,8 @@ SPECULATIVE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """An entry of a ledger. ``length``: payload bytes of the ledger up to and including this entry."""
+    """An entry of a ledger. ``length``: payload bytes of the ledger up to and including this
+    entry."""
 
     entry_id: int
     length: int
@@ -84,13 +85,15 @@ class LedgerReader:
         return entry
 
     async def entries(
-        self, first_entry_id: int, last_entry_id: int
+        self, first_entry_id: int, last_entry_id: int, *, is_latest_first: bool = False
     ) -> AsyncGenerator[LedgerEntry, None]:
         """Yield the entries of a range, inclusive at both ends. Reads a limited number ahead.
 
         Use it within ``contextlib.aclosing`` if the loop over it may end early.
         """
         entry_ids = range(first_entry_id, last_entry_id + 1)
+        if is_latest_first:
+            entry_ids = entry_ids[::-1]
         async with aclosing(read_ahead(entry_ids, self.read)) as entries:
             async for entry in entries:
                 header = EntryHeader.of(entry)

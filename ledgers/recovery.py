@@ -1,7 +1,7 @@
 """Ledger recovery: fence an open ledger whose writer is gone, find its end, close it.
 
-The closed ledger must contain every entry that was acknowledged to the writer, even if bookies are
-down, slow or wrong, and even if another recovery or the writer is still active. The steps:
+The closed ledger must contain every entry that was acknowledged to the writer. This holds even if
+bookies are down, slow or wrong, or if another recovery or the writer is still active. The steps:
 
 1. Mark the ledger IN_RECOVERY by compare-and-set. Then the writer cannot change the ensemble.
 2. Fence every bookie of the last ensemble. Its answers count only after that. Every read that
@@ -57,6 +57,10 @@ async def nothing_beside() -> Sequence[Operation]:
     return ()
 
 
+def tell_nothing(marked: VersionedMetadata) -> None:
+    """The ``on_marked`` of callers that need not know."""
+
+
 async def recover_ledger(
     found: VersionedMetadata,
     *,
@@ -72,6 +76,7 @@ async def recover_ledger(
     confirm: Confirm = nothing_to_confirm,
     guards: Sequence[Operation] = (),
     beside: Beside = nothing_beside,
+    on_marked: Callable[[VersionedMetadata], None] = tell_nothing,
 ) -> VersionedMetadata:
     """Recover and close the ledger. Returns its CLOSED metadata, also if another recovery wrote it.
 
@@ -87,7 +92,8 @@ async def recover_ledger(
     receives no entries. An entry that it returns counts, because the digest proves it.
     ``gives_up_damaged``: the ledger may end before an entry that has only damaged copies, although
     the entry may be acknowledged. Only an operator may order this. ``guards``: operations in the
-    transaction of each metadata write.
+    transaction of each metadata write. ``on_marked``: called when an OPEN ledger has become
+    IN_RECOVERY, so that its writer is locked out.
 
     Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
     NoSuchLedgerError (it was deleted), UnauthorizedError (wrong master key), LockLostError (a guard
@@ -96,6 +102,8 @@ async def recover_ledger(
     versioned = await _mark(found, manager, guards)
     if versioned.metadata.is_closed:
         return versioned
+    if found.metadata.state is LedgerState.OPEN:
+        on_marked(versioned)
     ledger_id = versioned.ledger_id
     finder = EndFinder(
         ledger_id,

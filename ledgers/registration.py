@@ -32,7 +32,7 @@ log = structlog.get_logger()
 READ_ONLY = "readonly"
 """The child of ``available`` that is not a bookie, but the parent of the read-only bookies."""
 NO_BOOKIE = (
-    "its name cannot be a bookie's, so it counts as none: delete it, if nothing else needs it"
+    "the name is not a bookie ID, so the znode is ignored; delete it if nothing else needs it"
 )
 HIDDEN_CZXID = 2**63 - 1
 """Assumed czxid of a cookie that an ACL hides. The cookie may be new, so a "no" from its bookie
@@ -200,7 +200,7 @@ class Registration:
         """
         await self._store.sync(self._available)
         doubts = {
-            bookie: "it is not registered as it was"
+            bookie: "its registration changed"
             for bookie in bookies
             if bookie not in view.available or not await self.is_as_in(view, bookie)
         }
@@ -258,7 +258,7 @@ class Registration:
     async def changes(self) -> AsyncGenerator[None, None]:
         """Yield once at the start, and after changes below ``available``.
 
-        Changes that happen while the caller is busy are merged into one or two items.
+        Changes are merged while the caller is busy. The caller then gets one or two items for them.
         """
         async with aclosing(
             self._store.watch(self._available, is_recursive=True, events_max=1)
@@ -271,6 +271,11 @@ class Registration:
         UnsupportedError there)."""
         lists = (self._available, self._read_only)
         return [self._store.watch(path, events_max=1) for path in lists]
+
+    def cookie_changes(self) -> AsyncGenerator[Event, None]:
+        """Return a watch of the list of cookies. A decommission deletes a cookie, and changes
+        nothing below ``available``."""
+        return self._store.watch(self._cookies, events_max=1)
 
     async def _writable_names(self) -> set[BookieId]:
         try:

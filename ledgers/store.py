@@ -14,7 +14,7 @@ from typing import NoReturn, Protocol
 
 from msgspec import Struct
 
-from ledgers.errors import NoNodeError
+from ledgers.errors import NoNodeError, UnauthorizedError
 
 ANY_VERSION = -1
 EVENTS_MAX = 10_000
@@ -27,6 +27,8 @@ class Stat(Struct, frozen=True, kw_only=True):
     version: int
     czxid: int = 0
     mzxid: int = 0
+    pzxid: int = 0
+    """The zxid of the last creation or deletion of a child."""
     ctime_ms: int = 0
     mtime_ms: int = 0
     ephemeral_owner: int = 0
@@ -140,6 +142,12 @@ class MetadataStore(Protocol):
         """Number of requests sent so far. A multi counts as one."""
         ...
 
+    @property
+    def break_count(self) -> int:
+        """Number of times that the connection broke. Events may be lost until each watch has
+        yielded its RESET."""
+        ...
+
     async def wait_lost(self) -> None:
         """Return when the session is lost."""
         ...
@@ -156,7 +164,17 @@ class MetadataStore(Protocol):
         """Return data and state of a znode. Raises NoNodeError."""
         ...
 
-    async def exists(self, path: str) -> Stat | None: ...
+    async def get_each(
+        self, paths: Sequence[str]
+    ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
+        """Return what ``get`` returns or raises for each of these znodes, in order. For thousands
+        of znodes this costs a fraction of as many calls of ``get``. The reads are not atomic, and
+        give way to other requests for a moment."""
+        ...
+
+    async def exists(self, path: str) -> Stat | None:
+        """Return the state of a znode; None if there is no such znode."""
+        ...
 
     async def children(self, path: str) -> list[str]:
         """Return the names of all children, unordered. An incomplete listing raises an error (rule
@@ -186,7 +204,8 @@ class MetadataStore(Protocol):
         ...
 
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
-        """Raises NoNodeError, ConflictError, NotEmptyError."""
+        """Delete a znode. Raises NoNodeError, ConflictError (the version differs), NotEmptyError
+        (it has children)."""
         ...
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
@@ -251,6 +270,10 @@ class ReadOnlyStore:
     def request_count(self) -> int:
         return self._store.request_count
 
+    @property
+    def break_count(self) -> int:
+        return self._store.break_count
+
     async def wait_lost(self) -> None:
         await self._store.wait_lost()
 
@@ -262,6 +285,11 @@ class ReadOnlyStore:
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         return await self._store.get(path)
+
+    async def get_each(
+        self, paths: Sequence[str]
+    ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
+        return await self._store.get_each(paths)
 
     async def exists(self, path: str) -> Stat | None:
         return await self._store.exists(path)

@@ -3,14 +3,17 @@
 - ``gather_in_parts`` runs many calls, a limited number at a time.
 - ``task_scope`` starts tasks that end with the block that started them.
 - ``read_ahead`` reads entries in order, several at a time.
-- ``until_answered`` repeats a call until it succeeds, because a missing answer proves nothing (rule S8).
-  It is for loops that live as long as their session: an overloaded ZooKeeper must not end them.
+- ``until_answered`` repeats a call until it succeeds, because a missing answer proves nothing (rule
+  S8). It is for loops that live as long as their session: an overloaded ZooKeeper must not end
+  them.
 - ``SharedReads`` joins the calls of many callers into few reads, each newer than the call.
 - ``Changing``, ``wake_on`` and ``wait_woken`` notify tasks that wait for a change.
+- ``in_daemon_thread`` runs a call that blocks.
 """
 
 import asyncio
 import math
+import threading
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -24,7 +27,7 @@ from collections.abc import (
 )
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
@@ -38,7 +41,8 @@ V = TypeVar("V")
 async def gather_in_parts(
     work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
 ) -> list[T]:
-    """Return the results of ``work`` for the values, in order. Runs at most ``at_once`` at a time."""
+    """Return the results of ``work`` for the values, in order. Runs at most ``at_once`` at a
+    time."""
     given: list[T] = []
     for start in range(0, len(values), at_once):
         given += await asyncio.gather(*map(work, values[start : start + at_once]))
@@ -261,3 +265,33 @@ async def read_ahead(
         for future in flying:
             future.cancel()
         await asyncio.gather(*flying, return_exceptions=True)
+
+
+async def in_daemon_thread(call: Callable[[], T]) -> T:
+    """Run ``call`` in a daemon thread and return its result.
+
+    Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
+    end. Use it for calls that may hang, for example on a disk or in the resolver of host names.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():  # cancelled
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(cast(T, result))
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except Exception as error:
+            failure = error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done

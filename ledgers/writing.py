@@ -38,7 +38,7 @@ PAYLOAD_BYTES_MAX = 5 * 1024 * 1024 - 1024
 METADATA_TRIES_MAX = 10
 """Attempts at one compare-and-set before the writer gives up."""
 STRAGGLERS_S = 5.0
-"""How long a writer waits at its end for copies beyond the ack quorum."""
+"""Time that a writer waits at its end for copies beyond the ack quorum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

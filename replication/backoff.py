@@ -1,4 +1,4 @@
-"""When a deferred ledger is tried again, and how all nodes learn it.
+"""Decides when a deferred ledger is tried again, and tells all nodes.
 
 A worker defers a ledger whose repair is blocked. ``WaitingList`` writes a note for all nodes
 (``ledger_record.WaitingNote``), and ``Deferrals`` remembers which ledgers this node leaves alone
@@ -24,13 +24,15 @@ from ledgers.errors import (
     RejectedError,
     UnavailableError,
 )
+from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from replication.cluster import ClusterView, ViewSource
 from replication.ledger_record import (
     ClusterFingerprint,
-    UnprovenEnds,
+    UnprovenEnd,
     WaitingNote,
     WaitingNotesWriter,
+    still_open,
 )
 from replication.locks import LedgerLease, QueuedLedger
 from replication.orders import TriesOrder
@@ -56,7 +58,7 @@ JITTER = 0.2
 TRIES_COUNTED_MAX = 30
 """More doublings exceed any bound."""
 REMEMBERED_S = 3_600.0
-"""How long a deferral is remembered after its retry was due, to count the tries."""
+"""Time that a deferral is remembered after its retry was due, to count the tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,12 +163,12 @@ class Deferrals:
 log = structlog.get_logger()
 
 LOST_RACE_PAUSE_S = 0.5
-"""How long a ledger is left alone after another worker leased it first."""
+"""Pause for a ledger that another worker leased first."""
 GONE_PAUSE_S = 60.0
-"""How long a ledger is left alone that the leader calls urgent, and that is not marked."""
+"""Pause for a ledger that the leader lists as urgent, but that is not marked."""
 PROBE_INTERVAL_S = 30.0
-"""How often one ledger is tried while the journal cannot be written. Nothing else shows that the
-disk has space again, and each try may copy in vain."""
+"""Interval at which one ledger is tried while the journal cannot be written. Nothing else shows
+that the disk has space again, and each try may copy in vain."""
 NOTES_TIDIED_MAX = 1_000
 """Notes whose marks are checked at once."""
 
@@ -178,13 +180,13 @@ class LeasedLedger:
     """A ledger that this worker has leased.
 
     ``fingerprint``: the cluster when the repair began. ``note``: the note in ZooKeeper.
-    ``has_old_note``: instead, ZooKeeper has the note of an earlier mark.
+    ``old_note``: instead, the note of an earlier mark that ZooKeeper has.
     """
 
     lease: LedgerLease
     fingerprint: ClusterFingerprint
     note: WaitingNote | None
-    has_old_note: bool = False
+    old_note: WaitingNote | None = None
     suspects: frozenset[BookieId] = frozenset()
     """Bookies whose copies an earlier try, of any node, found bad."""
 
@@ -207,7 +209,7 @@ class WaitingList:
         self,
         *,
         notes: WaitingNotesWriter,
-        ends: UnprovenEnds,
+        manager: LedgerManager,
         views: ViewSource,
         pace: RetryPace,
         node: str,
@@ -215,9 +217,10 @@ class WaitingList:
         rng: random.Random,
     ) -> None:
         self._notes = notes
-        self._ends = ends
+        self._manager = manager
         self._views = views
-        self._pace = pace
+        self.pace = pace
+        """May be changed at any time."""
         self._node = node
         self._clock = clock
         self._rng = rng
@@ -286,8 +289,8 @@ class WaitingList:
     async def delete_stale_note(self, leased: LeasedLedger) -> None:
         """Delete the note of an earlier mark, unless it names bad sources. We hold the lease, so no
         other node writes a note."""
-        if leased.has_old_note and not leased.suspects:
-            await self._try_to_tell(self._notes.delete(leased.ledger_id))
+        if leased.old_note is not None and not leased.suspects:
+            await self._try_to_tell(self._notes.delete(leased.old_note))
 
     async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
         """Return the notes of these ledgers."""
@@ -332,8 +335,6 @@ class WaitingList:
         )
         wait_s = self._wait_s(blocked, tries=tries)
         is_told = await self._write(leased, outcome, tries=tries, wait_s=wait_s)
-        if reason is Reason.END_UNPROVEN:  # must be known after the mark is deleted, too
-            await self._try_to_tell(self._ends.note(ledger_id, blocked.facts))
         self._defer(
             ledger_id,
             wait_s,
@@ -353,7 +354,7 @@ class WaitingList:
         """Write the note that could not be written when the ledger was deferred. Returns True if it
         was written."""
         assert leased.note is not None, leased
-        return await self._try_to_tell(self._notes.write(leased.note))
+        return await self._write_note(leased, leased.note)
 
     async def record_suspects(self, leased: LeasedLedger, found_bad: Collection[BookieId]) -> bool:
         """Record the bad copies that an interrupted repair found: the next try, on any node, must
@@ -365,9 +366,7 @@ class WaitingList:
             since_ms=self._clock.wall_ms(),
         )
         note = replace(before, suspects=before.suspects.union(leased.suspects, found_bad))
-        is_likely_there = leased.note is not None or leased.has_old_note
-        leased.note = note
-        return await self._try_to_tell(self._notes.write(note, is_likely_there=is_likely_there))
+        return await self._write_note(leased, note)
 
     async def record_grace(self, leased: LeasedLedger, outcome: Outcome, *, grace_s: float) -> None:
         """Write that the ledger waits for its grace under our lock. If this node dies, other nodes
@@ -381,14 +380,14 @@ class WaitingList:
             await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
             return
         suspects = before.suspects | outcome.suspects
-        leased.note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
-        await self._try_to_tell(self._notes.write(leased.note, is_likely_there=True))
+        note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
+        await self._write_note(leased, note)
 
     def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
         """Defer the ledger on this node after an unexpected error. ``fingerprint``: the cluster
         when the try began."""
         tries = 1 + self._deferrals.tries(queued.ledger_id, None, fingerprint=fingerprint)
-        wait_s = self._pace.wait_s(None, tries=tries, rng=self._rng)
+        wait_s = self.pace.wait_s(None, tries=tries, rng=self._rng)
         self._defer(
             queued.ledger_id, wait_s, fingerprint, reason=None, tries=tries, is_loss=queued.is_loss
         )
@@ -408,23 +407,29 @@ class WaitingList:
         if self._deferrals.waits_for(leased.ledger_id, Reason.JOURNAL):
             self._deferrals.forget_all(Reason.JOURNAL)
         self._deferrals.forget(leased.ledger_id)
-        if leased.note is not None or leased.has_old_note:
-            await self._try_to_tell(self._notes.delete(leased.ledger_id))
+        if (note := leased.note or leased.old_note) is not None:
+            await self._try_to_tell(self._notes.delete(note))
 
     async def tidy(self, queue: Queue) -> None:
-        """Delete notes of ledgers that are not marked, and records of ends that are known by now.
-        Of many it checks some at random."""
+        """Delete the notes of ledgers that are not marked. If there are many notes, look at some of
+        them at random.
+
+        A note that says why the ledger's end is not proven stays until the ledger is closed.
+        """
         noted = sorted(await self._notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
         await asyncio.gather(*(self._tidy_one(ledger_id, queue) for ledger_id in some))
-        await self._ends.tidy(self._rng)
 
     async def _tidy_one(self, ledger_id: int, queue: Queue) -> None:
-        """Delete the note if the ledger is not marked. The version is read first, because a note
-        that is written later belongs to a new mark."""
-        version = await self._notes.version(ledger_id)
-        if version is not None and not await queue.is_marked(ledger_id):
-            await self._try_to_tell(self._notes.delete(ledger_id, version=version))
+        """Delete the note if the ledger is not marked. The note is read first, because a note that
+        is written later belongs to a new mark."""
+        stored = await self._notes.read_stored(ledger_id)
+        if stored.stat is None or await queue.is_marked(ledger_id):
+            return
+        is_unproven = stored.value is not None and stored.value.unproven is not None
+        if not (is_unproven and await still_open(self._manager, [ledger_id])):
+            version = stored.stat.version
+            await self._try_to_tell(self._notes.delete_unchanged(ledger_id, version=version))
 
     def _defer(
         self,
@@ -450,11 +455,11 @@ class WaitingList:
         if blocked.until_ms is None:
             # Time may help one of several parts of the ledger.
             return min(
-                self._pace.wait_s(reason, tries=tries, rng=self._rng)
+                self.pace.wait_s(reason, tries=tries, rng=self._rng)
                 for reason in dict.fromkeys(blocked.all_reasons)
             )
         left_s = max(0, blocked.until_ms - self._clock.wall_ms()) / 1000
-        return left_s + self._rng.uniform(0, self._pace.wait_min_s)
+        return left_s + self._rng.uniform(0, self.pace.wait_min_s)
 
     async def _write(
         self,
@@ -470,18 +475,21 @@ class WaitingList:
         before, blocked, now_ms = leased.note, outcome.blocked, self._clock.wall_ms()
         assert blocked is not None, outcome
         reason = blocked.reason
+        is_blocked_already = before is not None and not before.is_released
         # A journal that failed again is written: who waits for the ledger learns that it was tried.
         is_repeated = before is not None and before.reason is reason is Reason.JOURNAL
-        if reason.is_of_this_node and before is not None and not is_repeated:
+        if reason.is_of_this_node and before and is_blocked_already and not is_repeated:
             before = replace(before, suspects=before.suspects | outcome.suspects)
             if before == leased.note:  # the existing note holds for all nodes
                 return True
-            leased.note = before
-            return await self._try_to_tell(self._notes.write(before, is_likely_there=True))
+            return await self._write_note(leased, before)
         since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
         if before is None or not _is_same(before.blocked, blocked):
             _log_deferred(leased.ledger_id, blocked)
-        leased.note = WaitingNote(
+        unproven = None if before is None else before.unproven
+        if reason is Reason.END_UNPROVEN:
+            unproven = UnprovenEnd(ledger_id=leased.ledger_id, facts=blocked.facts, tried_ms=now_ms)
+        note = WaitingNote(
             ledger_id=leased.ledger_id,
             blocked=blocked,
             node=self._node,
@@ -491,10 +499,19 @@ class WaitingList:
             grace_until_ms=grace_until_ms,
             fingerprint=leased.fingerprint,
             suspects=outcome.suspects,
+            unproven=unproven,
+            version=None if before is None else before.version,
         )
-        return await self._try_to_tell(
-            self._notes.write(leased.note, is_likely_there=before is not None)
-        )
+        return await self._write_note(leased, note)
+
+    async def _write_note(self, leased: LeasedLedger, note: WaitingNote) -> bool:
+        """Write the note of the leased ledger. Returns False if it cannot be written."""
+        leased.note = note
+
+        async def write() -> None:
+            leased.note = await self._notes.write(note)
+
+        return await self._try_to_tell(write())
 
     async def _try_to_tell(self, writing: Awaitable[None]) -> bool:
         """Write something for other nodes. Returns False if it cannot be written, which must not
@@ -511,7 +528,7 @@ class WaitingList:
 
 
 def _is_same(before: Blocked, now: Blocked) -> bool:
-    """Return True if the same things block the ledger, whatever the times."""
+    """Return True if the same things block the ledger, regardless of the times."""
     return (before.reason, before.facts, before.besides) == (now.reason, now.facts, now.besides)
 
 

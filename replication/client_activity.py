@@ -7,29 +7,24 @@ rewrites the record every few seconds; an older record is ignored, because its l
 """
 
 import asyncio
-import json
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Annotated
 
 import structlog
+from msgspec import Meta
 
 from ledgers.bulk.flow_control import Activity
 from ledgers.clock import Clock
-from ledgers.errors import (
-    CorruptionError,
-    NoNodeError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
-from replication.znodes import ClusterPaths, int_field, parse_record, texts_field
+from replication.records import Record, read_stored
+from replication.znodes import INT_MAX, ClusterPaths
 
 log = structlog.get_logger()
 
-VERSION = 1
 WRITTEN_EVERY_S = 3.0
 """Maximum interval between two writes while the leader watches."""
 STALE_AFTER_S = 10.0
@@ -37,7 +32,7 @@ AGE_INTERVAL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientActivity:
+class ClientActivity(Record):
     """The bookies with and without active clients. A bookie in neither set is unknown.
 
     ``copying_node_count``: number of nodes that copy now and share the rates, at least 1.
@@ -45,33 +40,12 @@ class ClientActivity:
 
     active: frozenset[BookieId] = frozenset()
     quiet: frozenset[BookieId] = frozenset()
-    copying_node_count: int = 1
+    copying_node_count: Annotated[int, Meta(ge=1, le=INT_MAX)] = 1
 
     def of(self, bookie: BookieId) -> Activity:
         if bookie in self.active:
             return Activity.ACTIVE
         return Activity.QUIET if bookie in self.quiet else Activity.UNKNOWN
-
-    def to_json(self) -> bytes:
-        record = {
-            "version": VERSION,
-            "active": sorted(self.active),
-            "quiet": sorted(self.quiet),
-            "copying_nodes": self.copying_node_count,
-        }
-        return json.dumps(record).encode()
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Return the record. Raises CorruptionError."""
-        record: dict[str, Any] = parse_record(data)
-        if record.get("version") != VERSION:
-            raise CorruptionError("the version of the record is unknown to this release")
-        return cls(
-            active=frozenset(map(BookieId, texts_field(record, "active"))),
-            quiet=frozenset(map(BookieId, texts_field(record, "quiet"))),
-            copying_node_count=int_field(record, "copying_nodes", least=1),
-        )
 
 
 async def read_activity(
@@ -81,20 +55,16 @@ async def read_activity(
 
     ``now_ms``: the time by ZooKeeper's clock. Raises UnavailableError.
     """
-    try:
-        data, stat = await store.get(paths.activity)
-        if now_ms - stat.mtime_ms > STALE_AFTER_S * 1_000:
-            return None
-        return ClientActivity.parse(data)
-    except (NoNodeError, CorruptionError, UnauthorizedError):
-        return None
+    stored = await read_stored(store, paths.activity, ClientActivity.parse)
+    is_old = stored.stat is None or now_ms - stored.stat.mtime_ms > STALE_AFTER_S * 1_000
+    return None if is_old else stored.value
 
 
 class ActivitySource(Changing):
     """The current record, kept up to date by ``run``. ``current`` is None while there is none."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
-        """``clock``: a clock whose wall time is ZooKeeper's (``shared_clock``)."""
+        """``clock``: a clock whose wall time is ZooKeeper's (``nodes.SharedClock``)."""
         super().__init__()
         self._store, self._paths, self._clock = store, paths, clock
         self.current: ClientActivity | None = None

@@ -40,13 +40,19 @@ HOLD = Gauge(
     "bookmender_hold",
     "1 during a safety hold: no ledger is marked for lost bookies, and nothing is fenced; else 0.",
 )
+BOOKIES = Gauge(
+    "bookmender_registered_bookies",
+    "Registered bookies as this node sees them, by state: writable or read-only.",
+    ["state"],
+)
+_WRITABLE, _READ_ONLY = (BOOKIES.labels(state=state) for state in ("writable", "read-only"))
 
 RETRY_S = 1.0
 RESTORE_COOKIES = (
-    "write the cookies again (bookkeeper shell cookie_create): without it a bookie does not start"
+    "write the cookies again (bookkeeper shell cookie_create): a bookie does not start without one"
 )
 ORDERS_POLL_S = 5.0
-"""How often the orders are read if ZooKeeper (before 3.6) has no recursive watches."""
+"""Interval at which orders are read if ZooKeeper (before 3.6) has no recursive watches."""
 WINDOW_CHECK_S = 60.0
 """Longest wait before the wall clock is read again during a maintenance window. The wait is in
 elapsed time, and the wall clock may be changed."""
@@ -82,7 +88,8 @@ class ClusterView:
 
     @cached_property
     def receiving(self) -> frozenset[BookieId]:
-        """The possible targets: writable, answering, not draining, not in maintenance (rule S11)."""
+        """The possible targets: writable, answering, not draining, not in maintenance (rule
+        S11)."""
         able = self.writable & self.answering
         return able - self.orders.draining.keys() - self.orders.maintenance.keys()
 
@@ -136,9 +143,8 @@ class ViewSource(Changing):
         self._orders = Orders()
         """The orders that were read last, including maintenance windows that are over."""
         self._current: ClusterView | None = None
-        self._reading = (
-            asyncio.Lock()
-        )  # guards the two above: an older reading must not overwrite a newer one
+        # Guards the two above: an older reading must not overwrite a newer one.
+        self._reading = asyncio.Lock()
         self._czxids = SharedReads(registration.czxid_now)
         self._addresses: dict[BookieId, Address] = {}
         self._without_cookie: frozenset[BookieId] = frozenset()
@@ -177,10 +183,23 @@ class ViewSource(Changing):
             return await self._read_all()
 
     async def _read_all(self) -> ClusterView:
-        bookies = await self._registration.read()
-        cookies = await self._registration.cookies()
+        """Read everything.
+
+        An operator starts a bookie and then ends its maintenance, or begins a maintenance and then
+        stops the bookie. So orders are read after the bookies, and the bookies again if a
+        maintenance ended meanwhile. Otherwise a bookie would look absent without an excuse.
+        """
+        if self._current is None:
+            await self._read_orders()
+        while True:
+            bookies = await self._registration.read()
+            cookies = await self._registration.cookies()
+            before = self._orders
+            await self._read_orders()
+            ended = before.maintenance.keys() - self._orders.maintenance.keys()
+            if ended <= bookies.available.keys():
+                break
         self._tell_missing_cookies(bookies.available.keys() - cookies.keys())
-        await self._read_orders()
         return self._show(bookies, cookies)
 
     def _tell_missing_cookies(self, bookies: AbstractSet[BookieId]) -> None:
@@ -253,13 +272,15 @@ class ViewSource(Changing):
         doubts = dict(await self._registration.doubtful_since(view.bookies, believed))
         superseded = self.current.bookies.superseded.intersection(believed)
         doubts |= dict.fromkeys(superseded, "another bookie is registered at its address")
-        anew = await self.set_up_since(view, members)
-        return doubts | dict.fromkeys(anew, "it was set up again")
+        set_up = await self.set_up_since(view, members)
+        return doubts | dict.fromkeys(set_up, "it was reformatted")
 
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_bookies(tasks))
+            cookie_changes = self._registration.cookie_changes()
+            tasks.create_task(self._follow(cookie_changes, self._refresh_cookies))
             if self._order_store is not None:
                 tasks.create_task(self._follow_orders(self._order_store))
                 tasks.create_task(self._end_windows())
@@ -271,6 +292,14 @@ class ViewSource(Changing):
             for changes in self._registration.listing_changes():
                 tasks.create_task(self._follow(changes, self.refresh))
 
+    async def _refresh_cookies(self) -> None:
+        """Read only the cookies. Before the first view there is nothing to refresh: its reading
+        comes after this watch."""
+        async with self._reading:
+            cookies = await self._registration.cookies()
+            if self._current is not None:
+                self._show(self._current.bookies, cookies)
+
     async def _follow_orders(self, order_store: OrderStore) -> None:
         try:
             await self._follow(order_store.changes(), self._refresh_orders)
@@ -281,10 +310,16 @@ class ViewSource(Changing):
 
     async def _refresh_orders(self) -> None:
         """Read only the orders, so that a change of an order does not make every node read all
-        bookies."""
+        bookies. Reads all if a bookie whose maintenance ended is absent in the current view."""
         async with self._reading:
             await self._read_orders()
-            self._show_orders()
+            view = self._current
+            if view is not None and (
+                view.orders.maintenance.keys() - self._orders.maintenance.keys() - view.available
+            ):
+                await self._read_all()
+            else:
+                self._show_orders()
 
     async def _read_orders(self) -> None:
         if self._order_store is not None:
@@ -299,6 +334,8 @@ class ViewSource(Changing):
         orders = self._orders.at(self._clock.wall_ms())
         view = ClusterView(bookies=bookies, cookies=cookies, orders=orders)
         HOLD.set(orders.is_held)
+        _WRITABLE.set(len(bookies.writable))
+        _READ_ONLY.set(len(bookies.read_only))
         for bookie, registered in bookies.available.items():
             if registered.address is not None:
                 self._addresses[bookie] = registered.address
@@ -415,9 +452,8 @@ class IsolationGroups:
         while True:
             try:
                 await self._follow()
-            except (
-                UnauthorizedError
-            ) as error:  # an ACL may deny the watch as well; the session must go on
+            except UnauthorizedError as error:
+                # An ACL may deny the watch as well; the session must go on.
                 self._tell_broken(error)
             await self._clock.sleep(REFUSED_S)
 

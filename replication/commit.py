@@ -1,4 +1,5 @@
-"""What is written after the copies of a plan: the metadata (rule S1), and what blocks the rest.
+"""Decides what is written after the copies of a plan: the metadata (rule S1), and what blocks the
+rest.
 
 ``CopyResults`` is a pure function of a plan and of the outcomes of its copies. ``PlannedOutcome``
 predicts such outcomes for the dry run, and for copies without a target, which are never tried.
@@ -25,7 +26,7 @@ from msgspec import Struct, structs
 
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
 from replication.cluster import ClusterView
-from replication.copy_checks import IndexFinding, Verdict
+from replication.copy_reader import CopyFinding, Verdict
 from replication.copying import LACKING_MAX, CopyOutcome, split_ends, withheld_end
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.inspection import Inspection, RecoveryRequired
@@ -33,8 +34,8 @@ from replication.plan import Plan, Repair
 from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 
 LOST_PLACES_MAX = 10
-"""Runs of lost entries around which a ledger is split at most. With more runs, a ledger of very
-many segments would help nobody."""
+"""Runs of lost entries around which a ledger is split at most. With more runs, the ledger would
+have too many segments to be useful."""
 ENTRIES_NAMED_MAX = 5
 """Entry ids in the facts of a blocked repair. The others are counted."""
 
@@ -149,7 +150,7 @@ class CopyDoubt(Struct, frozen=True, kw_only=True):
     last_entry_id: int | None = None
 
 
-_DOUBTFUL = (Verdict.LOST, Verdict.AWAY, Verdict.MISSING, Verdict.UNKNOWN)
+_DOUBTFUL = (Verdict.BOOKIE_ABSENT, Verdict.IN_MAINTENANCE, Verdict.MISSING, Verdict.UNKNOWN)
 """Draining bookies are asked like all others; see ``Restorer``."""
 
 
@@ -164,16 +165,16 @@ def copy_doubts(
         case Blocked() as blocked:
             return [blocked]
         case RecoveryRequired():
-            leaving = [CopyDoubt(bookie=b, verdict=Verdict.LOST) for b in found.leaving]
+            leaving = [CopyDoubt(bookie=b, verdict=Verdict.BOOKIE_ABSENT) for b in found.leaving]
             lacking = [CopyDoubt(bookie=b, verdict=Verdict.MISSING) for b in found.lacking]
             return [*leaving, *lacking, *(_doubts(closed_part.findings) if closed_part else [])]
         case Inspection() as inspection:
             return [*_doubts(inspection.findings)]
 
 
-def _doubts(findings: Sequence[IndexFinding]) -> list[CopyDoubt]:
+def _doubts(findings: Sequence[CopyFinding]) -> list[CopyDoubt]:
     """Return one doubt for each bookie and verdict."""
-    doubted = defaultdict[tuple[BookieId, Verdict], list[IndexFinding]](list)
+    doubted = defaultdict[tuple[BookieId, Verdict], list[CopyFinding]](list)
     for finding in findings:
         if finding.verdict in _DOUBTFUL and finding.entries:
             doubted[finding.bookie, finding.verdict].append(finding)
@@ -212,7 +213,7 @@ class PlannedOutcome:
     def __init__(self, inspection: Inspection) -> None:
         self._inspection = inspection
         self._available = inspection.view.available
-        self._findings: dict[Fragment, dict[int, IndexFinding]] = defaultdict(dict)
+        self._findings: dict[Fragment, dict[int, CopyFinding]] = defaultdict(dict)
         for finding in inspection.findings:
             self._findings[finding.fragment][finding.index] = finding
 
@@ -263,7 +264,7 @@ class PlannedOutcome:
             elif all(finding.bad_count for finding in sources):
                 yield _bad_everywhere(sources, first % size, size)
 
-    def _sources(self, fragment: Fragment, entry_id: int) -> list[IndexFinding]:
+    def _sources(self, fragment: Fragment, entry_id: int) -> list[CopyFinding]:
         """Return the findings on the registered bookies of the entry."""
         findings = self._findings[fragment]
         indexes = _write_set(fragment, entry_id)
@@ -276,7 +277,7 @@ def _write_set(fragment: Fragment, entry_id: int) -> tuple[int, ...]:
     )
 
 
-def _bad_everywhere(sources: Sequence[IndexFinding], residue: int, size: int) -> Iterator[int]:
+def _bad_everywhere(sources: Sequence[CopyFinding], residue: int, size: int) -> Iterator[int]:
     fewest = min(sources, key=lambda finding: finding.bad_count)
     for entry_id in merge(fewest.absent, fewest.mismatched, fewest.unreadable):
         if entry_id % size == residue and all(finding.is_bad(entry_id) for finding in sources):
@@ -312,10 +313,9 @@ long for a large ledger, at every attempt."""
 # --- Results --------------------------------------------------------------------------------------
 
 
-class CopyResults(
-    Struct, frozen=True, kw_only=True, dict=True
-):  # dict: the properties are computed once
-    """What the copies of a plan yielded, and what follows from it.
+# dict: the properties are computed once.
+class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
+    """The results of a plan's copies, and what follows from them.
 
     ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is
     still the registration that acknowledged its copies. ``has_bad_sources``: members lack entries
@@ -337,7 +337,8 @@ class CopyResults(
         """The metadata to write: it names the target of every index that was copied completely, or
         except for lost entries (``_splits``)."""
         before, after = self.inspection.metadata, self._rewritten
-        # An earlier repair may have split a segment while bookies were absent. No entry is lost now.
+        # An earlier repair may have split a segment while bookies were absent. No entry is lost
+        # now.
         may_join = before.is_closed and after != before and self.is_complete
         return joined(after) if may_join else after
 
@@ -352,7 +353,7 @@ class CopyResults(
 
     @property
     def is_split(self) -> bool:
-        """A segment is split, so the entries beside the lost ones can be copied in the next
+        """True if a segment is split, so the entries beside the lost ones can be copied in the next
         round."""
         return len(self._rewritten.segments) > len(self.inspection.metadata.segments)
 
@@ -386,7 +387,7 @@ class CopyResults(
 
     @cached_property
     def blocked(self) -> list[Blocked]:
-        """What blocks the rest. A failed target does not: the next round takes another."""
+        """Return what blocks the rest. A failed target does not: the next round uses another."""
         unknown = {entry_id for _, outcome in self._pairs for entry_id in outcome.unknown}
         view = self.inspection.view
         return [
@@ -407,9 +408,9 @@ class CopyResults(
         lacking = self._lacking()
         if not lacking:  # nearly always
             return {}
-        away: dict[Fragment, list[IndexFinding]] = defaultdict(list)
+        away: dict[Fragment, list[CopyFinding]] = defaultdict(list)
         for finding in self.inspection.findings:
-            if finding.verdict in (Verdict.LOST, Verdict.AWAY):
+            if finding.verdict in (Verdict.BOOKIE_ABSENT, Verdict.IN_MAINTENANCE):
                 away[finding.fragment].append(finding)
         lost: dict[_Holders, set[int]] = defaultdict(set)
         seen: set[int] = set()
@@ -500,7 +501,8 @@ class CopyResults(
         away = {
             finding.fragment.first_entry_id
             for finding in self.inspection.findings
-            if finding.verdict is Verdict.AWAY or (not self.may_split and self._may_return(finding))
+            if finding.verdict is Verdict.IN_MAINTENANCE
+            or (not self.may_split and self._may_return(finding))
         }
         splits = [
             Change(
@@ -516,9 +518,12 @@ class CopyResults(
         ]
         return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
 
-    def _may_return(self, finding: IndexFinding) -> bool:
+    def _may_return(self, finding: CopyFinding) -> bool:
         """Return True if the bookie is not registered, and not decommissioned."""
-        return finding.verdict is Verdict.LOST and finding.bookie in self.inspection.view.cookies
+        return (
+            finding.verdict is Verdict.BOOKIE_ABSENT
+            and finding.bookie in self.inspection.view.cookies
+        )
 
     @property
     def _is_key_proven(self) -> bool:

@@ -1,4 +1,5 @@
-"""``Copier``: makes the copies of a plan; and what a repair remembers of them between its rounds."""
+"""``Copier``: makes the copies of a plan; and what a repair remembers of them between its
+rounds."""
 
 import asyncio
 from collections.abc import Collection, Mapping
@@ -6,19 +7,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import structlog
+from prometheus_client import Counter
 
 from ledgers.bookies import LAST_ENTRY, Bookies
 from ledgers.errors import BookmenderError, RejectedError
 from ledgers.model import BookieId
 from replication.cluster import ClusterView
-from replication.copy_checks import NOTHING_ASKED, ReadPlan
+from replication.copy_reader import NOTHING_ASKED, ReadPlan
 from replication.copying import CopyJob, CopyOutcome, copy_index, lac_for_copies
+from replication.history import CausedBy
 from replication.inspection import Inspection
 from replication.plan import Plan, Repair
 from replication.recent_copies import RepairCopies
 from replication.targets import CopyKey, Refusals, Targets, TargetSelector
 
 log = structlog.get_logger()
+REPAIRED_ENTRIES = Counter(
+    "bookmender_repaired_entries_total", "Entries copied to their new bookie and acknowledged."
+)
+REPAIRED_BYTES = Counter(
+    "bookmender_repaired_bytes_total", "Stored bytes of the copied entries, headers included."
+)
+REPAIRED_PAYLOAD_BYTES = Counter(
+    "bookmender_repaired_payload_bytes_total",
+    "Payload bytes of the copied entries, in the unit of bookmender_missing_copies_bytes.",
+)
 
 REMEMBERED_MAX = 10_000
 """Maximum number of ledgers whose suspects a node remembers."""
@@ -26,7 +39,7 @@ REMEMBERED_MAX = 10_000
 
 @dataclass(slots=True)
 class RepairProgress:
-    """What one repair remembers between its rounds."""
+    """State that one repair keeps between its rounds."""
 
     copies: RepairCopies
     """The record of copies on new targets, which are read again later (rule S6)."""
@@ -42,15 +55,20 @@ class RepairProgress:
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: the target, and the czxid of its registration (rule S3)."""
     may_split: bool = False
-    """As in ``CopyResults``."""
-    has_presumed: bool = False
+    """Same as in ``CopyResults``."""
+    has_tried_optimistically: bool = False
     """True after one attempt to copy without inspecting first. Later rounds inspect."""
+    has_copied: bool = False
+    """True if entries were copied, or if the metadata names a new bookie."""
     entry_count: int = 0
     entry_bytes: int = 0
+    caused_by: CausedBy | None = None
+    """Why the ledger needs a repair, as the first round saw it."""
 
     @property
     def all_suspects(self) -> frozenset[BookieId]:
-        """Bookies whose copies are read entry by entry: their first and last entries prove nothing."""
+        """Bookies whose copies are read entry by entry: their first and last entries prove
+        nothing."""
         return self.found_bad.union(self.refilled, self.suspects)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
@@ -148,6 +166,12 @@ class Copier:
             await self._show_again(last_entry, repair, inspection)
         progress.entry_count += outcome.entry_count
         progress.entry_bytes += outcome.entry_bytes
+        progress.has_copied |= outcome.entry_count > 0
+        REPAIRED_ENTRIES.inc(outcome.entry_count)
+        REPAIRED_BYTES.inc(outcome.entry_bytes)
+        REPAIRED_PAYLOAD_BYTES.inc(
+            outcome.entry_bytes - outcome.entry_count * inspection.digest.overhead_bytes
+        )
         if outcome.target_error is not None:
             progress.failed.add(repair.target)
             if isinstance(outcome.target_error, RejectedError):  # it will say the same again
@@ -165,8 +189,8 @@ class Copier:
         return outcome
 
     async def _last_entry(self, repair: Repair, inspection: Inspection) -> bytes | None:
-        """Read the last entry of a target that stands in the last ensemble of an open ledger,
-        before it gets copies.
+        """Read the last entry of a target that belongs to the last ensemble of an open
+        ledger, before it gets copies.
 
         A bookie answers a last-entry read from its write cache, if that holds any entry of the
         ledger. So copies of earlier entries hide later ones until the next flush:

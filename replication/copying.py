@@ -1,16 +1,16 @@
 """Copying the entries of one bookie index of one fragment to a target (``copy_index``).
 
-Only the entries that the index stored are copied, each from a good replica, in bulk. An entry that
-one replica did not give is asked of the next (``assign``). Entries that remain are reported as
+Only the entries that the index stored are copied, each from a good replica, in bulk. If a replica
+does not return an entry, the next one is asked (``assign``). Remaining entries are reported as
 without a copy, or as unknown. A ledger of ten million entries is copied slice by slice, so the
 memory in use does not grow with it.
 
 ``transfer_replacing_lac`` copies entry by entry and rewrites each LAC (rule S12). It serves targets
-in the last ensemble of an open ledger. A reader asks these bookies for their last entry, and takes
-the LAC in its header for what the writer had confirmed; an entry of an earlier fragment carries an
-old LAC. So the header gets a LAC that is known now, and the digest is computed again, as
-BookKeeper's LedgerFragmentReplicator does. This is needed only if no other bookie is left, so its
-speed does not matter.
+in the last ensemble of an open ledger. A reader asks these bookies for their last entry, and
+believes the LAC in its header. But an entry of an earlier fragment carries an old LAC. So the
+header gets a LAC that is known now, and the digest is computed again, as BookKeeper's
+LedgerFragmentReplicator does. This is needed only if no other bookie is left, so its speed does not
+matter.
 """
 
 import asyncio
@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from msgspec import Struct
+from prometheus_client import Counter
 
 from ledgers.bookies import Answer, Bookies, SourceHealth, Transfer, TransferResult
 from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import BookmenderError, BusyError, UnavailableError, UnreadableError
 from ledgers.model import LAC_NONE, BookieId, Fragment, LedgerMetadata, write_set
 from ledgers.quorum import Result
-from replication.copy_checks import NOTHING_ASKED, ReadPlan
+from replication.copy_reader import NOTHING_ASKED, ReadPlan
 from replication.entry_runs import EntryRuns
 
 
@@ -141,7 +142,7 @@ class SliceProgress:
 
 
 class Reads(Struct, frozen=True, kw_only=True):
-    """Which entries to ask of which bookie next; ids ascend."""
+    """The entries to read next from each bookie; ids ascend."""
 
     entry_ids: Mapping[BookieId, Sequence[int]]
     have_alternatives: bool
@@ -217,8 +218,8 @@ def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[Bo
     """Return the possible sources of an entry, and whether this is the last chance to read it.
 
     The order: other replicas; the bookie that is being replaced, if it is registered (its other
-    entries may be good); former bookies of the ledger; and once more the first bookie that did not
-    answer, because its first timeout was short.
+    entries may be good); former bookies of the ledger. At the end, the first bookie that did not
+    answer is asked once more, because its first timeout was short.
     """
     tried = {bookie for bookie, _ in history}
     replicas = [bookie for bookie in _replicas(entry_id, job) if bookie not in tried]
@@ -381,6 +382,20 @@ class _EntryByEntryTransfer:
             self._entry_bytes += len(entry)
 
 
+COPY_FAILURES = Counter(
+    "bookmender_copy_failures_total",
+    "Failures while copying, by kind: entries that a source does not store (absent), holds damaged "
+    "(mismatch), cannot read (unreadable) or did not answer for (unknown), and requests to a "
+    "target that failed (target).",
+    ["kind"],
+)
+_READ_FAILED: Mapping[Answer, Counter] = {
+    answer: COPY_FAILURES.labels(kind=answer.value)
+    for answer in Answer
+    if answer is not Answer.PRESENT
+}
+_TARGET_FAILED = COPY_FAILURES.labels(kind="target")
+
 SLICE_ENTRIES = 2_048
 SLICES_AT_ONCE = 2
 """Two slices overlap, so that the last replies of one do not delay the next."""
@@ -412,9 +427,9 @@ async def copy_index(
 
     - none of them while an entry between them may still be read (a replica did not answer);
     - both when all entries between them are stored;
-    - all but one when entries between them have no copy anywhere. That may stay so for ever, so only
-      one entry is withheld. If the other end is itself lost, none is withheld: its absence makes
-      checks read the rest.
+    - all but one when entries between them have no copy anywhere. That may stay so for ever, so
+      only one entry is withheld. If the other end is itself lost, none is withheld: its absence
+      makes checks read the rest.
 
     ``asked``: reads to add to the first transfer.
     """
@@ -525,9 +540,11 @@ class _Copy:
                 self._gave_all_asked = is_read and not _refuses(failures, asked)
                 failures = _without(failures, checks)
             if failures:  # seldom
+                _count_failures(failures)
                 self._suspects |= self._job.others.intersection(_without_good_copy(failures))
             entry_ids = progress.note(failures)
             if result.target_error is not None:
+                _TARGET_FAILED.inc()
                 if not self._may_resume(result.target_error):
                     self._target_error = self._target_error or result.target_error
                     return
@@ -573,6 +590,12 @@ def _besides(
         if left := entry_ids.difference(reads.get(bookie, ())):
             besides[bookie] = sorted(left)
     return besides
+
+
+def _count_failures(failures: Failures) -> None:
+    for answers in failures.values():
+        for answer in answers.values():
+            _READ_FAILED[answer].inc()
 
 
 def _refuses(failures: Failures, asked: ReadPlan) -> bool:

@@ -16,7 +16,7 @@ import structlog
 
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.clock import Clock
-from ledgers.errors import AuthenticationRequiredError, BookmenderError
+from ledgers.errors import BookmenderError, SecureConnectionError
 from ledgers.health import Quarantine
 from ledgers.model import BookieId
 from replication.cluster import ViewSource
@@ -32,7 +32,7 @@ NEAR_INTERVAL_S = 10.0
 NEAR_FACTOR = 2.0
 """A bookie is near the floor if less than this multiple of the floor is free."""
 STALE_S = 600.0
-"""How long the last answer of a bookie is used if it does not answer any more."""
+"""Time that the last answer of a bookie is used if it does not answer any more."""
 START_TIMEOUT_S = 5.0
 """Maximum time that the start of a worker waits for the first answers."""
 BOOKIES_AT_ONCE = 16
@@ -128,15 +128,15 @@ class DiskSpaceSource:
                 self._disk_spaces[bookie] = await self._bookies.room(bookie)
                 self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
-            except AuthenticationRequiredError as error:
+            except SecureConnectionError as error:
                 self._note_required(bookie, str(error.args[0]))
             except BookmenderError as error:  # busy, absent or too old; it is asked again later
                 log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
         self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
 
     def _note_required(self, bookie: BookieId, reason: str) -> None:
-        """Quarantine a bookie that requires authentication. Over V2 it only closes the connection;
-        this V3 request shows the reason."""
+        """Quarantine a bookie whose TLS or authentication fails. A bookie that requires
+        authentication only closes connections over V2; this V3 request shows the reason."""
         if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
             log.warning("bookie.quarantined", bookie=bookie, reason=reason)
 

@@ -21,7 +21,7 @@ class EntryRuns(Sequence[int]):
         self._starts = array("q")
         self._stops = array("q")
         self._ranks = array("q", [0])
-        """How many ids precede each run, and the total at the end."""
+        """Number of ids before each run, and the total at the end."""
         for entry_id in entry_ids:
             self.append(entry_id)
 
@@ -114,6 +114,23 @@ class EntryRuns(Sequence[int]):
         self._starts.append(start)
         self._stops.append(stop)
         self._ranks.append(self._ranks[-1] + stop - start)
+
+
+def overlaps(parts: Iterable[EntryRuns]) -> Iterator[tuple[int, int]]:
+    """Yield, ascending, each id at which a run begins or ends, and how many of the ``parts``
+    contain the ids from there on. Works on runs, because a bookie may lack millions of entries."""
+    depth = 0
+    for entry_id, step in merge(*map(_edges, parts)):
+        depth += step
+        yield entry_id, depth
+
+
+def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
+    """Yield where runs begin (1) and end (-1). At the same id the end comes first, also after
+    merging."""
+    for run in entries.each_run():
+        yield run.start, 1
+        yield run.stop, -1
 
 
 def merged(first: EntryRuns, second: EntryRuns) -> EntryRuns:

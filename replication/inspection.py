@@ -6,8 +6,8 @@ or the reason why there is neither (``Blocked``). The worker, the dry run and ``
 it.
 
 The last fragment of a ledger that is not closed is special, because its end is unknown. Entries up
-to the LAC are acknowledged. Entries after it may be acknowledged, as far as any bookie has them;
-after the death of the writer nobody knows.
+to the LAC are acknowledged. Entries after it may be acknowledged, as far as any bookie has them.
+After the death of the writer this is unknown.
 """
 
 import random
@@ -31,23 +31,24 @@ from ledgers.model import (
     Fragment,
     LedgerMetadata,
     LedgerState,
+    closed_fragments,
     fragments,
     known_fragments,
 )
 from ledgers.reading import find_end, highest_entry_id, ledger_digest
 from ledgers.wire.framing import FRAME_BYTES_MAX
 from replication.cluster import ClusterView
-from replication.copy_checks import (
+from replication.copy_reader import (
     GAVE_ALL,
+    CopyFinding,
     EntryLists,
-    IndexFinding,
     ReadPlan,
     Verdict,
-    check,
+    inspect_copies,
     judge,
     plan_reads,
 )
-from replication.entry_runs import EntryRuns, merged
+from replication.entry_runs import EntryRuns, merged, overlaps
 from replication.reasons import Blocked, Facts, Reason, named
 
 IN_FLIGHT_WAIT_S = 1.0
@@ -85,7 +86,7 @@ async def inspect_tail(
     lac: int,
     bookies: Bookies,
     clock: Clock,
-) -> tuple[IndexFinding, ...]:
+) -> tuple[CopyFinding, ...]:
     """Return what is missing of the entries after the LAC that any member has; and which members
     did not answer, because they may have more entries.
 
@@ -98,16 +99,18 @@ async def inspect_tail(
     asked = members if is_abandoned else members & view.initialised_after(versioned.stat.czxid)
     if not asked:
         return ()
-    shown, silent = await highest_entry_id(bookies, members, versioned.ledger_id, digest=digest)
+    shown, unresponsive = await highest_entry_id(
+        bookies, members, versioned.ledger_id, digest=digest
+    )
     tail = structs.replace(
         fragments(versioned.ledger_id, metadata, lac=lac)[-1],
         first_entry_id=lac + 1,
         last_entry_id=max(lac, shown),
     )
     unknown = tuple(
-        IndexFinding(fragment=tail, index=index, verdict=Verdict.UNKNOWN)
+        CopyFinding(fragment=tail, index=index, verdict=Verdict.UNKNOWN)
         for index, bookie in enumerate(tail.ensemble)
-        if bookie in silent
+        if bookie in unresponsive
     )
     lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
     if lacking and not is_abandoned:
@@ -118,8 +121,8 @@ async def inspect_tail(
 
 async def _lacking(
     fragment: Fragment, asked: frozenset[BookieId], *, digest: EntryDigest, bookies: Bookies
-) -> tuple[IndexFinding, ...]:
-    findings = await check(
+) -> tuple[CopyFinding, ...]:
+    findings = await inspect_copies(
         [fragment],
         bookies=bookies,
         digest=digest,
@@ -131,7 +134,7 @@ async def _lacking(
 
 
 def first_damaged(
-    findings: Sequence[IndexFinding], *, first_entry_id: int, last_entry_id: int
+    findings: Sequence[CopyFinding], *, first_entry_id: int, last_entry_id: int
 ) -> int | None:
     """Return the first entry of the range of which some bookie has a damaged copy and none a good
     one.
@@ -156,7 +159,7 @@ class UnderreplicatedEntry(Struct, frozen=True, kw_only=True):
 
 
 def first_underreplicated(
-    findings: Sequence[IndexFinding], metadata: LedgerMetadata
+    findings: Sequence[CopyFinding], metadata: LedgerMetadata
 ) -> UnderreplicatedEntry | None:
     """Return the first such entry; None if there is none, or if the ledger is not OPEN.
 
@@ -166,18 +169,14 @@ def first_underreplicated(
     if metadata.state is not LedgerState.OPEN:
         return None
     lacked = list(_lacked(findings))
-    runs = [run for _, entries in lacked for run in entries.each_run()]
-    steps = [(run.start, 1) for run in runs] + [(run.stop, -1) for run in runs]
-    depth = 0
-    for entry_id, step in sorted(steps):
-        depth += step
+    for entry_id, depth in overlaps(entries for _, entries in lacked):
         if depth > metadata.write_quorum - metadata.ack_quorum:
             lacking = {bookie for bookie, entries in lacked if entry_id in entries}
             return UnderreplicatedEntry(entry_id=entry_id, lacking=tuple(sorted(lacking)))
     return None
 
 
-def _lacked(findings: Sequence[IndexFinding]) -> Iterator[tuple[BookieId, EntryRuns]]:
+def _lacked(findings: Sequence[CopyFinding]) -> Iterator[tuple[BookieId, EntryRuns]]:
     """Return what each member of the open fragment lacks, or has damaged."""
     for finding in findings:
         if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:
@@ -195,7 +194,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
     versioned: VersionedMetadata
     view: ClusterView
     digest: EntryDigest
-    findings: tuple[IndexFinding, ...]
+    findings: tuple[CopyFinding, ...]
 
     @property
     def ledger_id(self) -> int:
@@ -207,8 +206,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def is_abandoned(self) -> bool:
-        """An open fragment lacks copies that no writer will add, because a recovery has fenced the
-        writer off."""
+        """True if an open fragment lacks copies that no writer will add, because a recovery has
+        fenced the writer."""
         return self.metadata.state is LedgerState.IN_RECOVERY and any(
             finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
             for finding in self.findings
@@ -216,7 +215,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def has_good_entry(self) -> bool:
-        """Some entry was read and is good, which proves our key (rule S7)."""
+        """True if some entry was read and is good, which proves our key (rule S7)."""
         return any(
             f.bad_count < len(f.entries)
             for f in self.findings
@@ -229,8 +228,8 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 
 class OptimisticInspection(Struct, frozen=True, kw_only=True):
-    """What an inspection will find if every registered bookie has its copies. ``asked``: the reads
-    that prove it."""
+    """The result that an inspection will have if every registered bookie has its copies. ``asked``:
+    the reads that prove it."""
 
     inspection: Inspection
     asked: ReadPlan
@@ -249,10 +248,6 @@ class RecoveryRequired:
     leaving: tuple[BookieId, ...] = ()
     lacking: tuple[BookieId, ...] = ()
     first_lacking: int | None = None
-
-
-Surveyed = Inspection | RecoveryRequired | Blocked | None
-"""None: the ledger is gone."""
 
 
 class Inspector:
@@ -280,9 +275,11 @@ class Inspector:
 
     async def inspect(
         self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
-    ) -> Surveyed:
-        """Read the metadata and inspect the ledger. ``suspects``: bookies that are asked for
-        every entry, besides reformatted ones."""
+    ) -> Inspection | RecoveryRequired | Blocked | None:
+        """Read the metadata and inspect the ledger. Return None if the ledger is deleted.
+
+        ``suspects``: bookies that are asked for every entry, besides reformatted ones.
+        """
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
                 return await self.inspect_metadata(versioned, view, suspects=suspects)
@@ -369,13 +366,9 @@ class Inspector:
     ) -> Inspection | None:
         """Inspect all fragments but the last, which need not wait for the last one. None if there
         is only one.
-
-        A writer begins a fragment only after every earlier entry is acknowledged. So the earlier
-        fragments are closed, whatever the bookies of the last one say (rule S4).
         """
         versioned, metadata = found.versioned, found.versioned.metadata
-        lac = metadata.last_segment.first_entry_id - 1
-        closed = [f for f in fragments(versioned.ledger_id, metadata, lac=lac) if f.is_closed]
+        closed = closed_fragments(versioned.ledger_id, metadata)
         if not closed:
             return None
         try:
@@ -405,7 +398,7 @@ class Inspector:
         suspects = self._suspects(versioned, view, suspects)
         if self._lists is not None:
             suspects |= await self._lists.lacking(judged, view.checked - suspects)
-        findings = await check(
+        findings = await inspect_copies(
             judged,
             bookies=self._bookies,
             digest=digest,
@@ -450,7 +443,7 @@ def _without_end(
     )
 
 
-def under_orders(findings: tuple[IndexFinding, ...], view: ClusterView) -> tuple[IndexFinding, ...]:
+def under_orders(findings: tuple[CopyFinding, ...], view: ClusterView) -> tuple[CopyFinding, ...]:
     """Return the findings as the operator's orders change them: a draining bookie counts as
     missing, an absent one in maintenance does not.
 
@@ -461,11 +454,11 @@ def under_orders(findings: tuple[IndexFinding, ...], view: ClusterView) -> tuple
     return tuple(_under_orders(finding, view) for finding in findings)
 
 
-def _under_orders(finding: IndexFinding, view: ClusterView) -> IndexFinding:
+def _under_orders(finding: CopyFinding, view: ClusterView) -> CopyFinding:
     is_seen = finding.bookie in view.available
-    if finding.verdict is Verdict.LOST and is_seen:
+    if finding.verdict is Verdict.BOOKIE_ABSENT and is_seen:
         return replace(finding, verdict=Verdict.DRAINING)
-    is_silent = finding.verdict is Verdict.UNKNOWN or not is_seen
-    if is_silent and finding.bookie in view.orders.maintenance:
-        return replace(finding, verdict=Verdict.AWAY)
+    is_unanswered = finding.verdict is Verdict.UNKNOWN or not is_seen
+    if is_unanswered and finding.bookie in view.orders.maintenance:
+        return replace(finding, verdict=Verdict.IN_MAINTENANCE)
     return finding

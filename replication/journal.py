@@ -20,10 +20,16 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from prometheus_client import Gauge
 
 from ledgers.errors import JournalError
 
 log = structlog.get_logger()
+UNWRITABLE = Gauge(
+    "bookmender_journal_unwritable",
+    "1 while the journal of metadata writes cannot be written, so this node changes no metadata; "
+    "else 0.",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +63,11 @@ BYTES_MAX = 8 * FILE_BYTES_MAX
 """Total size of the files of all processes. Not a number of files, because a process that restarts
 often has many."""
 CLOSE_TIMEOUT_S = 1.0
-"""How long ``close`` waits for another thread's write."""
+"""Time that ``close`` waits for another thread's write."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _TRIED = b"\n" * 4096
-"""As long as a record. Readers skip these empty lines if a crash leaves them in the file."""
+"""Empty lines, as long as a record. Readers skip these empty lines if a crash leaves them in the
+file."""
 
 
 class MetadataJournal:
@@ -96,8 +103,8 @@ class MetadataJournal:
             except OSError as error:
                 self._tell(error)
                 raise JournalError(
-                    f"{self._directory} cannot be written to on this host ({error.strerror}), and metadata "
-                    "is never changed without a record of what it was: make room there"
+                    f"cannot write to {self._directory} on this host: {error.strerror}. Metadata "
+                    "is changed only after the old metadata is recorded there. Free disk space"
                 ) from error
 
     def try_out(self) -> None:
@@ -112,9 +119,8 @@ class MetadataJournal:
 
     def _append(self, lines: bytes) -> None:
         """Write all lines or none. Raises OSError."""
-        file = os.fstat(
-            self._file.fileno()
-        )  # one system call only: each lets other threads run first
+        # Only one system call, because each lets other threads run first.
+        file = os.fstat(self._file.fileno())
         if file.st_nlink == 0:
             _make_private(self._directory)  # the whole folder may have been deleted
             self._reopen()
@@ -134,6 +140,7 @@ class MetadataJournal:
         if self._has_failed is (error is not None):
             return
         self._has_failed = error is not None
+        UNWRITABLE.set(self._has_failed)
         if error is None:
             log.info("journal.writable", path=str(self._path))
         else:
@@ -141,8 +148,8 @@ class MetadataJournal:
                 "journal.unwritable",
                 path=str(self._path),
                 error=error.strerror,
-                next_step="make room there, or give the service the right to write; until then this node "
-                "changes no metadata",
+                next_step="free disk space, or grant the service user write access; until then "
+                "this node changes no metadata",
             )
 
     def close(self) -> None:

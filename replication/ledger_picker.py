@@ -1,8 +1,8 @@
 """``LedgerPicker``: which ledgers a worker leases next, and how often it polls the queue.
 
 A poll lists ids (a part of a long queue). It reads the marks and notes only of ledgers that this
-worker may take now: a window of its own share, and a few that other workers have left unlocked. So
-the cost of a poll is bounded, whatever the length of the queue and the number of nodes.
+worker may lease now: a window of its own share, and a few that other workers have left unlocked. So
+the cost of a poll is bounded for any length of the queue and any number of nodes.
 
 How many workers share the queue without talking to each other:
 
@@ -42,13 +42,13 @@ transaction."""
 class DueLedger(Struct, frozen=True, kw_only=True):
     """A marked ledger that may be leased now, and why it waited so far, if it did.
 
-    ``has_old_note``: its note belongs to a mark that was deleted. ``suspects``: from the note, also
+    ``old_note``: a note of a mark that was deleted. ``suspects``: from the note, also
     from an old one, because deleting the mark did not prove these copies good.
     """
 
     queued: QueuedLedger
     note: WaitingNote | None
-    has_old_note: bool = False
+    old_note: WaitingNote | None = None
     suspects: frozenset[BookieId] = frozenset()
 
     @property
@@ -64,7 +64,8 @@ def own_to_read(
     limit: int,
     rng: random.Random,
 ) -> list[int]:
-    """Choose at most ``limit`` ledgers whose marks to read: urgent ones, then losses, then others."""
+    """Choose at most ``limit`` ledgers whose marks to read: urgent ones, then losses, then
+    others."""
     rest = set(own)
     chosen = [ledger_id for ledger_id in urgent if ledger_id in rest]
     rest.difference_update(chosen)
@@ -228,7 +229,7 @@ class LedgerPicker:
     async def pick(
         self, *, busy: Collection[int], others_max: int, losses_only: bool = False
     ) -> list[DueLedger]:
-        """Return the ledgers to lease, most endangered first.
+        """Return the ledgers to lease, most urgent first.
 
         ``busy``: ledgers that this worker has already. ``others_max``: maximum number of ledgers to
         start if others' ledgers are among them; 0: no ledgers of others. ``losses_only``: pick only
@@ -325,6 +326,6 @@ def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
     return DueLedger(
         queued=queued,
         note=None if is_old else note,
-        has_old_note=is_old,
+        old_note=note if is_old else None,
         suspects=frozenset() if note is None else note.suspects,
     )

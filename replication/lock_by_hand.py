@@ -20,8 +20,8 @@ from replication.marks import prepare_tree, read_locks
 from replication.znodes import ClusterPaths
 
 WAIT_MAX_S, PAUSE_S = 10.0, 0.25
-"""How long to wait for a worker that repairs the ledger, and the pause between two attempts. A
-worker waits five seconds for bookies that do not answer."""
+"""Maximum wait for a worker that repairs the ledger, and the pause between two attempts. A worker
+waits five seconds for bookies that do not answer."""
 GRACE_WAIT_MAX_S = 60.0
 """Maximum total wait for open-ledger graces: twice the default grace."""
 TELL_INTERVAL_S = 10.0
@@ -88,7 +88,7 @@ class _Patience:
             self._show_grace(holder, note, now_s=now_s, grace_s=grace_ms / 1000)
         elif now_s >= self._until_s:
             raise LockedError(
-                f"{holder} is at work on it, or leaves it to its writer for the open-ledger grace: "
+                f"{holder} is at work on it, or waits for the open-ledger grace: "
                 "try again in a moment",
                 ledger_id=self._ledger_id,
             )
@@ -96,7 +96,8 @@ class _Patience:
     def _show_grace(self, holder: str, note: WaitingNote, *, now_s: float, grace_s: float) -> None:
         if now_s + grace_s > self._graces_until_s:
             raise LockedError(
-                f"{holder} has it: {note.reason.value}; that lasts {grace_s:.0f} s yet, and is not waited for: try again then",
+                f"{holder} holds its lock for another {grace_s:.0f} s ({note.reason.value}): try "
+                "again then",
                 ledger_id=self._ledger_id,
             )
         # After the grace, the holder works on the ledger itself, and the usual wait applies again.
@@ -104,7 +105,8 @@ class _Patience:
         if now_s >= self._told_due_s:
             self._told_due_s = now_s + TELL_INTERVAL_S
             self._tell(
-                f"waiting up to {grace_s:.0f} s for {holder}, which has ledger {self._ledger_id}: {note.reason.value}"
+                f"waiting up to {grace_s:.0f} s for {holder}, which locks ledger "
+                f"{self._ledger_id}: {note.reason.value}"
             )
 
 
@@ -131,7 +133,7 @@ async def _who_and_why(
     if note is not None and lock is not None and note.is_older_than(lock.czxid):
         note = None
     holder = None if lock is None else lock.holder
-    return holder or "somebody", note
+    return holder or "another client", note
 
 
 async def _unlock(lock: LedgerLock, store: MetadataStore, session: Check) -> None:

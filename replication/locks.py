@@ -78,13 +78,14 @@ async def guarded_multi(
         await store.multi([*guards, *operations])
     except MultiFailed as failure:
         if failure.index < len(guards):
-            raise LockLostError("our session or our lock is gone", ledger_id=ledger_id) from failure
+            raise LockLostError(
+                "our session or our lock no longer exists", ledger_id=ledger_id
+            ) from failure
         raise MultiFailed(failure.index - len(guards), failure.cause) from failure
 
 
-class QueuedLedger(
-    Struct, frozen=True, kw_only=True, dict=True
-):  # dict: the properties are computed once
+# dict: the properties are computed once.
+class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
@@ -111,7 +112,7 @@ class QueuedLedger(
         """Return bookies that the shared mark names although they were registered when it was last
         written.
 
-        Such a bookie was not lost. Somebody found that it lacks entries; Java's auditor does if
+        Such a bookie was not lost. A check found that it lacks entries; Java's auditor does if
         ``auditorLedgerVerificationPercentage`` is set. So its first and last entries prove nothing.
         ``czxid``: returns the czxid of a bookie's registration, 0 if unknown.
         """

@@ -5,20 +5,19 @@ directory for each ledger (``ClusterPaths``). A worker lists only a bounded part
 random places, so that many nodes do not all list the same ledgers.
 
 The functions below ``MarkTree`` mark a ledger in the private tree as part of another transaction,
-read all marks and locks, create the directories of the queue, and read and write the leader's list
-of urgent ledgers. That list exists because a mark says how many bookies a ledger misses, not how
-many copies are left, and because a worker sees only a part of a long queue. It is a hint: its
-ledgers may be repaired and unmarked already.
+and read all marks and locks. They create the directories of the queue, and read and write the
+leader's list of urgent ledgers. That list has two reasons. A mark says how many bookies a ledger
+misses, not how many copies are left. And a worker sees only a part of a long queue. It is a hint:
+its ledgers may be repaired and unmarked already.
 """
 
 import asyncio
-import json
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import structlog
 from msgspec import Struct
@@ -34,14 +33,8 @@ from ledgers.errors import (
 from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
-from replication.znodes import (
-    ClusterPaths,
-    Mark,
-    MarkPaths,
-    ensure_znode,
-    ints_field,
-    read_record,
-)
+from replication.records import Count, Record, TimeMs, read_record
+from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
 
 log = structlog.get_logger()
 
@@ -90,13 +83,14 @@ class MarkTree:
         self._is_listed_whole = False
         self._leftovers: set[str] = set()
         """Directories that were found without children or mark."""
-        self._shut: set[int] = set()
+        self._denied: set[int] = set()
         """Ledgers to whose marks access is denied. Logged once each."""
-        self._shut_directories: set[str] = set()
+        self._denied_directories: set[str] = set()
         """Directories to which access is denied. Logged once each."""
 
     async def list_ledgers(self, rng: random.Random) -> frozenset[int]:
-        """Return ledgers that have a directory, and so most likely a mark; a part in a large tree."""
+        """Return ledgers that have a directory, and so most likely a mark; a part in a large
+        tree."""
         self._leftovers.clear()
         self._is_listed_whole = True
         directories = await self._leaf_directories(rng)
@@ -137,11 +131,11 @@ class MarkTree:
                 self._leftovers.add(path.rpartition("/")[0])
             return None
         except UnauthorizedError as error:
-            if ledger_id not in self._shut:  # log once, not at each poll
-                self._shut.add(ledger_id)
+            if ledger_id not in self._denied:  # log once, not at each poll
+                self._denied.add(ledger_id)
                 log.warning("mark.access_denied", ledger_id=ledger_id, error=str(error))
             return None
-        self._shut.discard(ledger_id)
+        self._denied.discard(ledger_id)
         try:
             mark = znodes.parse_mark(data)
         except CorruptionError:  # repairs inspect the ledger itself; the mark is a hint
@@ -210,11 +204,11 @@ class MarkTree:
             names = await children_if_any(self._store, directory)
         except UnauthorizedError as error:
             self._is_listed_whole = False
-            if directory not in self._shut_directories:
-                self._shut_directories.add(directory)
+            if directory not in self._denied_directories:
+                self._denied_directories.add(directory)
                 log.warning("marks.access_denied", path=directory, error=str(error))
             return None
-        self._shut_directories.discard(directory)
+        self._denied_directories.discard(directory)
         return names
 
 
@@ -276,7 +270,8 @@ class LockedLedger:
 
 
 async def marked_ledger_ids(store: MetadataStore, paths: MarkPaths) -> list[int]:
-    """Return all marked ledgers, ascending, including directories that a crash left without a mark."""
+    """Return all marked ledgers, ascending, including directories that a crash left without a
+    mark."""
     return [ledger_id async for part in marked_in_parts(store, paths) for ledger_id in part]
 
 
@@ -319,7 +314,8 @@ async def read_locks(
 async def _read_each(
     read: Callable[[int], Awaitable[T | None]], ledger_ids: Sequence[int]
 ) -> list[T]:
-    """Read each ledger, a bounded number at a time. Returns the values that are not None, in order."""
+    """Read each ledger, a bounded number at a time. Returns the values that are not None, in
+    order."""
     values = await gather_in_parts(read, ledger_ids, at_once=READS_AT_ONCE)
     return [value for value in values if value is not None]
 
@@ -388,22 +384,22 @@ async def _agree_on_layout(store: MetadataStore, paths: ClusterPaths) -> None:
 URGENT_MAX = 1_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrgentLedgers(Record):
+    """The leader's list of the most urgent ledgers, for all workers."""
+
+    written_ms: TimeMs
+    """Wall-clock time, for people."""
+    ledger_ids: tuple[Count, ...]
+
+    @classmethod
+    def of(cls, ledger_ids: Sequence[int], *, written_ms: int) -> Self:
+        """Keep the first ``URGENT_MAX`` ledgers."""
+        return cls(written_ms=written_ms, ledger_ids=tuple(ledger_ids[:URGENT_MAX]))
+
+
 async def read_urgent(store: MetadataStore, paths: ClusterPaths) -> tuple[int, ...]:
-    """Return the leader's urgent ledgers, most endangered first; none if the list is unreadable."""
-    try:
-        ledger_ids = await read_record(
-            store, paths.urgent, lambda note: ints_field(note, "ledger_ids")
-        )
-    except UnauthorizedError:  # the list is only a hint
-        return ()
-    return (ledger_ids or ())[:URGENT_MAX]
-
-
-def urgent_to_bytes(ledger_ids: Sequence[int], *, written_ms: int) -> bytes:
-    """Encode the first ``URGENT_MAX`` ledgers. ``written_ms``: wall-clock time, for people."""
-    record = {
-        "version": 1,
-        "written_ms": written_ms,
-        "ledger_ids": list(ledger_ids[:URGENT_MAX]),
-    }
-    return json.dumps(record).encode()
+    """Return the leader's urgent ledgers, most urgent first; none if the list is unreadable,
+    because it is only a hint."""
+    found = await read_record(store, paths.urgent, UrgentLedgers.parse)
+    return () if found is None else found.ledger_ids[:URGENT_MAX]

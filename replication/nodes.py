@@ -1,43 +1,33 @@
 """Sessions and their clock: one ephemeral znode for each session, below ``<ur>/bookmender/nodes``.
 
-``Membership`` owns this session's znode, the proof of rule S3: every write made under a lock, or as
+``Membership`` owns this session's znode, the proof of rule S3. Every write under a lock, or as
 leader, is a multi that also checks the znode. kazoo may replace an expired session unnoticed, but
 it cannot bring this znode back.
 
-``SharedClock`` is the wall-clock time that all nodes agree on: ZooKeeper's. One host writes until
-when safety holds, maintenance windows and retries last, and other hosts act on that. A host whose
-clock is an hour ahead would end a hold too early, and fence. So every session takes its time from
-the stamp (``mtime``) of a write of its own, and adds the elapsed time. If the servers' clocks
-differ, the leading server's counts.
+``SharedClock`` is the wall-clock time that all nodes agree on: ZooKeeper's. One host writes the end
+of a safety hold, a maintenance window or a retry, and other hosts act on it. A host whose clock is
+an hour ahead would end a hold too early, and fence. So every session starts from the time stamp
+(``mtime``) of its own write, and adds the elapsed time. If the servers' clocks differ, the leading
+server's counts.
 """
 
 import asyncio
 import enum
-import json
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
 from ledgers.clock import Clock
 from ledgers.errors import (
-    CorruptionError,
-    NoNodeError,
     SessionLostError,
-    UnauthorizedError,
     UnavailableError,
 )
 from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
+from replication.records import Count, Record, TimeMs, read_stored
 from replication.transactions import Guard
-from replication.znodes import (
-    ClusterPaths,
-    int_field,
-    parse_record,
-    text_field,
-    time_field,
-)
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -75,13 +65,14 @@ class SharedClock:
 
     @property
     def skew_s(self) -> float:
-        """How far this host's clock is ahead of ZooKeeper's; negative: behind."""
+        """Return how far this host's clock is ahead of ZooKeeper's; negative: behind."""
         return (self._own.wall_ms() - self.wall_ms()) / 1000
 
     async def synchronise(self, store: MetadataStore, path: str, data: bytes) -> None:
-        """Write ``data`` to our own znode, and take the time from the server's stamp.
+        """Write ``data`` to our own znode, and set this clock by the time stamp that the server
+        gives the write.
 
-        The time is off by half a round trip at most. Raises UnavailableError, NoNodeError.
+        The error is at most half a round trip. Raises UnavailableError, NoNodeError.
         """
         best_s = float("inf")
         for _ in range(TRIES_MAX):
@@ -126,44 +117,14 @@ class Role(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeInfo:
-    """What a session publishes about itself, for people and for dividing limits (rule S10)."""
+class NodeInfo(Record):
+    """A session's description of itself, for people and for dividing limits (rule S10)."""
 
     role: Role
     host: str
-    pid: int
-    bookie_id: str | None
-    started_ms: int
-    """Milliseconds since 1970."""
-
-    def to_json(self) -> bytes:
-        record = {
-            "version": 1,
-            "role": self.role.value,
-            "host": self.host,
-            "pid": self.pid,
-            "bookie_id": self.bookie_id,
-            "started_ms": self.started_ms,
-        }
-        return json.dumps(record).encode()
-
-    @classmethod
-    def from_record(cls, record: dict[str, Any]) -> "NodeInfo":
-        """Raises CorruptionError for records that this release does not know."""
-        return cls(
-            role=_role(text_field(record, "role")),
-            host=text_field(record, "host"),
-            pid=int_field(record, "pid"),
-            bookie_id=None if record.get("bookie_id") is None else text_field(record, "bookie_id"),
-            started_ms=time_field(record, "started_ms"),
-        )
-
-
-def _role(value: str) -> Role:
-    try:
-        return Role(value)
-    except ValueError as error:
-        raise CorruptionError("the role is unknown to this release") from error
+    pid: Count
+    bookie_id: str | None = None
+    started_ms: TimeMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,9 +215,7 @@ async def live_nodes(
 
 async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
     """Read one session. Returns None if it is gone or unreadable."""
-    try:
-        data, stat = await store.get(path)
-        info = NodeInfo.from_record(parse_record(data))
-    except (NoNodeError, CorruptionError, UnauthorizedError):
+    stored = await read_stored(store, path, NodeInfo.parse)
+    if stored.value is None or stored.stat is None:
         return None
-    return LiveNode(info=info, session_id=stat.ephemeral_owner)
+    return LiveNode(info=stored.value, session_id=stored.stat.ephemeral_owner)

@@ -1,18 +1,18 @@
 """Ledgers whose open last fragment lacks copies: left to the writer first, then recovered.
 
-An open fragment is never copied (rule S4): its end is unknown, its writer goes on writing to the
+An open fragment is never copied (rule S4): its end is unknown, its writer continues to write to the
 old ensemble, and a new bookie would not be fenced. Instead:
 
 1. A running writer replaces a lost bookie by itself, so it gets the open-ledger grace.
 2. After the grace the absent bookie is asked directly (rule S13), because ZooKeeper may have
-   deleted its znode while the writer goes on writing to it. If its last entry moved during the
+   deleted its znode while the writer continues to write to it. If its last entry moved during the
    grace, the ledger waits again, a bounded number of times.
 3. Otherwise the ledger is fenced, recovered and closed.
 
 Two more kinds of bookies count like absent ones:
 
-- a draining bookie whose order allows fencing (rule S16). It is not asked: it is registered, and the
-  writer may write to it until the ledger is fenced.
+- a draining bookie whose order allows fencing (rule S16). It is not asked: it is registered, and
+  the writer may write to it until the ledger is fenced.
 - reformatted bookies, if they leave an entry on fewer bookies than the ack quorum. If the missing
   entry arrives during the grace, it was only in flight.
 
@@ -41,7 +41,8 @@ from ledgers.reading import NO_ENTRY, LastEntry, last_entry_id, ledger_digest, r
 from ledgers.recovery import Beside, nothing_beside, recover_ledger
 from ledgers.store import Operation
 from replication.cluster import ClusterView, ViewSource
-from replication.copy_checks import IndexFinding, Verdict, check
+from replication.copy_reader import CopyFinding, Verdict, inspect_copies
+from replication.history import NO_HISTORY, Event, History, Kind, cause_at
 from replication.inspection import ENTRY_BYTES_GUESS, Inspection, RecoveryRequired
 from replication.orders import Orders
 from replication.reasons import Blocked, Facts, Reason, absence_facts, named
@@ -76,6 +77,7 @@ class WriterSighting:
     first_lacking: int | None = None
     draining: tuple[BookieId, ...] = ()
     grace_count: int = 1
+    is_in_recovery: bool = False
 
     @property
     def absent(self) -> frozenset[BookieId]:
@@ -83,7 +85,7 @@ class WriterSighting:
 
     @property
     def blocked(self) -> Blocked:
-        """Why the ledger waits during this grace."""
+        """The reason why the ledger waits during this grace."""
         return Blocked(
             reason=Reason.OPEN_LEDGER_GRACE if self.grace_count == 1 else Reason.WRITER_ALIVE,
             facts=Facts(
@@ -93,6 +95,7 @@ class WriterSighting:
                 entry_ids=() if self.first_lacking is None else (self.first_lacking,),
                 grace_count=self.grace_count,
                 grace_count_max=GRACES_MAX,
+                is_in_recovery=self.is_in_recovery,
             ),
         )
 
@@ -198,9 +201,9 @@ def wiped_from_end(
 def must_finish_recovery(inspection: Inspection, suspects: Collection[BookieId] = ()) -> bool:
     """Return True if an unfinished recovery must be finished before anything else.
 
-    That is so if the open fragment lacks copies. It is also so if nothing is missing and the end is
-    provable: otherwise the mark would be deleted while the writer is fenced off, and nobody would
-    close the ledger. ``suspects``: bookies that are known to have lost entries.
+    This is the case if the open fragment lacks copies, and also if nothing is missing and the end
+    is provable. Otherwise the mark would be deleted, and no client would close the ledger, because
+    its writer is fenced. ``suspects``: bookies that are known to have lost entries.
     """
     if inspection.is_abandoned:
         return True
@@ -270,6 +273,7 @@ class OpenLedgers:
         fallback_digest: EntryDigest,
         target_selector: TargetSelector,
         clock: Clock,
+        history: History = NO_HISTORY,
     ) -> None:
         self._manager = manager
         self._bookies = bookies
@@ -277,6 +281,7 @@ class OpenLedgers:
         self._fallback_digest = fallback_digest
         self._target_selector = target_selector
         self._clock = clock
+        self._history = history
 
     async def judge(
         self, found: RecoveryRequired, before: WriterSighting | None
@@ -293,6 +298,7 @@ class OpenLedgers:
             lacking=found.lacking,
             first_lacking=found.first_lacking,
             draining=tuple(b for b in found.leaving if b in registered),
+            is_in_recovery=found.versioned.metadata.state is LedgerState.IN_RECOVERY,
         )
         return next_sighting(before, now)
 
@@ -311,9 +317,9 @@ class OpenLedgers:
 
         ``before_close``: called with the end before CLOSED is written, to record what must be
         recorded by then. ``suspects``: bookies that are known to have lost entries.
-        ``accepts_loss``: trust reformatted bookies, and do without unresponsive ones, although
-        entries that only they had may be cut off; and let the ledger end before an entry that has
-        damaged copies only (``RecoveredEnd.given_up``). ``beside``: as in ``recover_ledger``.
+        ``accepts_loss``: trust reformatted bookies, and do without unresponsive ones. Entries that
+        only these had may be cut off. The ledger may also end before an entry that has damaged
+        copies only (``RecoveredEnd.given_up``). ``beside``: as in ``recover_ledger``.
         """
 
         async def confirm(end: RecoveredEnd) -> None:
@@ -322,20 +328,39 @@ class OpenLedgers:
             if not accepts_loss:
                 await self._confirm_answers(versioned.ledger_id, view, end)
 
-        closed = await recover_ledger(
-            versioned,
-            manager=self._manager,
-            bookies=self._bookies,
-            pool=self._pool(versioned.metadata),
-            clock=self._clock,
-            fallback=self._fallback_digest,
-            reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
-            distrusted=suspects,
-            registered=view.answering,
-            gives_up_damaged=accepts_loss,
-            confirm=confirm,
-            guards=guards,
-            beside=beside,
+        try:
+            closed = await recover_ledger(
+                versioned,
+                manager=self._manager,
+                bookies=self._bookies,
+                pool=self._pool(versioned.metadata),
+                clock=self._clock,
+                fallback=self._fallback_digest,
+                reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
+                distrusted=suspects,
+                registered=view.answering,
+                gives_up_damaged=accepts_loss,
+                confirm=confirm,
+                guards=guards,
+                beside=beside,
+                on_marked=lambda marked: self._tell_fenced(marked, view, suspects),
+            )
+        except UnavailableError as error:
+            if versioned.metadata.state is LedgerState.OPEN:  # further tries tell nothing new
+                self._history.record(
+                    Event(
+                        kind=Kind.RECOVERY_UNFINISHED,
+                        ledger_id=versioned.ledger_id,
+                        reason=str(error),
+                    )
+                )
+            raise
+        self._history.record(
+            Event(
+                kind=Kind.LEDGER_RECOVERED,
+                ledger_id=versioned.ledger_id,
+                last_entry_id=closed.metadata.last_entry_id,
+            )
         )
         log.info(
             "ledger.recovered",
@@ -344,6 +369,25 @@ class OpenLedgers:
         )
         return closed
 
+    def _tell_fenced(
+        self, versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
+    ) -> None:
+        why = cause_at(
+            frozenset(versioned.metadata.last_segment.ensemble),
+            registered=view.available,
+            reformatted=view.initialised_after(versioned.stat.czxid),
+            draining=view.orders.draining.keys(),
+            found_bad=frozenset(suspects),
+        )
+        self._history.record(
+            Event(
+                kind=Kind.LEDGER_FENCED,
+                ledger_id=versioned.ledger_id,
+                cause="" if why is None else why.cause,
+                bookies=() if why is None else why.bookies,
+            )
+        )
+
     async def _confirm_answers(self, ledger_id: int, view: ClusterView, end: RecoveredEnd) -> None:
         """Check that the answers on which the end rests are still valid. Raises UnavailableError if
         one may not be.
@@ -351,8 +395,8 @@ class OpenLedgers:
         This defends against changes after the view was read, where a "no such entry" is not that of
         the old bookie:
         1. A member is reformatted: it has another cookie.
-        2. A member disappears, and another bookie answers at its address: the member's registration is gone or
-           another, or the other bookie's registration is new.
+        2. A member disappears, and another bookie answers at its address: the member's registration
+           is gone or another, or the other bookie's registration is new.
         """
         doubts = await self._views.doubts_about(view, members=end.members, believed=end.trusted)
         if doubts:
@@ -369,7 +413,7 @@ class OpenLedgers:
         *,
         first_entry_id: int,
         last_entry_id: int,
-    ) -> tuple[IndexFinding, ...]:
+    ) -> tuple[CopyFinding, ...]:
         """Return what the registered members of the last ensemble have of these entries. Fences
         nothing.
 
@@ -380,7 +424,7 @@ class OpenLedgers:
         digest = ledger_digest(versioned.metadata, self._fallback_digest)
         last = fragments(versioned.ledger_id, versioned.metadata, lac=first_entry_id - 1)[-1]
         tail = structs.replace(last, first_entry_id=first_entry_id, last_entry_id=last_entry_id)
-        return await check(
+        return await inspect_copies(
             [tail],
             bookies=self._bookies,
             digest=digest,
@@ -396,12 +440,13 @@ class OpenLedgers:
     ) -> Blocked:
         """Return the facts for an operator after ``recover`` could not prove the end."""
         silent = await self._silent(versioned) if error.has_unresponsive else frozenset()
+        others = frozenset(versioned.metadata.last_segment.ensemble) - silent
         return Blocked(
             reason=Reason.END_UNPROVEN,
             facts=structs.replace(
                 untrusted_facts(versioned, view),
                 unresponsive=named(silent),
-                needed=named(self._needed_to_close(versioned.metadata, silent)),
+                needed=named(wanted_for_coverage(versioned.metadata, others)),
                 errors=(str(error),),
             ),
         )
@@ -451,15 +496,6 @@ class OpenLedgers:
                 superseded=named(wanted & now.available),
             ),
         )
-
-    @staticmethod
-    def _needed_to_close(
-        metadata: LedgerMetadata, silent: AbstractSet[BookieId]
-    ) -> AbstractSet[BookieId]:
-        """Return the silent bookies, if they are so many that nothing closes the ledger before
-        enough of them answer (rule S5); otherwise nothing."""
-        others = frozenset(metadata.last_segment.ensemble) - silent
-        return frozenset() if _do_cover(others, metadata) else silent
 
     async def can_write_back(
         self, metadata: LedgerMetadata, replies: Mapping[BookieId, LastEntry | None]

@@ -1,4 +1,4 @@
-"""What operators order for the whole cluster: drains, maintenance windows, limits, holds, pauses of
+"""Operators' orders for the whole cluster: drains, maintenance windows, limits, holds, pauses of
 the checks, retries, trusted identities; and the disable switch that Java's nodes share.
 
 Orders are versioned JSON below ``<ur>/bookmender/orders``. Commands write them, and the leader
@@ -15,15 +15,17 @@ An unreadable order (of a later release, or edited by hand) is reported and neve
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Generic, Protocol, Self, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, Self, TypeVar
 
 import structlog
+from prometheus_client import Gauge
 
+from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING
 from ledgers.clock import Clock
+from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -37,31 +39,18 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import until_answered
-from replication.znodes import (
-    ClusterPaths,
-    bool_field,
-    int_field,
-    ledger_id_of_name,
-    object_field,
-    parse_record,
-    text_field,
-    texts_field,
-    time_field,
-)
-
-VERSION = 1
-"""Version of every order. It is raised when older releases would misunderstand an order, and not
-for fields that they may ignore."""
+from replication.records import Count, Record, TimeMs
+from replication.znodes import ClusterPaths
 
 TRIES_TOLD_S = 600.0
-"""How long an ordered retry is kept, so that a node that had lost its connection learns of it, even
-if other retries were ordered since."""
+"""Time that an ordered retry is kept. So a node that had lost its connection sees it, even if other
+retries were ordered since."""
 TRIES_TOLD_MAX = 1_000
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "bytes_per_s": (0, 10**12),
     "entries_per_s": (0, 10**9),
-    "reads_in_flight_per_bookie": (1, 500),
+    "reads_in_flight_per_bookie": (1, READS_IN_FLIGHT_CEILING),
     "requests_per_s": (0, 1_000_000),
 }
 """Minimum and maximum of each number in ``LimitsOrder``, equal to those of the setting of that
@@ -69,51 +58,29 @@ name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOrder:
+class DrainOrder(Record):
     """Copy everything that the bookie stores to other bookies, while it serves (rule S16)."""
 
-    since_ms: int
+    since_ms: TimeMs
     may_fence: bool = False
     """True: recover and close its open ledgers. False: wait until they are closed."""
 
-    def to_json(self) -> bytes:
-        return _to_json(asdict(self))
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        record = _record(data)
-        return cls(
-            since_ms=time_field(record, "since_ms"),
-            may_fence=_holds(record, "may_fence") and bool_field(record, "may_fence"),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceWindow:
+class MaintenanceWindow(Record):
     """The bookie may be absent until ``until_ms`` (wall-clock). It is neither lost nor a target."""
 
-    since_ms: int
-    until_ms: int
+    since_ms: TimeMs
+    until_ms: TimeMs
     reason: str = ""
-
-    def to_json(self) -> bytes:
-        return _to_json(asdict(self))
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        record = _record(data)
-        return cls(
-            since_ms=time_field(record, "since_ms"),
-            until_ms=time_field(record, "until_ms"),
-            reason=text_field(record, "reason") if "reason" in record else "",
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsOrder:
-    """Limits of each node instead of its settings. None: as in the settings. 0: no limit."""
+class LimitsOrder(Record):
+    """Limits for every node, which replace the limits in its settings.
+
+    None: the setting of the node applies. 0: no limit.
+    """
 
     bytes_per_s: int | None = None
     entries_per_s: int | None = None
@@ -121,55 +88,29 @@ class LimitsOrder:
     requests_per_s: int | None = None
     yields_to_writers: bool | None = None
 
-    def to_json(self) -> bytes:
-        return _to_json({key: value for key, value in asdict(self).items() if value is not None})
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError, also for a number that the settings would not allow (rule S10)."""
-        record = _record(data)
-        numbers = {
-            key: int_field(record, key, least=least, most=most)
-            for key, (least, most) in LIMIT_RANGES.items()
-            if _holds(record, key)
-        }
-        yields = "yields_to_writers"
-        return cls(
-            **numbers,
-            yields_to_writers=bool_field(record, yields) if _holds(record, yields) else None,
-        )
+    def __post_init__(self) -> None:
+        """Raise ValueError for a number that the settings would not allow (rule S10): it makes the
+        order unreadable."""
+        for key, (least, most) in LIMIT_RANGES.items():
+            number: int | None = getattr(self, key)
+            if number is not None and not least <= number <= most:
+                raise ValueError(f"{key} is not between {least} and {most}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOrder:
+class HoldOrder(Record):
     """A safety hold: nothing is marked or fenced. If released, these bookies cause no new hold.
 
     ``bookies``: the absent bookies when it was written. ``until_ms``: wall-clock; None: until it is
-    ended. ``is_by_operator``: stays in force whatever the bookies do.
+    ended. ``is_by_operator``: it stays in force even if the bookies return.
     """
 
-    since_ms: int
-    until_ms: int | None = None
+    since_ms: TimeMs
+    until_ms: TimeMs | None = None
     bookies: tuple[BookieId, ...] = ()
     reason: str = ""
     is_by_operator: bool = False
     is_released: bool = False
-
-    def to_json(self) -> bytes:
-        return _to_json(asdict(self))
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        record = _record(data)
-        return cls(
-            since_ms=time_field(record, "since_ms"),
-            until_ms=time_field(record, "until_ms") if _holds(record, "until_ms") else None,
-            bookies=tuple(BookieId(each) for each in texts_field(record, "bookies")),
-            reason=text_field(record, "reason") if _holds(record, "reason") else "",
-            is_by_operator=bool_field(record, "is_by_operator"),
-            is_released=bool_field(record, "is_released"),
-        )
 
     @classmethod
     def unreadable(cls, *, since_ms: int) -> Self:
@@ -180,47 +121,29 @@ class HoldOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChecksOrder:
+class ChecksOrder(Record):
     """The periodic checks are paused while this order exists."""
 
-    since_ms: int
-
-    def to_json(self) -> bytes:
-        return _to_json(asdict(self))
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        return cls(since_ms=time_field(_record(data), "since_ms"))
+    since_ms: TimeMs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriesOrder:
+class TriesOrder(Record):
     """Marked ledgers that must be retried now, and when that was ordered (wall-clock). Each node
     acts on each order once."""
 
-    ordered_ms: Mapping[int, int] = field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        return _to_json({"ledgers": {str(i): ms for i, ms in self.ordered_ms.items()}})
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        told = object_field(_record(data), "ledgers")
-        ordered_ms = {ledger_id_of_name(name): time_field(told, name) for name in told}
-        return cls(ordered_ms={i: ms for i, ms in ordered_ms.items() if i is not None})
+    ordered_ms: Mapping[Count, TimeMs] = field(default_factory=dict)
 
     def with_ledger(self, ledger_id: int, *, now_ms: int) -> Self:
         """Return an order with one more ledger, and without the old ones."""
         told = {i: ms for i, ms in self.ordered_ms.items() if now_ms - ms <= TRIES_TOLD_S * 1000}
-        told.pop(ledger_id, None)  # the latest comes last
-        latest = [*told.items(), (ledger_id, now_ms)][-TRIES_TOLD_MAX:]
-        return replace(self, ordered_ms=dict(latest))
+        told.pop(ledger_id, None)
+        others = sorted(told.items(), key=lambda each: each[1])[-TRIES_TOLD_MAX + 1 :]
+        return replace(self, ordered_ms=dict([*others, (ledger_id, now_ms)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentitiesOrder:
+class IdentitiesOrder(Record):
     """These bookies were not reformatted, although their cookies are newer than ledgers.
 
     A cookie that is newer than a ledger usually means that the bookie was reformatted. That is
@@ -229,21 +152,8 @@ class IdentitiesOrder:
     given. The order does not apply to a bookie whose cookie was replaced since.
     """
 
-    since_ms: int
-    cookies: Mapping[BookieId, int] = field(default_factory=dict)
-
-    def to_json(self) -> bytes:
-        return _to_json({"since_ms": self.since_ms, "cookies": dict(self.cookies)})
-
-    @classmethod
-    def parse(cls, data: bytes) -> Self:
-        """Raises CorruptionError."""
-        record = _record(data)
-        cookies = object_field(record, "cookies")
-        return cls(
-            since_ms=time_field(record, "since_ms"),
-            cookies={BookieId(bookie): int_field(cookies, bookie) for bookie in cookies},
-        )
+    since_ms: TimeMs
+    cookies: Mapping[BookieId, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,37 +194,21 @@ class Orders:
 
     @property
     def next_end_ms(self) -> int | None:
-        """When the first maintenance window or the hold ends; None if nothing ends."""
+        """Return when the first maintenance window or the hold ends; None if nothing ends."""
         ends_ms = [window.until_ms for window in self.maintenance.values()]
         if self.hold is not None and self.hold.until_ms is not None and self.is_held:
             ends_ms.append(self.hold.until_ms)
         return min(ends_ms, default=None)
 
 
-def _to_json(fields: Mapping[str, object]) -> bytes:
-    return json.dumps({"version": VERSION, **fields}).encode()
-
-
-def _holds(record: Mapping[str, Any], key: str) -> bool:
-    """Return True if an optional field is present and not null."""
-    return record.get(key) is not None
-
-
-def _record(data: bytes) -> dict[str, Any]:
-    record = parse_record(data)
-    if record.get("version") != VERSION:
-        raise CorruptionError("an order of a kind that this release does not know", data=data[:80])
-    return record
-
-
 log = structlog.get_logger()
+DISABLED = Gauge(
+    "bookmender_disabled",
+    "1 while auto-recovery is disabled for the cluster, or while this node cannot read that.",
+)
 
 
-class Order(Protocol):
-    def to_json(self) -> bytes: ...
-
-
-T = TypeVar("T", bound=Order)
+T = TypeVar("T", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,7 +349,7 @@ class OrderStore:
             else:
                 await self._store.set(znode.path, order.to_json(), version=over.version)
         except (NodeExistsError, NoNodeError, ConflictError) as error:
-            raise ConflictError("somebody else has just changed it", order=znode.path) from error
+            raise ConflictError("another client has just changed it", order=znode.path) from error
 
     async def withdraw(self, znode: OrderZnode[T], *, over: VersionedOrder[T]) -> None:
         """Delete an order, if it still exists. Raises ConflictError if it was changed."""
@@ -469,14 +363,20 @@ class OrderStore:
         unreadable: list[str],
     ) -> dict[BookieId, T]:
         """Return the orders below ``parent`` by bookie. Adds ``parent`` to ``unreadable`` if access
-        is denied."""
+        is denied, and orders whose name is no bookie ID: no command could withdraw them."""
         try:
             names = sorted(await children_if_any(self._store, parent))
         except UnauthorizedError as error:
             self._report(parent, 0, error)
             unreadable.append(parent)
             return {}
-        bookies = [BookieId(name) for name in names]
+        bookies = []
+        for name in names:
+            try:
+                bookies.append(parse_bookie_id(name))
+            except CorruptionError as error:
+                self._report(f"{parent}/{name}", 0, error)
+                unreadable.append(f"{parent}/{name}")
         found = await asyncio.gather(
             *(self._readable(znode_of(self._paths, bookie), unreadable) for bookie in bookies)
         )
@@ -561,6 +461,8 @@ class DisableSwitch:
         except (UnavailableError, SessionLostError):
             self.may_lease = self._is_watched = False
             raise
+        finally:
+            DISABLED.set(not self.may_lease)
 
 
 class IgnoredDisableSwitch(DisableSwitch):

@@ -1,4 +1,4 @@
-"""What to copy where: a pure function of an inspection and of the possible targets.
+"""Decides what to copy where: a pure function of an inspection and of the possible targets.
 
 ``plan_repair`` returns for every bad finding either a ``Repair`` or the reason why there is none
 (``Blocked``; rules S1, S4, S11, S12, S15, S16). The worker carries the plan out as it is, and the
@@ -12,7 +12,7 @@ from msgspec import Struct
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, Fragment, LedgerState
 from ledgers.placement import Adherence, Candidate
-from replication.copy_checks import IndexFinding, Verdict
+from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import merged
 from replication.inspection import Inspection
 from replication.reasons import Blocked, Facts, Reason, named
@@ -26,7 +26,8 @@ from replication.targets import (
 
 
 class Repair(Struct, frozen=True, kw_only=True):
-    """Copy the entries that bookie index ``index`` of ``fragment`` lacks to ``target``.
+    """One copy of a plan: ``target`` receives the entries that bookie index ``index`` of
+    ``fragment`` lacks.
 
     ``entry_ids`` ascend. ``byte_count`` is an estimate of their stored size. If ``target`` is
     already the bookie at that index, the metadata stays. ``rewrites_lac``: the target belongs to
@@ -54,16 +55,16 @@ class Repair(Struct, frozen=True, kw_only=True):
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What is copied, and what blocks the rest."""
+    """The copies to make, and what blocks the rest."""
 
     repairs: tuple[Repair, ...] = ()
     blocked: tuple[Blocked, ...] = ()
-    untargeted: tuple[IndexFinding, ...] = ()
-    """The findings that are in ``blocked`` because no bookie may receive the copy."""
+    untargeted: tuple[CopyFinding, ...] = ()
+    """The findings that are in ``blocked`` for ``NO_TARGET``: no bookie may receive the copy."""
 
     @property
     def is_whole(self) -> bool:
-        """Nothing is missing and nothing is unknown: the mark may be deleted (rule S6)."""
+        """True if nothing is missing and nothing is unknown: the mark may be deleted (rule S6)."""
         return not self.repairs and not self.blocked
 
 
@@ -115,7 +116,7 @@ class _Planning:
         """The ensembles after the steps so far, by first entry id."""
         self._repairs: list[Repair] = []
         self._blocked: list[Blocked] = []
-        self._untargeted: list[IndexFinding] = []
+        self._untargeted: list[CopyFinding] = []
 
     @property
     def plan(self) -> Plan:
@@ -125,7 +126,7 @@ class _Planning:
             untargeted=tuple(self._untargeted),
         )
 
-    def add(self, finding: IndexFinding) -> None:
+    def add(self, finding: CopyFinding) -> None:
         """Plan the repair of one finding."""
         if finding.verdict is Verdict.GOOD:
             return
@@ -186,8 +187,8 @@ class _Planning:
             until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
         )
 
-    def _step(self, finding: IndexFinding) -> Repair | Blocked:
-        if finding.verdict is Verdict.AWAY:
+    def _step(self, finding: CopyFinding) -> Repair | Blocked:
+        if finding.verdict is Verdict.IN_MAINTENANCE:
             return self._wait_for_maintenance(finding)
         if finding.verdict is Verdict.UNKNOWN:
             return self._wait_for_answer(finding)
@@ -200,9 +201,9 @@ class _Planning:
 
     # --- Findings that must wait ------------------------------------------------------------------
 
-    def _wait_for_writer(self, finding: IndexFinding) -> Blocked:
-        """An open fragment must be closed first: by its writer, or, if a recovery has fenced the
-        writer off, by an operator."""
+    def _wait_for_writer(self, finding: CopyFinding) -> Blocked:
+        """Return that an open fragment must be closed first, by its writer. If a recovery has
+        fenced the writer, an operator must close it."""
         if finding.verdict is not Verdict.DRAINING:
             return Blocked(
                 reason=Reason.OPEN_FRAGMENT, facts=Facts(lacking=named([finding.bookie]))
@@ -213,7 +214,7 @@ class _Planning:
             facts=Facts(draining=named([finding.bookie])),
         )
 
-    def _wait_for_maintenance(self, finding: IndexFinding) -> Blocked:
+    def _wait_for_maintenance(self, finding: CopyFinding) -> Blocked:
         """Everything else of the ledger is repaired during the window."""
         window = self._inspection.view.orders.maintenance[finding.bookie]
         return Blocked(
@@ -222,7 +223,7 @@ class _Planning:
             until_ms=window.until_ms,
         )
 
-    def _wait_for_answer(self, finding: IndexFinding) -> Blocked:
+    def _wait_for_answer(self, finding: CopyFinding) -> Blocked:
         """A bookie in quarantine is asked again when its quarantine ends."""
         shut = self._targets.quarantined.get(finding.bookie)
         errors = (shut.reason,) if shut is not None and shut.reason else ()
@@ -234,7 +235,7 @@ class _Planning:
 
     # --- Copies to the same bookie, or to another -------------------------------------------------
 
-    def _may_refill(self, finding: IndexFinding) -> bool:
+    def _may_refill(self, finding: CopyFinding) -> bool:
         """Return True if a registered member may be given the entries that it lacks (rule S15).
 
         A member of the last ensemble of a ledger that is not closed may be only if there is no
@@ -246,15 +247,15 @@ class _Planning:
         """Return True if a reader may take the LAC of an entry on this bookie for the writer's."""
         return not self._metadata.is_closed and bookie in self._metadata.last_segment.ensemble
 
-    def _has_room_for(self, finding: IndexFinding) -> bool:
+    def _has_room_for(self, finding: CopyFinding) -> bool:
         return finding.verdict is Verdict.MISSING and self._having_room(
             len(finding.absent) + len(finding.damaged)
         ).may_refill(finding.bookie)
 
-    def _refill(self, finding: IndexFinding, entry_ids: Sequence[int]) -> Repair:
+    def _refill(self, finding: CopyFinding, entry_ids: Sequence[int]) -> Repair:
         return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
 
-    def _move(self, finding: IndexFinding, *, may_refill: bool) -> Repair | Blocked:
+    def _move(self, finding: CopyFinding, *, may_refill: bool) -> Repair | Blocked:
         """Return a copy to another bookie. Damaged entries are overwritten in place only if there
         is no other bookie (rule S15)."""
         excluded = self._excluded(finding)
@@ -273,7 +274,7 @@ class _Planning:
             target = at_open_end
         return self._repair(finding.fragment, finding.index, target, finding.entries)
 
-    def _choose_at_open_end(self, finding: IndexFinding) -> BookieId | None:
+    def _choose_at_open_end(self, finding: CopyFinding) -> BookieId | None:
         """Return a member of the last ensemble of a ledger that is not closed, for when no other
         bookie is left."""
         if self._metadata.is_closed:
@@ -283,7 +284,7 @@ class _Planning:
         except NotEnoughBookiesError:
             return None
 
-    def _choose(self, finding: IndexFinding, excluded: frozenset[BookieId]) -> BookieId:
+    def _choose(self, finding: CopyFinding, excluded: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
             self._candidates(self._having_room(len(finding.entries))),
             ensemble=self._ensemble(finding.fragment),
@@ -293,19 +294,19 @@ class _Planning:
             excluded=excluded,
         )
 
-    def _excluded(self, finding: IndexFinding) -> frozenset[BookieId]:
+    def _excluded(self, finding: CopyFinding) -> frozenset[BookieId]:
         """Return the bookies that are not chosen for this copy while there are others.
 
-        These include the members of the last ensemble of a ledger that is not closed: readers there
-        take the LAC from the last copy, and ours would be an old one (rule S12). If no other bookie
-        is left, they are chosen nevertheless, and the LAC is rewritten.
+        These include the members of the last ensemble of a ledger that is not closed. Readers
+        believe the LAC of the last copy there, and our copy would have an old one (rule S12). If no
+        other bookie is left, they are chosen nevertheless, and the LAC is rewritten.
         """
         excluded = self._members_and_targets(finding)
         if self._metadata.is_closed:
             return excluded
         return excluded.union(self._metadata.last_segment.ensemble)
 
-    def _members_and_targets(self, finding: IndexFinding) -> frozenset[BookieId]:
+    def _members_and_targets(self, finding: CopyFinding) -> frozenset[BookieId]:
         """Return the bookies that must not come into this ensemble: its members, and other targets
         of the fragment."""
         bookies = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
@@ -348,7 +349,7 @@ class _Planning:
     # --- No target --------------------------------------------------------------------------------
 
     def _no_target(
-        self, finding: IndexFinding, excluded: frozenset[BookieId], error: NotEnoughBookiesError
+        self, finding: CopyFinding, excluded: frozenset[BookieId], error: NotEnoughBookiesError
     ) -> Blocked:
         local = self._targets.only_local
         if local is not None and local in excluded:
@@ -362,7 +363,7 @@ class _Planning:
             orders.maintenance.keys() - orders.draining.keys() - excluded
         )
         absent = in_maintenance - view.available
-        if finding.verdict is Verdict.LOST and finding.bookie in view.cookies:
+        if finding.verdict is Verdict.BOOKIE_ABSENT and finding.bookie in view.cookies:
             absent |= {finding.bookie}
         return Blocked(
             reason=Reason.NO_TARGET,

@@ -22,8 +22,8 @@ from replication.targets import TargetSelector
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What would be copied of one ledger, and what blocks the rest. ``is_gone``: the ledger does
-    not exist."""
+    """The copies that a repair of one ledger would make, and what blocks the rest. ``is_gone``: the
+    ledger does not exist."""
 
     ledger_id: int
     plan: Plan

@@ -11,12 +11,13 @@ and would consider the ledger's other copies well placed.
 """
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
+from prometheus_client import Gauge
 
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -32,10 +33,17 @@ from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 from ledgers.store import MetadataStore
 from ledgers.tasks import Changing
 from replication.cluster import ClusterView, ViewSource
+from replication.records import Record, read_record
 from replication.transactions import Batcher
-from replication.znodes import ClusterPaths, as_text, object_field, read_record
+from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
+
+WITHOUT_RACK = Gauge(
+    "bookmender_registered_bookies_without_rack",
+    "Registered bookies that the source of racks does not name, so they are in the default rack. 0 "
+    "without a source.",
+)
 
 RETRY_S = 10.0
 """Pause before a failed source is read again."""
@@ -47,7 +55,7 @@ ResolveHost = Callable[[str], Awaitable[str | None]]
 
 
 class RackSource(Protocol):
-    """A source of racks."""
+    """Where the racks of bookies are read from: a znode, a file or a script."""
 
     @property
     def name(self) -> str:
@@ -82,8 +90,8 @@ class ZnodeRacks:
             data, _ = await self._store.get(self._path)
         except NoNodeError as error:
             raise UnavailableError(
-                "there is no such znode; have Pulsar set racks (pulsar-admin bookies set-bookie-rack), "
-                "or empty placement.racks_znode",
+                "there is no such znode. Set racks in Pulsar (pulsar-admin bookies "
+                "set-bookie-rack), or empty placement.racks_znode",
                 path=self._path,
             ) from error
         return parse_pulsar_racks(data)
@@ -118,6 +126,8 @@ class RackKeeper(Changing):
         self._source, self._racks, self._views = source, racks, views
         self._clock, self._resolve_host = clock, resolve_host
         self._is_broken = False
+        self._named: frozenset[BookieId] = frozenset()
+        """Bookies that the source named when it was last read."""
         self._reading = asyncio.Lock()  # an older reading must not overwrite a newer one
 
     async def start(self) -> None:
@@ -168,6 +178,8 @@ class RackKeeper(Changing):
             for bookie, of_bookie in names.items()
             if (rack := find_rack(of_bookie, table)) is not None
         }
+        self._named = frozenset(found)
+        self._count_unnamed()
         if self._racks.learn(found, present=view.available):
             log.info(
                 "racks.changed",
@@ -177,6 +189,9 @@ class RackKeeper(Changing):
                 nowhere_count=len(view.available - found.keys()),
             )
             self._notify_change()
+
+    def _count_unnamed(self) -> None:
+        WITHOUT_RACK.set(len(self._views.current.available - self._named))
 
     async def _names(self, view: ClusterView) -> Mapping[BookieId, tuple[str, ...]]:
         """Return the names of every bookie, including absent ones."""
@@ -204,23 +219,20 @@ class RackKeeper(Changing):
             if not available <= known:
                 while not await self.refresh():
                     await self._clock.sleep(RETRY_S)
+            self._count_unnamed()
             known = available
 
 
 async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, str]:
-    """Return the stored racks; none if the record is missing, unreadable or access is denied."""
-    try:
-        return await read_record(store, paths.racks, _racks) or {}
-    except UnauthorizedError as error:
-        log.warning("racks.access_denied", error=str(error))
-        return {}
+    """Return the stored racks; none if the record is absent or unreadable."""
+    stored = await read_record(store, paths.racks, StoredRacks.parse)
+    cleaned = {} if stored is None else {b: clean_rack(rack) for b, rack in stored.racks.items()}
+    return {bookie: rack for bookie, rack in cleaned.items() if rack is not None}
 
 
-def _racks(record: Mapping[str, Any]) -> dict[BookieId, str]:
-    told = {
-        b: clean_rack(as_text(rack, "rack")) for b, rack in object_field(record, "racks").items()
-    }
-    return {BookieId(bookie): rack for bookie, rack in told.items() if rack is not None}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRacks(Record):
+    racks: Mapping[BookieId, str]
 
 
 class RackMemory:
@@ -269,5 +281,4 @@ class RackMemory:
         there_are = view.available | view.cookies.keys()
         racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}
         if racks != await remembered_racks(self._store, self._paths):
-            record = {"version": 1, "racks": dict(sorted(racks.items()))}
-            await self._batcher.put(self._paths.racks, json.dumps(record).encode())
+            await self._batcher.put(self._paths.racks, StoredRacks(racks=racks).to_json())

@@ -6,19 +6,27 @@ Workers store the same values in ZooKeeper (``ledger_record.WaitingNote``).
 
 To add a reason for blocking a repair:
 
-1. Add a member with a docstring to ``Reason``. Add it where it applies to the sets below it, to
-   ``_ANY_CHANGE_HELPS`` in ``ledger_record.py``, and in ``daemon/`` to ``_ENDED_BY_OTHERS``
-   (``cli/repair.py``), ``_WAITED_FOR`` (``status/records.py``) and the explanation of
-   ``REPAIRS_BLOCKED`` (``status/explanations.py``).
-2. If no field of ``Facts`` fits, add one with a default.
-3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on.
+1. Add a member with a docstring to ``Reason``, and answer each question about it:
+
+   - Does it follow a failed recovery, or does time alone not help? ``_OF_RECOVERY`` and
+     ``_NEEDS_HELP``, below.
+   - Does any change of the cluster warrant a retry? ``_ANY_CHANGE_HELPS`` in ``ledger_record.py``.
+   - Must retries wait longer or shorter than the settings say? ``PACES`` in ``backoff.py``.
+   - Does it end by an event that ``bookmender repair`` must not wait for? ``_ENDED_BY_OTHERS`` in
+     ``daemon/cli/repair.py``, and ``_WAITED_FOR`` in ``daemon/status/records.py`` for its text.
+   - Does it need help? Name it in the explanation of ``REPAIRS_BLOCKED`` in
+     ``daemon/status/explanations.py``. ``test_health_command.py`` limits its lines: shorten it.
+
+2. If no field of ``Facts`` fits, add one with a default, and its row in ``docs/json.md``.
+3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on. If it replaces
+   ``NO_TARGET``, see ``Plan.untargeted`` in ``plan.py``, which lists what has no target.
 4. Add a branch to ``_message`` in ``daemon/messages.py``. mypy fails until it exists. The text must
    also read well without any facts.
 5. Add a row to the tables in ``tests/daemon/test_messages.py`` and ``test_status_conditions.py``.
 
-A node of an older release rejects a note with a reason that it does not know.
+A new ``Exclusion`` needs a text in ``_EXCLUSIONS`` (``daemon/messages.py``).
 
-Retries wait as the settings say, unless ``backoff.PACES`` has another pace for the reason.
+A node of an older release rejects a note with a reason or exclusion that it does not know.
 """
 
 import enum
@@ -28,14 +36,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication.cluster import ClusterView
 
 BOOKIES_MAX = 20
 """Bookies that one field of ``Facts`` names at most, so that a note stays small."""
 SAME_REASON_MAX = 5
-"""What blocks other parts of a ledger for the same reason is kept up to this number."""
+"""Maximum number of blocked parts of a ledger that are kept for the same reason."""
 
 
 class Reason(enum.Enum):
@@ -46,7 +53,7 @@ class Reason(enum.Enum):
     OPEN_FRAGMENT = "open-fragment"
     """A fragment is still open, so it cannot be copied. Its writer must close the ledger."""
     WRITER_ALIVE = "writer-alive"
-    """During the grace the writer went on writing to a bookie that ZooKeeper does not show."""
+    """During the grace the writer continued to write to a bookie that ZooKeeper does not show."""
     NO_COPY = "no-copy"
     """No registered bookie has a good copy of some entries."""
     NO_TARGET = "no-target"
@@ -56,7 +63,9 @@ class Reason(enum.Enum):
     NO_ANSWER = "no-answer"
     """A bookie did not answer."""
     RECOVERY_FAILED = "recovery-failed"
-    """The open ledger could not be recovered."""
+    """The open ledger could not be recovered. The next try may succeed."""
+    END_DAMAGED = "end-damaged"
+    """An entry at the end of the open ledger has damaged copies only, and may be acknowledged."""
     NO_COVERAGE = "no-coverage"
     """Too few bookies of the last ensemble answer to find the end of the open ledger."""
     END_UNPROVEN = "end-unproven"
@@ -84,7 +93,7 @@ class Reason(enum.Enum):
 
     @property
     def is_of_this_node(self) -> bool:
-        """Another node may succeed now: the obstacle is not in the ledger."""
+        """True if another node may succeed now, because the obstacle is not in the ledger."""
         return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
 
     @property
@@ -105,12 +114,18 @@ class Reason(enum.Enum):
 
     @property
     def needs_help(self) -> bool:
-        """Time alone does not help: a bookie must register, or a person must act."""
+        """True if time alone does not help: a bookie must register, or an operator must act."""
         return self in _NEEDS_HELP
 
 
 _OF_RECOVERY = frozenset(
-    {Reason.RECOVERY_FAILED, Reason.NO_COVERAGE, Reason.END_UNPROVEN, Reason.NO_TARGET}
+    {
+        Reason.RECOVERY_FAILED,
+        Reason.END_DAMAGED,
+        Reason.NO_COVERAGE,
+        Reason.END_UNPROVEN,
+        Reason.NO_TARGET,
+    }
 )
 
 _NEEDS_HELP = frozenset(
@@ -118,6 +133,7 @@ _NEEDS_HELP = frozenset(
         Reason.NO_COPY,
         Reason.NO_TARGET,
         Reason.MISPLACED,
+        Reason.END_DAMAGED,
         Reason.NO_COVERAGE,
         Reason.END_UNPROVEN,
         Reason.RECOVERY_UNENDED,
@@ -150,7 +166,7 @@ class Exclusion(enum.Enum):
 
 
 class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
-    """What is known about a blocked repair. Each reason sets the few fields that it needs."""
+    """The known facts about a blocked repair. Each reason sets the few fields that it needs."""
 
     absent: tuple[BookieId, ...] = ()
     """Not registered. They have a cookie, so they may return."""
@@ -176,7 +192,7 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_def
     entry_ids: tuple[int, ...] = ()
     """The first entries that are concerned, ascending."""
     entry_count: int = 0
-    """How many entries are concerned."""
+    """Number of affected entries."""
     has_more_entries: bool = False
     """``entry_count`` is a lower bound."""
     withheld_count: int | None = None
@@ -184,8 +200,8 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_def
     not counted."""
 
     excluded: tuple[tuple[Exclusion, int], ...] | None = None
-    """How many writable bookies are excluded as targets, by reason. Empty: none is writable. None:
-    the placement policy refused (``errors``)."""
+    """Number of writable bookies that are excluded as targets, by reason. Empty: none is writable.
+    None: the placement policy refused (``errors``)."""
     ack_quorum: int | None = None
     """Set if recovery must store the last entries on this many bookies before the close."""
     metadata_bytes: int | None = None
@@ -193,7 +209,7 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_def
     """The size of the metadata, and the size that this node may send to ZooKeeper."""
     grace_count: int = 0
     grace_count_max: int = 0
-    """Which grace of the writer this is, and how many it may get."""
+    """Number of this grace of the writer, and the maximum number of graces."""
     round_count: int = 0
     """Rounds of the repair that failed."""
 
@@ -201,28 +217,26 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_def
     """A recovery of the ledger was begun and not finished."""
     is_end_doubtful: bool = False
     """Recovery may fail to prove the end, for ``absent``, ``superseded`` and ``reformatted``."""
-    is_end_damaged: bool = False
-    """Some entry at the end has damaged copies only."""
     are_all_reformatted: bool = False
     """Every cookie of the cluster is newer than the ledger, as after an import of ZooKeeper."""
     are_others_unasked: bool = False
     """Bookies of other fragments may have the entries, and were not asked."""
 
     comment: str = ""
-    """What the operator, or the leader, wrote into the order: of a safety hold or a window."""
+    """Text that the operator or the leader wrote into the order of a safety hold or a window."""
     errors: tuple[str, ...] = ()
     """Messages of the errors that caused it."""
 
 
 class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
-    """What blocks the repair of a ledger, or of a part of it."""
+    """The reason why the repair of a ledger, or of a part of it, is blocked, with facts."""
 
     reason: Reason
     facts: Facts = Facts()
     until_ms: int | None = None
     """Wall-clock time at which it will be over. None: unknown."""
     besides: tuple["Blocked", ...] = ()
-    """What blocks other parts of the same ledger, if this one stands for all (``gravest``)."""
+    """Reasons for other parts of the same ledger, if this one represents all (``gravest``)."""
 
     @property
     def all_reasons(self) -> tuple[Reason, ...]:
@@ -232,15 +246,6 @@ class Blocked(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_d
         """Return it as a JSON object. Fields at their defaults are omitted."""
         record: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
         return record
-
-
-def parse_blocked(record: dict[str, Any]) -> Blocked:
-    """Return what ``to_record`` wrote; other keys are ignored. Raises CorruptionError."""
-    try:
-        # By way of JSON: text that is no UTF-8 is refused.
-        return msgspec.json.decode(msgspec.json.encode(record), type=Blocked)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CorruptionError("a record without a known reason and its facts") from error
 
 
 def gravest(blocked: Sequence[Blocked]) -> Blocked:

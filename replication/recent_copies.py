@@ -1,26 +1,25 @@
 """Records of recent copies, which must be read again.
 
-A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does:
-when its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id, and the
+A bookie can acknowledge a copy and lose it silently afterwards. BookKeeper's DbLedgerStorage does
+so. When its garbage collector deletes a ledger, EntryLocationIndex only notes the ledger id. The
 next checkpoint (up to ``flushInterval`` later) removes the index of every entry of that ledger,
-also of entries that were added in between. So a copy is proven only when it is still there after
-the checkpoint (rule S6).
+also of entries that were added in between. So a copy is proven only if it still exists after the
+checkpoint (rule S6).
 
 Before a repair writes metadata that names a new bookie, it records (ledger, bookie) here:
 ``<ur>/bookmender/recent_copies/<session uuid>.<number>``, versioned JSON. The session that made the
-copies reads them again later and deletes the record. Where that session has ended, another node
-takes the record over: a worker's crash forgets nothing. ``auditor/recheck.py`` does the reading.
+copies reads them again later and deletes the record. If that session has ended, another node adopts
+the record, so nothing is forgotten when a worker crashes. ``auditor/recheck.py`` does the reading.
 
 Many repairs share a record: all that arrive while one record is being written go into the next.
 """
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Self
+from typing import Self
 
 import structlog
 
@@ -36,8 +35,9 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
+from replication.records import Count, Record
 from replication.transactions import Batcher
-from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, ints_field, object_field
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
 log = structlog.get_logger()
 
@@ -57,24 +57,29 @@ class RecentCopies:
     targets: Mapping[int, frozenset[BookieId]]
 
     def to_json(self) -> bytes:
-        """By bookie, because hundreds of ledgers share a few targets."""
         ledgers: dict[BookieId, list[int]] = {}
         for ledger_id, targets in self.targets.items():
             for target in targets:
                 ledgers.setdefault(target, []).append(ledger_id)
-        return json.dumps({"version": 1, "ledgers_by_target": ledgers}).encode()
+        return _StoredCopies(ledgers_by_target=ledgers).to_json()
 
     @classmethod
-    def from_record(cls, record: dict[str, Any]) -> Self:
+    def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        by_target = object_field(record, "ledgers_by_target")
         targets: dict[int, set[BookieId]] = {}
-        for target in by_target:
-            for ledger_id in ints_field(by_target, target):
-                targets.setdefault(ledger_id, set()).add(BookieId(target))
+        for target, ledger_ids in _StoredCopies.parse(data).ledgers_by_target.items():
+            for ledger_id in ledger_ids:
+                targets.setdefault(ledger_id, set()).add(target)
         if not targets:
-            raise CorruptionError("a record of copies that names no ledger")
+            raise CorruptionError("the record of copies names no ledger")
         return cls(targets={i: frozenset(bookies) for i, bookies in targets.items()})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StoredCopies(Record):
+    """Copies by bookie, because hundreds of ledgers share a few targets."""
+
+    ledgers_by_target: Mapping[BookieId, Sequence[Count]]
 
 
 @dataclass(slots=True, eq=False)

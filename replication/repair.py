@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
+from prometheus_client import Counter, Histogram
 
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -40,7 +41,8 @@ from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults
 from replication.copier import Copier, RememberedSuspects, RepairProgress
-from replication.copy_checks import NOTHING_ASKED, ReadPlan
+from replication.copy_reader import NOTHING_ASKED, ReadPlan
+from replication.history import Cause, CausedBy, cause_at
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
 from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, must_finish_recovery
@@ -51,18 +53,39 @@ from replication.recent_copies import CopyRecorder
 from replication.slots import Slots
 from replication.work_queue import Queue
 
+STEP_S = Histogram(
+    "bookmender_repair_step_seconds",
+    "Duration of one step of a repair: inspect, copy, commit (which includes unmarking) or recover "
+    "(of an open ledger). Small ledgers are copied and inspected in one step, copy.",
+    ["step"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, 600),
+)
+COPIED_LEDGERS = Counter(
+    "bookmender_copied_ledgers_total",
+    "Tries to repair a ledger that made at least one copy, by cause: loss (the mark names bookies) "
+    "or placement (the mark names none).",
+    ["cause"],
+)
+_LOSS_COPIED, _PLACEMENT_COPIED = (
+    COPIED_LEDGERS.labels(cause=cause) for cause in ("loss", "placement")
+)
+_INSPECT_S, _COPY_S, _COMMIT_S, _RECOVER_S = (
+    STEP_S.labels(step=step) for step in ("inspect", "copy", "commit", "recover")
+)
+"""Labels are looked up once, so that all steps are exported from the start, at 0."""
+
 ROUNDS_MAX = 10
 """Rounds of one repair before the ledger is deferred. Each further round means a conflict or a
 failed target."""
 PATIENCE_S = 0.5
-"""How long a ledger keeps its slot while it waits for bookies. A hanging bookie may take ten times
+"""Time that a ledger keeps its slot while it waits for bookies. A hanging bookie may take ten times
 as long, but other ledgers must not wait for it."""
 PATIENT_BYTES_PER_S = 1_000_000
 """While a ledger is copied, it keeps its slot longer, by its size at this rate."""
 SPLIT_AFTER_S = 3_600.0
-"""How long a ledger is marked before a segment is split around entries that only an absent bookie
-may still store. Until then its return would repair the ledger without a split. Afterwards the
-copies of the other entries matter more."""
+"""Age of a mark before a segment is split around entries that only an absent bookie may still
+store. Until then its return would repair the ledger without a split. Afterwards the copies of the
+other entries matter more."""
 SECOND_CHECK_ENTRIES = 1_000
 """After copying more entries than this, the other copies are checked again before the mark is
 deleted."""
@@ -122,9 +145,11 @@ class Repairer:
             outcome = await attempt.run()
         finally:
             progress.copies.end()
+            if progress.has_copied:
+                (_LOSS_COPIED if lease.queued.replicas else _PLACEMENT_COPIED).inc()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
                 self._remembered.remember(lease.ledger_id, progress.suspects)
-        return replace(outcome, suspects=frozenset(progress.suspects))
+        return replace(outcome, suspects=frozenset(progress.suspects), caused_by=progress.caused_by)
 
     def suspects(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
@@ -195,11 +220,14 @@ class RepairAttempt:
             versioned = await self._inspector.find(self._lease.ledger_id)
         match versioned:
             case None:
+                self._progress.caused_by = CausedBy(Cause.DELETED)
                 return await self._finish()
             case Blocked() as blocked:
                 return waiting(blocked)
-        if not self._progress.has_presumed:
-            self._progress.has_presumed = True
+        if self._progress.caused_by is None:
+            self._progress.caused_by = self._cause(versioned, view)
+        if not self._progress.has_tried_optimistically:
+            self._progress.has_tried_optimistically = True
             if results := await self._copy_optimistically(versioned, view):
                 return await self._commit(results)
         match await self._inspect(versioned, view):
@@ -223,15 +251,32 @@ class RepairAttempt:
             return waiting(refused)
         return await self._commit(await self._copy(plan, inspection))
 
+    def _cause(self, versioned: VersionedMetadata, view: ClusterView) -> CausedBy | None:
+        """Return why the ledger needs a repair; None if its marks name no bookie."""
+        named = self._lease.queued.replicas
+        found = cause_at(
+            named,
+            registered=view.available,
+            reformatted=view.initialised_after(versioned.stat.czxid),
+            draining=view.orders.draining.keys(),
+            found_bad=self._progress.found_bad,
+        )
+        if found is not None or not named:
+            return found
+        # Only drains and findings name bookies in the private tree.
+        cause = Cause.RETURNED if self._lease.queued.is_loss else Cause.CANCELLED
+        return CausedBy(cause, tuple(sorted(named)))
+
     # --- Inspect and plan -------------------------------------------------------------------------
 
     async def _inspect(
         self, versioned: VersionedMetadata, view: ClusterView
     ) -> Inspection | RecoveryRequired | Blocked:
-        async with self._slots.lent_after(PATIENCE_S):
-            return await self._inspector.inspect_metadata(
-                versioned, view, suspects=self._progress.all_suspects
-            )
+        with _INSPECT_S.time():
+            async with self._slots.lent_after(PATIENCE_S):
+                return await self._inspector.inspect_metadata(
+                    versioned, view, suspects=self._progress.all_suspects
+                )
 
     def _plan(self, inspection: Inspection, *, moves_misplaced: bool = False) -> Plan:
         targets = self._copier.targets(inspection, self._progress)
@@ -261,8 +306,9 @@ class RepairAttempt:
         progress, byte_count = self._progress, sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
         progress.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
-        async with self._slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-            outcomes = await self._copier.copy_all(plan, inspection, progress, asked=asked)
+        with _COPY_S.time():
+            async with self._slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
+                outcomes = await self._copier.copy_all(plan, inspection, progress, asked=asked)
         suspects = frozenset().union(*(outcome.suspects for outcome in outcomes))
         suspects -= progress.all_suspects  # the plan knew of these
         progress.suspects |= suspects
@@ -286,20 +332,24 @@ class RepairAttempt:
         if the ledger is not eligible, or if a check failed; then the ledger must be inspected
         first.
         """
-        presumed = self._inspector.inspect_optimistically(
+        optimistic = self._inspector.inspect_optimistically(
             versioned, view, suspects=self._progress.all_suspects
         )
-        if presumed is None:
+        if optimistic is None:
             return None
-        plan = self._plan(presumed.inspection)
+        plan = self._plan(optimistic.inspection)
         if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
-        results = await self._copy(plan, presumed.inspection, asked=presumed.asked)
+        results = await self._copy(plan, optimistic.inspection, asked=optimistic.asked)
         return results if results.outcomes[0].gave_all_asked else None
 
     # --- Commit -----------------------------------------------------------------------------------
 
     async def _commit(self, results: CopyResults) -> Outcome | None:
+        with _COMMIT_S.time():
+            return await self._try_commit(results)
+
+    async def _try_commit(self, results: CopyResults) -> Outcome | None:
         """Write the ensembles whose entries were all copied.
 
         The same transaction deletes the mark only if every copy was checked and nothing is missing
@@ -375,8 +425,8 @@ class RepairAttempt:
         1. The mark names bookie b. b is back, and the inspection finds all its entries.
         2. b disappears again. The mark already names b, so Java's auditor does not write it, and
            its version stays.
-        3. Without the check, deleting the mark at this version succeeds, and nobody knows that b is
-           missing.
+        3. Without the check, deleting the mark at this version succeeds, and no node notices that b
+           is missing.
 
         For a bookie that the mark does not name, the auditor writes the mark in step 2, so the
         deletion fails.
@@ -411,6 +461,7 @@ class RepairAttempt:
     ) -> None:
         stat = replies[0]
         assert isinstance(stat, Stat), replies
+        self._progress.has_copied = True  # perhaps of a fragment without entries
         self._repairer.on_written(
             VersionedMetadata(
                 ledger_id=results.inspection.ledger_id,
@@ -469,14 +520,15 @@ class RepairAttempt:
             await copies.wait_recorded()
 
         try:
-            async with self._slots.lent_after(PATIENCE_S):
-                await open_ledgers.recover(
-                    versioned,
-                    view,
-                    suspects=self._progress.found_bad,
-                    guards=self._queue.guards(self._lease),
-                    before_close=record_targets,
-                )
+            with _RECOVER_S.time():
+                async with self._slots.lent_after(PATIENCE_S):
+                    await open_ledgers.recover(
+                        versioned,
+                        view,
+                        suspects=self._progress.found_bad,
+                        guards=self._queue.guards(self._lease),
+                        before_close=record_targets,
+                    )
         except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
             raise
         except NoSuchLedgerError:
@@ -486,8 +538,7 @@ class RepairAttempt:
         except NotEnoughBookiesError as error:
             return waiting(open_ledgers.no_target(versioned, error))
         except DamagedEndError as error:
-            facts = Facts(is_end_damaged=True, errors=(str(error),))
-            return waiting(Blocked(reason=Reason.RECOVERY_FAILED, facts=facts))
+            return waiting(_because_of(Reason.END_DAMAGED, error))
         except BookmenderError as error:
             return waiting(open_ledgers.recovery_failed(versioned, view, error))
         return None

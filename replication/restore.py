@@ -1,10 +1,10 @@
 """Restoring a ledger's metadata to the bytes before a recorded write (rule S2).
 
 ``Restorer`` works under the ledger's lock. It writes by compare-and-set on the version that it
-decided upon, and records its own write, so that this can be undone in turn. Only metadata is
-restored, not entries: copies that the old metadata names may have been deleted since. So its
-bookies are asked first, and the same transaction marks the ledger in the private queue. Nodes then
-inspect and repair it.
+read, and records its own write, so that this can be undone in turn. Only metadata is restored, not
+entries: copies that the old metadata names may have been deleted since. So its bookies are asked
+first, and the same transaction marks the ledger in the private queue. Nodes then inspect and repair
+it.
 """
 
 from collections.abc import Sequence
@@ -79,12 +79,12 @@ class Restoring:
         told = []
         if self.present != self.record.after:
             told.append(
-                "the metadata was written again since (or the recorded write was never made): "
-                "later changes would be undone with it"
+                "the metadata was written again later, or the recorded write never happened: "
+                "undoing it would undo later changes, too"
             )
             # Equal bytes would prove the cluster, because they contain a time and bookies.
             if self.record.cluster is None:
-                told.append("the record does not say which cluster it is of")
+                told.append("the record does not name its cluster")
         return [*told, *self._end_doubts(), *self.copy_doubts]
 
     def _end_doubts(self) -> list[str]:
@@ -95,7 +95,8 @@ class Restoring:
             return [f"it would turn a closed ledger back to {was.state.name}"]
         if (was.last_entry_id, was.length) != (now.last_entry_id, now.length):
             return [
-                f"it would move the ledger's end from entry {now.last_entry_id} to {was.last_entry_id}"
+                f"it would move the ledger's end from entry {now.last_entry_id} to "
+                f"{was.last_entry_id}"
             ]
         return []
 
@@ -130,7 +131,8 @@ class Restorer:
         clock: Clock,
         tell: Tell,
     ) -> None:
-        """``cluster``: the instance id of the cluster. ``tell``: prints what the command waits for."""
+        """``cluster``: the instance id of the cluster. ``tell``: prints what the command waits
+        for."""
         self._store, self._manager, self._inspector = store, manager, inspector
         # A draining bookie may be named again if it has the copies, so drains are ignored.
         self._view = replace(view, orders=replace(view.orders, draining={}))
@@ -144,7 +146,8 @@ class Restorer:
         """
         if record.cluster not in (None, self._cluster):
             raise RestoreRefusedError(
-                f"the write was made in another cluster, {record.cluster}: this one is {self._cluster}",
+                f"the write was made in another cluster, {record.cluster}: this one is "
+                f"{self._cluster}",
                 ledger_id=record.ledger_id,
             )
         try:
@@ -170,8 +173,8 @@ class Restorer:
         The steps under the ledger's lock, and what a kill -9 after each of them leaves:
 
         1. Inspect the copies and decide. Nothing is written yet.
-        2. Write the waiting note with the suspects, or delete the note. A note without a mark has no
-           effect; with a mark it makes a worker read the suspects completely.
+        2. Write the waiting note with the suspects, or delete the note. A note without a mark has
+           no effect; with a mark it makes a worker read the suspects completely.
         3. Record the copies to be read again. Without the metadata write, reading them is harmless.
         4. Write metadata and mark in one multi. The lock ends with the session.
 
@@ -201,7 +204,8 @@ class Restorer:
                 ledger_id, guards=guards, beside=suspicion
             )
             if found.named_again:
-                # A bookie that is named again may just have deleted its copies as garbage (rule S6).
+                # A bookie that is named again may just have deleted its copies as garbage (rule
+                # S6).
                 await record_by_hand(
                     self._store,
                     self._paths,
@@ -237,11 +241,11 @@ class Restorer:
             data=found.record.before,
         )
         asked = found.named_again
-        surveyed = await self._inspector.inspect_metadata(versioned, self._view, suspects=asked)
-        if not isinstance(surveyed, RecoveryRequired):
-            return copy_doubts(surveyed)
-        closed_part = await self._inspector.inspect_closed_part(surveyed, suspects=asked)
-        return copy_doubts(surveyed, closed_part)
+        inspected = await self._inspector.inspect_metadata(versioned, self._view, suspects=asked)
+        if not isinstance(inspected, RecoveryRequired):
+            return copy_doubts(inspected)
+        closed_part = await self._inspector.inspect_closed_part(inspected, suspects=asked)
+        return copy_doubts(inspected, closed_part)
 
     async def _write_and_mark(
         self, ledger_id: int, guards: Sequence[Check], write: SetData
@@ -255,4 +259,6 @@ class Restorer:
                 is_of_mark = failure.index > 0
                 if not is_of_mark or not isinstance(failure.cause, _CHANGED):
                     raise failure.cause from failure
-        raise UnavailableError("its mark's directories keep changing", ledger_id=ledger_id)
+        raise UnavailableError(
+            "other clients keep changing the directories of its mark", ledger_id=ledger_id
+        )

@@ -1,4 +1,4 @@
-"""Which bookies may receive copies now, and why the others may not (rule S11).
+"""Decides which bookies may receive copies now, and why the others may not (rule S11).
 
 ``TargetSelector`` knows how many bytes this process is sending to each bookie, so that the next
 plan spreads its copies. ``Targets`` is its answer for one ledger at one moment: a value from which
@@ -24,7 +24,7 @@ CopyKey = tuple[Fragment, int]
 """A bookie index of a fragment. A fragment with other bounds or members has other keys."""
 
 SORTED_AGAIN_S = 5.0
-"""How long the list of candidates stays valid with respect to free disk space."""
+"""Time that the list of candidates stays valid with respect to free disk space."""
 
 SMALL_COPY_BYTES = 1024 * 1024
 """A smaller copy is allowed on every bookie that has any space to spare."""
@@ -90,7 +90,7 @@ class Targets(Struct, frozen=True, kw_only=True):
 
 
 class DiskSpaces(Protocol):
-    """What is known of the bookies' disks (``disk_space.DiskSpaceSource``)."""
+    """The known disk space of the bookies (``disk_space.DiskSpaceSource``)."""
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         """Return the free space; None if it is unknown."""

@@ -61,7 +61,7 @@ class _Transaction:
     def may_be_sent(self) -> bool:
         """Return False if the transaction was cancelled or withdrawn while it waited."""
         if not self.done.done() and not self.is_wanted():
-            self.fail(WithdrawnError("not wanted any more"))
+            self.fail(WithdrawnError("the transaction was withdrawn"))
         return not self.done.done()
 
     def succeed(self, results: list[OperationResult]) -> None:
@@ -85,7 +85,8 @@ class Batcher:
         self._waiting: deque[_Transaction] = deque()
         self._arrived = asyncio.Event()
         self.linger_s = 0.0
-        """How long a batch that is not full waits for more transactions. May be set at any time."""
+        """Time that a batch that is not full waits for more transactions. May be set at any
+        time."""
 
     async def commit(
         self, operations: Sequence[Operation], *, is_wanted: Callable[[], bool] = lambda: True
@@ -129,7 +130,9 @@ class Batcher:
         except MultiFailed as failure:
             if failure.index < guard_count:
                 guard = self.guards[failure.index]
-                raise guard.error("a znode of ours is gone", path=guard.check.path) from failure
+                raise guard.error(
+                    "one of our znodes no longer exists", path=guard.check.path
+                ) from failure
             raise MultiFailed(failure.index - guard_count, failure.cause) from failure
         return results[guard_count:]
 

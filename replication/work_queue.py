@@ -31,7 +31,6 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     RejectedError,
-    UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
 )
@@ -48,12 +47,13 @@ from ledgers.store import (
 )
 from ledgers.tasks import until_answered
 from replication import znodes
+from replication.ledger_record import read_found_bad
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
 from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch, IgnoredDisableSwitch
 from replication.transactions import Batcher, WithdrawnError
-from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode, read_found_bad
+from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class QueueListing:
     losses: frozenset[int]
     """The subset that is marked in the shared tree."""
     urgent: tuple[int, ...]
-    """Unlocked ledgers from the leader's note of the most endangered ones. Some may no longer be
+    """Unlocked ledgers from the leader's note of the most urgent ones. Some may no longer be
     marked."""
     marked: frozenset[int] | None = None
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
@@ -101,16 +101,16 @@ class Queue:
         self._clock = clock
         self._paths = paths
         self._lock_data = znodes.lock_to_bytes(holder)
-        self._shared, self._own = MarkTree(store, paths), MarkTree(store, paths.private)
+        self._shared, self._private = MarkTree(store, paths), MarkTree(store, paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
         self.switch = DisableSwitch(store, paths, clock)
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List a bounded part of both trees and, unless they are empty, the locks."""
-        shared, own = await asyncio.gather(
-            self._shared.list_ledgers(rng), self._own.list_ledgers(rng)
+        shared, private = await asyncio.gather(
+            self._shared.list_ledgers(rng), self._private.list_ledgers(rng)
         )
-        if self._shared.is_empty and self._own.is_empty:
+        if self._shared.is_empty and self._private.is_empty:
             nothing: frozenset[int] = frozenset()
             return QueueListing(
                 free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
@@ -118,8 +118,8 @@ class Queue:
         locked, urgent = await asyncio.gather(
             locked_ledger_ids(self._store, self._paths), read_urgent(self._store, self._paths)
         )
-        marked = shared | own
-        are_all = self._shared.is_listed_whole and self._own.is_listed_whole
+        marked = shared | private
+        are_all = self._shared.is_listed_whole and self._private.is_listed_whole
         return QueueListing(
             free=marked - locked,
             losses=shared - locked,
@@ -129,7 +129,7 @@ class Queue:
 
     def may_hold(self, ledger_id: int) -> bool:
         """Return False if the last listing shows that the ledger is not marked."""
-        return self._shared.may_hold(ledger_id) or self._own.may_hold(ledger_id)
+        return self._shared.may_hold(ledger_id) or self._private.may_hold(ledger_id)
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
         """Return the marked ones of these ledgers with their marks, in order."""
@@ -178,21 +178,15 @@ class Queue:
 
     async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
-        if access is denied.
+        if the finding is unreadable.
 
         A worker checks only the first and the last entry of each copy, and would find such a ledger
         whole.
         """
-        try:
-            found = await read_found_bad(self._store, self._paths, lease.ledger_id)
-        except UnauthorizedError as error:
-            log.warning(
-                "finding.access_denied",
-                ledger_id=lease.ledger_id,
-                error=str(error),
-                next_step=ACL_HINT,
-            )
+        stored = await read_found_bad(self._store, self._paths, lease.ledger_id)
+        if stored.is_unreadable:
             return lease.queued.replicas
+        found = stored.value.bookies if stored.value else frozenset()
         if found and not await self._are_as_read(lease.queued.marks):
             return found  # a newer mark may belong to newer findings
         return lease.queued.replicas & found
@@ -228,8 +222,8 @@ class Queue:
            again.
 
         A kill -9 before the multi leaves marks and lock; the lock ends with the session. A kill
-        after it leaves nothing. With the steps of ``_complete_in_steps`` a kill may leave a ledger
-        without some of its marks and with a lock; what was unmarked was proven by ``checks``.
+        after it leaves nothing. A kill during ``_complete_in_steps`` may leave the lock and some of
+        the marks; the transaction of each deleted mark contained the checks of ``extra``.
 
         If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
         Nothing is applied then.
@@ -248,7 +242,7 @@ class Queue:
             if failure.index == len(extra) + len(unmark) and isinstance(
                 failure.cause, NoNodeError | ConflictError
             ):
-                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
+                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
             return await self._complete_in_steps(lease, extra, on_applied)
         on_applied(results[: len(extra)])
         return True
@@ -256,8 +250,10 @@ class Queue:
     async def _complete_in_steps(
         self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
     ) -> bool:
-        """Apply the parts one by one, after a mark changed or its directory could not be
-        deleted."""
+        """Write ``extra``, delete each unchanged mark, and unlock, in one transaction each.
+
+        Needed after a mark changed or its directory could not be deleted. Returns as ``complete``.
+        """
         if extra:
             on_applied(await self.write(lease, extra))
         checks = [each for each in extra if isinstance(each, Check)]
@@ -275,7 +271,7 @@ class Queue:
             await self._batcher.commit([lease.guard, *checks, seen.delete])
         except MultiFailed as failure:
             if failure.index == 0:
-                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
+                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
             if failure.index <= len(checks):
                 raise failure.cause from failure
             if isinstance(failure.cause, ConflictError):
@@ -283,7 +279,7 @@ class Queue:
             # NoNodeError: an operator or an earlier attempt has deleted the mark.
             if not isinstance(failure.cause, NoNodeError):
                 raise failure.cause from failure
-        tree = self._own if self._own.owns(seen) else self._shared
+        tree = self._private if self._private.owns(seen) else self._shared
         await tree.delete_if_empty(seen.directory)
         return True
 
@@ -320,7 +316,7 @@ class Queue:
             results = await self._batcher.commit([lease.guard, *operations])
         except MultiFailed as failure:
             if failure.index == 0:
-                raise LockLostError("our lock is gone", path=lease.lock.path) from failure
+                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
             raise failure.cause from failure
         return results[1:]
 
@@ -355,7 +351,7 @@ class Queue:
 
     async def is_marked(self, ledger_id: int) -> bool:
         """Return True if the ledger is marked in one of the trees."""
-        return await self._shared.holds(ledger_id) or await self._own.holds(ledger_id)
+        return await self._shared.holds(ledger_id) or await self._private.holds(ledger_id)
 
     async def is_completed(self, lease: LedgerLease) -> bool:
         """Return True if ``complete`` was applied although its reply was lost.
@@ -366,7 +362,7 @@ class Queue:
             return False
         stats = [await self._store.exists(seen.path) for seen in lease.queued.marks]
         if any(stats):
-            raise LockLostError("our lock is gone", path=lease.lock.path)
+            raise LockLostError("our lock no longer exists", path=lease.lock.path)
         return True
 
     def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
@@ -374,7 +370,7 @@ class Queue:
 
         A watch on every mark would wake all nodes at once. Further marks are found by polling.
         """
-        return self._shared.watch(), self._own.watch()
+        return self._shared.watch(), self._private.watch()
 
     @property
     def session_id(self) -> int:
@@ -390,10 +386,10 @@ class Queue:
     async def tidy(self) -> None:
         """Delete the empty directories of the last listing."""
         await self._shared.tidy()
-        await self._own.tidy()
+        await self._private.tidy()
 
     async def _read_one(self, ledger_id: int) -> QueuedLedger | None:
-        trees = [tree for tree in (self._shared, self._own) if tree.may_hold(ledger_id)]
+        trees = [tree for tree in (self._shared, self._private) if tree.may_hold(ledger_id)]
         if len(trees) == 1:  # nearly always; saves a task
             found = [await trees[0].read(ledger_id)]
         else:

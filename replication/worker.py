@@ -1,6 +1,6 @@
 """The ReplicationWorker: leases marked ledgers, repairs many of them at once, and releases them.
 
-``LedgerPicker`` selects ledgers, the most endangered first, and ``Repairer`` does the work. A
+``LedgerPicker`` selects ledgers, the most urgent first, and ``Repairer`` does the work. A
 ledger that waits for its open-ledger grace keeps its lock but lends its slot. A ledger that cannot
 be repaired now is deferred with a reason. Any node retries it after a growing backoff, or as soon
 as a bookie registers or an order changes. Nothing is retried in a hot loop.
@@ -10,22 +10,25 @@ The log gets one line every few seconds while the worker repairs anything (``Sum
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
-from prometheus_client import Counter
+from prometheus_client import Counter, Gauge, Histogram
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
+from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.tasks import wait_woken, wake_on
 from replication.backoff import LeasedLedger, RetryPace, WaitingList
 from replication.cluster import ViewSource
+from replication.history import NO_HISTORY, Event, History, Kind
 from replication.ledger_picker import DueLedger, LedgerPicker, PollBackoff
-from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.ledger_record import WaitingNotesWriter
 from replication.locks import LedgerLease, QueuedLedger
 from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.outcome import Outcome, OutcomeKind
+from replication.reasons import Reason
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.slots import Slots, kept_for_losses
@@ -38,18 +41,33 @@ SUMMARY_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Summary:
-    """Counts since the last line."""
+    """Counts since the last line. The history gets the same counts, by cause."""
 
+    history: History = NO_HISTORY
     repaired_count: int = 0
     waiting_count: int = 0
     entry_count: int = 0
     entry_bytes: int = 0
+    by_cause: dict[str, Event] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
-        self.repaired_count += outcome.kind is OutcomeKind.DONE
+        is_done = outcome.kind is OutcomeKind.DONE
+        self.repaired_count += is_done
         self.waiting_count += outcome.kind is OutcomeKind.WAITING
         self.entry_count += outcome.entry_count
         self.entry_bytes += outcome.entry_bytes
+        if is_done or outcome.entry_count:
+            why = outcome.caused_by
+            event = Event(
+                kind=Kind.LEDGERS_REPAIRED,
+                cause="" if why is None else why.cause,
+                bookies=() if why is None else why.bookies,
+                ledger_count=int(is_done),
+                entry_count=outcome.entry_count,
+                entry_bytes=outcome.entry_bytes,
+            )
+            before = self.by_cause.get(event.cause)
+            self.by_cause[event.cause] = event if before is None else before.plus(event)
 
     def tell(self, *, at_work_count: int) -> None:
         """Log the counts and reset them. Logs nothing if all are 0."""
@@ -63,6 +81,9 @@ class Summary:
             deferred_count=self.waiting_count,
             at_work_count=at_work_count,
         )
+        for event in self.by_cause.values():
+            self.history.record(event)
+        self.by_cause = {}
         self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
 
     def tell_if_done(self) -> None:
@@ -74,22 +95,43 @@ class Summary:
 
 LEASES = Counter(
     "bookmender_leases_total",
-    "Attempts of the worker to lock a ledger, by outcome: taken, or lost to another worker.",
+    "Attempts of the worker to lock a ledger, by outcome: leased, or lost to another worker.",
     ["outcome"],
 )
 REPAIRS = Counter(
     "bookmender_repairs_total",
-    "Ledgers a worker is finished with for now, by outcome: done, waiting or marked-again.",
+    "Repairs that a worker has ended, by outcome: done, waiting (deferred) or marked-again.",
     ["outcome"],
 )
-REPAIRED_ENTRIES = Counter(
-    "bookmender_repaired_entries_total", "Entries copied to their new bookie and acknowledged."
+REPAIR_S = Histogram(
+    "bookmender_repair_seconds",
+    "Duration of one try to repair a ledger, by outcome: done, waiting (deferred, or left to its "
+    "writer for the open-ledger grace), marked-again or interrupted.",
+    ["outcome"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 120, 600, 3600),
 )
-REPAIRED_BYTES = Counter(
-    "bookmender_repaired_bytes_total", "Stored bytes of those entries, headers included."
+DEFERRALS = Counter(
+    "bookmender_deferrals_total",
+    "Repairs that were blocked and postponed, by reason, as in the notes of waiting ledgers.",
+    ["reason"],
 )
-_LEASED, _RACE_LOST = LEASES.labels(outcome="taken"), LEASES.labels(outcome="lost")
+INTERRUPTED = Counter(
+    "bookmender_interrupted_repairs_total",
+    "Repairs that ended early, by cause: zookeeper (no answer, or access denied), lock (lost) or "
+    "crash (a defect).",
+    ["cause"],
+)
+AT_WORK = Gauge(
+    "bookmender_leased_ledgers", "Ledgers that this worker has leased, or is about to lease."
+)
+_LEASED, _RACE_LOST = LEASES.labels(outcome="leased"), LEASES.labels(outcome="lost")
 _CONCLUDED = {kind: REPAIRS.labels(outcome=kind.value) for kind in OutcomeKind}
+_TRIED_S = {kind: REPAIR_S.labels(outcome=kind.value) for kind in OutcomeKind}
+_INTERRUPTED_S = REPAIR_S.labels(outcome="interrupted")
+_DEFERRED = {reason: DEFERRALS.labels(reason=reason.value) for reason in Reason}
+_NO_ZOOKEEPER, _LOCK_LOST, _CRASHED = (
+    INTERRUPTED.labels(cause=cause) for cause in ("zookeeper", "lock", "crash")
+)
 """Labels are looked up once, so that all outcomes are exported from the start, at 0."""
 
 WINDOW_AGE_MAX_S = 5.0
@@ -110,6 +152,10 @@ GRACES_AT_ONCE_MAX = 10_000
 unlocked."""
 
 
+def _pace(settings: ReplicationSettings) -> RetryPace:
+    return RetryPace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s)
+
+
 class ReplicationWorker:
     """The worker of one session. ``run`` ends only by cancellation or with the session."""
 
@@ -120,23 +166,25 @@ class ReplicationWorker:
         repairer: Repairer,
         views: ViewSource,
         notes: WaitingNotesWriter,
-        ends: UnprovenEnds,
+        manager: LedgerManager,
         settings: ReplicationSettings,
         node: str,
         clock: Clock,
         rng: random.Random,
+        history: History = NO_HISTORY,
     ) -> None:
         self._queue = queue
         self._repairer = repairer
         self._views = views
-        self._settings = settings
+        self._ledgers_at_once = settings.ledgers_at_once
+        self._open_ledger_grace_s = settings.open_ledger_grace_s
         self._clock = clock
         self._rng = rng
         self._waiting = WaitingList(
             notes=notes,
-            ends=ends,
+            manager=manager,
             views=views,
-            pace=RetryPace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s),
+            pace=_pace(settings),
             node=node,
             clock=clock,
             rng=rng,
@@ -156,13 +204,31 @@ class ReplicationWorker:
         """True if the last poll selected only losses, because the other slots were taken."""
         self._busy: set[int] = set()
         self._grace_count = 0
-        self._summary = Summary()
+        self._summary = Summary(history)
         self._tidy_due_s = 0.0
         self._poll_backoff = PollBackoff(settings.idle_wait_s)
         self._wake = asyncio.Event()
 
+    def apply(self, settings: ReplicationSettings) -> None:
+        """Use the open-ledger grace and the waits between retries of these settings from now on.
+        The other settings need another worker."""
+        self._open_ledger_grace_s = settings.open_ledger_grace_s
+        self._waiting.pace = _pace(settings)
+
+    @property
+    def leased_count(self) -> int:
+        """Return how many ledgers this worker has leased, or is about to lease. May be read on any
+        thread."""
+        return len(self._busy)
+
     async def run(self) -> None:
         """Work until cancelled. Raises SessionLostError when the session is lost."""
+        try:
+            await self._run()
+        finally:
+            self._summary.tell(at_work_count=len(self._busy))
+
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             for watch in (*self._queue.watch_first_marks(), self._queue.switch.watch()):
                 tasks.create_task(wake_on(watch, self._wake))
@@ -211,6 +277,7 @@ class ReplicationWorker:
                 slots.release()
                 break
             self._busy.add(ledger.ledger_id)
+            AT_WORK.set(len(self._busy))
             tasks.create_task(self._work(ledger, slots))
         if not due and not self._busy:
             self._summary.tell_if_done()
@@ -231,8 +298,8 @@ class ReplicationWorker:
     def _others_max(self) -> int:
         """Return how many ledgers of other workers' shares this worker may take: none unless it is
         half idle."""
-        room = self._settings.ledgers_at_once - (len(self._busy) - self._slots.lent_count)
-        return room if 2 * room >= self._settings.ledgers_at_once else 0
+        room = self._ledgers_at_once - (len(self._busy) - self._slots.lent_count)
+        return room if 2 * room >= self._ledgers_at_once else 0
 
     async def _work(self, ledger: DueLedger, slots: Slots) -> None:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
@@ -244,12 +311,13 @@ class ReplicationWorker:
                     lease=lease,
                     fingerprint=fingerprint,
                     note=ledger.note,
-                    has_old_note=ledger.has_old_note,
+                    old_note=ledger.old_note,
                     suspects=ledger.suspects,
                 )
                 await self._process(leased, slots)
         finally:
             self._busy.discard(ledger.ledger_id)
+            AT_WORK.set(len(self._busy))
             slots.release()
             has_room_again = self._is_for_losses_only and not self._other_slots.is_full
             if has_room_again or not self._busy:
@@ -261,6 +329,7 @@ class ReplicationWorker:
         try:
             lease = await self._queue.lease(queued)
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
+            _NO_ZOOKEEPER.inc()
             log.warning("lock.refused", ledger_id=queued.ledger_id, error=str(error))
             self._waiting.back_off_after_error(queued, self._waiting.fingerprint)
             return None
@@ -302,40 +371,52 @@ class ReplicationWorker:
         except SessionLostError:
             raise
         except LockLostError:
+            _LOCK_LOST.inc()
             log.warning("lock.lost", ledger_id=leased.ledger_id)
         except UnavailableError as error:
+            _NO_ZOOKEEPER.inc()
             log.warning("repair.interrupted", ledger_id=leased.ledger_id, error=str(error))
             return False
         except Exception:  # a defect in one repair must not stop the others
+            _CRASHED.inc()
             log.exception("repair.crashed", ledger_id=leased.ledger_id)
             return False
         return True
 
     async def _repair(self, leased: LeasedLedger, slots: Slots) -> Outcome:
-        outcome = await self._repairer.repair(leased.lease, slots=slots, suspects=leased.suspects)
+        outcome = await self._try_repair(leased, None, slots)
         while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
             self._grace_count += 1
             try:
-                grace_s = self._settings.open_ledger_grace_s
+                grace_s = self._open_ledger_grace_s
                 await self._waiting.record_grace(leased, outcome, grace_s=grace_s)
                 is_over = await self._sit_out_grace(outcome.sighting, slots)
             finally:
                 self._grace_count -= 1
-            if (
-                not self._queue.switch.may_lease
-            ):  # auto-recovery was disabled: nothing may be fenced
+            if not self._queue.switch.may_lease:  # disabled during the grace: fence nothing
                 break
             leased.fingerprint = self._waiting.fingerprint
             sighting = outcome.sighting if is_over else None
+            outcome = await self._try_repair(leased, sighting, slots)
+        return outcome
+
+    async def _try_repair(
+        self, leased: LeasedLedger, sighting: WriterSighting | None, slots: Slots
+    ) -> Outcome:
+        began_s, took_s = self._clock.now_s(), _INTERRUPTED_S
+        try:
             outcome = await self._repairer.repair(
                 leased.lease, sighting, slots=slots, suspects=leased.suspects
             )
-        return outcome
+            took_s = _TRIED_S[outcome.kind]
+            return outcome
+        finally:
+            took_s.observe(self._clock.now_s() - began_s)
 
     async def _sit_out_grace(self, sighting: WriterSighting, slots: Slots) -> bool:
         """Wait for the end of the grace without a slot. Returns False if the reason for the grace
         vanished earlier."""
-        until_s = self._clock.now_s() + self._settings.open_ledger_grace_s
+        until_s = self._clock.now_s() + self._open_ledger_grace_s
         async with slots.lent():
             while (left_s := until_s - self._clock.now_s()) > 0:
                 if is_overtaken(sighting, self._views.current):
@@ -345,8 +426,8 @@ class ReplicationWorker:
 
     async def _conclude(self, leased: LeasedLedger, outcome: Outcome, slots: Slots) -> None:
         _CONCLUDED[outcome.kind].inc()
-        REPAIRED_ENTRIES.inc(outcome.entry_count)
-        REPAIRED_BYTES.inc(outcome.entry_bytes)
+        if outcome.reason is not None:
+            _DEFERRED[outcome.reason].inc()
         self._summary.add(outcome)
         match outcome.kind:
             case OutcomeKind.DONE:

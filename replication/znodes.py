@@ -5,23 +5,15 @@
 - Znodes shared with Java's nodes. Their names and payloads are those of BookKeeper's
   ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager and their protobuf messages. They never
   carry a field of ours, because Java rejects a whole znode for one name that it does not know.
-- Private znodes below ``bookmender``: versioned JSON, read by ``parse_record`` and the field
-  functions below it. These accept any bytes and raise only CorruptionError, so that nothing in a
-  znode can end a session. A reader ignores a record that it cannot parse (except orders): a later
-  release may have written it, or an operator made a mistake.
+- Private znodes below ``bookmender``: versioned JSON. ``records`` reads and writes them.
 """
 
 import enum
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
-from typing import Any, NoReturn, TypeVar
-
-import structlog
 
 from ledgers.codec.bookkeeper_metadata_pb2 import (
     AuditorVoteFormat,
@@ -34,14 +26,12 @@ from ledgers.codec.protobuf import format_text, parse_binary, parse_text
 from ledgers.errors import (
     CorruptionError,
     NodeExistsError,
-    NoNodeError,
     SettingsError,
-    UnauthorizedError,
 )
 from ledgers.model import BookieId
-from ledgers.store import MetadataStore, children_if_any
+from ledgers.store import MetadataStore
 
-# --- Paths -----------------------------------------------------------------------------------------
+# --- Paths ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +101,8 @@ class ClusterPaths(MarkPaths):
 
     @property
     def waiting(self) -> str:
-        """Why a marked ledger is not being repaired now (``ledger_record``)."""
+        """Directory of notes: why a ledger is not repaired now, or its end not proven
+        (``ledger_record``)."""
         return f"{self.directory}/bookmender/waiting"
 
     def waiting_note(self, ledger_id: int) -> str:
@@ -119,7 +110,7 @@ class ClusterPaths(MarkPaths):
 
     @property
     def orders(self) -> str:
-        """What operators ordered (``orders``)."""
+        """Directory of operators' orders (``orders``)."""
         return f"{self.directory}/bookmender/orders"
 
     @property
@@ -132,23 +123,19 @@ class ClusterPaths(MarkPaths):
 
     @property
     def findings(self) -> str:
-        """What a check or fsck found wrong with a marked ledger."""
+        """Directory of findings: what a check or fsck found wrong with a marked ledger."""
         return f"{self.directory}/bookmender/findings"
 
     def finding(self, ledger_id: int) -> str:
         return f"{self.findings}/{ledger_id}"
 
-    def given_up(self, ledger_id: int) -> str:
-        """Entries that an operator gave up when closing the ledger."""
-        return f"{self.directory}/bookmender/given_up/{ledger_id}"
-
     @property
-    def unproven_ends(self) -> str:
-        """Why the end of an open ledger cannot be proven."""
-        return f"{self.directory}/bookmender/unproven"
+    def given_up_entries(self) -> str:
+        """Entries that an operator gave up when closing a ledger."""
+        return f"{self.directory}/bookmender/given_up"
 
-    def unproven_end(self, ledger_id: int) -> str:
-        return f"{self.unproven_ends}/{ledger_id}"
+    def given_up(self, ledger_id: int) -> str:
+        return f"{self.given_up_entries}/{ledger_id}"
 
     @property
     def recent_copies(self) -> str:
@@ -157,7 +144,7 @@ class ClusterPaths(MarkPaths):
 
     @property
     def urgent(self) -> str:
-        """The leader's list of the most endangered ledgers (``marks``)."""
+        """The leader's list of the most urgent ledgers (``marks``)."""
         return f"{self.directory}/bookmender/urgent"
 
     @property
@@ -179,8 +166,8 @@ class ClusterPaths(MarkPaths):
         return f"{self.directory}/bookmender/absences"
 
     @property
-    def causes(self) -> str:
-        return f"{self.directory}/bookmender/causes"
+    def losses(self) -> str:
+        return f"{self.directory}/bookmender/losses"
 
     @property
     def drains(self) -> str:
@@ -192,7 +179,7 @@ class ClusterPaths(MarkPaths):
 
     @property
     def ledger_map(self) -> str:
-        return f"{self.directory}/bookmender/index"
+        return f"{self.directory}/bookmender/ledger_map"
 
     @property
     def checks(self) -> str:
@@ -204,6 +191,31 @@ class ClusterPaths(MarkPaths):
     @property
     def idle(self) -> str:
         return f"{self.directory}/bookmender/idle"
+
+    @property
+    def history(self) -> str:
+        """Segments of events, one or more for each session (``history``)."""
+        return f"{self.directory}/bookmender/history"
+
+    @property
+    def feed(self) -> str:
+        """The change feed: whether it is on, and its ledgers in order (``checkpoints.chain``)."""
+        return f"{self.directory}/bookmender/feed"
+
+    @property
+    def feed_state(self) -> str:
+        """Why the change feed is stalled, as its leader sees it (``checkpoints.stalls``)."""
+        return f"{self.directory}/bookmender/feed-state"
+
+    @property
+    def feed_clients(self) -> str:
+        """One znode for each client of the feed whose receipts are in ZooKeeper."""
+        return f"{self.directory}/bookmender/feed-clients"
+
+    @property
+    def feed_followers(self) -> str:
+        """One ephemeral znode for each client of the feed that is connected."""
+        return f"{self.directory}/bookmender/feed-followers"
 
     @property
     def fsck_executors(self) -> str:
@@ -253,12 +265,13 @@ def _leaf(ledger_id: int) -> str:
     return f"urL{ledger_id:010d}"
 
 
-# --- Marks, locks, votes ---------------------------------------------------------------------------
+# --- Marks, locks, votes --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a mark says: bookies found missing, and when. Without bookies: repair the placement.
+    """The content of a mark: bookies found missing, and when. Without bookies: repair the
+    placement.
 
     ``ctime_ms``: wall-clock time at which the mark was created or last extended; None in marks of
     old versions.
@@ -292,7 +305,8 @@ def lock_to_bytes(holder: str) -> bytes:
 
 
 def parse_vote(data: bytes) -> str | None:
-    """Return the candidate, or the elected auditor; None if there is none. Raises CorruptionError."""
+    """Return the candidate, or the elected auditor; None if there is none. Raises
+    CorruptionError."""
     return parse_text(data, AuditorVoteFormat).bookieId or None
 
 
@@ -300,7 +314,7 @@ def vote_to_bytes(candidate: str) -> bytes:
     return format_text(AuditorVoteFormat(bookieId=candidate))
 
 
-# --- The rest --------------------------------------------------------------------------------------
+# --- The rest -------------------------------------------------------------------------------------
 
 LAYOUT_DATA = format_text(LedgerRereplicationLayoutFormat(type="BASIC", version=1))
 
@@ -310,7 +324,7 @@ def check_layout(data: bytes) -> None:
     layout = parse_text(data, LedgerRereplicationLayoutFormat)
     if (layout.type, layout.version) != ("BASIC", 1):
         raise SettingsError(
-            "the under-replication tree is of a kind that is not supported; BASIC, version 1, is",
+            "the format of the under-replication tree is not supported; only BASIC, version 1, is",
             type=layout.type,
             version=layout.version,
         )
@@ -319,7 +333,7 @@ def check_layout(data: bytes) -> None:
 def parse_recovery_delay(data: bytes) -> int:
     """Return the seconds after which an absent bookie is lost. Raises CorruptionError."""
     if not re.fullmatch(rb"[0-9]{1,10}", data) or int(data) >= 2**31:
-        raise CorruptionError("lostBookieRecoveryDelay is no number of seconds", data=data[:80])
+        raise CorruptionError("lostBookieRecoveryDelay is not a number of seconds", data=data[:80])
     return int(data)
 
 
@@ -350,10 +364,6 @@ def audit_time_to_bytes(time_ms: int) -> bytes:
     return CheckAllLedgersFormat(checkAllLedgersCTime=time_ms).SerializeToString()
 
 
-log = structlog.get_logger()
-T = TypeVar("T")
-
-
 # --- Private records ------------------------------------------------------------------------------
 
 ACL_HINT = (
@@ -366,135 +376,10 @@ TIME_MS_MAX = 253_402_300_799_999
 """The end of the year 9999, the last that Python's datetime can show."""
 
 
-async def read_record(
-    store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
-) -> T | None:
-    """Read a private record. Returns None if it is missing or unreadable.
-
-    A later release may have written it in another format.
-    """
-    try:
-        data, _ = await store.get(path)
-        return parse(parse_record(data))
-    except (NoNodeError, CorruptionError):
-        return None
-
-
-async def read_if_allowed(
-    store: MetadataStore, path: str, parse: Callable[[dict[str, Any]], T]
-) -> T | None:
-    """Read an optional private record. Returns None also if access is denied, and logs that."""
-    try:
-        return await read_record(store, path, parse)
-    except UnauthorizedError as error:
-        log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
-        return None
-
-
-async def children_if_allowed(store: MetadataStore, path: str) -> list[str]:
-    """Return the children of a private znode; none if it is missing or access is denied."""
-    try:
-        return await children_if_any(store, path)
-    except UnauthorizedError as error:
-        log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
-        return []
-
-
 async def ensure_znode(store: MetadataStore, path: str) -> None:
     """Create a persistent znode and its parents, unless it exists."""
     with suppress(NodeExistsError):
         await store.create(path, with_parents=True)
-
-
-async def read_found_bad(
-    store: MetadataStore, paths: ClusterPaths, ledger_id: int
-) -> frozenset[BookieId]:
-    """Return the bookies on which a check or fsck found bad copies of the ledger.
-
-    A finding may be old. It counts only for bookies that the ledger's mark still names.
-    """
-    path = paths.finding(ledger_id)
-    named = await read_record(store, path, lambda finding: texts_field(finding, "bookies"))
-    return frozenset(map(BookieId, named or ()))
-
-
-def parse_record(data: bytes) -> dict[str, Any]:
-    """Parse a private record: a JSON object in UTF-8, without NaN or infinity.
-
-    Raises CorruptionError for anything else. The values may have any type;
-    ``int_field``, ``text_field`` and the like read them.
-    """
-    if len(data) > RECORD_BYTES_MAX:
-        raise CorruptionError("a record larger than any of ours", byte_count=len(data))
-    try:
-        record = json.loads(data.decode(), parse_constant=_refuse, parse_float=_finite)
-    except (ValueError, RecursionError) as error:  # the latter: nested a thousandfold
-        raise CorruptionError("a record that is not JSON", data=data[:80]) from error
-    if not isinstance(record, dict):
-        raise CorruptionError("a record that is no JSON object", data=data[:80])
-    return record
-
-
-def int_field(record: Mapping[str, Any], key: str, *, least: int = 0, most: int = INT_MAX) -> int:
-    """Return an integer field between ``least`` and ``most``, inclusive. Raises CorruptionError."""
-    return as_int(record.get(key), key, least=least, most=most)
-
-
-def as_int(value: object, what: str, *, least: int = 0, most: int = INT_MAX) -> int:
-    """Return ``value`` if it is an integer between ``least`` and ``most``. Raises CorruptionError."""
-    if type(value) is not int or not least <= value <= most:  # a bool is an int to isinstance
-        raise CorruptionError(f"a record whose {what} is no number from {least} to {most}")
-    return value
-
-
-def ints_field(record: Mapping[str, Any], key: str) -> tuple[int, ...]:
-    """Return an array of integers. Raises CorruptionError."""
-    values = record.get(key)
-    if not isinstance(values, list):
-        raise CorruptionError(f"a record whose {key} is no array")
-    return tuple(as_int(value, f"item of {key}") for value in values)
-
-
-def time_field(record: Mapping[str, Any], key: str) -> int:
-    """Return a field of wall-clock milliseconds. Raises CorruptionError."""
-    return int_field(record, key, most=TIME_MS_MAX)
-
-
-def text_field(record: Mapping[str, Any], key: str) -> str:
-    """Return a text field. Raises CorruptionError."""
-    return as_text(record.get(key), key)
-
-
-def texts_field(record: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return an array of texts. Raises CorruptionError."""
-    values = record.get(key)
-    if not isinstance(values, list):
-        raise CorruptionError(f"a record whose {key} is no array")
-    return tuple(as_text(value, f"item of {key}") for value in values)
-
-
-def as_text(value: object, what: str) -> str:
-    """Return ``value`` if it is valid text; JSON may hold half a surrogate pair. Raises
-    CorruptionError."""
-    if not isinstance(value, str) or not _is_utf8(value):
-        raise CorruptionError(f"a record whose {what} is no text")
-    return value
-
-
-def bool_field(record: Mapping[str, Any], key: str) -> bool:
-    """Return a boolean field. Raises CorruptionError."""
-    value = record.get(key)
-    if not isinstance(value, bool):
-        raise CorruptionError(f"a record whose {key} is neither true nor false")
-    return value
-
-
-def object_field(record: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a nested object. Raises CorruptionError."""
-    value = record.get(key)
-    if not isinstance(value, dict):
-        raise CorruptionError(f"a record whose {key} is no object")
-    return value
 
 
 def ledger_id_of_name(name: str) -> int | None:
@@ -506,22 +391,3 @@ def ledger_id_of_name(name: str) -> int | None:
 
 
 _LEDGER_ID = re.compile(r"0|[1-9][0-9]{0,18}")
-
-
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not isfinite(number):
-        raise ValueError("a number beyond all bounds")
-    return number
-
-
-def _is_utf8(value: str) -> bool:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -1,4 +1,4 @@
-"""Fixtures for all tests, the real clusters that test files share, and runs in several processes."""
+"""Fixtures for all tests, the real clusters that they share, and runs in several processes."""
 
 import os
 import signal
@@ -65,7 +65,7 @@ def _cluster_kind(item: pytest.Item) -> str:
 
 @pytest.fixture(autouse=True)
 def fresh_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No test sees how another one set up the logs, as it would where loggers are kept for good."""
+    """Reset the logs, because loggers that a test set up would be kept for the next test."""
     configure = structlog.configure
     monkeypatch.setattr(
         structlog,
@@ -78,7 +78,7 @@ def fresh_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def _prerequisites() -> None:
-    """Java and the jars. Without them tests are skipped here, but fail where CI promises them."""
+    """Require Java and the jars. Without them tests are skipped here, but fail in CI."""
     try:
         jars.spark_jars_folder()
         jars.fetch(jars.BOOKKEEPER_DEFAULT, Java.find())
@@ -101,6 +101,6 @@ def shared_clusters(
 def cluster(
     request: pytest.FixtureRequest, shared_clusters: SharedClusters
 ) -> Iterator[LocalCluster]:
-    """A cluster of four bookies. Each test leaves all of them running."""
+    """Yield a cluster of four bookies. Each test leaves all of them running."""
     with shared_clusters.lend(request.session, FOUR_BOOKIES) as cluster:
         yield cluster

@@ -1,4 +1,4 @@
-"""A bookie that does as it is told: V2 over loopback, in this process, with faults as settings."""
+"""A fake bookie with V2 over loopback, in this process. Its faults are settings."""
 
 import asyncio
 import random
@@ -24,10 +24,10 @@ BATCH_REPLY_OVERHEAD = 36
 
 
 class FakeBookie:
-    """Holds entries and answers reads and adds. Its public fields may be changed at any time.
+    """Stores entries and answers reads and adds. Its public fields may be changed at any time.
 
-    The peaks count reads from their arrival until their reply is handed to the transport, over
-    all connections: what the client really had in flight was at least that.
+    The peaks count reads from their arrival until their reply is passed to the transport, over all
+    connections. The client really had at least that many in flight.
     """
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -35,34 +35,34 @@ class FakeBookie:
         self.read_codes: dict[tuple[int, int], int] = {}
         self.add_codes: dict[tuple[int, int], int] = {}
         self.adds: list[tuple[int, bytes, bytes]] = []
-        """Flags, master key and entry of each add received, refused ones too."""
+        """Flags, master key and entry of each add received, also of refused ones."""
         self.may_answer = asyncio.Event()
-        """Cleared, requests pile up unanswered; ``answer_one`` lets one through."""
+        """While cleared, requests pile up without an answer; ``answer_one`` lets one through."""
         self.may_answer.set()
         self._answering_one = False
         self.is_reading = asyncio.Event()
-        """Cleared, nothing more is received, so that it piles up on the client's side."""
+        """While cleared, nothing more is received, so requests pile up on the client's side."""
         self.is_reading.set()
         self.requests_waiting = 0
-        """Received and not answered yet."""
+        """Requests received and not answered yet."""
         self.stale_codes: deque[int] = deque()
-        """Codes of the next replies, whatever is true by then: the bookie looked before."""
+        """Codes of the next replies, even if they are no longer true: the bookie looked before."""
         self.never_answers: set[tuple[int, int]] = set()
         self.is_reordering = False
-        """Whether replies that wait together are sent in random order."""
+        """True: replies that wait together are sent in random order."""
         self.split_bytes_max = 0
-        """Above 0 replies are sent in random pieces of at most so many bytes."""
+        """If above 0, replies are sent in random pieces of at most this size."""
         self.knows_batches = True
-        """Cleared, it is one before 4.17: a batch read makes it close the connection."""
+        """False: a bookie before 4.17, which closes the connection at a batch read."""
         self.batches_seen: list[tuple[int, range, int]] = []
-        """Of each batch read: the ledger, the entries asked for, and the bytes allowed."""
+        """For each batch read: the ledger, the entries asked for, and the bytes allowed."""
         self.answers_before_reset: int | None = None
         self.forged: deque[bytes] = deque()
-        """Raw bytes sent in place of the next replies, one each."""
+        """Raw bytes that are sent instead of the next replies, one each."""
         self.honest_answers = 0
-        """How many replies come before the first forged one."""
+        """The number of replies before the first forged one."""
         self.extra: list[bytes] = []
-        """Raw bytes sent after every reply."""
+        """Raw bytes that are sent after every reply."""
         self.answers_twice = False
         self.reads_in_flight = 0
         self.reads_in_flight_peak = 0
@@ -127,7 +127,7 @@ class FakeBookie:
         self.may_answer.set()
 
     def reset(self) -> None:
-        """Drop all connections, and what was asked over them."""
+        """Drop all connections, and the requests on them."""
         for writer in self._connections.values():
             writer.transport.abort()
 
@@ -160,7 +160,7 @@ class FakeBookie:
         while True:
             batch = [await requests.get()]
             try:
-                await asyncio.sleep(0)  # let more arrive, so that the peaks mean something
+                await asyncio.sleep(0)  # let more requests arrive, so that the peaks are meaningful
                 await self.may_answer.wait()
                 if self._answering_one:
                     self._answering_one = False
@@ -217,7 +217,7 @@ class FakeBookie:
         return [reply, *self.extra, *([reply] if self.answers_twice else [])]
 
     def _batch_reply(self, packet: bytes) -> bytes:
-        """As many consecutive entries as are there and allowed; an error only for the first."""
+        """Return the consecutive entries that exist and are allowed. Only the first may fail."""
         if not self.knows_batches:
             raise ConnectionResetError
         if self.forged:
@@ -269,7 +269,7 @@ class FakeBookie:
             self._bytes_in_flight -= self._weight(packet)
 
     def _weight(self, packet: bytes) -> int:
-        """What a read asks for, as stored now."""
+        """Return the bytes that a read asks for, as stored now."""
         ledger_id, first = _IDS.unpack_from(packet, 4)
         count = _BATCH.unpack_from(packet, 4)[3] if packet[1] == READ_BATCH else 1
         ids = range(first, first + count)
@@ -286,5 +286,5 @@ def forged_reply(
     entry_id: int = 0,
     entry: bytes = b"",
 ) -> bytes:
-    """A reply whose every field may lie."""
+    """Return a reply in which every field may be wrong."""
     return _REPLY.pack(length, version, operation, 0, code, ledger_id, entry_id) + entry

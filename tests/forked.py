@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 
 from daemon.local.processes import Child
 
-PACKAGES = ("daemon", "auditor", "replication", "ledgers")
+PACKAGES = ("daemon", "checkpoints", "auditor", "replication", "ledgers")
 OF_SPARK = ("auditor.fsck", "daemon.fsck")
 """Packages that the helper does not import: pyarrow starts threads, and threads do not survive a
 fork."""
@@ -44,7 +44,7 @@ PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcess:
-    """A forked program, with the part of the interface of ``subprocess.Popen`` that ``Child`` uses."""
+    """A forked program, with the methods of ``subprocess.Popen`` that ``Child`` uses."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -92,7 +92,7 @@ class ForkedChild(Child):
 def fork(
     command: Sequence[str], environment: Mapping[str, str], *, out: int, err: int
 ) -> ForkedProcess:
-    """Start a program. ``command``: a module and its arguments. ``out``, ``err``: file descriptors."""
+    """Start a program. ``command``: a module and arguments. ``out``, ``err``: file descriptors."""
     return _forker().fork(command, environment, out=out, err=err)
 
 
@@ -124,7 +124,9 @@ class _Forker:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._server: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=theirs.fileno()
+            [sys.executable, "-m", __name__],
+            stdin=theirs.fileno(),
+            start_new_session=True,  # Ctrl-C reaches only this process, which ends the helper
         )
         theirs.close()
         self._running: dict[int, ForkedProcess] = {}
@@ -158,7 +160,7 @@ class _Forker:
                 self._running.pop(told["ended"]).end(told["returncode"])
 
 
-# --- The process that forks --------------------------------------------------------------------------
+# --- The process that forks -----------------------------------------------------------------------
 
 
 def serve() -> None:

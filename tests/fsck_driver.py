@@ -1,25 +1,28 @@
-"""A run of fsck in a process of its own, to be killed: ``python -m tests.fsck_driver MASTER URI
-OUTPUT RUN READS``."""
+"""A run of fsck in a process of its own, which tests kill.
+
+``python -m tests.fsck_driver MASTER URI OUTPUT RUN READS``.
+"""
 
 import json
 import sys
 from pathlib import Path
 
 from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
-from auditor.fsck.spark.job import run_fsck
+from auditor.fsck.run import run_fsck
+from auditor.fsck.spark.dispatch import Dispatch
 from tests.spark_cluster import spark_session
 
 PARTS = 6
 
 
 def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None:
-    """At level ``full``. Prints each progress, and the summary as one line of JSON at the end."""
+    """Run at level ``full``. Print each progress, and then the summary as a line of JSON."""
     options = FsckOptions(
         metadata_service_uri=uri, level=Level.FULL, reads_per_s=int(reads_per_s), seed=1
     )
     job = FsckJob(run=run, output=Path(output), partition_count=PARTS)
     with spark_session(master) as spark:
-        summary = run_fsck(spark.sparkContext, options, job, _show)
+        summary = run_fsck(Dispatch(spark.sparkContext, f"fsck {job.run}"), options, job, _show)
     print(json.dumps(summary.to_record()), flush=True)
 
 

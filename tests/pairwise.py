@@ -1,6 +1,6 @@
-"""Few combinations in which every pair of values meets.
+"""Few combinations that cover every pair of values.
 
-Most faults that a combination of settings brings to light need two of them, not all.
+Most faults that depend on a combination of settings need two of them, not all.
 """
 
 import itertools
@@ -9,14 +9,13 @@ from typing import Any
 
 Case = tuple[Any, ...]
 Pair = tuple[int, Any, int, Any]
-"""Two values, each with its dimension's place."""
+"""Two values, each with the index of its dimension."""
 
 
 def pairwise(*dimensions: Sequence[Any]) -> list[Case]:
-    """Cases, one value of each dimension in turn, among which are all pairs. The same ones each
-    time.
+    """Return cases, one value of each dimension, that cover all pairs. The result is reproducible.
 
-    Greedy: always the first of the cases with the most pairs that are still wanted. Values are
+    Greedy: the next case is the first one that covers the most pairs not covered yet. Values are
     hashable.
     """
     every_case = list(itertools.product(*dimensions))
@@ -29,7 +28,7 @@ def pairwise(*dimensions: Sequence[Any]) -> list[Case]:
 
 
 def pairs(case: Case) -> set[Pair]:
-    """The pairs that meet in it."""
+    """Return the pairs that the case covers."""
     return {
         (first, one, second, other)
         for (first, one), (second, other) in itertools.combinations(enumerate(case), 2)

@@ -1,8 +1,8 @@
-"""``python -m tests.prepare``: fetches what no test should wait for, and says how far it is.
+"""``python -m tests.prepare``: download what no test should wait for, and show the progress.
 
-BookKeeper's jars, of every version that the suite runs: about 100 MB each, once on a machine; and
-those of an old ZooKeeper. With ``--default-only`` just those of the version that a local cluster
-has by default.
+The jars of every BookKeeper version that the suite runs, about 100 MB each, once on a machine;
+those of BookKeeper's HTTP server and metrics, and of an old ZooKeeper. With ``--default-only``,
+only those of the default version of a local cluster.
 """
 
 import sys
@@ -13,7 +13,11 @@ from ledgers.errors import BookmenderError
 
 VERSIONS = (jars.BOOKKEEPER_DEFAULT, "4.17.3", "4.16.6")
 OLD_ZOOKEEPER = "3.5.10"
-"""The last that watches no trees and joins no reads."""
+"""The last version without recursive watches and joined reads."""
+HTTP_SERVER = jars.Module("org.apache.bookkeeper.http", "vertx-http-server")
+"""BookKeeper's own HTTP server and the Vert.x that it needs: 15 MB."""
+METRICS_PROVIDER = jars.Module("org.apache.bookkeeper.stats", "prometheus-metrics-provider")
+"""What Java's AutoRecovery needs to export its metrics to Prometheus: 11 MB."""
 PROGRESS_EVERY = 20
 
 
@@ -31,12 +35,14 @@ def main() -> None:
                 jars.fetch(version, java, on_progress=_Progress().show)
         if not is_default_only:
             jars.fetch(OLD_ZOOKEEPER, java, module=jars.ZOOKEEPER)
+            jars.fetch(VERSIONS[0], java, module=HTTP_SERVER)
+            jars.fetch(VERSIONS[0], java, module=METRICS_PROVIDER)
     except BookmenderError as error:
         sys.exit(f"tests: {error}")
 
 
 class _Progress:
-    """A line every so many jars."""
+    """Prints a line for every so many jars."""
 
     def __init__(self) -> None:
         self._shown = 0

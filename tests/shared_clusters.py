@@ -21,13 +21,13 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import BOOKIES_DEFAULT, LEDGERS_ROOT
-from daemon.local.znodes import AVAILABLE
+from daemon.local.znodes import AVAILABLE, COOKIES
 from ledgers.errors import BookmenderError
 from tests.cluster.bookies_in_trouble import READ_ONLY_SURVIVES_RESTART
 from tests.zookeeper_server import PATIENT_SESSION_S
 
 IDLE_MAX = 2
-"""How many idle clusters a test process keeps. Each takes 0.7 GB of memory."""
+"""Maximum number of idle clusters that a test process keeps. Each takes 0.7 GB of memory."""
 SHARED_OPTIONS: Mapping[str, Any] = {
     "bookies": BOOKIES_DEFAULT,
     "session_timeout_s": PATIENT_SESSION_S,
@@ -36,8 +36,8 @@ SHARED_OPTIONS: Mapping[str, Any] = {
 """The defaults. Sessions are long, so tests end the session of a killed bookie with
 ``kill_and_expire`` instead of waiting for its timeout."""
 KEPT = {"available", "cookies", "INSTANCEID", "LAYOUT", "idgen", "idgen-long"}
-"""Children of the ledgers root that cleaning keeps. The id generators are among them because bookies
-still store entries of deleted ledgers, under the old ids."""
+"""Children of the ledgers root that cleaning keeps. The id generators are among them, because
+bookies still store entries of deleted ledgers under the old ids."""
 
 
 class SharedClusters:
@@ -50,7 +50,7 @@ class SharedClusters:
 
     @contextmanager
     def lend(self, session: pytest.Session, options: Mapping[str, Any]) -> Iterator[LocalCluster]:
-        """Lend an idle cluster with these options, or start one. SHARED_OPTIONS are the defaults."""
+        """Lend an idle cluster with these options, or start one. Defaults: SHARED_OPTIONS."""
         options = {**SHARED_OPTIONS, **options}
         failed_before = session.testsfailed
         cluster = self._take(options)
@@ -78,7 +78,7 @@ class SharedClusters:
 
 
 def can_be_used_again(cluster: LocalCluster, bookie_count: int) -> bool:
-    """Start missing bookies and clean the cluster. Return False if it is not like a new one then."""
+    """Start missing bookies and clean the cluster. Return False if it is not like a new one."""
     try:
         return make_whole(cluster, bookie_count) and clean(cluster)
     except (BookmenderError, KazooException, KazooTimeoutError):
@@ -108,6 +108,9 @@ def clean(cluster: LocalCluster) -> bool:
     with _session(cluster) as client:
         left = {f"/{name}" for name in client.get_children("/")} - {"/zookeeper", LEDGERS_ROOT}
         left |= {f"{LEDGERS_ROOT}/{n}" for n in set(client.get_children(LEDGERS_ROOT)) - KEPT}
+        # A bookie with a cookie counts as lost if it is not registered.
+        strangers = set(client.get_children(COOKIES)) - set(cluster.bookies)
+        left |= {f"{COOKIES}/{bookie}" for bookie in strangers}
         try:
             for path in left:
                 client.delete(path, recursive=True)

@@ -1,5 +1,4 @@
-"""Spark on loopback: sessions as small as they can be, and a standalone cluster of processes of its
-own."""
+"""Spark on loopback: sessions as small as possible, and a standalone cluster of processes."""
 
 import json
 import os
@@ -17,14 +16,14 @@ from daemon.local.ports import free_ports
 from daemon.local.processes import Child, stop_all, wait_until
 
 START_TIMEOUT_S = 60.0
-"""A JVM's, on a machine that does other things as well."""
+"""Deadline for the start of a JVM on a busy machine."""
 STOP_TIMEOUT_S = 10.0
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 HOST = "127.0.0.1"
 
 QUICK_TO_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""Options of a JVM that does little: half the work of its start."""
+"""Options of a JVM that does little. They halve the work of its start."""
 SMALL = {
     "spark.driver.extraJavaOptions": QUICK_TO_START,
     "spark.executor.extraJavaOptions": QUICK_TO_START,
@@ -40,7 +39,7 @@ SMALL = {
 def spark_session(
     master: str = "local[2]", settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """There can be one at a time in a process."""
+    """Open a session. A process can have one at a time."""
     os.environ["SPARK_LOCAL_IP"] = HOST
     spark = SparkSession(open_spark(master, {**SMALL, **(settings or {})}))
     try:
@@ -53,7 +52,7 @@ def spark_session(
 def standalone_spark(
     folder: Path, *, worker_count: int = 2, cores: int = 1
 ) -> Iterator["StandaloneSpark"]:
-    """A master and its workers, each a process."""
+    """Start a master and its workers, each a process."""
     spark = StandaloneSpark(folder)
     try:
         spark.start(worker_count=worker_count, cores=cores)
@@ -63,7 +62,7 @@ def standalone_spark(
 
 
 class StandaloneSpark:
-    """Its processes' logs stand in ``folder``."""
+    """A standalone Spark cluster. The logs of its processes are in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,7 +89,7 @@ class StandaloneSpark:
         stop_all(list(reversed(self._children)), timeout_s=STOP_TIMEOUT_S)
 
     def executors(self) -> list[int]:
-        """Process ids of those that run now, for whatever application."""
+        """Return the process ids of the running executors of all applications."""
         workers = {child.pid for child in self._children}
         return [pid for pid, parent in _parents().items() if parent in workers]
 
@@ -109,7 +108,7 @@ class StandaloneSpark:
         self._children.append(Child(f"Spark's {name}", command, log=log, environment=environment))
 
     def _workers(self) -> int | None:
-        """How many have come; None while the master does not answer, or with an empty page."""
+        """Return the number of registered workers; None while the master does not answer."""
         try:
             with urllib.request.urlopen(f"http://{HOST}:{self._web_port}/json/", timeout=2) as page:
                 alive: int = json.load(page)["aliveworkers"]
@@ -119,8 +118,7 @@ class StandaloneSpark:
 
 
 def _parents() -> dict[int, int]:
-    """Of every process that runs, by its id. The shell that a server was started by left a dead
-    one."""
+    """Return the parent of every running process. Zombies of start scripts are left out."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

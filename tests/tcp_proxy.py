@@ -1,4 +1,4 @@
-"""A TCP proxy that breaks, holds up and slows connections on demand, on the test's own loop."""
+"""A TCP proxy that breaks, delays and slows connections on demand, on the test's own loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,12 +9,12 @@ from daemon.local.ports import LOOPBACK
 
 
 class TcpProxy:
-    """In front of a port of this machine."""
+    """A proxy in front of a port of this machine."""
 
     def __init__(self, port: int) -> None:
         self._target_port = port
         self.address = ""
-        """``host:port``, once it was started."""
+        """``host:port``, after the start."""
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -25,19 +25,19 @@ class TcpProxy:
         self._replies_pass.set()
         self._has_reply = asyncio.Event()
         self.reply_delay_s = 0.0
-        """For how long replies are held up, and with them those behind them."""
+        """The delay of each reply, and of those behind it."""
         self.garble: Callable[[bytes], bytes] = lambda piece: piece
-        """What becomes of each piece of the replies."""
+        """Changes each piece of the replies."""
 
     async def start(self) -> str:
-        """Return the address that it listens on, ``host:port``."""
+        """Start to listen, and return the address, ``host:port``."""
         self._server = await asyncio.start_server(self._serve, LOOPBACK, 0)
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"{host}:{port}"
         return self.address
 
     def cut(self) -> None:
-        """Break what is connected, with all that is under way; whoever connects is turned away."""
+        """Break all connections with their requests, and refuse new ones."""
         self._is_up = False
         for writer in self._writers:
             writer.transport.abort()
@@ -48,28 +48,27 @@ class TcpProxy:
         self._replies_pass.set()
 
     def admit(self) -> None:
-        """Let connect again; replies go on being held, if they are."""
+        """Accept connections again. Replies that are held stay held."""
         self._is_up = True
 
     async def ignore_one(self) -> None:
-        """Take the next connection, for nothing to come of it; return when it is there."""
+        """Accept one connection without serving it, and return when it is there."""
         self._is_up = self._is_silent = True
         self._has_ignored.clear()
         await self._has_ignored.wait()
         self._is_silent = False
 
     def hold_replies(self) -> None:
-        """Requests arrive, replies wait for ``restore``; those of a connection cut before are
-        lost."""
+        """Hold replies until ``restore``. Those of a connection that is cut before are lost."""
         self._replies_pass.clear()
         self._has_reply.clear()
 
     async def wait_reply(self) -> None:
-        """Until something is held back."""
+        """Wait until a reply is held."""
         await self._has_reply.wait()
 
     async def wait_unused(self) -> None:
-        """Until nobody is connected."""
+        """Wait until no client is connected."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

@@ -1,4 +1,4 @@
-"""Programs that are forked rather than started."""
+"""Programs that are forked instead of started."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ def test_a_program_that_takes_too_long_is_killed() -> None:
         run(["http.server", "0", "--bind", "127.0.0.1"], os.environ, timeout_s=0.1)
 
 
-def test_a_child_that_is_killed_or_told_to_end_says_so(tmp_path: Path) -> None:
+def test_a_killed_child_has_the_signal_as_its_exit_code(tmp_path: Path) -> None:
     server = ["http.server", "0", "--bind", "127.0.0.1"]
     killed, told = (
         ForkedChild(name, server, log=tmp_path / f"{name}.log", environment=os.environ)

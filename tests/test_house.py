@@ -1,5 +1,4 @@
-"""The house itself: imports, locks, make targets, how long a file may be, and what none may
-name."""
+"""House rules: imports, locks, make targets, documents, and names that no file may contain."""
 
 import ast
 import dataclasses
@@ -23,11 +22,11 @@ from tests.compat.document import faults, page
 from tests.compat.gathering import look
 
 ROOT = Path(__file__).parent.parent
-PACKAGES_BELOW_DAEMON = ("auditor", "replication", "ledgers")
+PACKAGES_BELOW_DAEMON = ("checkpoints", "auditor", "replication", "ledgers")
 
 
 def tracked_files() -> list[Path]:
-    """What git would publish: tracked files that are still there."""
+    """Return the files that git would publish: tracked files that still exist."""
     listing = subprocess.run(
         ["git", "-c", "safe.directory=*", "ls-files", "-z"],
         cwd=ROOT,
@@ -44,8 +43,7 @@ def modules_of(package: str) -> list[Path]:
 
 
 def errors_logged() -> set[str]:
-    """Events of level error: by ``log.error`` and ``log.exception``, or a function that hands them
-    on."""
+    """Return the events of level error: by ``log.error``, ``log.exception`` or a wrapper."""
     events: set[str] = set()
     for package in ("daemon", *PACKAGES_BELOW_DAEMON):
         for path in modules_of(package):
@@ -60,10 +58,10 @@ def errors_logged() -> set[str]:
     return events
 
 
-# --- Imports ---------------------------------------------------------------------------------------
+# --- Imports --------------------------------------------------------------------------------------
 
 
-def test_no_modules_of_the_daemon_import_each_other_in_a_circle() -> None:
+def test_the_daemon_has_no_import_cycle() -> None:
     graph = grimp.build_graph("daemon", cache_dir=None)
     imports = {m: graph.find_modules_directly_imported_by(m) for m in graph.modules}
 
@@ -76,7 +74,7 @@ OUTSIDE_WORLD = {"environ", "environb", "getenv", "argv"}
 
 
 def reads_of_the_outside(source: str) -> Iterator[str]:
-    """What a module takes from its process's surroundings: ``os.environ``, ``sys.argv``."""
+    """Yield a module's reads of its process's environment: ``os.environ``, ``sys.argv``."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Attribute(value=ast.Name(id="os" | "sys"), attr=name):
@@ -98,7 +96,7 @@ def reads_of_the_outside(source: str) -> Iterator[str]:
         pytest.param("from sys import argv", id="command line"),
     ],
 )
-def test_a_read_of_the_outside_world_is_seen(source: str) -> None:
+def test_reads_of_the_environment_are_found(source: str) -> None:
     assert list(reads_of_the_outside(source))
 
 
@@ -113,16 +111,16 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
     assert found == {}
 
 
-# --- Only daemon/ tells people which command to run -----------------------------------------------
+# --- Only daemon/ advises commands ----------------------------------------------------------------
 
-FSCK_REPORT = ("auditor/fsck/results/advice.py", "auditor/fsck/results/report.py")
+FSCK_REPORT = "auditor/fsck/results/report.py"
 """The report of fsck is written for people."""
 APPLICATION_NAME = "bookmender fsck"
-"""Spark shows it; it is no advice."""
+"""Spark shows this name; it is no advice."""
 
 
 def commands_in_strings(source: str) -> Iterator[str]:
-    """Strings that name a command, as in ``bookmender queue list``, docstrings apart."""
+    """Yield strings that name a command, such as ``bookmender queue list``, without docstrings."""
     tree = ast.parse(source)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     command = re.compile(rf"\bbookmender ({'|'.join(cli.list_commands(click.Context(cli)))})\b")
@@ -142,7 +140,7 @@ def commands_in_strings(source: str) -> Iterator[str]:
         pytest.param("x = 'bookmender is slow'", False, id="no command"),
     ],
 )
-def test_a_command_in_a_string_is_seen(source: str, is_found: bool) -> None:
+def test_commands_in_strings_are_found(source: str, is_found: bool) -> None:
     assert bool(list(commands_in_strings(source))) is is_found
 
 
@@ -151,7 +149,7 @@ def test_no_string_below_the_daemon_names_a_command(package: str) -> None:
     found = {
         name: strings
         for path in modules_of(package)
-        if (name := str(path.relative_to(ROOT))) not in FSCK_REPORT
+        if (name := str(path.relative_to(ROOT))) != FSCK_REPORT
         and (strings := list(commands_in_strings(path.read_text())))
     }
 
@@ -162,8 +160,10 @@ def test_no_string_below_the_daemon_names_a_command(package: str) -> None:
 
 
 def unnamed_in(package: Path) -> set[str]:
-    """Modules and packages in it that its docstring does not name, as ``this``. Generated ones need
-    not be."""
+    """Return modules and packages that the package's docstring does not name, as ``this``.
+
+    Generated modules need no name.
+    """
     docstring = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
     modules = {path.stem for path in package.glob("[!_]*.py") if not path.stem.endswith("_pb2")}
     packages = {path.parent.name for path in package.glob("*/__init__.py")}
@@ -198,17 +198,18 @@ def test_every_pinned_package_has_hashes(lock: str) -> None:
     assert [pin for pin in pins if not re.match(r"[\w.-]+==\S+( ;.*)? \\\n +--hash=", pin)] == []
 
 
-def test_a_lock_names_no_index(lock: str) -> None:
+def test_a_lock_names_no_package_index(lock: str) -> None:
     assert not re.search(r"://|--(extra-)?index-url|--find-links|--trusted-host", lock)
 
 
-def test_the_locks_pin_all_that_pyproject_asks_for() -> None:
+def test_the_locks_pin_all_dependencies_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     daemon = project["project"]["dependencies"]
     everything = [
         *daemon,
         *project["project"]["optional-dependencies"]["local"],
         *project["project"]["optional-dependencies"]["fsck"],
+        *project["project"]["optional-dependencies"]["feed"],
         *project["dependency-groups"]["dev"],
     ]
 
@@ -217,7 +218,7 @@ def test_the_locks_pin_all_that_pyproject_asks_for() -> None:
 
 
 def names(requirements: list[str]) -> set[str]:
-    """Package names at the start of requirement lines, in the form that indexes compare."""
+    """Return the package names at the start of requirement lines, normalised for comparison."""
     matches = (re.match(r"[A-Za-z0-9][\w.-]*", line) for line in requirements)
     return {re.sub(r"[-_.]+", "-", match.group()).lower() for match in matches if match}
 
@@ -238,12 +239,12 @@ FORBIDDEN = re.compile(
 @pytest.mark.parametrize(
     ("text", "is_forbidden"),
     [
-        pytest.param("cd " + "/wor" + "k/main", True, id="a workplace"),
+        pytest.param("cd " + "/wor" + "k/main", True, id="a work folder"),
         pytest.param("'/ro" + "ot/.m2'", True, id="a home directory"),
         pytest.param("https://repo1." + "maven.org/maven2", True, id="a jar registry"),
         pytest.param("--index-url https://py" + "pi.org/simple", True, id="a package index"),
         pytest.param("{chroot}/root/x", False, id="a znode that is called root"),
-        pytest.param("https://www.apache.org/licenses/", False, id="the licence's own address"),
+        pytest.param("https://www.apache.org/licenses/", False, id="the address of the licence"),
     ],
 )
 def test_the_pattern_of_forbidden_names(text: str, is_forbidden: bool) -> None:
@@ -264,17 +265,17 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
 # --- docs/compatibility.md ------------------------------------------------------------------------
 
 
-def test_the_page_of_compatibility_is_what_the_markers_of_the_tests_say() -> None:
-    """Without running them: `make compat` does. Every row has a test, on real bookies where need
-    be."""
+@pytest.mark.timeout(300)  # it collects all tests
+def test_the_compatibility_page_agrees_with_the_markers() -> None:
+    """`make compat` runs the tests. Every row has one, on real bookies where the row needs it."""
     rows, witnesses = load_catalogue(), look()
 
     assert faults(rows, witnesses, has_run=False) == []
     committed = (ROOT / "docs" / "compatibility.md").read_text()
-    assert committed == page(rows, witnesses), "make compat ARGS=--draft writes it anew"
+    assert committed == page(rows, witnesses), "make compat ARGS=--draft writes the page"
 
 
-# --- What the documents promise ------------------------------------------------------------------
+# --- Documents ------------------------------------------------------------------------------------
 
 
 def make_targets() -> set[str]:
@@ -290,7 +291,7 @@ def test_every_make_command_in_a_document_exists(document: str) -> None:
     assert named <= make_targets()
 
 
-def test_relative_links_in_the_documents_lead_somewhere() -> None:
+def test_relative_links_in_documents_exist() -> None:
     documents = [path for path in tracked_files() if path.suffix == ".md"]
     links = [
         (document, target)
@@ -332,7 +333,7 @@ def test_every_file_that_a_document_names_exists(document: str) -> None:
 
 @pytest.fixture
 def example() -> str:
-    """deploy/bookmender.toml with every commented default uncommented."""
+    """Return deploy/bookmender.toml with every commented default uncommented."""
     text = (ROOT / "deploy" / "bookmender.toml").read_text()
     return re.sub(r"^#(?=\w+ = )", "", text, flags=re.MULTILINE)
 
@@ -357,16 +358,16 @@ def test_the_example_comments_show_the_defaults(example: str, tmp_path: Path) ->
     assert settings == Settings(metadata_service_uri=settings.metadata_service_uri, node=node)
 
 
-def test_commands_find_what_the_unit_s_daemon_keeps(example: str) -> None:
-    """`ledger restore`, run by hand, knows nothing of systemd's STATE_DIRECTORY."""
+def test_the_example_has_the_state_folder_of_the_unit(example: str) -> None:
+    """`ledger restore`, run by hand, does not have systemd's STATE_DIRECTORY."""
     unit = (ROOT / "deploy" / "bookmender.service").read_text()
     (name,) = re.findall(r"^StateDirectory=(\w+)$", unit, flags=re.MULTILINE)
 
     assert tomllib.loads(example)["node"]["state_dir"] == f"/var/lib/{name}"
 
 
-def test_the_unit_lets_the_daemon_step_back() -> None:
-    """setpriority is one of systemd's @resources; whoever calls what is shut out is killed."""
+def test_the_unit_permits_setpriority() -> None:
+    """setpriority is one of systemd's @resources; a denied system call kills the daemon."""
     unit = (ROOT / "deploy" / "bookmender.service").read_text()
     denied = re.findall(r"^SystemCallFilter=~(.*)$", unit, flags=re.MULTILINE)
 
@@ -383,7 +384,7 @@ def test_the_example_environment_is_accepted() -> None:
     assert settings.metadata_service_uri == variables["BOOKMENDER_METADATA_SERVICE_URI"]
 
 
-def test_the_command_explains_itself() -> None:
+def test_the_command_has_help() -> None:
     command = subprocess.run(
         [sys.executable, "-m", "daemon", "--help"],
         cwd=ROOT,
@@ -397,14 +398,14 @@ def test_the_command_explains_itself() -> None:
     assert re.search(r"^\s+demo\s+\S", command.stdout, flags=re.MULTILINE), command.stdout
 
 
-def test_what_asks_for_a_person_in_the_log_is_explained() -> None:
+def test_every_error_event_is_documented() -> None:
     page = (ROOT / "docs" / "log-events.md").read_text()
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
 
     assert {event for row in rows for event in re.findall(r"`([a-z_.]+)`", row)} == errors_logged()
 
 
-def test_the_daemon_imports_nothing_that_only_fsck_needs() -> None:
+def test_the_daemon_does_not_import_packages_of_fsck() -> None:
     """PySpark, pyarrow, pandas and numpy are optional, and slow to import."""
     code = (
         "import sys, daemon.cli.daemon, daemon.status.command\n"

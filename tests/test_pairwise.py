@@ -1,4 +1,4 @@
-"""Cases in which every pair of values meets."""
+"""Cases that cover every pair of values."""
 
 import itertools
 
@@ -10,10 +10,10 @@ from tests.pairwise import pairs, pairwise
 @pytest.mark.parametrize(
     ("sizes", "case_count_max"),
     [
-        pytest.param((2, 2, 2), 4, id="as few as there can be"),
-        pytest.param((3, 3, 4), 12, id="those of the matrix"),
+        pytest.param((2, 2, 2), 4, id="the minimum"),
+        pytest.param((3, 3, 4), 12, id="the test matrix"),
         pytest.param((5, 1, 3), 15, id="a dimension without a choice"),
-        pytest.param((4, 4, 4, 4, 4), 32, id="more of them, still few"),
+        pytest.param((4, 4, 4, 4, 4), 32, id="more dimensions"),
     ],
 )
 def test_every_pair_meets_in_few_cases(sizes: tuple[int, ...], case_count_max: int) -> None:

@@ -1,7 +1,6 @@
-"""An event loop whose time passes by itself, and at once, whenever every task waits for it.
+"""An event loop with virtual time: when every task waits, time jumps to the next timer.
 
-Time-outs, hedges and delays so keep their order and cost nothing, and a test that hangs fails at
-once instead of waiting.
+Timeouts, hedges and delays keep their order and cost nothing. A test that hangs fails at once.
 """
 
 import asyncio
@@ -27,8 +26,11 @@ class LoopClock:
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """No timer fires early, as on other loops: who waits for the rest would, where time stands
-    still, for ever."""
+    """A loop in which no timer fires early, unlike other loops.
+
+    A task that waits for the rest of an early timer would wait for ever, because time would not
+    advance.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -44,7 +46,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class _Jumping(selectors.SelectSelector):
-    """Instead of waiting for sockets, of which there are none, it moves the time on."""
+    """A selector that advances the time instead of waiting for sockets. There are none."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
@@ -58,6 +60,6 @@ class _Jumping(selectors.SelectSelector):
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """``asyncio.run`` in virtual time."""
+    """Run the coroutine in virtual time, like ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(coroutine)

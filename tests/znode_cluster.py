@@ -1,7 +1,6 @@
-"""A cluster that is nothing but znodes: bookies are registrations and cookies, ledgers are
-metadata.
+"""A cluster of znodes alone: bookies are registrations and cookies, ledgers are metadata.
 
-All that an auditor looks at, in numbers for which bookies with data would not do.
+This is all that an auditor reads, in numbers that are impossible for bookies with data.
 """
 
 import asyncio
@@ -33,13 +32,12 @@ READS_AT_ONCE = 1_000
 
 
 def bookie(number: int) -> BookieId:
-    """One of up to 62,500, at an address of this machine where nobody listens."""
+    """Return one of up to 62,500 bookies, at addresses of this machine without a listener."""
     return BookieId(f"127.1.{number // 250}.{number % 250 + 1}:3181")
 
 
 def closed(*ensemble: BookieId, length: int = 1_000_000) -> LedgerMetadata:
-    """A ledger of a thousand entries, as a writer leaves it; of each entry every bookie has a
-    copy."""
+    """Return the metadata of a closed ledger of a thousand entries, with a copy on every bookie."""
     return LedgerMetadata(
         ensemble_size=len(ensemble),
         write_quorum=len(ensemble),
@@ -54,7 +52,7 @@ def closed(*ensemble: BookieId, length: int = 1_000_000) -> LedgerMetadata:
 
 @dataclass(slots=True)
 class ZnodeCluster:
-    """Registrations are ``store``'s: they end with its session."""
+    """The registrations belong to the session of ``store`` and end with it."""
 
     store: MetadataStore
 
@@ -63,8 +61,10 @@ class ZnodeCluster:
         return LedgerManager(self.store, ROOT, LAYOUT)
 
     async def format(self) -> None:
-        """All ledgers count as checked just now: reading entries of bookies without any is nobody's
-        aim."""
+        """Create the tree.
+
+        All ledgers count as just checked, because these bookies have no entries.
+        """
         store = self.store
         await store.create(f"{ROOT}/LAYOUT", serialize_layout(LAYOUT), with_parents=True)
         await store.create(f"{ROOT}/available/readonly", with_parents=True)
@@ -83,18 +83,18 @@ class ZnodeCluster:
         return Create(path=f"{ROOT}/available/{bookie}", is_ephemeral=True)
 
     async def register(self, bookie: BookieId) -> None:
-        """Raises NodeExistsError."""
+        """Register the bookie. Raises NodeExistsError."""
         await self.store.create(self.registration(bookie).path, is_ephemeral=True)
 
     async def deregister(self, bookie: BookieId) -> None:
-        """As when its session ends. Raises NoNodeError."""
+        """Delete the registration, as the end of the session would. Raises NoNodeError."""
         await self.store.delete(self.deregistration(bookie).path)
 
     def deregistration(self, bookie: BookieId) -> Delete:
         return Delete(path=f"{ROOT}/available/{bookie}")
 
     async def create_ledgers(self, ledgers: Iterable[tuple[int, LedgerMetadata]]) -> None:
-        """In bulk. Directories come with the first ledger below them, so ids should ascend."""
+        """Create ledgers in bulk. Ids should ascend, because each new directory costs a request."""
         known: set[str] = set()
         for part in _parts(ledgers, OPERATIONS_PER_MULTI * MULTIS_AT_ONCE):
             creations = [
@@ -109,19 +109,19 @@ class ZnodeCluster:
             await self.send(creations)
 
     async def send(self, operations: Iterable[Operation]) -> None:
-        """Many to a transaction, and some of these at a time."""
+        """Send many operations in one transaction, and some transactions at a time."""
         for part in _parts(operations, OPERATIONS_PER_MULTI * MULTIS_AT_ONCE):
             multis = _parts(part, OPERATIONS_PER_MULTI)
             await asyncio.gather(*(self.store.multi(each) for each in multis))
 
     async def delete_marks(self) -> None:
-        """With the directories that are theirs alone."""
+        """Delete all marks, and the directories that belong to one mark only."""
         ledger_ids = await marked_ledger_ids(self.store, PATHS)
         paths = (PATHS.mark(ledger_id) for ledger_id in ledger_ids)
         await self.send(Delete(path=each) for path in paths for each in (path, _above(path)))
 
     async def marks(self) -> dict[int, frozenset[BookieId]]:
-        """What stands in the queue: per marked ledger the replicas that its mark names."""
+        """Return the bookies that the mark of each ledger names."""
         ledger_ids = await marked_ledger_ids(self.store, PATHS)
         found = await read_marks(self.store, PATHS, ledger_ids)
         return {
@@ -130,12 +130,12 @@ class ZnodeCluster:
         }
 
     async def registered(self) -> frozenset[BookieId]:
-        """The bookies that are there. All of them are writable."""
+        """Return the registered bookies. All of them are writable."""
         names = await self.store.children(f"{ROOT}/available")
         return frozenset(map(BookieId, names)) - {READ_ONLY}
 
     async def lacking(self, lost: Collection[BookieId]) -> dict[int, frozenset[BookieId]]:
-        """From scratch: per ledger whose metadata names lost bookies those it names."""
+        """Compute from scratch the lost bookies that the metadata of each ledger names."""
         found: dict[int, frozenset[BookieId]] = {}
         async for ledger_ids in self.manager.ledger_ids():
             for part in _parts(ledger_ids, READS_AT_ONCE):

@@ -1,6 +1,6 @@
-"""A ZooKeeper server without bookies, for tests of what needs no more."""
+"""A ZooKeeper server without bookies, for tests that need no more."""
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,13 @@ from typing import Any
 from daemon.local.java import Java
 from daemon.local.ports import free_ports
 from daemon.local.processes import Child, wait_until
-from daemon.local.servers import Servers
+from daemon.local.servers import ZOOKEEPER_HEAP_MIB, Servers, is_zookeeper_ready
 from daemon.local.spec import ClusterSpec
-from daemon.local.zookeeper import HEAP_MIB, is_ready
 from ledgers.zookeeper.store import ZooKeeperStore
 
 START_TIMEOUT_S = 60.0
 PATIENT_SESSION_S = 60.0
-"""The time-out of a test's own session: no slow phase of the machine is to end it."""
+"""Session timeout of a test itself. No slow phase of the machine should end the session."""
 
 
 @contextmanager
@@ -23,11 +22,13 @@ def running_zookeeper(
     folder: Path,
     *,
     version: str | None = None,
-    heap_mib: int = HEAP_MIB,
+    heap_mib: int = ZOOKEEPER_HEAP_MIB,
     flags: Sequence[str] = (),
+    settings: Mapping[str, str] | None = None,
 ) -> Iterator["ZooKeeperServer"]:
-    """``version``: one whose jars were fetched; None: that of pyspark's. ``flags``: of the JVM."""
-    server = ZooKeeperServer(folder, version, heap_mib=heap_mib, flags=flags)
+    """Run a server. ``version``: with downloaded jars; None: pyspark's. ``flags``: of the JVM.
+    ``settings``: more settings of the server."""
+    server = ZooKeeperServer(folder, version, heap_mib=heap_mib, flags=flags, settings=settings)
     server.start()
     try:
         yield server
@@ -36,16 +37,18 @@ def running_zookeeper(
 
 
 class ZooKeeperServer:
-    """Keeps its data, and the sessions it knows, over a restart."""
+    """A server that keeps its data and its sessions over a restart."""
 
     def __init__(
         self,
         folder: Path,
         version: str | None = None,
         *,
-        heap_mib: int = HEAP_MIB,
+        heap_mib: int = ZOOKEEPER_HEAP_MIB,
         flags: Sequence[str] = (),
+        settings: Mapping[str, str] | None = None,
     ) -> None:
+        self._settings = settings or {}
         self._version, self._heap_mib, self._flags = version, heap_mib, flags
         (self.port,) = free_ports(1)
         self._servers = Servers(data=folder, java=Java.find())
@@ -64,18 +67,22 @@ class ZooKeeperServer:
         self._process = self._servers.zookeeper(
             self._spec, version=self._version, heap_mib=self._heap_mib, flags=self._flags
         )
-        wait_until(lambda: is_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S)
+        wait_until(
+            lambda: is_zookeeper_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S
+        )
 
     @property
     def _spec(self) -> ClusterSpec:
-        return ClusterSpec(zookeeper_port=self.port, bookie_ports=())
+        return ClusterSpec(
+            zookeeper_port=self.port, bookie_ports=(), zookeeper_settings=self._settings
+        )
 
 
 @asynccontextmanager
 async def opened(
     server: ZooKeeperServer, session_timeout_s: float = PATIENT_SESSION_S, **options: Any
 ) -> AsyncIterator[ZooKeeperStore]:
-    """A session of ours on it, and its end."""
+    """Open a session on the server, and close it at the end."""
     store = await ZooKeeperStore.open(
         server.address, session_timeout_s=session_timeout_s, **options
     )

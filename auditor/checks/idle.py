@@ -10,27 +10,28 @@ A ledger may have to be watched for longer than one leader lasts. So the last kn
 stored in ``<ur>/bookmender/idle``, as versioned JSON.
 """
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import structlog
+from msgspec import Meta
 
 from auditor.checks.base import Check, check_each
 from auditor.checks.records import IDLE_OPEN, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NoSuchLedgerError
+from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.model import LedgerState
 from ledgers.reading import NO_ENTRY, highest_entry_id
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
+from replication.records import Count, Record, Stored, TimeMs, read_stored
 from replication.transactions import Batcher
-from replication.znodes import INT_MAX, TIME_MS_MAX, ClusterPaths, as_int, read_record
+from replication.znodes import INT_MAX, ClusterPaths
 
 KEPT_MAX = 10_000
 """Ledgers that are stored, the longest idle first. About 300 kB."""
@@ -78,43 +79,39 @@ def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
     return {ledger_id: changes[ledger_id] for ledger_id in order[:KEPT_MAX]}
 
 
-def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
-    """Return columns instead of rows: with a key for each value the record would be three times as
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredChanges(Record):
+    """Columns instead of rows: with a key for each value the record would be three times as
     large."""
-    record = {
-        "version": 1,
-        "ledger_ids": list(changes),
-        "last_entry_ids": [each.last_entry_id for each in changes.values()],
-        "since_ms": [each.since_ms for each in changes.values()],
-    }
-    return json.dumps(record, separators=(",", ":")).encode()
+
+    ledger_ids: tuple[Count, ...]
+    last_entry_ids: tuple[Annotated[int, Meta(ge=NO_ENTRY, le=INT_MAX)], ...]
+    since_ms: tuple[TimeMs, ...]
+
+    def __post_init__(self) -> None:
+        """Raises ValueError, which makes the record unreadable."""
+        if not len(self.ledger_ids) == len(self.last_entry_ids) == len(self.since_ms):
+            raise ValueError("the columns of the record have different lengths")
+
+    def by_ledger(self) -> dict[int, LastChange]:
+        rows = zip(self.ledger_ids, self.last_entry_ids, self.since_ms, strict=True)
+        return {
+            ledger_id: LastChange(last_entry_id=last_entry_id, since_ms=since_ms)
+            for ledger_id, last_entry_id, since_ms in rows
+        }
 
 
-async def read_last_changes(store: MetadataStore, paths: ClusterPaths) -> dict[int, LastChange]:
-    """Return the stored changes by ledger, the longest idle first; empty if none is stored or
-    readable."""
-    return await read_record(store, paths.idle, _changes) or {}
+def last_changes_to_json(changes: Mapping[int, LastChange]) -> bytes:
+    return StoredChanges(
+        ledger_ids=tuple(changes),
+        last_entry_ids=tuple(each.last_entry_id for each in changes.values()),
+        since_ms=tuple(each.since_ms for each in changes.values()),
+    ).to_json()
 
 
-def _changes(record: Mapping[str, Any]) -> dict[int, LastChange]:
-    if record.get("version") != 1:
-        return {}
-    columns = [record.get(key) for key in ("ledger_ids", "last_entry_ids", "since_ms")]
-    return dict(_row(*row) for row in _rows(columns))
-
-
-def _rows(columns: list[object]) -> list[tuple[object, ...]]:
-    lists = [column for column in columns if isinstance(column, list)]
-    if len(lists) < len(columns) or len(set(map(len, lists))) > 1:
-        raise CorruptionError("the columns of the record have different lengths")
-    return list(zip(*lists, strict=True))
-
-
-def _row(ledger_id: object, last_entry_id: object, since_ms: object) -> tuple[int, LastChange]:
-    return as_int(ledger_id, "ledger"), LastChange(
-        last_entry_id=as_int(last_entry_id, "last entry", least=NO_ENTRY, most=INT_MAX),
-        since_ms=as_int(since_ms, "time", most=TIME_MS_MAX),
-    )
+async def read_last_changes(store: MetadataStore, paths: ClusterPaths) -> Stored[StoredChanges]:
+    """Read the stored changes, the longest idle first."""
+    return await read_stored(store, paths.idle, StoredChanges.parse)
 
 
 class IdleRecords:
@@ -125,7 +122,9 @@ class IdleRecords:
         self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self) -> dict[int, LastChange]:
-        return await read_last_changes(self._store, self._paths)
+        """Raises UnauthorizedError."""
+        stored = (await read_last_changes(self._store, self._paths)).permitted_value
+        return {} if stored is None else stored.by_ledger()
 
     async def write(self, changes: Mapping[int, LastChange]) -> None:
         data = last_changes_to_json(longest_idle(changes))
@@ -138,7 +137,8 @@ LEDGERS_AT_ONCE = 16
 
 
 class IdleOpenCheck(Check):
-    """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not answer."""
+    """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not
+    answer."""
 
     kind = IDLE_OPEN
     part_size = 1_000
@@ -162,7 +162,8 @@ class IdleOpenCheck(Check):
         self._views = views
         self._idle_records = idle_records
         self._after_s = after_s
-        self._read_s = 1 / reads_per_s if reads_per_s else 0.0
+        self.reads_per_s = reads_per_s
+        """May be changed at any time."""
         self._clock = clock
         self._known: dict[int, LastChange] = {}
         self._started_ms: int | None = None
@@ -196,7 +197,8 @@ class IdleOpenCheck(Check):
         self._report({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
 
     def _report(self, ages_s: Mapping[int, float]) -> None:
-        """Log the idle ledgers, as a warning if they are not the ones that this leader logged last."""
+        """Log the idle ledgers, as a warning if they are not the ones that this leader logged
+        last."""
         has_changed, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
         if not ages_s:
             return
@@ -246,6 +248,7 @@ class IdleOpenCheck(Check):
     async def _wait_turn(self, read_count: int) -> None:
         now_s = self._clock.now_s()
         turn_s = max(now_s, self._next_read_s)
-        self._next_read_s = turn_s + read_count * self._read_s
+        read_s = 1 / self.reads_per_s if self.reads_per_s else 0.0
+        self._next_read_s = turn_s + read_count * read_s
         if turn_s > now_s:
             await self._clock.sleep(turn_s - now_s)

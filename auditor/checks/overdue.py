@@ -30,7 +30,8 @@ from replication.znodes import ClusterPaths, MarkPaths
 log = structlog.get_logger()
 MARKS = Gauge(
     "bookmender_overdue_marks",
-    "Ledgers that have been marked for longer than checks.overdue_after_s, as of this leader's last reading.",
+    "Ledgers that have been marked for longer than checks.overdue_after_s, as of this leader's "
+    "last reading.",
 )
 
 LOOK_MIN_S, LOOK_MAX_S = 60.0, 3_600.0
@@ -81,9 +82,9 @@ class OverdueMarks:
         unknown: its ledger is logged, and not returned."""
         started_ms = self._clock.wall_ms()
         shared = await marked_ledger_ids(self._store, self._paths)
-        own = await read_private_queue(self._store, self._paths, shared=shared)
+        private = await read_private_queue(self._store, self._paths, shared=shared)
         queues: dict[int, MarkPaths] = dict.fromkeys(shared, self._paths)
-        queues |= dict.fromkeys(own.damaged, self._paths.private)
+        queues |= dict.fromkeys(private.damaged, self._paths.private)
         ledger_ids = sorted(queues)
         since = await gather_in_parts(
             lambda ledger_id: self._marked_since_ms(queues[ledger_id], ledger_id),

@@ -5,29 +5,15 @@ A new leader continues a run from its record. The time of the last run, which Ja
 too, is in a znode of Java's (``last_run_ms``).
 """
 
-import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
 
 from auditor.settings import ChecksSettings
-from ledgers.errors import CorruptionError, NoNodeError
 from ledgers.store import ANY_VERSION, Create, MetadataStore, SetData
 from replication import znodes
+from replication.records import Count, Record, Stored, TimeMs, read_stored
 from replication.transactions import Batcher
-from replication.znodes import (
-    Audit,
-    ClusterPaths,
-    as_int,
-    as_text,
-    int_field,
-    object_field,
-    read_record,
-    text_field,
-    time_field,
-)
-
-VERSION = 1
+from replication.znodes import Audit, ClusterPaths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +24,13 @@ class CheckRun:
     ``active_ms``: duration without pauses and changes of leader.
     """
 
-    started_ms: int
-    finished_ms: int | None = None
-    cursor: int = 0
-    ledger_count: int = 0
-    ledgers_left: int = 0
-    active_ms: int = 0
-    counts: Mapping[str, int] = field(default_factory=dict)
+    started_ms: TimeMs
+    finished_ms: TimeMs | None = None
+    cursor: Count = 0
+    ledger_count: Count = 0
+    ledgers_left: Count = 0
+    active_ms: Count = 0
+    counts: Mapping[str, Count] = field(default_factory=dict)
     """Outcomes by kind."""
     pause: str = ""
     """Why the run is paused now; empty if it is not."""
@@ -62,38 +48,23 @@ class CheckRun:
         speed = self.ledgers_per_s
         return None if speed is None else self.ledgers_left / speed
 
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Self:
-        """Raises CorruptionError."""
-        counts = object_field(record, "counts")
-        is_over = record.get("finished_ms") is not None
-        return cls(
-            started_ms=time_field(record, "started_ms"),
-            finished_ms=time_field(record, "finished_ms") if is_over else None,
-            cursor=int_field(record, "cursor"),
-            ledger_count=int_field(record, "ledger_count"),
-            ledgers_left=int_field(record, "ledgers_left"),
-            active_ms=int_field(record, "active_ms"),
-            counts={as_text(k, "count"): as_int(v, "count") for k, v in counts.items()},
-            pause=text_field(record, "pause"),
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckRecord:
+class CheckRecord(Record):
     """The progress of one check. ``running``: the unfinished run, even if no leader is continuing
     it now. ``last``: the last finished run."""
 
     running: CheckRun | None = None
     last: CheckRun | None = None
-    last_ms: int | None = None
+    last_ms: TimeMs | None = None
     """For a check that Java does not have: the time of the last run, as its znode would hold it
     (``runner.due_in_s``)."""
 
     def unfinished(self, last_ms: int | None) -> CheckRun | None:
-        """Return the run to continue. ``last_ms``: when a run was last finished.
+        """Return the run to continue; None if there is none.
 
-        Return None also if Java's auditor led meanwhile and finished a run after this one began.
+        ``last_ms``: when a run was last finished, perhaps by Java's auditor. If that was after our
+        run began, our run is not continued.
         """
         if self.running is not None and (last_ms is None or last_ms <= self.running.started_ms):
             return self.running
@@ -104,39 +75,23 @@ class CheckRecord:
         last = replace(self.running, finished_ms=now_ms, ledgers_left=0, pause="")
         return CheckRecord(last=last, last_ms=now_ms)
 
-    def to_json(self) -> bytes:
-        return json.dumps({"version": VERSION, **asdict(self)}).encode()
-
-    @classmethod
-    def parse(cls, record: Mapping[str, Any]) -> Self:
-        """Raises CorruptionError."""
-        if record.get("version") != VERSION:
-            raise CorruptionError("this release does not know this version of a check's record")
-        given = {key: record.get(key) is not None for key in ("running", "last", "last_ms")}
-        return cls(
-            running=CheckRun.parse(object_field(record, "running")) if given["running"] else None,
-            last=CheckRun.parse(object_field(record, "last")) if given["last"] else None,
-            last_ms=time_field(record, "last_ms") if given["last_ms"] else None,
-        )
-
 
 async def read_check(store: MetadataStore, paths: ClusterPaths, name: str) -> CheckRecord:
     """Return the record of a check; an empty one if there is none or it cannot be read."""
-    return await read_record(store, paths.check(name), CheckRecord.parse) or CheckRecord()
+    return (await read_stored_check(store, paths, name)).value or CheckRecord()
 
 
-async def last_run_ms(
-    store: MetadataStore, paths: ClusterPaths, name: str, audit: Audit | None
-) -> int | None:
-    """Return when any auditor last finished the check; None if never, or if the time cannot be
-    read."""
-    if audit is None:
-        return (await read_check(store, paths, name)).last_ms
-    try:
-        data, _ = await store.get(paths.audit_time(audit))
-        return znodes.parse_audit_time(data)
-    except (NoNodeError, CorruptionError):
-        return None
+async def read_stored_check(
+    store: MetadataStore, paths: ClusterPaths, name: str
+) -> Stored[CheckRecord]:
+    return await read_stored(store, paths.check(name), CheckRecord.parse)
+
+
+async def read_audit_time(
+    store: MetadataStore, paths: ClusterPaths, audit: Audit
+) -> Stored[int | None]:
+    """Read the time of the last run, which Java's auditor reads too."""
+    return await read_stored(store, paths.audit_time(audit), znodes.parse_audit_time)
 
 
 class CheckRecords:
@@ -146,10 +101,16 @@ class CheckRecords:
         self._store, self._batcher, self._paths = store, batcher, paths
 
     async def read(self, name: str) -> CheckRecord:
-        return await read_check(self._store, self._paths, name)
+        """Raises UnauthorizedError."""
+        stored = await read_stored_check(self._store, self._paths, name)
+        return stored.permitted_value or CheckRecord()
 
     async def last_run_ms(self, name: str, audit: Audit | None) -> int | None:
-        return await last_run_ms(self._store, self._paths, name, audit)
+        """Return when any auditor last finished the check; None if never, or if the time cannot be
+        parsed. Raises UnauthorizedError."""
+        if audit is None:
+            return (await self.read(name)).last_ms
+        return (await read_audit_time(self._store, self._paths, audit)).permitted_value
 
     async def write(self, name: str, record: CheckRecord) -> None:
         await self._commit({self._paths.check(name): record.to_json()})
@@ -199,7 +160,8 @@ ALL_LEDGERS = CheckKind(
 )
 REPLICAS = CheckKind(
     name="replicas",
-    about="counts the copies of every entry of every closed ledger, and marks ledgers that lack some",
+    about="counts the copies of every entry of every closed ledger, and marks ledgers that lack "
+    "some",
     audit=Audit.REPLICAS,
     interval_of=lambda settings: settings.replicas_interval_s,
 )

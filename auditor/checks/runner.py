@@ -21,7 +21,7 @@ from math import inf
 from typing import TypeVar
 
 import structlog
-from prometheus_client import Counter, Gauge
+from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.checks.base import Check, PartRun
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
@@ -32,11 +32,13 @@ from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ViewSource
+from replication.history import NO_HISTORY, Event, History, Kind
 from replication.orders import Orders
 from replication.znodes import ClusterPaths
 
 FORCED_MS = 0
-"""A last run at this time means that somebody requested the check. For Java it is a run long ago.
+"""A last run at this time means that an operator requested the check. For Java it is a run long
+ago.
 """
 
 
@@ -67,15 +69,15 @@ def is_requested(before_ms: int | None, last_ms: int | None) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Due:
-    """When a check is due, in elapsed time (None: never), and ``last_ms``, from which that was
-    computed."""
+    """The due time of a check, in elapsed time (None: never). ``last_ms``: the last run that it was
+    computed from."""
 
     last_ms: int | None
     due_s: float | None
 
 
 class Timetable:
-    """When each check of one leader is due.
+    """Computes when each check of one leader is due.
 
     The wall clock is read once for each finished run. From then on elapsed time decides, so that
     setting the clock back later postpones nothing.
@@ -110,6 +112,11 @@ class Timetable:
         earlier."""
         self._due.pop(name, None)
 
+    def forget_intervals(self) -> None:
+        """Forget all checks, because intervals changed; but keep those that were requested or are
+        resumed, which are due at once."""
+        self._due = {name: due for name, due in self._due.items() if due.due_s == -inf}
+
     def next(self) -> tuple[str, float] | None:
         """Return the check that is due first, and when. Of equals, the first one set. None if none
         is ever due."""
@@ -119,6 +126,12 @@ class Timetable:
 
 LEDGERS = Counter(
     "bookmender_check_ledgers_total", "Ledgers that a check has checked, by check.", ["check"]
+)
+RUN_S = Histogram(
+    "bookmender_check_run_seconds",
+    "Duration of finished runs of a check that this node led to their end, without pauses.",
+    ["check"],
+    buckets=(0.1, 1, 10, 60, 300, 900, 3600, 7200, 14400, 28800, 86400, 259200, 604800),
 )
 RUNNING = Gauge(
     "bookmender_check_running",
@@ -146,7 +159,12 @@ FINISHED = Gauge(
     "Unix time at which the last finished run ended.",
     ["check"],
 )
-_ALL = (RUNNING, PAUSED, LEFT, REMAINING, COUNTED, FINISHED)
+INTERVAL = Gauge(
+    "bookmender_check_interval_seconds",
+    "Interval of the check, from the settings of the leader; 0: it runs on request only.",
+    ["check"],
+)
+_ALL = (RUNNING, PAUSED, LEFT, REMAINING, COUNTED, FINISHED, INTERVAL)
 
 
 def show_running(check: str, run: CheckRun, *, checked: int = 0) -> None:
@@ -306,6 +324,7 @@ class CheckRunner:
         is_audit_pending: Callable[[], bool],
         settings: ChecksSettings,
         clock: Clock,
+        history: History = NO_HISTORY,
     ) -> None:
         """``checks``: if several are due at the same time, the first runs first.
 
@@ -316,18 +335,26 @@ class CheckRunner:
         self._store = store
         self._paths = paths
         self._ledger_map = ledger_map
-        self._is_index_ready = is_ledger_map_ready
+        self._is_ledger_map_ready = is_ledger_map_ready
         self._views = views
         self._records = records
         self._is_audit_pending = is_audit_pending
         self._settings = settings
         self._clock = clock
+        self._history = history
         self._timetable = Timetable()
         self._shown: set[str] = set()
         """Checks whose last run is set in the metrics."""
         self._denied: set[str] = set()
         """Checks whose znodes ACLs denied access to. They do not run."""
         self._wake = asyncio.Event()
+
+    def apply(self, settings: ChecksSettings) -> None:
+        """Use these intervals from now on."""
+        if settings != self._settings:
+            self._settings = settings
+            self._timetable.forget_intervals()
+            self._wake.set()
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
@@ -364,7 +391,7 @@ class CheckRunner:
         wait_s = due_s - self._clock.now_s()
         if wait_s > 0:
             return min(wait_s, DENIED_RETRY_S) if self._denied else wait_s
-        if not self._is_index_ready():
+        if not self._is_ledger_map_ready():
             return POLL_S
         await self._run_check(self._checks[name])
         return 0.0
@@ -381,10 +408,12 @@ class CheckRunner:
                 self._put_off(name, error)
                 continue
             self._denied.discard(name)
+            interval_s = check.kind.interval_of(self._settings)
+            INTERVAL.labels(name).set(interval_s)
             self._timetable.update(
                 name,
                 last_ms,
-                interval_s=check.kind.interval_of(self._settings),
+                interval_s=interval_s,
                 now_s=now_s,
                 now_ms=now_ms,
                 is_unfinished=record.unfinished(last_ms) is not None,
@@ -401,7 +430,8 @@ class CheckRunner:
         self._denied.add(name)
 
     def _time_path(self, check: Check) -> str:
-        """Return the znode with the time of the last run. Operators set it back to request a check."""
+        """Return the znode with the time of the last run. Operators set it back to request a
+        check."""
         if check.kind.audit is None:
             return self._paths.check(check.kind.name)
         return self._paths.audit_time(check.kind.audit)
@@ -432,7 +462,8 @@ class CheckRunner:
             cursor = ledger_ids[-1] + 1
 
     async def _check_part(self, check: Check, part: Sequence[int], progress: Progress) -> None:
-        """Check one part. After an interruption by ZooKeeper or a pause, continue where it stopped."""
+        """Check one part. After an interruption by ZooKeeper or a pause, continue where it
+        stopped."""
         part_run, took_s = PartRun(check, part), 0.0
         while not part_run.is_finished:
             await self._wait_allowed(progress)
@@ -459,12 +490,21 @@ class CheckRunner:
         run = record.last
         assert run is not None
         show_finished(name, run)
+        RUN_S.labels(name).observe(run.active_ms / 1000)
         log.info(
             "check.finished",
             check=name,
             ledger_count=run.ledger_count,
             active_s=run.active_ms // 1000,
             counts=dict(run.counts),
+        )
+        self._history.record(
+            Event(
+                kind=Kind.CHECK_FINISHED,
+                cause=name,
+                ledger_count=run.ledger_count,
+                counts=dict(run.counts),
+            )
         )
 
     async def _retried(self, work: Callable[[], Awaitable[T]]) -> T:

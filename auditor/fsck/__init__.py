@@ -2,10 +2,11 @@
 
 Core: ``options`` of a run; ``ledger_list``, its ledgers and the work for each; ``executor``
 inspects many ledgers. For each, ``ledger_inspector`` finds the end, ``copy_inspection`` asks the
-bookies through ``copy_reader``, ``judge`` judges the answers, and ``verdicts`` are the result.
+bookies, ``judge`` judges the answers, and ``verdicts`` are the result.
 ``budget`` shares the read limits among executors, and ``damage_marker`` marks damaged ledgers for
 repair.
 
-``results`` writes and reads results and needs pyarrow; ``spark`` alone needs PySpark. Imports point
-one way: ``spark``, ``results``, core.
+``results`` writes and reads results. ``tasks`` checks some ledgers each, and ``run`` is a run.
+These three need pyarrow. ``spark`` alone needs PySpark. Imports point one way: ``spark``, ``run``,
+``tasks``, ``results``, core.
 """

@@ -49,8 +49,8 @@ LEAVE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadShare:
-    """What one executor may request: from all bookies together per second, and from each bookie at
-    a time."""
+    """The share of one executor: its rates for all bookies together, and its reads in flight at
+    each bookie."""
 
     reads_per_s: int = 0
     """Entries. 0: no limit."""

@@ -7,13 +7,13 @@ of that fragment. If no recorded copy of an entry is good, former members of the
 too. The recheck also asks all other registered bookies.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from math import ceil, floor
 from types import MappingProxyType
 
-from auditor.fsck.copy_reader import CopyReader
+from msgspec import structs
+
 from auditor.fsck.judge import (
     EntryRange,
     VerdictBuilder,
@@ -28,7 +28,7 @@ from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.manager import VersionedMetadata
 from ledgers.mixing import mix64
 from ledgers.model import BookieId, Fragment
-from replication.copy_checks import EntryLists, ReadFailures, plan_reads
+from replication.copy_reader import CopyReader, EntryLists, ReadFailures, ReadPlan, plan_reads
 from replication.entry_runs import EntryRuns, merged
 
 RANGE_COPIES = 32_768
@@ -91,17 +91,17 @@ class CopyInspection:
         self.builder.entries_read = self._reader.entry_count
         self.builder.bytes_read = self._reader.byte_count
         has_key = self._metadata.password is not None
-        is_key_suspect = (
-            not has_key and self._reader.mismatch_count > 0 and self._reader.entry_count == 0
+        return self.builder.verdict(
+            checked_ms=checked_ms,
+            is_key_suspect=not has_key and self._reader.has_only_mismatches,
         )
-        return self.builder.verdict(checked_ms=checked_ms, is_key_suspect=is_key_suspect)
 
     def _with_entries(self) -> Iterator[tuple[int, Fragment]]:
         for position, fragment in enumerate(self._fragments):
             if _last(fragment) >= fragment.first_entry_id:
                 yield position, fragment
 
-    # --- Levels ends and sample ----------------------------------------------------------------------
+    # --- Levels ends and sample -------------------------------------------------------------------
 
     async def _inspect_some(self) -> None:
         """Check the ends of all fragments at once, then the rest of each as needed."""
@@ -110,7 +110,7 @@ class CopyInspection:
         if self._lists is not None and fragments:
             lacking_by_list = await self._lists.lacking(fragments, self._available)
         ends = plan_reads(fragments, available=self._available, suspects=())
-        failures = (await self._reader.read_runs(ends)).failures
+        failures = (await self._reader.read(ends)).failures
         for position, fragment in self._with_entries():
             known = _within(fragment, failures)
             lacking = {b for b in fragment.ensemble if b in lacking_by_list}
@@ -133,8 +133,8 @@ class CopyInspection:
                 sampled(first, last, share=share, seed=self._options.seed ^ self._ledger_id)
             )
             bookies = self._available.difference(lacking, found)
-            reads = _by_bookie(fragment, bookies, partial(_sampled_of, fragment, sample))
-            for bookie, failed in (await self._reader.read(reads)).failures.items():
+            plan = _sample_plan(fragment, sample, bookies)
+            for bookie, failed in (await self._reader.read(plan)).failures.items():
                 if failed.has_bad:
                     found.add(bookie)
                 else:
@@ -142,7 +142,7 @@ class CopyInspection:
                     known[bookie] = ReadFailures(unknown=merged(before.unknown, failed.unknown))
         return found
 
-    # --- All entries of some bookies ---------------------------------------------------------------
+    # --- All entries of some bookies --------------------------------------------------------------
 
     async def _inspect_fragment(
         self,
@@ -163,10 +163,9 @@ class CopyInspection:
         width = max(1, RANGE_COPIES // fragment.write_quorum) if asked or others else span
         excused = excused_indexes(self._metadata, fragment, reformatted=self._reformatted)
         for first, last in _ranges(fragment, width):
+            part = structs.replace(fragment, first_entry_id=first, last_entry_id=last)
             answers = await self._reader.read(
-                _by_bookie(
-                    fragment, asked, partial(_stored_between, fragment, first=first, last=last)
-                ),
+                plan_reads([part], available=asked, suspects=asked),
                 compares=self._options.level is Level.FULL and fragment.write_quorum > 1,
             )
             failures = others | answers.failures
@@ -184,7 +183,7 @@ class CopyInspection:
             if not entries.is_good:
                 self.builder.add_range(position, judge(await self._with_copies_elsewhere(entries)))
 
-    # --- Copies elsewhere --------------------------------------------------------------------------
+    # --- Copies elsewhere -------------------------------------------------------------------------
 
     async def _with_copies_elsewhere(self, entries: EntryRange) -> EntryRange:
         """Add good copies on other bookies, for entries whose recorded copies are all bad."""
@@ -207,9 +206,8 @@ class CopyInspection:
         """Return by bookie which of the entries it has. Bookies that have none are left out."""
         if not bookies:
             return {}
-        failures = (
-            await self._reader.read_runs(dict.fromkeys(sorted(bookies), (entries,)))
-        ).failures
+        plan = dict.fromkeys(sorted(bookies), (entries,))
+        failures = (await self._reader.read(plan)).failures
         good_copies = {}
         for bookie in sorted(set(bookies) - self._reader.unresponsive):
             failed = failures.get(bookie)
@@ -227,7 +225,7 @@ class CopyInspection:
                 asked.setdefault(bookie, []).append(ends)
         if not asked:
             return
-        failures = (await self._reader.read_runs(asked)).failures
+        failures = (await self._reader.read(asked)).failures
         for bookie, runs in asked.items():
             if bookie in self._reader.unresponsive:
                 continue
@@ -261,31 +259,19 @@ def _ranges(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + width - 1, last)
 
 
-def _by_bookie(
-    fragment: Fragment, bookies: Collection[BookieId], entries_at: Callable[[int], Sequence[int]]
-) -> dict[BookieId, Sequence[int]]:
-    """Return the entries to read from each bookie. ``entries_at``: returns the entries of a bookie
-    index. For a bookie that is in the ensemble twice, the entries of both indexes are merged."""
-    reads: dict[BookieId, Sequence[int]] = {}
+def _sample_plan(
+    fragment: Fragment, sample: Sequence[int], bookies: Collection[BookieId]
+) -> ReadPlan:
+    """Return the sampled entries that each bookie index stores, except its first and last entry,
+    for these bookies."""
+    plan: dict[BookieId, tuple[Sequence[int]]] = {}
     for index, bookie in enumerate(fragment.ensemble):
-        if bookie in bookies and (entries := entries_at(index)):
-            known = reads.get(bookie)
-            reads[bookie] = entries if known is None else sorted({*known, *entries})
-    return reads
-
-
-def _sampled_of(fragment: Fragment, sample: Sequence[int], index: int) -> Sequence[int]:
-    """Return the sampled entries that the index stores, except its first and last entry."""
-    inner = fragment.entries_of(index)[1:-1]
-    return [entry_id for entry_id in sample if entry_id in inner]
-
-
-def _stored_between(fragment: Fragment, index: int, *, first: int, last: int) -> Sequence[int]:
-    """Return the index's entries in this range; as a ``range``, which is cheap to slice, if the
-    bookie stores all of them."""
-    if fragment.ensemble_size == fragment.write_quorum:
-        return range(first, last + 1)
-    return list(fragment.entries_of(index).between(first, last))
+        inner = fragment.entries_of(index)[1:-1]
+        if bookie in bookies and (entry_ids := [e for e in sample if e in inner]):
+            if bookie in plan:  # it is in the ensemble twice
+                entry_ids = sorted({*plan[bookie][0], *entry_ids})
+            plan[bookie] = (entry_ids,)
+    return plan
 
 
 def _within(fragment: Fragment, failures: FailuresByBookie) -> dict[BookieId, ReadFailures]:

@@ -4,8 +4,9 @@ Damage that Java's workers can detect is marked in the shared queue, other damag
 private queue (``java_visibility``). A mark names the bookies. A finding beside it says why, and
 makes workers check all entries that these bookies should have.
 
-Not marked are: unknown copies; absent bookies, whose recovery delay the leader keeps; copies that
-the ack quorum allows to be missing; and copies that differ, because nobody knows which is right.
+It does not mark unknown copies, and copies that the ack quorum allows to be missing. It leaves
+absent bookies to the leader, which keeps the recovery delay. It does not mark copies that differ,
+because fsck cannot know which is right.
 """
 
 import asyncio
@@ -69,12 +70,12 @@ class DamagedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkCounts:
-    """Counts of the outcomes.
+    """How many damaged ledgers were marked, and how many were not.
 
-    ``new``: ledgers with a new mark, or a mark that names more bookies than before. ``known``:
-    ledgers that had this mark already. ``changed``: not marked, because the ledger is deleted or
-    unreadable, or its metadata was written since and the damage may be repaired. ``own``: marked
-    ledgers with a mark in our private queue, which Java's workers do not read.
+    ``new``: ledgers with a new mark, or whose mark names more bookies now. ``known``: ledgers whose
+    mark named these bookies already. ``own``: those of them that have a mark in the private queue,
+    which Java's workers do not see. ``changed``: ledgers that were not marked. Their metadata was
+    written since, so the damage may be repaired, or the ledger is deleted or unreadable.
     """
 
     new: int = 0
@@ -93,8 +94,8 @@ class MarkCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkPreview:
-    """What a ``DamageMarker`` would do. ``ledgers``: those that it would mark, or that are marked
-    already. The counts are as in ``MarkCounts``."""
+    """The marks that a ``DamageMarker`` would make. ``ledgers``: also those that are marked
+    already. The counts have the meaning of ``MarkCounts``."""
 
     ledgers: tuple[DamagedLedger, ...] = ()
     changed: int = 0
@@ -102,7 +103,7 @@ class MarkPreview:
 
 
 def damaged_ledgers(verdicts: Iterable[LedgerVerdict]) -> list[DamagedLedger]:
-    """Return the ledgers to mark, the most endangered first."""
+    """Return the ledgers to mark, the most urgent first."""
     found = [each for verdict in verdicts if (each := damaged_ledger(verdict)) is not None]
     return sorted(found, key=lambda ledger: (ledger.grade.rank, ledger.ledger_id))
 

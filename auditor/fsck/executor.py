@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,24 +20,32 @@ from typing import TypeVar
 
 import structlog
 
-from auditor.checks.copies import LOOKS_MAX, SECOND_LOOK_S
 from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
 from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
+from ledgers.bookie_auth import bookie_connector
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import Clock, SystemClock
 from ledgers.codec.layout import MetadataUri
-from ledgers.errors import BookmenderError, CorruptionError, SessionLostError, UnauthorizedError
+from ledgers.errors import (
+    BookmenderError,
+    CorruptionError,
+    SessionLostError,
+    SettingsError,
+    UnauthorizedError,
+)
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.registration import Registration
+from ledgers.security import SecuritySettings
 from ledgers.store import MetadataStore, ReadOnlyStore
 from ledgers.tasks import task_scope
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
+from replication.copy_reader import CONFIRM_AFTER_S, INSPECTIONS_MAX
 from replication.orders import OrderStore
 from replication.znodes import ClusterPaths
 
@@ -88,16 +97,16 @@ async def recheck_ledger(executor: Executor, previous: LedgerVerdict) -> LedgerV
     """Return the final verdict on a ledger; None if the ledger is deleted.
 
     A bad verdict counts only if the metadata did not change while the bookies were asked. Otherwise
-    a repair or a writer may have replaced the bookies that were found bad. After ``LOOKS_MAX`` such
-    changes the grade is ``UNKNOWN``.
+    a repair or a writer may have replaced the bookies that were found bad. After
+    ``INSPECTIONS_MAX`` such changes the grade is ``UNKNOWN``.
     """
     clock, manager, ledger_id = executor.clock, executor.manager, previous.ledger_id
     # Not below 0: the first inspection may have been on a host whose clock is ahead.
     passed_s = max(0.0, (clock.wall_ms() - previous.checked_ms) / 1_000)
-    await clock.sleep(max(0.0, SECOND_LOOK_S - passed_s))
+    await clock.sleep(max(0.0, CONFIRM_AFTER_S - passed_s))
     await manager.sync(ledger_id)  # else a lagging follower may return the old metadata
     verdict = None
-    for _ in range(LOOKS_MAX):
+    for _ in range(INSPECTIONS_MAX):
         verdict = await _inspect(executor, ledger_id, previous)
         if verdict is None or not verdict.needs_recheck:
             return verdict
@@ -232,7 +241,7 @@ async def inspect_all(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Executor:
-    """What the inspection of any ledger needs."""
+    """Owns everything that the inspection of a ledger needs."""
 
     manager: LedgerManager
     inspector: LedgerInspector
@@ -245,16 +254,21 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
     SettingsError; while it is in use, also SessionLostError and any error of the pace."""
     uri = MetadataUri.parse(options.metadata_service_uri)
     async with AsyncExitStack() as stack:
-        store = await open_session(uri, options.timeouts)
+        store = await _open_session_here(uri, options)
         stack.push_async_callback(store.close)
         only_reads = ReadOnlyStore(store)
         clock = SystemClock()
         manager = await LedgerManager.open(only_reads, uri)
+        # The ZooKeeper server of this session may lag behind what the driver was told of changes.
+        await manager.sync(0)
         order_store = OrderStore(only_reads, ClusterPaths.below(uri.root))
         views = ViewSource(Registration(only_reads, uri.root), clock, order_store)
         await views.refresh()
-        budgets = Budgets()
-        bulk = BulkTransfers(budgets, resolve=views.resolve, limits_check_rate=True)
+        budgets = Budgets(reads_in_flight_max=options.reads_in_flight_per_bookie)
+        connector = bookie_connector(options.security)
+        bulk = BulkTransfers(
+            budgets, resolve=views.resolve, limits_check_rate=True, connector=connector
+        )
         client = BookieClient(
             resolve=views.resolve,
             budgets=budgets,
@@ -262,6 +276,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
             clock=clock,
             rng=random.Random(),
             settings=BookieClientSettings(),
+            connector=connector,
         )
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
@@ -300,26 +315,46 @@ class ProcessLimits:
 
 async def _end_with_session(store: MetadataStore) -> None:
     await store.wait_lost()
-    raise SessionLostError("the ZooKeeper session is over")
+    raise SessionLostError("the ZooKeeper session has ended")
 
 
 # --- Sessions -------------------------------------------------------------------------------------
 
 
-async def open_session(uri: MetadataUri, timeouts: SessionTimeouts) -> ZooKeeperStore:
-    """Return a new session, which the caller must close. Raises UnavailableError."""
+async def open_session(
+    uri: MetadataUri, timeouts: SessionTimeouts, security: SecuritySettings
+) -> ZooKeeperStore:
+    """Return a new session, which the caller must close. Raises UnavailableError, SettingsError,
+    UnauthorizedError."""
     return await ZooKeeperStore.open(
-        uri.hosts, session_timeout_s=timeouts.session_s, connect_timeout_s=timeouts.connect_s
+        uri.hosts,
+        session_timeout_s=timeouts.session_s,
+        connect_timeout_s=timeouts.connect_s,
+        security=security,
     )
+
+
+async def _open_session_here(uri: MetadataUri, options: FsckOptions) -> ZooKeeperStore:
+    """Do what ``open_session`` does. An unusable file is named with its host: the driver's host,
+    where an operator looks first, has such a file, too."""
+    try:
+        return await open_session(uri, options.timeouts, options.security)
+    except SettingsError as error:
+        raise SettingsError(
+            f"{error} (on {socket.gethostname()}, a host of executors, which needs the files of "
+            "[security] at the same paths as the driver)"
+        ) from error
 
 
 @asynccontextmanager
 async def read_session(
-    metadata_service_uri: str, timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
+    metadata_service_uri: str,
+    security: SecuritySettings,
+    timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
 ) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
     """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
     uri = MetadataUri.parse(metadata_service_uri)
-    store = ReadOnlyStore(await open_session(uri, timeouts))
+    store = ReadOnlyStore(await open_session(uri, timeouts, security))
     try:
         yield store, uri
     finally:

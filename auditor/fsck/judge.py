@@ -28,10 +28,10 @@ from auditor.fsck.verdicts import (
 from ledgers.digest import NO_FINGERPRINT, Fingerprints
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, stores, write_set
-from replication.copy_checks import ReadFailures
+from replication.copy_reader import ReadFailures
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 
-_TWICE = "the ensemble names this bookie twice; what it stores by both indexes is one copy"
+_TWICE = "the ensemble names this bookie twice, so both bookie indexes share one copy"
 _PLUS_ONE = bytes(min(count + 1, 255) for count in range(256))
 
 
@@ -65,7 +65,8 @@ class EntryRange:
         return self.fragment.entries_of(index).between(self.first_entry_id, self.last_entry_id)
 
     def failures_at(self, index: int) -> ReadFailures:
-        """Return the failed reads of the entries that the bookie at ``index`` stores of this range."""
+        """Return the failed reads of the entries that the bookie at ``index`` stores of this
+        range."""
         failures = self.failures.get(self.fragment.ensemble[index])
         entries = self.entries_of(index)
         if failures is None or not entries:
@@ -175,7 +176,7 @@ class _CopyCounts:
     bookies, unanswered ones, and those elsewhere.
 
     Each count is one byte. If the only fault is that whole bookies are absent or unresponsive, the
-    first E entries represent all: entries whose ids differ by E have their copies on the same
+    first E entries represent all. Entries whose ids differ by E have their copies on the same
     bookies.
     """
 
@@ -324,7 +325,7 @@ def differing_copies(
     """Return by bookie the entries from the first to the last, inclusive, that differ from most
     copies.
 
-    If no value is the most frequent one, nobody knows which is right, and all copies are named.
+    If no value is the most frequent one, it is unknown which is right, and all copies are named.
     Entries whose ids differ by E have their copies on the same bookies, so whole columns are
     compared at once.
     """
@@ -373,8 +374,8 @@ _LACKS = frozenset(
 )
 
 _Key = tuple[Finding, BookieId | None, int, str]
-"""What observations have in common that are merged. The number is the first entry of the fragment,
-or -1; the last item is the code."""
+"""The key of observations that are merged. The number is the first entry of the fragment, or -1;
+the last item is the code."""
 
 
 class VerdictBuilder:
@@ -417,7 +418,8 @@ class VerdictBuilder:
         self.add_evidence(found.evidence, fragment_start=known.first_entry_id)
 
     def mark_end_unproven(self, evidence: Collection[Evidence]) -> None:
-        """Record that the end of the last fragment cannot be proven. Does nothing without evidence."""
+        """Record that the end of the last fragment cannot be proven. Does nothing without
+        evidence."""
         if not evidence:
             return
         position = max(self._fragments)
@@ -442,8 +444,11 @@ class VerdictBuilder:
             self._evidence[key] = each if known is None else _merged(known, each)
 
     def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
-        """Return the verdict. ``is_key_suspect``: True if no entry matches our key and the metadata
-        holds none, so that nothing is known (rule S7)."""
+        """Return the verdict on the ledger.
+
+        ``is_key_suspect``: the metadata holds no key, and no entry fits our default key. Then our
+        key may be wrong, and every fragment is unknown (rule S7).
+        """
         if is_key_suspect:
             self.add_evidence([_WRONG_KEY])
             for position, fragment in self._fragments.items():
@@ -486,7 +491,7 @@ def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
 _WRONG_KEY = Evidence(
     finding=Finding.BAD_DIGEST,
     code=WRONG_KEY,
-    detail="no entry fits the default password and digest type, and the metadata holds none",
+    detail="no entry matches the default password and digest type, and the metadata has neither",
 )
 
 

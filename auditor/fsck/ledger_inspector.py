@@ -16,7 +16,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from auditor.fsck.copy_inspection import CopyInspection
-from auditor.fsck.copy_reader import CopyReader
 from auditor.fsck.judge import VerdictBuilder
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
@@ -37,9 +36,12 @@ from ledgers.placement import Adherence, RuledPlacement
 from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_digest
 from ledgers.tasks import read_ahead
 from replication.cluster import ViewSource
-from replication.copy_checks import EntryLists
+from replication.copy_reader import CopyReader, EntryLists, Retries
 from replication.inspection import IN_FLIGHT_WAIT_S, entry_bytes_guess
 from replication.open_ledgers import wiped_from_end
+
+RETRIES_MAX = 3
+RETRY_WAIT_S = 0.5
 
 
 class LedgerInspector:
@@ -52,6 +54,7 @@ class LedgerInspector:
         self._bookies = bookies
         self._views = views
         self._clock = clock
+        self._retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
         self._lists = EntryLists(bookies, clock) if options.entry_lists else None
         self._fallback = EntryDigest(
             DigestType[options.default_digest_type], options.default_password.encode()
@@ -78,9 +81,9 @@ class LedgerInspector:
         reader = CopyReader(
             versioned.ledger_id,
             bookies=self._bookies,
-            clock=self._clock,
             digest=digest,
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
+            retries=self._retries,
         )
         inspection = CopyInspection(
             versioned,
@@ -117,7 +120,8 @@ class LedgerInspector:
             return End(
                 last_entry_id=settled,
                 expected=settled,
-                is_known=not absent,  # no bookie is asked for entries after the last ensemble change
+                # No bookie is asked for entries after the last ensemble change.
+                is_known=not absent,
                 evidence=tuple(_not_registered(bookie) for bookie in absent),
             )
         try:
@@ -230,7 +234,8 @@ class LedgerInspector:
                 finding=Finding.END_UNPROVEN,
                 bookie=bookie,
                 code="lacks_first_entry" if bookie in late else "set_up_later",
-                detail="reformatted after the ledger was created; may have lost acknowledged entries of its end",
+                detail="reformatted after the ledger was created; may have lost acknowledged "
+                "entries of its end",
             )
             for bookie in wiped_from_end(versioned, view, lacking=lacking)
         ]

@@ -1,5 +1,5 @@
-"""What a run learns about its ledgers from ZooKeeper alone: their ids, the work that each one
-takes, and which of them are unchanged.
+"""Reads from ZooKeeper alone: the ids of a run's ledgers, the work for each, and which are
+unchanged.
 
 Ids are listed once per run, and sent to executors in few bytes. The work is estimated from
 metadata; it sizes the parts of a run and measures its progress. Its unit is one small copy: a large
@@ -18,6 +18,7 @@ from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTi
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.model import LedgerMetadata
+from ledgers.security import SecuritySettings
 from ledgers.tasks import gather_in_parts
 
 READS_AT_ONCE = 500
@@ -37,18 +38,20 @@ OnEstimated = Callable[[int], None]
 
 async def list_ledger_ids(
     metadata_service_uri: str,
+    security: SecuritySettings,
     *,
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
     on_listed: OnListed = lambda count: None,
 ) -> "array[int]":
     """Return the ids of all ledgers of the cluster, ascending, in eight bytes each. Opens a session
-    of its own.
+    of its own. Ledgers created before the call are among them.
 
     Raises UnavailableError if the listing is incomplete (rule S8); SettingsError.
     """
     ledger_ids = array("q")
-    async with read_session(metadata_service_uri, timeouts) as (store, uri):
+    async with read_session(metadata_service_uri, security, timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
+        await manager.sync(0)  # the ZooKeeper server of this session may lag
         async for listed in manager.ledger_ids():
             ledger_ids.extend(listed)
             on_listed(len(ledger_ids))
@@ -82,7 +85,10 @@ async def estimate_work(
     SettingsError.
     """
     work = array("q")
-    async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
+    async with read_session(options.metadata_service_uri, options.security, options.timeouts) as (
+        store,
+        uri,
+    ):
         manager = await LedgerManager.open(store, uri)
 
         async def estimate(ledger_id: int) -> int:
@@ -104,7 +110,10 @@ async def unchanged_ledgers(options: FsckOptions, known: Mapping[int, MetadataSt
     A deleted ledger is left out, and so is one whose ACL denies access. Raises UnavailableError,
     SettingsError.
     """
-    async with read_session(options.metadata_service_uri, options.timeouts) as (store, uri):
+    async with read_session(options.metadata_service_uri, options.security, options.timeouts) as (
+        store,
+        uri,
+    ):
         manager = await LedgerManager.open(store, uri)
 
         async def stamp(ledger_id: int) -> MetadataStamp | None:

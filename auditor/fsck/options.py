@@ -2,17 +2,21 @@
 values can be pickled."""
 
 import enum
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
 from ledgers.placement import Rule
+from ledgers.security import OPEN, SecuritySettings
 
 
 class Level(enum.Enum):
-    """How much a run reads. Each level finds everything that the level before it finds."""
+    """The level of a run: how much it reads. Each level finds everything that the level before it
+    finds."""
 
     METADATA = "metadata"
     """Asks no bookie. Finds unreadable metadata, unregistered bookies and misplaced copies."""
@@ -53,7 +57,7 @@ class FsckOptions:
     """Seed of the sample. The same seed reads the same entries."""
     entry_lists: bool = False
     """True to ask bookies for lists of their entries first (see
-    ``replication.copy_checks``)."""
+    ``replication.copy_reader``)."""
     reads_per_s: int = 0
     """Entries that all executors together may read per second. 0: no limit."""
     bytes_per_s: int = 0
@@ -70,18 +74,55 @@ class FsckOptions:
     ledgers_at_once: int = 64
     """Number of ledgers that one executor checks at the same time."""
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
+    security: SecuritySettings = OPEN
+    """TLS and authentication. It names files, which must exist on every executor's host."""
     default_password: str = ""
     default_digest_type: str = "CRC32"
 
     def __post_init__(self) -> None:
         if not 0 < self.sample_share <= 1:
             raise SettingsError.not_allowed("sample", self.sample_share, "above 0, up to 1")
-        if not 1 <= self.reads_in_flight_per_bookie <= 500:
+        if not 1 <= self.reads_in_flight_per_bookie <= READS_IN_FLIGHT_CEILING:
             raise SettingsError.not_allowed(
                 "reads_in_flight_per_bookie", self.reads_in_flight_per_bookie, "1 to 500"
             )
         if not 1 <= self.ledgers_at_once <= 1_000:
             raise SettingsError.not_allowed("ledgers_at_once", self.ledgers_at_once, "1 to 1000")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedChanges:
+    """The changes that a run of ``--changed`` checks, and acknowledges at its end.
+
+    ``client``: the name of the client of the feed. ``generation``: of the feed. ``position``: the
+    id of the last checkpoint before the run. ``is_whole``: the run checks all ledgers, because the
+    changes since an earlier run are not known. Then the other fields are empty.
+
+    ``ledger_ids``, ``versions``, ``are_deleted``: the changed ledgers, in parallel; each once, at
+    the version that the feed told, and whether that version is the deletion.
+    """
+
+    client: str
+    generation: int
+    position: int
+    is_whole: bool
+    ledger_ids: "array[int]" = field(default_factory=lambda: array("q"))
+    versions: "array[int]" = field(default_factory=lambda: array("Q"))
+    are_deleted: bytes = b""
+
+    def __post_init__(self) -> None:
+        assert len(self.ledger_ids) == len(self.versions) == len(self.are_deleted), self.client
+        assert not (self.is_whole and self.ledger_ids), self.client
+
+    @property
+    def deleted(self) -> list[int]:
+        pairs = zip(self.ledger_ids, self.are_deleted, strict=True)
+        return [ledger_id for ledger_id, is_deleted in pairs if is_deleted]
+
+    @property
+    def existing(self) -> list[int]:
+        pairs = zip(self.ledger_ids, self.are_deleted, strict=True)
+        return [ledger_id for ledger_id, is_deleted in pairs if not is_deleted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +137,19 @@ class FsckJob:
     checked_within_s: float = 0.0
     """Skip closed ledgers that were found whole within this time, at this level or closer, if their
     metadata is unchanged. 0: skip none."""
+    changes: FeedChanges | None = None
+    """The run follows the change feed. None: it does not, and checks all ledgers."""
     time_budget_s: float = 0.0
     """Begin no further part after this time. The ledgers whose last check at this level or closer
     is the oldest come first. 0: no limit."""
     partition_count: int = 0
-    """Number of parts, or of ledgers if these are fewer, whatever the work of each part. 0: chosen
-    by the amount to read and the number of cores."""
+    """Number of parts, or of ledgers if these are fewer, regardless of the work of each part. 0:
+    chosen by the amount to read and the number of cores."""
+
+    @property
+    def client(self) -> str:
+        """The client of the change feed; empty if the run does not follow the feed."""
+        return "" if self.changes is None else self.changes.client
 
     def __post_init__(self) -> None:
         for name in ("checked_within_s", "time_budget_s", "partition_count"):

@@ -30,7 +30,7 @@ class Grade(enum.Enum):
     UNKNOWN = "unknown"
     """Some copies were not answered for, and nothing is known to be wrong."""
     WHOLE = "whole"
-    """As many good copies as the write quorum."""
+    """Each entry has as many good copies as the write quorum."""
 
     @property
     def rank(self) -> int:
@@ -42,7 +42,8 @@ _RANKS = {grade: rank for rank, grade in enumerate(Grade)}
 
 
 class Finding(enum.Enum):
-    """What fsck found; the reasons of a grade. The values appear in results: never change one."""
+    """One kind of finding, the reason of a grade. The values appear in results: never change
+    one."""
 
     MISSING = "missing"
     """A bookie answered that it does not have an entry that it should have."""
@@ -152,8 +153,8 @@ class LedgerVerdict:
 
     @property
     def is_wrong(self) -> bool:
-        """True if somebody must act (exit code 1). Copies that the ack quorum allows to be missing
-        are not wrong."""
+        """True if the ledger needs a repair or an operator (exit code 1). Copies that the ack
+        quorum allows to be missing are not wrong."""
         if Finding.SUSPECT in self.findings:
             return True
         if self.grade in (Grade.LOST, Grade.AT_RISK):
@@ -196,7 +197,7 @@ WRONG_KEY = "wrong_key"
 none (rule S7)."""
 _MAY_HAVE_COPIES = frozenset({Finding.NOT_ANSWERED, Finding.STRAY})
 _RECHECKED = frozenset({Finding.SUSPECT, Finding.IDLE_OPEN, Finding.UNREADABLE_METADATA})
-"""Findings that a recheck may clear, whatever the grade."""
+"""Findings that a recheck may clear, for any grade."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

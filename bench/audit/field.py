@@ -14,9 +14,8 @@ from pathlib import Path
 
 from daemon.local.java import Java
 from daemon.local.processes import Child
-from daemon.local.servers import Servers
+from daemon.local.servers import Servers, zookeeper_monitor
 from daemon.local.spec import ClusterSpec
-from daemon.local.zookeeper import monitor
 from ledgers.errors import NodeExistsError
 from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.store import ANY_VERSION, Create, SetData, Stat
@@ -59,7 +58,7 @@ class Field:
     _victims: list[Victim] = field(default_factory=list)
     _rng: random.Random = field(default_factory=lambda: random.Random(SEED))
 
-    # --- For daemons -------------------------------------------------------------------------------
+    # --- For daemons ------------------------------------------------------------------------------
 
     @property
     def metadata_service_uri(self) -> str:
@@ -77,7 +76,7 @@ class Field:
     def _spec(self) -> ClusterSpec:
         return ClusterSpec(zookeeper_port=self.server.port, bookie_ports=(), session_timeout_s=4.0)
 
-    # --- For the bench -----------------------------------------------------------------------------
+    # --- For the bench ----------------------------------------------------------------------------
 
     @property
     def cluster(self) -> ZnodeCluster:
@@ -90,7 +89,7 @@ class Field:
     def packets(self) -> int:
         """Return the packets that ZooKeeper has received so far, without this process's own
         requests."""
-        received = int(monitor(self.server.port)["zk_packets_received"])
+        received = int(zookeeper_monitor(self.server.port)["zk_packets_received"])
         return received - self.store.request_count
 
     async def format(self) -> None:

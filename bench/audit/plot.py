@@ -54,7 +54,8 @@ def _curves(
             if not points:
                 continue
             joined = " ".join(f"{px:.1f},{py:.1f}" for px, py in points)
-            yield f'<polyline points="{joined}" fill="none" stroke="{colour}" stroke-width="2"{dashes}/>'
+            style = f'fill="none" stroke="{colour}" stroke-width="2"{dashes}'
+            yield f'<polyline points="{joined}" {style}/>'
             for px, py in points:
                 yield f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{colour}"/>'
             end_x, end_y = points[-1]

@@ -21,10 +21,10 @@ from bench.report import CORES, table
 PREAMBLE = """\
 # Marking the ledgers of a lost bookie, against Java's auditor
 
-A real ZooKeeper; bookies and ledgers are znodes alone. One of some 50 bookies goes, which {lost} ledgers
-name, with a recovery delay of 0; times count from the end of its znode, by ZooKeeper's clock, to its
-milliseconds. Median of up to {repeats} losses, on {cores} cores that ZooKeeper, auditor and bench share. See
-`bench/README.md`.
+A real ZooKeeper; bookies and ledgers are only znodes. One of about 50 bookies is lost, which {lost}
+ledgers name, with a recovery delay of 0. Times count from the deletion of its znode, by
+ZooKeeper's clock, in milliseconds. Median of up to {repeats} losses, on {cores} cores that
+ZooKeeper, auditor and bench share. See `bench/README.md`.
 """
 MEASURED_SIZE = 100_000
 """The figures that the goals are about."""

@@ -49,7 +49,7 @@ def _fill_and_tell(size: int, connection: Connection) -> None:
 
 
 def _filled(size: int) -> LedgerMap:
-    ledger_map, nobody = LedgerMap(), Victim(bookie=bookie(0), ledger_ids=())
-    for ledger_id, metadata in drawn_ledgers(random.Random(SEED), range(size), nobody):
+    ledger_map, none = LedgerMap(), Victim(bookie=bookie(0), ledger_ids=())
+    for ledger_id, metadata in drawn_ledgers(random.Random(SEED), range(size), none):
         ledger_map.put(ledger_id, metadata, STAT)
     return ledger_map

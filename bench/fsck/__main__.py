@@ -14,7 +14,7 @@ from bench.audit.field import open_field
 from bench.fsck import loads, znodes
 from bench.fsck.java import check_all_ledgers
 from bench.fsck.on_spark import SLOTS
-from bench.fsck.reading import ground, inspect_ledger, look_at_all_on_spark
+from bench.fsck.reading import ground, inspect_all_on_spark, inspect_ledger
 from bench.fsck.records import Pass
 from bench.fsck.report import report
 from bench.repair import RESULTS, chosen, results_folder
@@ -23,7 +23,8 @@ from ledgers.errors import BookmenderError
 
 SIZES, QUICK_SIZES = (100_000, 1_000_000), (2_000, 20_000)
 LONG_FROM = 500_000
-"""From this number of ledgers on, a pass takes minutes, and the start of a session hardly matters."""
+"""From this number of ledgers on, a pass takes minutes, and the start of a session hardly matters.
+"""
 RUNS_IN_SESSION = 4
 
 
@@ -39,7 +40,7 @@ RUNS_IN_SESSION = 4
     help="The folder for fsck.md and fsck.jsonl.",
 )
 def main(only: str, repeat: int, sizes: str, quick: bool, results: Path) -> None:
-    """Measure how fast ledgers are looked at, at each level, and beside Java's check."""
+    """Measure how fast fsck inspects ledgers at each level, compared with Java's check."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
     with results_folder(None if quick else results) as folder:
         bench = Bench(
@@ -96,7 +97,7 @@ class Bench:
                         yield await inspect_ledger(cluster, load, level, repeat=repeat)
                 for slot_count in SLOTS:
                     yield await asyncio.to_thread(
-                        look_at_all_on_spark, cluster, wanted, slot_count, repeat=repeat
+                        inspect_all_on_spark, cluster, wanted, slot_count, repeat=repeat
                     )
 
     async def java(self) -> AsyncIterator[Pass]:
@@ -117,7 +118,7 @@ class Bench:
                         yield await znodes.inspect_all(field, repeat=repeat)
                     for slot_count, is_on_one_core in ((1, True), *((n, False) for n in SLOTS)):
                         runs = await asyncio.to_thread(
-                            znodes.look_at_all_on_spark,
+                            znodes.inspect_all_on_spark,
                             field,
                             slot_count,
                             repeat=repeat,
@@ -136,8 +137,11 @@ class Bench:
 
 
 def _line(each: Pass) -> str:
-    rates = f"{each.ledger_count / each.elapsed_s:,.0f} ledgers/s, {each.copies / each.elapsed_s:,.0f} copies/s"
-    return f"{each.load}, {each.level}, {each.contender}, {each.repeat}: {each.elapsed_s:.2f} s, {rates}"
+    ledgers_per_s, copies_per_s = (n / each.elapsed_s for n in (each.ledger_count, each.copies))
+    return (
+        f"{each.load}, {each.level}, {each.contender}, {each.repeat}: {each.elapsed_s:.2f} s,"
+        f" {ledgers_per_s:,.0f} ledgers/s, {copies_per_s:,.0f} copies/s"
+    )
 
 
 if __name__ == "__main__":

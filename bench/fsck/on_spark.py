@@ -15,7 +15,8 @@ from pyspark import SparkContext
 
 from auditor.fsck.options import FsckJob, FsckOptions
 from auditor.fsck.results.summary import Counts
-from auditor.fsck.spark.job import run_fsck
+from auditor.fsck.run import run_fsck
+from auditor.fsck.spark.dispatch import Dispatch
 from auditor.fsck.spark.session import open_spark, stop_spark
 from bench.fsck.processes import SparkCpu, on_cores
 from bench.usage import cpu_of
@@ -95,7 +96,9 @@ def _run(context: SparkContext, options: FsckOptions, servers: Collection[int]) 
     with TemporaryDirectory(prefix="bench-fsck-run-") as output:
         job = FsckJob(run="20260101T000000Z", output=Path(output))
         began_servers, began_cpu, began_s = cpu_of(servers), SparkCpu.now(), time.monotonic()
-        summary = run_fsck(context, options, job, lambda progress: None)
+        summary = run_fsck(
+            Dispatch(context, f"fsck {job.run}"), options, job, lambda progress: None
+        )
         elapsed_s, spent = time.monotonic() - began_s, SparkCpu.now() - began_cpu
         servers_spent = cpu_of(servers) - began_servers
     return Spent(

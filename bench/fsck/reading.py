@@ -71,7 +71,7 @@ async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, rep
             copy_bytes += verdict.bytes_read
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if ledger_count != load.ledger_count:
-        raise UnavailableError(f"{ledger_count} of {load.ledger_count} ledgers were looked at")
+        raise UnavailableError(f"{ledger_count} of {load.ledger_count} ledgers were inspected")
     return _pass(
         cluster,
         load.name,
@@ -85,7 +85,7 @@ async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, rep
     )
 
 
-def look_at_all_on_spark(
+def inspect_all_on_spark(
     cluster: LocalCluster, loads: Sequence[Load], slot_count: int, *, repeat: int
 ) -> Pass:
     """Inspect all ledgers of the cluster at level full."""

@@ -13,11 +13,12 @@ from bench.fsck.records import Pass
 from bench.report import CORES, table
 
 PREAMBLE = """\
-# How fast fsck looks at ledgers
+# How fast fsck inspects ledgers
 
-One process of ours, our defaults (64 reads in flight per bookie), and three bookies of BookKeeper 4.18.0 on the same {cores}
-cores; every digest verified, at level full all copies compared. Java: its auditor's check of all ledgers at 100 %, 1,000 reads in
-flight, which verifies no digest. Median of up to {repeats} passes. See `bench/README.md`.
+One process of ours with our defaults (64 reads in flight per bookie), and three bookies of
+BookKeeper 4.18.0 on the same {cores} cores. Every digest is verified; at level full all copies are
+compared. Java: its auditor's check of all ledgers at 100 %, 1,000 reads in flight, which verifies
+no digest. Median of up to {repeats} passes. See `bench/README.md`.
 """
 CPU_OF_RUNS = "Whole runs on Spark, and who used the CPU:\n"
 Value = Callable[[Pass], float]
@@ -95,8 +96,9 @@ def _fastest(passes: Sequence[Pass]) -> list[str]:
         )
         verdict = "met" if our_rate >= COPIES_GOAL else "not met"
         lines.append(
-            f"{load}: ours {our_rate:,.0f} copies/s with digests verified, Java {java_rate:,.0f} without: "
-            f"{our_rate / java_rate:.1f} times. At least {COPIES_GOAL:,}: {verdict}.\n"
+            f"{load}: ours {our_rate:,.0f} copies/s with digests verified, "
+            f"Java {java_rate:,.0f} without: {our_rate / java_rate:.1f} times."
+            f" At least {COPIES_GOAL:,}: {verdict}.\n"
         )
     return lines
 
@@ -118,7 +120,8 @@ def _scaling(passes: Sequence[Pass]) -> list[str]:
             busy = median(p.cores_busy for p in one_slot)
             lines.append(
                 f"{of_these}: local[2] is {times} local[1], with which {busy:.2f} cores were busy"
-                f" already: with all {CORES} it cannot be more than {CORES / busy:.2f} times, at as much CPU.\n"
+                f" already: with all {CORES} it cannot be more than {CORES / busy:.2f} times,"
+                " at as much CPU.\n"
             )
     return lines
 

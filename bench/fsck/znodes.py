@@ -26,12 +26,12 @@ async def inspect_all(field: Field, *, repeat: int) -> Pass:
             count += 1
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if count != field.size:
-        raise UnavailableError(f"{count} of {field.size} ledgers were looked at")
+        raise UnavailableError(f"{count} of {field.size} ledgers were inspected")
     zookeeper_cpu_s = (cpu_of([field.zookeeper_pid]) - zookeeper).total_s
     return _pass(field, OURS, repeat, elapsed_s, spent_s, zookeeper_cpu_s)
 
 
-def look_at_all_on_spark(
+def inspect_all_on_spark(
     field: Field, slot_count: int, *, repeat: int, run_count: int, is_on_one_core: bool = False
 ) -> Sequence[Pass]:
     """Inspect all ledgers several times in one session. ``repeat``: the number of the session."""

@@ -66,7 +66,11 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
     lock: the next worker that leases the ledger starts a new grace.
     """
     czxids = await marked_since(cluster, [note.ledger_id for note in notes])
-    current = [note for note in notes if not note.is_older_than(czxids.get(note.ledger_id, 0))]
+    current = [
+        note
+        for note in notes
+        if not (note.is_released or note.is_older_than(czxids.get(note.ledger_id, 0)))
+    ]
     in_grace = [note.ledger_id for note in current if note.grace_until_ms]
     locks = {
         lock.ledger_id: lock for lock in await read_locks(cluster.store, cluster.paths, in_grace)
@@ -81,7 +85,7 @@ async def current_notes(cluster: AdminSession, notes: Sequence[WaitingNote]) -> 
 
 def access_denied_text(marked: MarkedLedger) -> str:
     """Return what follows from a mark that an ACL denies access to, with ZooKeeper's hint."""
-    return f"its mark cannot be read, so that no node takes it: {marked.refusal}"
+    return f"its mark cannot be read, so no node leases it: {marked.refusal}"
 
 
 BLOCKED_S = 60.0
@@ -112,9 +116,9 @@ class BlockedLedgers:
         self._seen_first: dict[int, WaitingNote] = {}
         self._seen_last: list[WaitingNote] = []
         self._since: tuple[float, frozenset[int]] | None = None
-        """When all remaining ledgers became blocked, and their IDs."""
+        """Time at which all remaining ledgers became blocked, and their IDs."""
         self._still: tuple[float, frozenset[int]] | None = None
-        """When the set of remaining ledgers last changed, and their IDs."""
+        """Time of the last change of the set of remaining ledgers, and their IDs."""
         self._unexplained: frozenset[int] = frozenset()
         """The remaining ledgers when ``unexplained`` last returned a text."""
 
@@ -192,9 +196,9 @@ class BlockedLedgers:
         for start in range(0, len(ledger_ids), MARKS_READ_AT_ONCE):
             part = ledger_ids[start : start + MARKS_READ_AT_ONCE]
             marks = await read_all_marks(self._cluster, part)
-            takable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
+            leasable = {marked.ledger_id for marked in marks if not marked.refusal}.union(locked)
             told |= {
-                m.ledger_id: _access_denied_text(m) for m in marks if m.ledger_id not in takable
+                m.ledger_id: _access_denied_text(m) for m in marks if m.ledger_id not in leasable
             }
             if len(told) < start + len(part):
                 break
@@ -204,19 +208,20 @@ class BlockedLedgers:
 def unexplained_text(count: int, *, still_s: float) -> str:
     """Return a note that nothing moves and no node says why."""
     what = (
-        "the ledger that is left has" if count == 1 else f"none of the {count:,} ledgers left has"
+        "The last ledger has not moved"
+        if count == 1
+        else f"None of the {count:,} remaining ledgers has moved"
     )
-    has_not = "not " if count == 1 else ""
     return (
-        f"{what} {has_not}moved for {duration_text(still_s)}, and no worker of bookmender runs that would say why "
-        "(those of Java's AutoRecovery do not): bookmender plan LEDGER says what is in the way of one"
+        f"{what} for {duration_text(still_s)}. No bookmender worker is running that could report "
+        "why (Java's workers do not). bookmender plan LEDGER shows what blocks a ledger."
     )
 
 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
-    """Return the first of many reasons, and how many more there are."""
+    """Return the first ``SHOWN_MAX`` reasons. If there are more, add a line with their number."""
     more = len(reasons) - SHOWN_MAX
-    rest = [f"and {more:,} more; bookmender queue list shows them all"] if more > 0 else []
+    rest = [f"and {more:,} more. bookmender queue list shows all."] if more > 0 else []
     return [*reasons[:SHOWN_MAX], *rest]
 
 
@@ -284,21 +289,27 @@ def waiting_text(waits: WaitingCounts, *, left: int, now_ms: int) -> str:
     if not waits.count:
         return ""
     told = f"{waits.count:,} of them {'waits' if waits.count == 1 else 'wait'}"
+    details = "bookmender queue list shows the reasons"
     if waits.for_windows:
         some = "" if waits.for_windows == waits.looked_at else ", some of them"
         told += f"{some} for a maintenance window to end"
         if (left_ms := waits.next_try_ms - now_ms) > 0:
             told += f" (next try in {duration_text(left_ms / 1000)}, or when its bookie is back)"
-        return f"{told}, bookmender queue list says which"
+        return f"{told}; {details}"
     if waits.for_writers:
         some = "" if waits.for_writers == waits.looked_at else ", some of them"
-        return f"{told}{some} for their writers to close them, however long that takes (a drain with --fence-open does not); bookmender queue list says which"
-    told += ", bookmender queue list says why"
-    return told if waits.count < left else f"{told}; where all need help, this ends a minute later"
+        told += f"{some} until their writers close them (a drain with --fence-open does not wait)"
+        return f"{told}; {details}"
+    told += f"; {details}"
+    return (
+        told
+        if waits.count < left
+        else f"{told}; if all stay blocked, this command ends in a minute"
+    )
 
 
 def waits_for_help(note: WaitingNote, *, first: WaitingNote, is_at_hand: bool, now_ms: int) -> bool:
-    """Return True if waiting for the ledger's next try is in vain.
+    """Return True if the next try of this ledger cannot succeed either.
 
     ``first``: the first note that this command saw of the ledger. What it reports may be over: the
     disk has space again, or the ACL was opened. A try that is due is awaited only while it is in
@@ -322,12 +333,12 @@ def _help_text(note: WaitingNote, *, is_old: bool) -> str:
     started."""
     text = help_text(note)
     if is_old and not note.reason.ends_with_a_bookie:
-        text += f"; if that is over, bookmender repair {note.ledger_id} tries it now"
+        text += f". When this is resolved, try now: bookmender repair {note.ledger_id}"
     return text
 
 
 def _access_denied_text(marked: MarkedLedger) -> str:
-    return printable(f"ledger {marked.ledger_id} waits for help: {access_denied_text(marked)}")
+    return printable(f"ledger {marked.ledger_id} is blocked: {access_denied_text(marked)}")
 
 
 GIVES_MAX = 10
@@ -343,14 +354,14 @@ async def try_now(
     guards: Sequence[Check],
     clock: Clock,
 ) -> None:
-    """Order an immediate retry of the ledger. Does nothing if the ledger is not marked.
+    """Order an immediate retry of a ledger that was closed. Does nothing if it is not marked.
 
     ``guards``: prove that the caller holds the ledger's lock (rule S3). Raises LockLostError if it
     does not.
     """
     if not await _is_marked(ledger_id, store, paths):
         return
-    await WaitingNotes(store, paths).let_go(ledger_id, guards=guards)
+    await WaitingNotes(store, paths).let_go(ledger_id, guards=guards, is_end_known=True)
     await order_retries([ledger_id], store, paths, clock)
 
 
@@ -365,11 +376,11 @@ async def order_retries(
     ledger_ids = list(ledger_ids)
     order_store, znode = OrderStore(store, paths), tries_znode(paths)
     for _ in range(GIVES_MAX):
-        standing = await order_store.stored(znode)
-        before = TriesOrder() if standing is None or standing.order is None else standing.order
+        stored = await order_store.stored(znode)
+        before = TriesOrder() if stored is None or stored.order is None else stored.order
         order = before
         for ledger_id in ledger_ids:
             order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())
         with suppress(ConflictError):
-            await order_store.give(znode, order, over=standing)
+            await order_store.give(znode, order, over=stored)
             return

@@ -1,6 +1,5 @@
 """``bookmender bookie``: the group of commands about bookies, and the list of all bookies."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,12 +7,18 @@ import click
 
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import BookieRow, bookie_rows, missed, with_losses
-from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
+from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option
 from daemon.cli.orders import unreadable_texts
+from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import counted, echo_notes
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderStore
+
+COLUMNS = (
+    *("bookie_id", "state", "lost_ms", "drain.is_drained", "drain.ledgers_left"),
+    "maintenance.until_ms",
+)
 
 COMMANDS = {
     "drain": ("daemon.cli.drain:drain", "Move all copies of running bookies to others."),
@@ -48,42 +53,45 @@ def bookie() -> None:
 
 @bookie.command("list")
 @config_option
-@output_option
-@click.option("--room", is_flag=True, help="Also ask each bookie for its free disk space.")
-def list_bookies(config: Path | None, output: str, room: bool) -> None:
-    """List all known bookies, their states and the orders for them.
+@list_output_option
+@click.option("--space", is_flag=True, help="Also ask each bookie for its free disk space.")
+def list_bookies(config: Path | None, output: str, space: bool) -> None:
+    """List the bookies, their states and orders.
 
     \b
       writable   takes reads and writes
       read-only  takes reads only
-      lost       not registered for the recovery delay; its ledgers are copied
-      away       not registered, but in maintenance or within the recovery delay
+      absent     not registered, but in maintenance or within the recovery delay
+      lost       absent for longer than the recovery delay; its ledgers are copied
 
-    Exit code 1: an operator's order cannot be read. The message names it.
+    Exit code 1: an order cannot be read. The message names it.
     """
 
     rows, unreadable = run_in_session(
-        config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_room=room)
+        config, lambda cluster: gather_bookies(cluster, clock=SystemClock(), with_space=space)
     )
-    if output == "json":
-        record = {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]}
-        click.echo(json.dumps(record, indent=2))
-    else:
-        for row in rows:
-            click.echo(row.to_text(now_ms=SystemClock().wall_ms()))
-        click.echo(counted(len(rows), "bookie"))
+    now_ms = SystemClock().wall_ms()
+    echo_list(
+        output,
+        {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]},
+        rows="bookies",
+        columns=COLUMNS if not space else (*COLUMNS, "disk_space.free_bytes"),
+        text=lambda: "\n".join(
+            [*(row.to_text(now_ms=now_ms) for row in rows), counted(len(rows), "bookie")]
+        ),
+    )
     echo_notes(unreadable_texts(unreadable))
     sys.exit(EXIT_FAILED if unreadable else 0)
 
 
 async def gather_bookies(
-    cluster: AdminSession, *, clock: Clock, with_room: bool = False
+    cluster: AdminSession, *, clock: Clock, with_space: bool = False
 ) -> tuple[list[BookieRow], tuple[str, ...]]:
     """Return the rows of all known bookies, and the paths of unreadable orders.
 
     Raises UnavailableError.
     """
     orders = await OrderStore(cluster.store, cluster.paths).read()
-    rows = await bookie_rows(cluster, orders, clock=clock, with_room=with_room)
+    rows = await bookie_rows(cluster, orders, clock=clock, with_space=with_space)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
     return with_losses(rows, due_ms), orders.unreadable

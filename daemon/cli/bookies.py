@@ -8,10 +8,11 @@ import difflib
 import enum
 import os
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -21,15 +22,19 @@ from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession, admin_session, log_errors_only
 from daemon.cli.orders import bookies_of
 from daemon.cli.progress import counted, duration_text, printable
-from daemon.settings import load_settings
+from daemon.settings import Settings, load_settings
+from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.client import open_bookies
 from ledgers.clock import Clock, SystemClock
-from ledgers.codec.registration import parse_bookie_id
+from ledgers.codec.registration import parse_address, parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
+from ledgers.security import SecuritySettings
 from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
+
+T = TypeVar("T")
 
 COMPLETION_TIMEOUT_S = 2.0
 """Time limit for completions. A shell that blocks for longer is a nuisance."""
@@ -46,7 +51,7 @@ class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from
         try:
             return parse_bookie_id(value)
         except CorruptionError:
-            self.fail(f"{value!r} cannot be a bookie's id, as in 10.0.0.1:3181", param, ctx)
+            self.fail(f"{value!r} is not a bookie ID. Example: 10.0.0.1:3181", param, ctx)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -70,7 +75,8 @@ def _completions(config: Path | None) -> Collection[BookieId]:
 
 
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
-    """Return the bookies that are registered, have a cookie, or are named by an order or a ledger."""
+    """Return the bookies that are registered, have a cookie, or are named by an order or a
+    ledger."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
     naming = (await read_absences(cluster.store, cluster.paths)).ledger_counts
     return frozenset(
@@ -97,17 +103,19 @@ def require_known(wanted: Sequence[BookieId], known: Collection[BookieId]) -> No
     """Raise UsageError for the first bookie that the cluster does not know."""
     for bookie in wanted:
         if bookie not in known:
-            raise click.UsageError(f"the cluster knows no bookie {bookie}{hint(bookie, known)}")
+            raise click.UsageError(f"The cluster has no bookie {bookie}.{hint(bookie, known)}")
 
 
 def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
-    """Return a suggestion for an unknown bookie ID."""
+    """Return what is wrong with an unknown bookie ID, and a suggestion. Begins with a space."""
+    port = re.fullmatch(".+:([0-9]+)", wrong)
+    why = " Its port is not between 1 and 65535." if port and not parse_address(wrong) else ""
     close = difflib.get_close_matches(wrong, sorted(known), n=3)
     if close:
-        return f"; did you mean {' or '.join(close)}?"
+        return f"{why} Did you mean {' or '.join(close)}?"
     if not known:
-        return "; it knows none at all"
-    return "; bookmender bookie list shows those that it knows"
+        return f"{why} It has no bookies at all."
+    return f"{why} bookmender bookie list shows its bookies."
 
 
 BOOKIES_AT_ONCE = 64
@@ -117,7 +125,7 @@ ANSWER_TIMEOUT_S = 3.0
 class BookieState(enum.Enum):
     WRITABLE = "writable"
     READ_ONLY = "read-only"
-    AWAY = "away"
+    ABSENT = "absent"
     """Not registered, although it has a cookie or is named by an order or a ledger."""
     LOST = "lost"
     """Absent longer than the recovery delay, and not in maintenance (see ``with_losses``)."""
@@ -125,7 +133,10 @@ class BookieState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieRow:
-    """One known bookie. ``room``: None if it was not requested, or if the bookie did not answer."""
+    """One known bookie.
+
+    ``disk_space``: None if it was not requested, or if the bookie did not answer.
+    """
 
     bookie: BookieId
     state: BookieState
@@ -139,13 +150,13 @@ class BookieRow:
     progress: DrainProgress | None = None
     """None also before the leader's first scan for this order."""
     maintenance: MaintenanceWindow | None = None
-    room: DiskSpace | None = None
+    disk_space: DiskSpace | None = None
     loss_due_ms: int | None = None
     """Wall-clock time at which an absent bookie becomes lost. None also if no auditor tracks it."""
 
     @property
-    def is_away_on_purpose(self) -> bool:
-        return self.state is BookieState.AWAY and self.maintenance is not None
+    def is_absent_in_maintenance(self) -> bool:
+        return self.state is BookieState.ABSENT and self.maintenance is not None
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -156,9 +167,12 @@ class BookieRow:
             "maintenance": None
             if self.maintenance is None
             else maintenance_record(self.maintenance),
-            "room": None
-            if self.room is None
-            else {"free_bytes": self.room.free_bytes, "total_bytes": self.room.total_bytes},
+            "disk_space": None
+            if self.disk_space is None
+            else {
+                "free_bytes": self.disk_space.free_bytes,
+                "total_bytes": self.disk_space.total_bytes,
+            },
         }
 
     def to_text(self, *, now_ms: int) -> str:
@@ -169,9 +183,9 @@ class BookieRow:
             facts.append(drain_text(self.progress))
         if self.maintenance is not None:
             facts.append(maintenance_text(self.maintenance, now_ms=now_ms))
-        if self.room is not None and self.room.total_bytes:
-            share = self.room.free_bytes / self.room.total_bytes
-            facts.append(f"{share:.0%} of {self.room.total_bytes / 2**30:,.1f} GiB free")
+        if self.disk_space is not None and self.disk_space.total_bytes:
+            share = self.disk_space.free_bytes / self.disk_space.total_bytes
+            facts.append(f"{share:.0%} of {self.disk_space.total_bytes / 2**30:,.1f} GiB free")
         return f"{self.bookie}: {', '.join(facts)}"
 
 
@@ -195,23 +209,23 @@ def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str,
 
 def drain_text(progress: DrainProgress | None) -> str:
     if progress is None:
-        return "draining (not looked for yet)"
+        return "draining (its ledgers are not counted yet)"
     if progress.is_drained:
         return "drained"
     if progress.is_in_doubt:
-        return f"in doubt: {_unreadable_text(progress)}"
-    text = (
-        f"draining ({progress.ledgers_left:,} of {counted(progress.ledgers_most, 'ledger')} left)"
-    )
-    return f"{text}; {_unreadable_text(progress)}" if progress.unreadable_count else text
+        return f"drained, except perhaps {_unreadable_text(progress)}"
+    left = f"{progress.ledgers_left:,} of {counted(progress.ledgers_most, 'ledger')} left"
+    if not progress.unreadable_count:
+        return f"draining ({left})"
+    return f"draining ({left}, and perhaps {_unreadable_text(progress)})"
 
 
 def _unreadable_text(progress: DrainProgress) -> str:
     ids = ", ".join(map(str, progress.unreadable))
     more = " and more" if progress.unreadable_count > len(progress.unreadable) else ""
     return (
-        f"{counted(progress.unreadable_count, 'ledger')} that cannot be read may name it: {ids}{more}; "
-        "bookmender ledger show ID says what is wrong"
+        f"{counted(progress.unreadable_count, 'ledger')} with unreadable metadata: {ids}{more}; "
+        "bookmender ledger show ID shows the error"
     )
 
 
@@ -221,20 +235,20 @@ def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:
 
 def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
     left = duration_text((window.until_ms - now_ms) / 1000)
-    return f"under maintenance for another {left}" + (
+    return f"in maintenance for another {left}" + (
         f" ({printable(window.reason)})" if window.reason else ""
     )
 
 
 async def bookie_rows(
-    cluster: AdminSession, orders: Orders, *, clock: Clock, with_room: bool = False
+    cluster: AdminSession, orders: Orders, *, clock: Clock, with_space: bool = False
 ) -> list[BookieRow]:
     """Return a row for each known bookie, sorted by ID. ``orders``: as read from ZooKeeper."""
     view = await registered_bookies(cluster)
     cookies = await cluster.registration.cookies()
     orders = orders.at(clock.wall_ms())
     progress = await drain_progress(cluster, orders)
-    disk_spaces = await _disk_spaces(view) if with_room else {}
+    disk_spaces = await _disk_spaces(cluster.settings, view) if with_space else {}
     reformatted = reformatted_bookies(
         cookies,
         await read_identities(cluster.store, cluster.paths),
@@ -253,7 +267,7 @@ async def bookie_rows(
             drain=orders.draining.get(bookie),
             progress=progress.get(bookie),
             maintenance=orders.maintenance.get(bookie),
-            room=disk_spaces.get(bookie),
+            disk_space=disk_spaces.get(bookie),
         )
         for bookie in sorted(known)
     ]
@@ -262,7 +276,7 @@ async def bookie_rows(
 def bookie_state(view: BookieView, bookie: BookieId) -> BookieState:
     if bookie in view.writable:
         return BookieState.WRITABLE
-    return BookieState.READ_ONLY if bookie in view.read_only else BookieState.AWAY
+    return BookieState.READ_ONLY if bookie in view.read_only else BookieState.ABSENT
 
 
 def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
@@ -270,12 +284,12 @@ def missed(rows: Sequence[BookieRow]) -> tuple[BookieId, ...]:
 
     They are lost or will become lost. Empty while no bookie is registered (rule S8).
     """
-    if all(row.state is BookieState.AWAY for row in rows):
+    if all(row.state is BookieState.ABSENT for row in rows):
         return ()
     return tuple(
         row.bookie
         for row in rows
-        if row.state is BookieState.AWAY
+        if row.state is BookieState.ABSENT
         and (row.has_cookie or row.is_named)
         and row.maintenance is None
     )
@@ -309,21 +323,35 @@ async def drain_progress(cluster: AdminSession, orders: Orders) -> dict[BookieId
     }
 
 
-async def _disk_spaces(view: BookieView) -> Mapping[BookieId, DiskSpace]:
+async def _disk_spaces(settings: Settings, view: BookieView) -> Mapping[BookieId, DiskSpace]:
     """Return the disk space of each bookie that answers."""
-    async with open_bookies(view.locate, clock=SystemClock(), rng=random.Random()) as client:
-        return await _ask_all(client, view.available)
+    answers = await ask_each(view, lambda client, bookie: client.room(bookie), settings.security)
+    return {b: answer for b, answer in answers.items() if isinstance(answer, DiskSpace)}
 
 
-async def _ask_all(bookies: Bookies, asked: Iterable[BookieId]) -> dict[BookieId, DiskSpace]:
-    slots, disk_spaces = asyncio.Semaphore(BOOKIES_AT_ONCE), {}
+async def ask_each(
+    view: BookieView, ask: Callable[[Bookies, BookieId], Awaitable[T]], security: SecuritySettings
+) -> Mapping[BookieId, T | BookmenderError]:
+    """Call ``ask``, which reads no entry, for each registered bookie. Return the results, and the
+    errors of bookies that do not answer."""
+    slots = asyncio.Semaphore(BOOKIES_AT_ONCE)
+    answers: dict[BookieId, T | BookmenderError] = {}
+    async with open_bookies(
+        view.locate,
+        clock=SystemClock(),
+        rng=random.Random(),
+        reads_in_flight_max=1,
+        connector=bookie_connector(security),
+    ) as client:
 
-    async def ask(bookie: BookieId) -> None:
-        try:
-            async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
-                disk_spaces[bookie] = await bookies.room(bookie)
-        except (BookmenderError, TimeoutError):
-            pass  # the row of a bookie that does not answer has no disk space
+        async def ask_one(bookie: BookieId) -> None:
+            try:
+                async with slots, asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answers[bookie] = await ask(client, bookie)
+            except TimeoutError:
+                answers[bookie] = UnavailableError(f"no answer within {ANSWER_TIMEOUT_S:g} s")
+            except BookmenderError as error:
+                answers[bookie] = error
 
-    await asyncio.gather(*map(ask, asked))
-    return disk_spaces
+        await asyncio.gather(*map(ask_one, view.available))
+    return answers

@@ -20,15 +20,19 @@ from auditor.checks.records import (
     KINDS,
     OVERDUE,
     CheckKind,
+    CheckRecord,
     CheckRun,
-    last_run_ms,
+    read_audit_time,
     read_check,
+    read_stored_check,
 )
 from auditor.checks.runner import FORCED_MS, due_in_s
 from auditor.election import current_leader
-from auditor.records import read_audit
-from daemon.admin_session import AdminSession, run_in_session
+from auditor.records import AuditRecord
+from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
+from daemon.cli.orders import UNREADABLE_VOTE, unreadable_texts
+from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import (
     ProgressLine,
     Show,
@@ -36,13 +40,15 @@ from daemon.cli.progress import (
     duration_text,
     echo_notes,
     explain_interrupt,
+    printable,
 )
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import NodeExistsError, NoNodeError, SettingsError
+from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode
+from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode, hold_znode
+from replication.records import REWRITE_HINT, read_stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,8 @@ class CheckRow:
     about: str
     interval_s: float
     last_ms: int | None = None
-    """When the check was last completed, by bookmender or Java. None: never, as far as is known."""
+    """Time at which bookmender or Java last completed the check. None: no completed run is
+    known."""
     is_forced: bool = False
     """True if a run was requested and has not finished since."""
     due_ms: int | None = None
@@ -61,6 +68,8 @@ class CheckRow:
     running: CheckRun | None = None
     last: CheckRun | None = None
     """The last run that a bookmender leader completed."""
+    unreadable: tuple[str, ...] = ()
+    """Znodes of the check that cannot be read. What they tell is unknown."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -72,28 +81,34 @@ class CheckRow:
             "next_due_ms": self.due_ms,
             "running": None if self.running is None else run_record(self.running),
             "last": None if self.last is None else run_record(self.last),
+            "unreadable_records": list(self.unreadable),
         }
 
     def to_text(self, *, now_ms: int) -> str:
-        last = "never run" if self.last_ms is None else f"last run {_ago(self.last_ms, now_ms)}"
+        last = "last run unknown" if self.unreadable else "never run"
+        if self.last_ms is not None:
+            last = f"last run {_ago(self.last_ms, now_ms)}"
         lines = [f"{self.name}: {last}; {self._due_text(now_ms)}"]
+        lines += [
+            f"  its record cannot be read ({path}): {REWRITE_HINT}" for path in self.unreadable
+        ]
         if self.running is not None:
             lines.append(f"  {run_text(self.running)}")
         if self.last is not None:
             took = duration_text(self.last.active_ms / 1000)
             lines.append(
-                f"  its last run looked at {counted(self.last.ledger_count, 'ledger')} in {took}: "
+                f"  its last run checked {counted(self.last.ledger_count, 'ledger')} in {took}: "
                 f"{counts_text(self.last)}"
             )
         return "\n".join(lines)
 
     def _due_text(self, now_ms: int) -> str:
         if self.running is not None:
-            return "a run is under way"
+            return "running"
         if self.is_forced:
-            return "asked for"
+            return "requested"
         if self.due_ms is None:
-            return "switched off"
+            return "not scheduled"
         if self.due_ms <= now_ms:
             return "due now"
         return f"due in {duration_text((self.due_ms - now_ms) / 1000)}"
@@ -107,6 +122,15 @@ class Checks:
     leader: str | None
     is_paused: bool
     concerns: tuple[str, ...]
+    unreadable_orders: tuple[str, ...] = ()
+    """Znodes of unreadable orders that concern checks."""
+
+    @property
+    def exit_code(self) -> int:
+        """1 if an order is unreadable; else 3 if the record of a check is unreadable; else 0."""
+        if self.unreadable_orders:
+            return EXIT_FAILED
+        return EXIT_UNKNOWN if any(row.unreadable for row in self.rows) else 0
 
     def row(self, name: str) -> CheckRow:
         return next(row for row in self.rows if row.name == name)
@@ -116,6 +140,7 @@ class Checks:
             "leader": self.leader,
             "is_paused": self.is_paused,
             "concerns": list(self.concerns),
+            "unreadable_orders": list(self.unreadable_orders),
             "checks": [row.to_json() for row in self.rows],
         }
 
@@ -138,12 +163,12 @@ def run_record(run: CheckRun) -> dict[str, Any]:
 
 def run_text(run: CheckRun) -> str:
     """Return the progress of a running check as text."""
-    text = f"{counted(run.ledger_count, 'ledger')} looked at, about {run.ledgers_left:,} left"
+    text = f"{counted(run.ledger_count, 'ledger')} checked, about {run.ledgers_left:,} left"
     if run.remaining_s is not None:
-        text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} a second"
+        text += f", {duration_text(run.remaining_s)} to go at {run.ledgers_per_s:,.0f} per second"
     if run.counts:
         text += f"; {counts_text(run)}"
-    return f"{text}; waits: {run.pause}" if run.pause else text
+    return f"{text}; paused: {run.pause}" if run.pause else text
 
 
 def counts_text(run: CheckRun) -> str:
@@ -155,22 +180,25 @@ def counts_text(run: CheckRun) -> str:
     )
 
 
-_WHY = {UNCOMPARED: " (no source of racks is set: nothing to compare)"}
+_WHY = {UNCOMPARED: " (no source of racks is configured, so there is nothing to compare)"}
 
 
 def _ago(time_ms: int, now_ms: int) -> str:
     return f"{duration_text((now_ms - time_ms) / 1000)} ago"
 
 
+COLUMNS = ("check", "interval_s", "last_run_ms", "next_due_ms", "is_forced")
 POLL_S = 1.0
 BOOKIES = "bookies"
 """The audit that compares the bookies with all ledgers: after each loss, and periodically."""
 FORCIBLE = (BOOKIES, *(kind.name for kind in KINDS))
-ABOUT_BOOKIES = "compares the list of bookies with what all ledgers name, and marks what is lost"
-ABOUT_OVERDUE = "looks for ledgers that have been marked for too long"
+ABOUT_BOOKIES = (
+    "compares the registered bookies with those that ledgers name, and marks ledgers of lost ones"
+)
+ABOUT_OVERDUE = "finds ledgers that have been marked for too long"
 
 
-# --- Inspection -----------------------------------------------------------------------------------------
+# --- Inspection -----------------------------------------------------------------------------------
 
 
 async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
@@ -182,17 +210,27 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
         await _overdue_row(cluster),
     ]
     leader, concerns = await _leader(cluster)
+    of_checks = {checks_znode(cluster.paths).path, hold_znode(cluster.paths).path}
+    unreadable = tuple(path for path in orders.unreadable if path in of_checks)
     return Checks(
         rows=tuple(rows),
         leader=leader,
         is_paused=orders.paused_checks is not None,
-        concerns=(*concerns, *await _waits(cluster, orders)),
+        concerns=(*concerns, *await _waits(cluster, orders), *unreadable_texts(unreadable)),
+        unreadable_orders=unreadable,
     )
 
 
 async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
-    last_ms = await last_run_ms(cluster.store, cluster.paths, kind.name, kind.audit)
-    record = await read_check(cluster.store, cluster.paths, kind.name)
+    stored = await read_stored_check(cluster.store, cluster.paths, kind.name)
+    record, last_ms = stored.value or CheckRecord(), None
+    unreadable = [cluster.paths.check(kind.name)] if stored.is_unreadable else []
+    if kind.audit is None:
+        last_ms = record.last_ms
+    else:
+        time = await read_audit_time(cluster.store, cluster.paths, kind.audit)
+        last_ms = time.value
+        unreadable += [cluster.paths.audit_time(kind.audit)] if time.is_unreadable else []
     interval_s = kind.interval_of(cluster.settings.checks)
     is_forced = last_ms == FORCED_MS
     due_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
@@ -206,11 +244,14 @@ async def _row(cluster: AdminSession, kind: CheckKind, now_ms: int) -> CheckRow:
         due_ms=None if due_s is None else now_ms + int(max(0.0, due_s) * 1000),
         running=record.unfinished(last_ms),
         last=record.last,
+        unreadable=tuple(unreadable),
     )
 
 
 async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
-    audit = await read_audit(cluster.store, cluster.paths)
+    path = cluster.paths.last_audit
+    stored = await read_stored(cluster.store, path, AuditRecord.parse)
+    audit = stored.value
     interval_s = cluster.settings.auditor.bookie_check_interval_s
     last = None
     if audit is not None:
@@ -228,11 +269,13 @@ async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
         last_ms=audit.finished_ms if audit else None,
         due_ms=audit.finished_ms + int(interval_s * 1000) if audit else now_ms,
         last=last,
+        unreadable=(path,) if stored.is_unreadable else (),
     )
 
 
 async def _overdue_row(cluster: AdminSession) -> CheckRow:
-    last = (await read_check(cluster.store, cluster.paths, OVERDUE)).last
+    stored = await read_stored_check(cluster.store, cluster.paths, OVERDUE)
+    last = stored.value.last if stored.value else None
     after_s = cluster.settings.checks.overdue_after_s
     last_ms = last.finished_ms if last else None
     interval_s = look_interval_s(after_s) if after_s else 0.0
@@ -243,6 +286,7 @@ async def _overdue_row(cluster: AdminSession) -> CheckRow:
         last_ms=last_ms,
         due_ms=None if not after_s else (last_ms or 0) + int(interval_s * 1000),
         last=last,
+        unreadable=(cluster.paths.check(OVERDUE),) if stored.is_unreadable else (),
     )
 
 
@@ -250,47 +294,50 @@ async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     """Return the leader's name, and sentences about it."""
     leader = await current_leader(cluster.store, cluster.paths)
     if leader is None:
-        return None, ["nobody leads, so no check runs: bookmender daemon"]
-    name = leader.candidate or "unknown (its vote cannot be read)"
+        return None, ["No auditor is running, so no check runs. Start one: bookmender daemon"]
+    name = leader.candidate or f"unknown ({UNREADABLE_VOTE})"
     nodes = await live_nodes(cluster.store, cluster.paths)
     if leader.session_id in {node.session_id for node in nodes}:
         return name, []
     return name, [
-        f"the leader is Java's AutoRecovery ({name}): it reads when a check ran last only as it begins "
-        "to lead, so that one asked for now runs after that"
+        f"The leader is Java's AutoRecovery ({printable(name)}). It reads requests only when it "
+        "becomes leader, so a check requested now runs after the next election."
     ]
 
 
 async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
     found = []
     if orders.paused_checks is not None:
-        found.append("the checks are paused: bookmender check resume")
+        found.append("The checks are paused. Resume them: bookmender check resume")
     if await cluster.store.exists(cluster.paths.disable) is not None:
-        found.append("auto-recovery is disabled, so no check runs: bookmender enable")
+        found.append("Auto-recovery is disabled, so no check runs. Enable it: bookmender enable")
     if orders.is_held:
-        found.append("a safety hold stands, so no check runs: bookmender hold")
+        found.append("A safety hold is in force, so no check runs: bookmender hold")
     return found
 
 
-# --- Ordering ----------------------------------------------------------------------------------------
+# --- Ordering -------------------------------------------------------------------------------------
 
 
 async def force_check(cluster: AdminSession, name: str) -> None:
     """Request a run. It is no error if one was requested already or is in progress.
 
-    Raises ConflictError if another client has just changed the same znode.
+    Raises ConflictError if another client has just changed the same znode, and UnavailableError if
+    it is the audit of bookies and no auditor has ever run.
     """
+    await _force(cluster, name)
+    await cluster.note_order(order_event("check run", cause=name))
+
+
+async def _force(cluster: AdminSession, name: str) -> None:
     if name == BOOKIES:
-        await _trigger_audit(cluster)
+        await ask_for_audit(cluster)
         return
     kind = next(kind for kind in KINDS if kind.name == name)
     if kind.audit is None:
         await _force_own(cluster, name)
         return
-    path, data = (
-        cluster.paths.audit_time(kind.audit),
-        znodes.audit_time_to_bytes(FORCED_MS),
-    )
+    path, data = cluster.paths.audit_time(kind.audit), znodes.audit_time_to_bytes(FORCED_MS)
     try:
         await cluster.store.create(path, data, with_parents=True)
     except NodeExistsError:
@@ -317,34 +364,42 @@ async def _force_own(cluster: AdminSession, name: str) -> None:
     await cluster.store.create(path, data)
 
 
-async def _trigger_audit(cluster: AdminSession) -> None:
+async def ask_for_audit(cluster: AdminSession) -> None:
+    """Request an audit that treats all absent bookies as lost now, as Java's triggeraudit does.
+
+    It writes the recovery delay again without changing it. The auditor then skips the delay once.
+    """
     path = cluster.paths.recovery_delay
     try:
         data, stat = await cluster.store.get(path)
+        await cluster.store.set(path, data, version=stat.version)
     except NoNodeError as error:
-        raise SettingsError(
-            "there is no recovery delay yet: no auditor has ever led here", path=path
+        raise UnavailableError(
+            "no auditor has ever run in this cluster. Start one with: bookmender daemon"
         ) from error
-    await cluster.store.set(path, data, version=stat.version)
+    except ConflictError:
+        pass  # another client has just written the delay, which also requests an audit
 
 
 async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Pause the checks, and return False if they were paused already. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    if standing is not None and standing.order is not None:
+    stored = await order_store.stored(znode)
+    if stored is not None and stored.order is not None:
         return False
-    await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=standing)
+    await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=stored)
+    await cluster.note_order(order_event("check pause"))
     return True
 
 
 async def resume_checks(cluster: AdminSession) -> bool:
     """Resume the checks, and return False if they were not paused. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    if standing is None:
+    stored = await order_store.stored(znode)
+    if stored is None:
         return False
-    await order_store.withdraw(znode, over=standing)
+    await order_store.withdraw(znode, over=stored)
+    await cluster.note_order(order_event("check resume"))
     return True
 
 
@@ -359,7 +414,7 @@ async def wait_checked(
             return row.last
         if row.running is not None:
             left, pause = row.running.ledgers_left, row.running.pause
-            show(left, waiting=left if pause else 0, beside=pause and f"waits: {pause}")
+            show(left, waiting=left if pause else 0, beside=pause and f"paused: {pause}")
         await clock.sleep(POLL_S)
 
 
@@ -373,26 +428,33 @@ def check() -> None:
       bookmender check pause              pause all checks
       bookmender check resume             resume them
 
-    The time of each run is stored where Java's auditor stores it, so each respects the runs of the
-    other.
+    The time of each run is stored where Java's auditor stores it, so Java and bookmender do not
+    repeat each other's checks.
     """
 
 
 @check.command("list")
 @config_option
-@output_option
+@list_output_option
 def list_checks(config: Path | None, output: str) -> None:
     """List the checks: last run, due time, progress and findings.
 
     The intervals come from this host's settings. The settings of the leader decide.
+
+    Exit codes: 0 listed. 1 an order that concerns checks cannot be read. 3 the record of a check
+    cannot be read, so its last run is unknown.
     """
     clock = SystemClock()
     found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
     echo_notes(found.concerns)
-    if output == "json":
-        click.echo(json.dumps(found.to_json(), indent=2))
-    else:
-        click.echo(found.to_text(now_ms=clock.wall_ms()))
+    echo_list(
+        output,
+        found.to_json(),
+        rows="checks",
+        columns=COLUMNS,
+        text=lambda: found.to_text(now_ms=clock.wall_ms()),
+    )
+    sys.exit(found.exit_code)
 
 
 @check.command("run")
@@ -403,9 +465,9 @@ def list_checks(config: Path | None, output: str) -> None:
 def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
     """Ask the leader to run a check now.
 
-    A check that is already running is not restarted. The leader runs one check at a time. Ledgers
-    of absent bookies are no finding: they are marked when the bookie is lost. Without a source of
-    racks the check placement has nothing to compare, and reports that.
+    A running check is not restarted. The leader runs one check at a time. Copies on absent bookies
+    are not findings: their ledgers are marked when the bookie is lost. Without a configured source
+    of racks the check placement has nothing to compare, and reports that.
 
     Exit codes: 0 requested; with --wait: nothing found. 1 (--wait) something was found.
     3 (--wait) some ledgers could not be checked.
@@ -419,25 +481,20 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         echo_notes(checks.concerns)
         if not wait:
             return checks, None
-        line = ProgressLine("ledger")
         after_ms = None if before is None else before.finished_ms
-        try:
+        with ProgressLine() as line:
             run = await wait_checked(cluster, name, after_ms=after_ms, show=line.show, clock=clock)
             return checks, run
-        finally:
-            line.close()
 
-    with explain_interrupt(f"what was asked for stands: bookmender check list tells of {name}"):
+    with explain_interrupt("The request stays. bookmender check list shows the progress."):
         checks, run = run_in_session(config, act)
     if output == "json":
         record = {"check": name, "leader": checks.leader, "run": run_record(run) if run else None}
         click.echo(json.dumps(record, indent=2))
     elif run is not None:
-        click.echo(
-            f"{name}: looked at {counted(run.ledger_count, 'ledger')}, found {counts_text(run)}"
-        )
+        click.echo(f"{name}: checked {counted(run.ledger_count, 'ledger')}: {counts_text(run)}")
     else:
-        click.echo(f"{name}: asked for" + (f"; {checks.leader} leads" if checks.leader else ""))
+        click.echo(f"{name}: requested" + (f"; leader: {checks.leader}" if checks.leader else ""))
     sys.exit(0 if run is None else _exit_code(run))
 
 
@@ -447,8 +504,9 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
 def pause(config: Path | None, output: str) -> None:
     """Pause all periodic checks until bookmender check resume.
 
-    A running check pauses too. Ledgers of lost bookies are still marked. Exit code 0 also if the
-    checks were paused already.
+    A running check pauses too. Ledgers of lost bookies are still marked.
+
+    The exit code is 0 even if the checks were already paused.
     """
     _report(
         output,
@@ -471,8 +529,10 @@ def _report(output: str, *, is_paused: bool, has_changed: bool) -> None:
     if output == "json":
         click.echo(json.dumps({"is_paused": is_paused, "has_changed": has_changed}, indent=2))
         return
-    state = "are paused" if is_paused else "run when they are due"
-    click.echo(f"the checks {state}" + ("" if has_changed else ", as before"))
+    if is_paused:
+        click.echo("the checks are paused" if has_changed else "the checks are already paused")
+    else:
+        click.echo("the checks are resumed" if has_changed else "the checks were not paused")
 
 
 NOTHING_WRONG = (

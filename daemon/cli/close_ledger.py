@@ -1,14 +1,12 @@
 """Closes an open ledger by hand: checks whether a writer may be alive, then recovers the ledger.
 
-Nobody can prove that a writer has stopped; the best evidence is a long time without entries.
+It cannot be proven that a writer has stopped; the best evidence is a long time without entries.
 Closing locks the writer out for good, so an operator must confirm it if the writer may be alive. If
 too few bookies answer to find the end (rule S5), or no bookie can store the last entries, nothing
 is fenced.
 """
 
 import asyncio
-import getpass
-import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
@@ -16,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
+from msgspec import structs
+
 from auditor.checks.idle import LastChange, read_last_changes, updated_change
-from daemon.admin_session import AdminSession, writing_session
+from daemon.admin_session import AdminSession, operator, order_event, writing_session
 from daemon.cli.blocked import try_now
 from daemon.cli.progress import duration_text, echo_notes, printable
 from daemon.messages import end_doubt_text, message
@@ -27,6 +27,7 @@ from daemon.settings import Settings
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (
+    BookmenderError,
     ConflictError,
     DamagedEndError,
     JournalError,
@@ -43,15 +44,16 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of
 from ledgers.store import Check, MetadataStore
 from replication.cluster import ClusterView, ViewSource
+from replication.history import NO_HISTORY, Event, History, Kind
 from replication.inspection import first_damaged
-from replication.ledger_record import GivenUpEntries, record_given_up
+from replication.ledger_record import GivenUpEntries, read_found_bad, record_given_up
 from replication.lock_by_hand import LockedError, Tell, locked
 from replication.marks import private_mark_operations, read_marks
 from replication.open_ledgers import OpenLedgers, end_doubts, held_back, wanted_for_coverage
 from replication.reasons import Blocked, Facts, Reason
 from replication.recent_copies import record_by_hand
 from replication.targets import TargetSelector
-from replication.znodes import ClusterPaths, read_found_bad
+from replication.znodes import ClusterPaths
 
 DAMAGE_ENTRIES_MAX = 10_000
 """Number of entries after the LAC that are read before a ledger is closed. A writer has fewer under
@@ -90,11 +92,12 @@ class CloseResult:
 
     def refusal(self, *, is_forced: bool) -> str:
         """Return why the ledger must not be closed; empty if it may be closed."""
-        if in_the_way := "; ".join(filter(None, [self.held_back, self.cannot_close])):
-            return in_the_way
+        if refusal := ". Also, ".join(filter(None, [self.held_back, self.cannot_close])):
+            return refusal
         if self.doubts and not is_forced:
             return (
-                f"{'; '.join(self.doubts)}; to close it locks a writer that is alive out for good"
+                f"its writer may be running: {'; '.join(self.doubts)}. Closing fences the ledger, "
+                "so a running writer could never write to it again"
             )
         return ""
 
@@ -112,17 +115,17 @@ def doubts_about(
     ``sighting``: what the last check recorded of the ledger.
     """
     if last_entry_id is None:
-        return ["none of its bookies says how far it reaches"]
+        return ["none of its bookies reports a last entry"]
     if sighting is None:
-        return ["no check has seen it idle: nobody knows when it got its last entry"]
+        return ["no check has seen it idle, so the time of its last entry is unknown"]
     now = updated_change(
         sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms
     )
     if now != sighting:
-        return ["it got an entry, or other bookies, since the last check"]
+        return ["since the last check it got an entry, or its ensemble changed"]
     idle_s = sighting.idle_s(now_ms)
     if idle_s < after_s:
-        return [f"for all that is known it got its last entry {duration_text(idle_s)} ago"]
+        return [f"it has been idle for only {duration_text(idle_s)}, as far as checks know"]
     return []
 
 
@@ -133,7 +136,7 @@ def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterVie
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""
     return (
-        f"{_no_answer(silent, view)}, and without more of them nobody can know where it ends; "
+        f"{_no_answer(silent, view)}. Its end cannot be found without more of these bookies. "
         f"{whom_to_start(metadata, silent)}"
     )
 
@@ -148,7 +151,7 @@ def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
 
 def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
     named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
-    return f"it cannot be closed now, forced or not: no answer from {named}"
+    return f"it cannot be closed now, even with --force: no answer from {named}"
 
 
 def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
@@ -157,9 +160,9 @@ def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
         return (
             "another bookie is registered at its address"
             if is_superseded
-            else "registered, but silent"
+            else "registered, but unresponsive"
         )
-    return "not registered" if bookie in view.cookies else "gone for good: it has no cookie"
+    return "not registered" if bookie in view.cookies else "decommissioned: it has no cookie"
 
 
 def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> str:
@@ -176,7 +179,7 @@ def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> st
         which = " and ".join(sorted(silent))
     else:
         which = f"enough of {', '.join(sorted(silent))}"
-    return f"start {which} (empty, if what was there is gone), then give the same command again"
+    return f"Start {which} (even without their data), then run this command again"
 
 
 class LedgerCloser:
@@ -220,8 +223,9 @@ class LedgerCloser:
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
         doubts: list[str] = []
         if found.metadata.state is LedgerState.OPEN:  # in recovery the writer is locked out already
+            idle = await read_last_changes(self._store, self._paths)
             doubts = doubts_about(
-                (await read_last_changes(self._store, self._paths)).get(ledger_id),
+                idle.value.by_ledger().get(ledger_id) if idle.value else None,
                 last_entry_id=last_entry_id,
                 written_ms=found.stat.mtime_ms,
                 now_ms=self._clock.wall_ms(),
@@ -257,8 +261,8 @@ class LedgerCloser:
             return ""
         where = ", ".join(sorted(f.bookie for f in findings if damaged in f.damaged))
         return (
-            f"entries {damaged} to {last}: no bookie gives a good copy of entry {damaged}, and the copies on {where} are "
-            "damaged"
+            f"entries {damaged} to {last}: no bookie returns a good copy of entry {damaged}, and "
+            f"its copies on {where} are damaged"
         )
 
     async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
@@ -272,7 +276,9 @@ class LedgerCloser:
             return ""
         no_target = self._open_ledgers.no_target(found, silent=silent)
         why = message(found.ledger_id, no_target).text
-        return f"{_no_answer(silent, self._views.current)}, and {why}. Then give the same command again"
+        return (
+            f"{_no_answer(silent, self._views.current)}. Also, {why}. Then run this command again"
+        )
 
     async def _last_entries(self, found: VersionedMetadata) -> LastEntries:
         """Ask all members of the last ensemble for their last entry.
@@ -334,9 +340,8 @@ class LedgerCloser:
         if before.found.metadata.is_closed:
             return before
         closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
-        with suppress(
-            UnavailableError, SessionLostError, LockLostError, RejectedError
-        ):  # it is closed; a node tries it later
+        # The ledger is closed. If this order fails, a node tries the ledger later.
+        with suppress(UnavailableError, SessionLostError, LockLostError, RejectedError):
             await try_now(ledger_id, self._store, self._paths, guards=guards, clock=self._clock)
         return CloseResult(
             found=before.found,
@@ -370,7 +375,7 @@ class LedgerCloser:
                     first_entry_id=end.given_up.first_entry_id,
                     last_entry_id=end.given_up.last_entry_id,
                     replies=end.given_up.replies,
-                    by=f"{getpass.getuser()}@{socket.gethostname()}",
+                    by=operator(),
                     at_ms=self._clock.wall_ms(),
                 )
                 await record_given_up(
@@ -392,15 +397,14 @@ class LedgerCloser:
             )
         except ConflictError as error:
             raise CloseRefusedError(
-                "its metadata was written while it was being looked at: its writer may be alive. "
-                "Give the same command again to look once more"
+                "its metadata changed during the inspection, so its writer may be running. Run "
+                "this command again to inspect the ledger once more"
             ) from error
         except UnprovenEndError as error:
             blocked = await self._open_ledgers.end_unproven(found, self._views.current, error)
             raise await self._refused(found, blocked) from error
         except DamagedEndError as error:
-            facts = Facts(is_end_damaged=True, errors=(str(error),))
-            blocked = Blocked(reason=Reason.RECOVERY_FAILED, facts=facts)
+            blocked = Blocked(reason=Reason.END_DAMAGED, facts=Facts(errors=(str(error),)))
             raise await self._refused(found, blocked) from error
         except NotEnoughBookiesError as error:
             raise await self._refused(found, self._open_ledgers.no_target(found, error)) from error
@@ -412,14 +416,15 @@ class LedgerCloser:
             hint = (
                 whom_to_start(found.metadata, silent)
                 if wanted_for_coverage(found.metadata, told.keys() - silent)
-                else "its bookies answer now: give the same command again"
+                else "Its bookies answer now: run this command again"
             )
-            raise UnavailableError(f"{error}; {await self._so_far(found)}{hint}") from error
+            raise UnavailableError(f"{error}. {await self._so_far(found)}{hint}") from error
 
     async def _refused(self, found: VersionedMetadata, blocked: Blocked) -> CloseRefusedError:
         told = message(found.ledger_id, blocked)
-        what = f"{told.what}; {await self._so_far(found)}".removesuffix("; ")
-        return CloseRefusedError(f"{what}. {told.advice}".removesuffix(". "))
+        return CloseRefusedError(
+            f"{told.what}. {await self._so_far(found)}{told.advice}".rstrip().removesuffix(".")
+        )
 
     async def _found_bad(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the marked bookies for which a check or fsck found that entries of the ledger are
@@ -434,10 +439,14 @@ class LedgerCloser:
         ]
         readable = [each.mark for each in chain(*marks) if each.mark is not None]
         marked_for = {bookie for mark in readable for bookie in mark.replicas}
-        return await read_found_bad(self._store, self._paths, ledger_id) & marked_for
+        stored = await read_found_bad(self._store, self._paths, ledger_id)
+        if stored.is_unreadable:
+            return frozenset(marked_for)
+        return stored.value.bookies & marked_for if stored.value else frozenset()
 
     async def _so_far(self, found: VersionedMetadata) -> str:
-        """Return what a failed recovery has changed; empty if it changed nothing new.
+        """Return what a failed recovery has changed, as a sentence with a space after it; empty if
+        it changed nothing new.
 
         The error's own text says which bookies were fenced.
         """
@@ -448,7 +457,7 @@ class LedgerCloser:
         is_new = found.metadata.state is LedgerState.OPEN
         if now.metadata.state is not LedgerState.IN_RECOVERY or not is_new:
             return ""
-        return "it is IN_RECOVERY now, and what was fenced takes nothing from its writer any more; "
+        return "The ledger is IN_RECOVERY now, and fenced bookies refuse its writer. "
 
 
 def _hold_text(ledger_id: int, view: ClusterView) -> str:
@@ -469,22 +478,46 @@ async def close_by_hand(
 
     Raises the errors of ``LedgerCloser.close``, and SettingsError if nothing can be recorded.
     """
+    did = CollectedEvents()
     async with (
         writing_session(settings) as ours,
-        _open_closer(ours.cluster, ours.manager) as closer,
+        _open_closer(ours.cluster, ours.manager, did) as closer,
     ):
-        return await closer.close(
-            ledger_id,
-            session=ours.session,
-            holder=ours.holder,
-            is_forced=is_forced,
-            accepts_loss=accepts_loss,
-        )
+        event = order_event("ledger close --accept-loss" if accepts_loss else "ledger close")
+        try:
+            done = await closer.close(
+                ledger_id,
+                session=ours.session,
+                holder=ours.holder,
+                is_forced=is_forced,
+                accepts_loss=accepts_loss,
+            )
+        except BookmenderError as error:
+            if did.events or isinstance(error, UnavailableError):  # its writer may be fenced
+                event = structs.replace(event, reason=str(error))
+                await ours.cluster.note_order(event, [ledger_id], effects=did.events)
+            raise
+        if done.closed is not None:
+            last_entry_id = done.closed.metadata.last_entry_id
+            event = structs.replace(event, last_entry_id=last_entry_id)
+            await ours.cluster.note_order(event, [ledger_id], effects=did.events)
+        return done
+
+
+class CollectedEvents:
+    """The fence and the recovery of a command, which records them together with its order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> None:
+        if event.kind != Kind.RECOVERY_UNFINISHED:  # the order tells it
+            self.events.append(event)
 
 
 @asynccontextmanager
 async def _open_closer(
-    cluster: AdminSession, manager: LedgerManager
+    cluster: AdminSession, manager: LedgerManager, history: History = NO_HISTORY
 ) -> AsyncIterator[LedgerCloser]:
     async with open_inspection(cluster) as inspection:
         yield LedgerCloser(
@@ -492,7 +525,7 @@ async def _open_closer(
             manager=manager,
             bookies=inspection.bookies,
             views=inspection.views,
-            open_ledgers=await _open_ledgers(cluster, manager, inspection),
+            open_ledgers=await _open_ledgers(cluster, manager, inspection, history),
             paths=cluster.paths,
             after_s=cluster.settings.checks.counts_as_idle_after_s,
             clock=inspection.clock,
@@ -501,7 +534,7 @@ async def _open_closer(
 
 
 async def _open_ledgers(
-    cluster: AdminSession, manager: LedgerManager, inspection: Inspection
+    cluster: AdminSession, manager: LedgerManager, inspection: Inspection, history: History
 ) -> OpenLedgers:
     """Return what recovers ledgers, built as in a worker.
 
@@ -528,4 +561,5 @@ async def _open_ledgers(
             allowed=placement.groups.allowed,
         ),
         clock=inspection.clock,
+        history=history,
     )

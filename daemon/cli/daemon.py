@@ -1,7 +1,9 @@
 """``bookmender daemon``: runs a node."""
 
+import faulthandler
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,14 +25,18 @@ def daemon(config: Path | None) -> None:
     The node stands for election as auditor and repairs marked ledgers. The elected auditor marks
     the ledgers of lost bookies. Nodes work beside each other and beside Java's AutoRecovery.
 
+    SIGHUP reads the settings file again. The log event settings.restart_needed names changed
+    settings that only a restart puts in force.
+
     Each setting can also be given in the environment. For example, open_ledger_grace_s of
     [replication] is BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S.
 
     Exit codes: 0 stopped. 1 a service did not stop in time. 2 a setting or the state directory is
     wrong. 3 ZooKeeper does not answer, or it holds no such cluster.
     """
+    faulthandler.enable(2)  # systemd's watchdog aborts: the log then shows where each thread is
     settings = load_settings(config, os.environ)
     set_up_logs(settings.log)
     if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
         log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
-    sys.exit(run_node(settings))
+    sys.exit(run_node(settings, read_settings=partial(load_settings, config, os.environ)))

@@ -16,7 +16,7 @@ import click
 
 from auditor.election import current_leader
 from auditor.scan import may_be_named, scan_ledgers
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.blocked import (
     BlockedLedgers,
     all_marked,
@@ -27,6 +27,7 @@ from daemon.cli.blocked import (
     waiting_text,
 )
 from daemon.cli.bookies import BookieArgument, known_bookies
+from daemon.cli.check import ask_for_audit
 from daemon.cli.drain import cancel_drains
 from daemon.cli.hold import current_hold
 from daemon.cli.main import config_option, output_option
@@ -103,9 +104,8 @@ async def decommission_bookie(
     named = found.ledger_ids
     if is_running and named:
         raise RejectedError(
-            f"it is running, and named by {counted(len(named), 'ledger')}: stop it for good first, or, to have "
-            "them moved while it serves, bookmender bookie drain",
-            bookie=bookie,
+            f"{bookie} is running, and {named_by(len(named))} it. Stop it for good first, or move "
+            f"its ledgers while it runs: bookmender bookie drain {bookie}"
         )
     moved_count, blocked = len(named), BlockedLedgers(cluster, clock)
     was_known = bool(cookie or is_running or named or await _marked_for(cluster, bookie))
@@ -116,10 +116,14 @@ async def decommission_bookie(
         named = found.ledger_ids
     # If the bookie was started while the command waited, the proof is no longer valid.
     if await _check_state(cluster, bookie, clock) and not is_running:
-        raise RejectedError("it was started meanwhile; stop it for good", bookie=bookie)
+        raise RejectedError(
+            f"{bookie} was started meanwhile. Stop it for good, then run this command again."
+        )
     if cookie is not None:
         await _delete_cookie(cluster, bookie, cookie)
     had_order = bool(await cancel_drains(cluster, [bookie]))
+    if cookie is not None:
+        await cluster.note_order(order_event("bookie decommission", bookies=(bookie,)))
     return Decommissioned(
         moved_count=moved_count,
         had_cookie=cookie is not None,
@@ -151,12 +155,15 @@ async def _naming(cluster: AdminSession, bookie: BookieId, *, ignores_unreadable
     doubtful = tuple(sorted({*named.get(bookie, ()), *marked}))
     ledger_ids = tuple(sorted(each.ledger_id for each in scan.underreplicated))
     if doubtful and not ignores_unreadable:
-        others = f", once the copies of {counted(len(ledger_ids), 'other ledger')} are elsewhere"
+        others = (
+            f", after {counted(len(ledger_ids), 'other ledger')} moved to other bookies"
+            if ledger_ids
+            else ""
+        )
         raise UnavailableError(
-            "ledgers that cannot be read may name it, so its cookie stays: "
-            f"{await _doubts(cluster, doubtful)}; --ignore-unreadable goes on without them"
-            f"{others if ledger_ids else ''}",
-            bookie=bookie,
+            f"ledgers with unreadable metadata may name {bookie}, so its cookie is kept: "
+            f"{await _doubts(cluster, doubtful)}. With --ignore-unreadable the cookie is deleted "
+            f"anyway{others}."
         )
     return _Naming(ledger_ids=ledger_ids, doubtful=doubtful)
 
@@ -173,11 +180,13 @@ async def _doubts(cluster: AdminSession, doubtful: Sequence[int]) -> str:
     if (more := len(doubtful) - len(shown)) > 0:
         text += f" and {more:,} more"
     if shut:
-        text += f". ACLs shut away {', '.join(map(str, shut))}: {next(iter(shut.values()))}"
+        denied = ", ".join(map(str, shut))
+        text += f". ACLs deny access to ledger {denied}: {next(iter(shut.values()))}"
     if others := [str(ledger_id) for ledger_id in shown if ledger_id not in shut]:
+        which = f" of {', '.join(others)}" if shut else ""
         text += (
-            f". bookmender ledger show ID says what is wrong with {', '.join(others) if shut else 'one'}, "
-            "bookmender ledger restore ID may mend it"
+            f". bookmender ledger show ID shows the error{which}, and bookmender ledger restore ID "
+            "may repair the metadata"
         )
     return text
 
@@ -193,23 +202,6 @@ async def _refusal(cluster: AdminSession, ledger_id: int) -> str:
     return ""
 
 
-async def ask_for_audit(cluster: AdminSession) -> None:
-    """Request an audit that treats all absent bookies as lost now, as Java's triggeraudit does.
-
-    It writes the recovery delay again without changing it. The auditor then skips the delay once.
-    """
-    path = cluster.paths.recovery_delay
-    try:
-        data, stat = await cluster.store.get(path)
-        await cluster.store.set(path, data, version=stat.version)
-    except NoNodeError as error:
-        raise UnavailableError(
-            "no auditor has ever run here: start one with bookmender daemon"
-        ) from error
-    except ConflictError:
-        pass  # another client has just written the delay, which also requests an audit
-
-
 async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) -> bool:
     """Return True if the bookie runs, which is allowed only if it is read-only and draining.
 
@@ -218,27 +210,30 @@ async def _check_state(cluster: AdminSession, bookie: BookieId, clock: Clock) ->
     orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     if bookie in orders.maintenance:
         raise RejectedError(
-            f"it is under maintenance: bookmender bookie maintenance {bookie} --end", bookie=bookie
+            f"{bookie} is in maintenance. End the window first: bookmender bookie maintenance "
+            f"{bookie} --end"
         )
     view = await cluster.registration.read()
     if bookie in view.writable or (bookie in view.available and bookie not in orders.draining):
         raise RejectedError(
-            "it is still registered: stop it for good (after a crash that ends with its session, in seconds). "
-            "Or, to have its ledgers moved while it serves, make "
-            "it read-only and have it drained: bookmender bookie drain",
-            bookie=bookie,
+            f"{bookie} is still registered. Stop it for good; after a crash it stays registered "
+            "for some seconds, until its session ends. Or make it read-only and move its ledgers "
+            f"while it runs: bookmender bookie drain {bookie}"
         )
     return bookie in view.available
 
 
 async def _get_marked(cluster: AdminSession, notify: Callable[[str], None], clock: Clock) -> None:
     if await cluster.store.exists(cluster.paths.disable) is not None:
-        raise RejectedError("auto-recovery is disabled, so nothing would move: bookmender enable")
+        raise RejectedError(
+            "auto-recovery is disabled, so no ledger would move. Enable it: bookmender enable"
+        )
     if await current_leader(cluster.store, cluster.paths) is None:
-        notify("no auditor is running, so nobody marks its ledgers: bookmender daemon")
+        notify("No auditor is running, so its ledgers are not marked. Start one: bookmender daemon")
     if await current_hold(cluster, clock=clock) is not None:
         notify(
-            "a safety hold stands, so none of its ledgers is marked before that has ended: bookmender hold"
+            "A safety hold is in force. Its ledgers are not marked before the hold ends: "
+            "bookmender hold"
         )
     await ask_for_audit(cluster)
 
@@ -264,8 +259,8 @@ async def _wait_moved(
             for text in first_reasons(reasons):
                 notify(text)
             raise RejectedError(
-                f"it is named by {counted(len(left), 'ledger')} still, and none can move before that is helped",
-                bookie=bookie,
+                f"the remaining {counted(len(left), 'ledger')} on {bookie} cannot move. Act on the "
+                "reasons above, then run this command again."
             )
         if clock.now_s() >= until_s:
             return
@@ -306,7 +301,10 @@ async def _delete_cookie(cluster: AdminSession, bookie: BookieId, cookie: Stat) 
     if now is None:
         return
     if now.mzxid != cookie.mzxid:
-        raise ConflictError("it was set up anew meanwhile, and keeps its cookie", bookie=bookie)
+        raise ConflictError(
+            f"{bookie} was reformatted meanwhile, and its new cookie is kept. Stop it for good, "
+            "then run this command again."
+        )
     with suppress(NoNodeError):
         await cluster.store.delete(_cookie_path(cluster, bookie), version=now.version)
 
@@ -335,45 +333,28 @@ def decommission(
     """Remove a stopped bookie from the cluster for good.
 
     The command asks the auditor to treat all absent bookies as lost now, and waits until no ledger
-    names this bookie. It proves that by reading all metadata. Then it deletes the bookie's cookie.
-    A running bookie is refused, unless it is read-only, drained and empty. You can interrupt the
-    command with Ctrl-C and run it again: the repairs go on.
+    names this bookie. It reads all metadata to prove that, and then deletes the bookie's cookie. A
+    running bookie is refused, unless it is read-only, drained and named by no ledger. After Ctrl-C
+    the repairs continue; run the command again to finish.
 
-    Exit codes: 0 decommissioned. 1 blocked: the remaining ledgers need an operator (listed).
-    2 unknown bookie, or already decommissioned (see --ignore-unknown). 3 unknown: unreadable
-    ledgers may name it, and its cookie stays.
+    Exit codes: 0 decommissioned. 1 refused, or blocked: the remaining ledgers are listed, with
+    reasons. 2 unknown bookie, or already decommissioned (see --ignore-unknown). 3 unknown:
+    unreadable ledgers may name the bookie, so its cookie is kept.
     """
 
     async def act(cluster: AdminSession) -> Decommissioned:
-        if bookie not in await known_bookies(cluster):  # a ledger may still name an unknown bookie
-            echo_notes([unknown_text(bookie)])
-        line = ProgressLine("ledger")
-
-        def say(text: str) -> None:
-            line.close()
-            echo_notes([text])
-
-        try:
-            return await decommission_bookie(
-                cluster,
-                bookie,
-                ignores_unreadable=ignore_unreadable,
-                notify=say,
-                show=line.show,
-                clock=SystemClock(),
-            )
-        finally:
-            line.close()
+        return await decommission_visibly(cluster, bookie, ignores_unreadable=ignore_unreadable)
 
     stays = (
-        f"what was marked stays marked: {NODES_GO_ON}; and the cookie of {bookie} stays until the same "
-        "command is run to its end"
+        f"Marked ledgers stay marked, and {NODES_GO_ON}. {bookie} keeps its cookie until you run "
+        "this command again."
     )
     with explain_interrupt(stays):
         done = run_in_session(config, act)
     if not (done.was_known or ignore_unknown):
         raise click.UsageError(
-            "nothing names it: it is decommissioned already, or no bookie of this cluster"
+            f"Nothing names {bookie}: it is decommissioned already, or never belonged to this "
+            "cluster."
         )
     if output == "json":
         record = {
@@ -384,13 +365,39 @@ def decommission(
         }
         click.echo(json.dumps(record, indent=2))
         return
+    click.echo(result_text(bookie, done))
+
+
+async def decommission_visibly(
+    cluster: AdminSession, bookie: BookieId, *, ignores_unreadable: bool = False
+) -> Decommissioned:
+    """Decommission the bookie, and show notes and progress on standard error."""
+    if bookie not in await known_bookies(cluster):  # a ledger may still name an unknown bookie
+        echo_notes([unknown_text(bookie)])
+    with ProgressLine() as line:
+        return await decommission_bookie(
+            cluster,
+            bookie,
+            ignores_unreadable=ignores_unreadable,
+            notify=line.note,
+            show=line.show,
+            clock=SystemClock(),
+        )
+
+
+def result_text(bookie: BookieId, done: Decommissioned) -> str:
     cookie = "its cookie is deleted" if done.had_cookie else "it has no cookie"
     but = (
-        f" but for {counted(len(done.ignored), 'ledger')} that cannot be read"
+        f" (ignored: {counted(len(done.ignored), 'ledger')} with unreadable metadata)"
         if done.ignored
         else ""
     )
-    click.echo(f"{bookie}: no ledger names it{but}, {cookie}")
+    return f"{bookie} is decommissioned: no ledger names it{but}, and {cookie}"
+
+
+def named_by(count: int) -> str:
+    """Return ``1 ledger names`` or ``3 ledgers name``."""
+    return f"{counted(count, 'ledger')} {'names' if count == 1 else 'name'}"
 
 
 def unknown_text(bookie: BookieId) -> str:
@@ -398,4 +405,6 @@ def unknown_text(bookie: BookieId) -> str:
 
     Similar IDs are not suggested: a mistake here is final.
     """
-    return f"the cluster knows no bookie {bookie} (any more); bookmender bookie list shows those that it knows"
+    return (
+        f"The cluster has no bookie {bookie} (any more). bookmender bookie list shows its bookies."
+    )

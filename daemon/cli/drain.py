@@ -17,7 +17,7 @@ import click
 from auditor.absence import read_delay
 from auditor.election import current_leader
 from auditor.records import DrainProgress
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.blocked import (
     NO_WAITS,
     BlockedLedgers,
@@ -40,7 +40,8 @@ from daemon.cli.bookies import (
     require_known,
 )
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
-from daemon.cli.orders import unreadable_drains, unreadable_texts
+from daemon.cli.orders import UNREADABLE_VOTE, unreadable_drains, unreadable_texts
+from daemon.cli.plan import plan
 from daemon.cli.progress import (
     NODES_GO_ON,
     ProgressLine,
@@ -48,6 +49,7 @@ from daemon.cli.progress import (
     duration_text,
     echo_notes,
     explain_interrupt,
+    printable,
 )
 from daemon.status.leader import losses_due_ms
 from ledgers.clock import Clock, SystemClock
@@ -112,15 +114,15 @@ class Drains:
                 for bookie, order in sorted(self.orders.draining.items())
             },
             "unreadable_orders": list(self.orders.unreadable),
-            "waiting_for_help": list(self.blocked),
+            "blocked": list(self.blocked),
         }
 
     def to_text(self) -> str:
         lines = [f"{b}: {drain_text(self.progress.get(b))}" for b in sorted(self.orders.draining)]
         if self.blocked:
-            lines += ["none of those that are left can move before that is helped:"]
+            lines += ["all ledgers that are left are blocked:"]
             lines += [f"  {text}" for text in first_reasons(self.blocked)]
-        return "\n".join(lines) or "no bookie is being drained"
+        return "\n".join(lines) or "no drain is ordered"
 
 
 async def read_drains(cluster: AdminSession) -> Drains:
@@ -141,20 +143,22 @@ async def order_drains(
     order_store = OrderStore(cluster.store, cluster.paths)
     for bookie in bookies:
         znode = drain_znode(cluster.paths, bookie)
-        standing = await order_store.stored(znode)
-        if standing is None:
-            order = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
-        elif standing.order is None:
+        stored = await order_store.stored(znode)
+        if stored is None:
+            drain = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
+        elif stored.order is None:
             raise CorruptionError(
-                "an order stands that this release cannot read; --cancel takes it back",
-                bookie=bookie,
+                f"the present order to drain {bookie} cannot be read. Cancel it first: bookmender "
+                f"bookie drain {bookie} --cancel"
             )
         elif may_fence is None:
-            order = standing.order
+            drain = stored.order
         else:
-            order = replace(standing.order, may_fence=may_fence)
-        if standing is None or standing.order != order:
-            await order_store.give(znode, order, over=standing)
+            drain = replace(stored.order, may_fence=may_fence)
+        if stored is None or stored.order != drain:
+            await order_store.give(znode, drain, over=stored)
+            name = "bookie drain --fence-open" if drain.may_fence else "bookie drain"
+            await cluster.note_order(order_event(name, bookies=(bookie,)))
 
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
@@ -163,9 +167,10 @@ async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> l
     cancelled = []
     for bookie in bookies:
         znode = drain_znode(cluster.paths, bookie)
-        standing = await order_store.stored(znode)
-        if standing is not None:
-            await order_store.withdraw(znode, over=standing)
+        stored = await order_store.stored(znode)
+        if stored is not None:
+            await order_store.withdraw(znode, over=stored)
+            await cluster.note_order(order_event("bookie drain --cancel", bookies=(bookie,)))
             cancelled.append(bookie)
     return cancelled
 
@@ -222,7 +227,7 @@ class _RollCall:
         self._due_s = self._clock.now_s() + ROLL_CALL_S
         found = await nobody_at_work(self._cluster, self._nodes)
         if found != self._told:
-            for text in found or ["that is over: nodes are at work on it"]:
+            for text in found or ["Nodes work on the drain now."]:
                 self._notify(text)
         self._told = found
 
@@ -288,20 +293,23 @@ async def nobody_at_work(
     """
     store, paths = cluster.store, cluster.paths
     if await store.exists(paths.disable) is not None:
-        return ["auto-recovery is disabled, so nothing moves: bookmender enable"]
+        return ["Auto-recovery is disabled, so nothing is moved. Enable it: bookmender enable"]
     leader = await current_leader(store, paths)
     nodes = await live_nodes(store, paths, known)
     if leader is None:
-        return ["no auditor is running, so nobody looks for the ledgers: bookmender daemon"]
+        return [
+            "No auditor is running, so the ledgers are not marked. Start one: bookmender daemon"
+        ]
     if leader.session_id not in {node.session_id for node in nodes}:
         return [
-            f"the leader is Java's AutoRecovery ({leader.candidate}), which knows no drains: "
-            "stop it, so that a node of ours leads"
+            "The leader is Java's AutoRecovery "
+            f"({printable(leader.candidate or UNREADABLE_VOTE)}), which ignores drains. Stop it, "
+            "so that a bookmender node leads."
         ]
     if not any(node.info.role is Role.WORKER for node in nodes):
         return [
-            "no worker of bookmender is running, and those of Java's AutoRecovery do not look at what is drained, "
-            "so nothing is copied: bookmender daemon"
+            "No bookmender worker is running, and Java's workers ignore drains, so nothing is "
+            "copied. Start one: bookmender daemon"
         ]
     return []
 
@@ -316,20 +324,21 @@ async def concerns_of_bookies(cluster: AdminSession, bookies: Sequence[BookieId]
     concerns = []
     if writable:
         concerns.append(
-            f"{', '.join(writable)} still take{'s' if len(writable) == 1 else ''} writes, so that new ledgers are "
-            "put there: make it read-only, by its own HTTP admin server:\n"
+            f"{', '.join(writable)} still accept{'s' if len(writable) == 1 else ''} writes and "
+            "gets new ledgers. Make "
+            "it read-only with its HTTP admin server:\n"
             "    curl -X PUT -H 'Content-Type: application/json' -d '{\"readOnly\": true}' "
             "http://HOST:PORT/api/v1/bookie/state/readonly\n"
-            "  or by forceReadOnlyBookie=true in its settings, and a restart"
+            "  or set forceReadOnlyBookie=true in its settings and restart it."
         )
     orders = await OrderStore(cluster.store, cluster.paths).read()
     others = view.writable.keys() - orders.draining.keys() - set(bookies)
     if not others:
-        concerns.append("no other writable bookie is left to take over: add one")
+        concerns.append("No other writable bookie can take the copies. Add one.")
     return concerns
 
 
-async def away_concerns(
+async def absent_concerns(
     cluster: AdminSession, bookies: Sequence[BookieId], *, clock: Clock
 ) -> dict[BookieId, str]:
     """Return a sentence for each of these bookies that is absent.
@@ -337,12 +346,12 @@ async def away_concerns(
     The result is empty while no bookie is registered (rule S8).
     """
     available = (await registered_bookies(cluster)).available
-    away = [bookie for bookie in dict.fromkeys(bookies) if bookie not in available]
-    if not away or not available:
+    absent = [bookie for bookie in dict.fromkeys(bookies) if bookie not in available]
+    if not absent or not available:
         return {}
     now_ms = clock.wall_ms()
     windows = (await OrderStore(cluster.store, cluster.paths).read()).at(now_ms).maintenance
-    due_ms = await losses_due_ms(cluster, away, clock=clock)
+    due_ms = await losses_due_ms(cluster, absent, clock=clock)
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
     delay = await read_delay(cluster.store, cluster.paths, default_s=default_s)
     losses = {
@@ -350,33 +359,34 @@ async def away_concerns(
         for bookie, at_ms in due_ms.items()
     }
     return {
-        bookie: resting_text(bookie, windows[bookie], now_ms=now_ms)
+        bookie: in_maintenance_text(bookie, windows[bookie], now_ms=now_ms)
         if bookie in windows
-        else gone_text(bookie, losses.get(bookie, ""))
-        for bookie in away
+        else absent_text(bookie, losses.get(bookie, ""))
+        for bookie in absent
     }
 
 
-def resting_text(bookie: BookieId, window: MaintenanceWindow, *, now_ms: int) -> str:
+def in_maintenance_text(bookie: BookieId, window: MaintenanceWindow, *, now_ms: int) -> str:
     """Return a sentence about a bookie that is absent in its maintenance window."""
     return (
-        f"{bookie} is away, {maintenance_text(window, now_ms=now_ms)}: nothing of it is moved before the window is "
-        "over, or it is back"
+        f"{bookie} is absent, {maintenance_text(window, now_ms=now_ms)}. Its ledgers are moved "
+        "only when it is back, or when the window ends."
     )
 
 
-def gone_text(bookie: BookieId, loss: str) -> str:
-    """Return a sentence about an absent bookie. ``loss``: when it becomes lost; empty if it is
+def absent_text(bookie: BookieId, loss: str) -> str:
+    """Return sentences about an absent bookie. ``loss``: when it becomes lost; empty if it is
     lost."""
-    without = (
-        "its ledgers are marked, and copied to others from their other copies, without any drain"
-    )
-    advice = f"if it is not to come back: bookmender bookie decommission {bookie}"
+    advice = f"If it never returns, run: bookmender bookie decommission {bookie}"
     if not loss:
-        return f"{bookie} is away, and counts as lost: {without}; {advice}"
+        return (
+            f"{bookie} is lost. Its ledgers are repaired from their other copies without a drain. "
+            f"{advice}"
+        )
     return (
-        f"{bookie} is away, so nothing can be read from it, and {loss}: then {without}; a drain does not wait for "
-        f"that, and has open ledgers on it closed as if it were lost; {advice}"
+        f"{bookie} is absent, so no copy can be read from it ({loss}). Once it is lost, its "
+        "ledgers are repaired from their other copies without a drain. A drain does not wait for "
+        f"that, and treats its open ledgers as if it were lost. {advice}"
     )
 
 
@@ -397,8 +407,9 @@ def _loss_text(due_ms: int | None, *, delay_s: int, now_ms: int) -> str:
     help="Close open ledgers, or leave them (default).",
 )
 @click.option("--wait", is_flag=True, help="Wait until the drain is complete.")
-@click.option("--cancel", is_flag=True, help="Withdraw the order. Moved copies stay moved.")
-@click.option("--yes", is_flag=True, help="Drain even a bookie that is absent.")
+@click.option("--cancel", is_flag=True, help="Cancel the order. Moved copies stay moved.")
+@click.option("--yes", is_flag=True, help="Drain a bookie although it is absent.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, as bookmender plan does.")
 def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
@@ -407,22 +418,33 @@ def drain(
     wait: bool,
     cancel: bool,
     yes: bool,
+    dry_run: bool,
 ) -> None:
     """Move all copies of running bookies to other bookies.
 
     Make the bookie read-only first, or it gets new ledgers. Without an ID the command shows the
-    progress of all drains. The order stands until --cancel, or until the bookie is decommissioned.
-    An absent bookie cannot be read, and its ledgers are copied anyway once it is lost. So a drain
-    of one is refused without --yes.
+    progress of all drains. The order lasts until --cancel, or until the bookie is decommissioned.
+    An absent bookie is refused without --yes: it cannot be read, and once it is lost its ledgers
+    are repaired anyway.
 
-    Exit codes: 0 drained; without --wait: ordered. 1 copies are left (with --wait: all are blocked,
-    and the reasons are listed), the drain is refused, or an order is unreadable. 2 unknown bookie.
-    3 only unreadable ledgers are left: see bookie decommission --ignore-unreadable.
+    Exit codes: 0 drained; without --wait: ordered; with --cancel: no drain is ordered any more. 1
+    copies are left (with --wait: all are blocked, and the reasons are listed), refused, or an order
+    is unreadable. 2 unknown bookie. 3 only unreadable ledgers are left: see bookie decommission
+    --ignore-unreadable.
     """
     if cancel and (wait or fence_open is not None or yes):
-        raise click.UsageError("--cancel goes with no other option")
+        raise click.UsageError(
+            "--cancel cannot be combined with --wait, --yes or the open-ledger options."
+        )
     if (cancel or wait or fence_open is not None or yes) and not bookies:
-        raise click.UsageError("which bookie?")
+        raise click.UsageError("Name the bookie.")
+
+    if dry_run:
+        if len(bookies) != 1 or cancel:
+            raise click.UsageError("--dry-run needs one bookie, and no --cancel.")
+        click.get_current_context().invoke(
+            plan, ledger_ids=(), bookie=bookies[0], config=config, output=output
+        )
 
     async def act(cluster: AdminSession) -> Drains:
         if not bookies:
@@ -431,30 +453,21 @@ def drain(
         if cancel:
             cancelled = await cancel_drains(cluster, bookies)
             echo_notes(
-                f"{b} is not drained any more: what has moved stays moved"
-                if b in cancelled
-                else f"{b} was not being drained"
-                for b in bookies
+                f"The drain of {b} is cancelled. Moved copies stay moved." for b in cancelled
             )
+            others = [bookie for bookie in dict.fromkeys(bookies) if bookie not in cancelled]
+            echo_notes(f"No drain of {bookie} was ordered." for bookie in others)
             return await read_drains(cluster)
-        echo_notes(await _away(cluster, bookies, is_sure=yes))
+        echo_notes(await _absent(cluster, bookies, is_sure=yes))
         await order_drains(cluster, bookies, may_fence=fence_open, clock=SystemClock())
         if not wait:
             echo_notes(await concerns(cluster, bookies))
             return (await read_drains(cluster)).only(bookies)
         echo_notes(await concerns_of_bookies(cluster, bookies))
-        line = ProgressLine("ledger")
-
-        def say(text: str) -> None:
-            line.close()
-            echo_notes([text])
-
-        try:
+        with ProgressLine() as line:
             return await wait_drained(
-                cluster, bookies, notify=say, show=line.show, clock=SystemClock()
+                cluster, bookies, notify=line.note, show=line.show, clock=SystemClock()
             )
-        finally:
-            line.close()
 
     with explain_interrupt(_what_stays(bookies, is_ordered=wait)):
         drains = run_in_session(config, act)
@@ -464,29 +477,31 @@ def drain(
         sys.exit(_exit_code(drains, bookies or tuple(drains.orders.draining)))
 
 
-async def _away(cluster: AdminSession, bookies: Sequence[BookieId], *, is_sure: bool) -> list[str]:
+async def _absent(
+    cluster: AdminSession, bookies: Sequence[BookieId], *, is_sure: bool
+) -> list[str]:
     """Return what follows from draining the absent bookies among these.
 
     Raises RejectedError if one of them has no drain order yet and the operator has not confirmed
     (``is_sure``).
     """
-    told = await away_concerns(cluster, bookies, clock=SystemClock())
+    told = await absent_concerns(cluster, bookies, clock=SystemClock())
     if not told or is_sure:
         return [*told.values()]
-    standing = (await read_drains(cluster)).orders.draining
-    if refused := [text for bookie, text in told.items() if bookie not in standing]:
+    draining = (await read_drains(cluster)).orders.draining
+    if refused := [text for bookie, text in told.items() if bookie not in draining]:
         raise RejectedError(
-            f"{'; '.join(refused)}; nothing was ordered: --yes orders it all the same"
+            f"nothing was ordered. To order the drain anyway, give --yes. {' '.join(refused)}"
         )
     return [*told.values()]
 
 
 def _what_stays(bookies: Sequence[BookieId], *, is_ordered: bool) -> str:
     if not is_ordered:
-        return "bookmender bookie drain says what is ordered"
+        return "bookmender bookie drain shows what is ordered."
     return (
-        f"if the order was given it stands, and {NODES_GO_ON}: bookmender bookie drain says how far that is, "
-        f"bookmender bookie drain {' '.join(bookies)} --cancel takes it back"
+        f"An order that was written stays, and {NODES_GO_ON}. bookmender bookie drain shows the "
+        f"progress, bookmender bookie drain {' '.join(bookies)} --cancel cancels it."
     )
 
 

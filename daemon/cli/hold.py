@@ -5,7 +5,7 @@ During a hold no further ledger is marked for lost bookies, and no ledger is fen
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import click
 
 from auditor.records import read_absences
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
 from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import duration_text, echo_notes, printable
+from daemon.cli.progress import duration_text, echo_notes, printable, shortened
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
@@ -30,13 +30,13 @@ BOOKIES_SHOWN_MAX = 20
 class HoldState:
     """The safety hold, and the bookies that are not registered.
 
-    ``hold``: the hold in force, if any. ``away``: bookies that are not registered, not in
+    ``hold``: the hold in force, if any. ``absent``: bookies that are not registered, not in
     maintenance and not draining. ``excused``: bookies that are not registered, but in maintenance
     or draining.
     """
 
     hold: HoldOrder | None
-    away: tuple[BookieId, ...]
+    absent: tuple[BookieId, ...]
     bookie_count: int
     """Number of registered and unregistered bookies together."""
     excused: tuple[BookieId, ...] = ()
@@ -48,30 +48,27 @@ class HoldState:
         return {
             "is_held": self.hold is not None,
             "hold": None if self.hold is None else hold_record(self.hold),
-            "away": list(self.away),
-            "away_on_purpose": list(self.excused),
+            "absent": list(self.absent),
+            "absent_by_order": list(self.excused),
             "bookie_count": self.bookie_count,
             "unreadable_orders": [self.unreadable] if self.unreadable else [],
         }
 
     def to_text(self, *, now_ms: int) -> str:
-        first = "nothing is held" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
-        return f"{first}\n{self.away_text}"
+        first = "no safety hold" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
+        return f"{first}\n{self.absent_text}"
 
     @property
-    def away_text(self) -> str:
-        count = len(self.away) + len(self.excused)
-        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} away"
-        if not self.excused:
-            return f"{text}: {_named(self.away)}" if self.away else text
-        share = f"{len(self.excused)} of them" if self.away else "all"
-        text = f"{text}, {share} under maintenance or draining: {_named(self.excused)}"
-        return f"{text}; not so: {_named(self.away)}" if self.away else text
-
-
-def _named(bookies: Sequence[BookieId]) -> str:
-    more = ", …" if len(bookies) > BOOKIES_SHOWN_MAX else ""
-    return ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + more
+    def absent_text(self) -> str:
+        count = len(self.absent) + len(self.excused)
+        text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} absent"
+        if self.absent:
+            text += f": {shortened(self.absent, at_most=BOOKIES_SHOWN_MAX)}"
+        if self.excused:
+            also = "; also absent, but" if self.absent else ","
+            excused = shortened(self.excused, at_most=BOOKIES_SHOWN_MAX)
+            text += f"{also} in maintenance or draining: {excused}"
+        return text
 
 
 def hold_record(hold: HoldOrder) -> dict[str, Any]:
@@ -97,15 +94,15 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
     if hold.bookies and not hold.is_by_operator:  # the leader ends only its own hold
         end += ", or until soon after its bookies are back"
     return (
-        f"held for {since} by {by}{why}, {end}: no further ledger is marked for lost bookies, "
-        "and nothing is fenced"
+        f"safety hold by {by} for {since}{why}. It lasts {end}. Meanwhile no further ledger is "
+        "marked for lost bookies, and no ledger is fenced."
     )
 
 
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
     """Return the present hold; None without one. Raises UnavailableError."""
-    standing = await OrderStore(cluster.store, cluster.paths).stored(hold_znode(cluster.paths))
-    orders = Orders(hold=None if standing is None else standing.order).at(clock.wall_ms())
+    stored = await OrderStore(cluster.store, cluster.paths).stored(hold_znode(cluster.paths))
+    orders = Orders(hold=None if stored is None else stored.order).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
@@ -119,7 +116,7 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     excused = gone & (orders.maintenance.keys() | orders.draining.keys())
     return HoldState(
         hold=orders.hold if orders.is_held else None,
-        away=tuple(sorted(gone - excused)),
+        absent=tuple(sorted(gone - excused)),
         excused=tuple(sorted(excused)),
         bookie_count=len(gone) + len(available),
         unreadable=znode.path if znode.path in orders.unreadable else "",
@@ -143,28 +140,30 @@ async def begin_hold(
         is_by_operator=True,
     )
     await order_store.give(znode, hold, over=await order_store.stored(znode))
+    await cluster.note_order(order_event("hold begin", ends_ms=hold.until_ms, reason=reason))
     return hold
 
 
-async def end_hold(cluster: AdminSession, away: Collection[BookieId], *, clock: Clock) -> bool:
+async def end_hold(cluster: AdminSession, absent: Collection[BookieId], *, clock: Clock) -> bool:
     """End the hold, and return False if none was in force. Raises ConflictError.
 
-    ``away``: absent bookies that the operator gives up as lost. The released order keeps their
+    ``absent``: absent bookies that the operator gives up as lost. The released order keeps their
     names, so that they do not cause another hold.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    if standing is None or standing.order is None:
+    stored = await order_store.stored(znode)
+    if stored is None or stored.order is None:
         return False
-    order = standing.order
-    if not Orders(hold=order).at(clock.wall_ms()).is_held:
+    hold = stored.order
+    if not Orders(hold=hold).at(clock.wall_ms()).is_held:
         return False
-    if away:
-        bookies = tuple(sorted({*order.bookies, *away}))
-        released = replace(order, bookies=bookies, is_released=True)
-        await order_store.give(znode, released, over=standing)
+    if absent:
+        bookies = tuple(sorted({*hold.bookies, *absent}))
+        released = replace(hold, bookies=bookies, is_released=True)
+        await order_store.give(znode, released, over=stored)
     else:
-        await order_store.withdraw(znode, over=standing)
+        await order_store.withdraw(znode, over=stored)
+    await cluster.note_order(order_event("hold end", bookies=tuple(sorted(absent))))
     return True
 
 
@@ -211,7 +210,7 @@ def show(config: Path | None, output: str) -> None:
 @hold.command()
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
 @click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
 def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
     """Start a safety hold, or replace the present one.
@@ -236,8 +235,8 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
 def end(config: Path | None, output: str, yes: bool) -> None:
     """End the safety hold. Bookies that are absent now count as lost.
 
-    After the recovery delay their ledgers are marked and copied, and open ones are fenced. They
-    cause no new hold until they were registered again; other bookies can.
+    After the recovery delay their ledgers are marked and copied, and open ones are fenced. These
+    bookies cause another hold only after they were registered again.
 
     Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
     was changed.
@@ -246,17 +245,17 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
         clock = await shared_clock(cluster)
         before = await read_hold(cluster, clock=clock)
-        if before.hold is None or (before.away and not yes):
+        if before.hold is None or (before.absent and not yes):
             return before, False
-        has_ended = await end_hold(cluster, before.away, clock=clock)
+        has_ended = await end_hold(cluster, before.absent, clock=clock)
         return await read_hold(cluster, clock=clock), has_ended
 
     state, has_ended = run_in_session(config, act)
     _print(state, output)
     if state.hold is not None and not has_ended:
         click.echo(
-            "nothing was changed: with --yes the ledgers of those that are away, and not under maintenance, "
-            "are marked",
+            "Nothing was changed, because bookies are absent. With --yes the hold ends, and the "
+            "ledgers of absent bookies that are neither in maintenance nor draining are marked.",
             err=True,
         )
         sys.exit(EXIT_FAILED)

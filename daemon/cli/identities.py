@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.progress import counted
@@ -44,7 +44,8 @@ class Identities:
 
     def to_text(self) -> str:
         lines = [
-            f"{bookie}: {'trusted' if self.is_trusted(bookie) else 'by the age of its cookie'}"
+            f"{bookie}: "
+            f"{'trusted' if self.is_trusted(bookie) else 'judged by the age of its cookie'}"
             for bookie in sorted(self.cookies)
         ]
         return "\n".join(
@@ -58,7 +59,7 @@ class Identities:
 @output_option
 @click.option("--all", "are_all", is_flag=True, help="Trust every bookie that has a cookie.")
 @click.option("--withdraw", is_flag=True, help="Withdraw the order for all bookies.")
-@click.option("--yes", is_flag=True, help="Do it. Without this nothing is changed.")
+@click.option("--yes/--dry-run", help="Do it, or change nothing (default).")
 def trust_identities(
     bookies: Sequence[BookieId],
     config: Path | None,
@@ -69,9 +70,9 @@ def trust_identities(
 ) -> None:
     """Trust bookies whose cookies are newer than their ledgers.
 
-    Such a bookie counts as reformatted, so its "no such entry" proves nothing. That is wrong after
-    an import that created ZooKeeper's znodes again, or after a change of bookie IDs. The order
-    names the present cookies, so a later reformat is noticed.
+    Such a bookie counts as reformatted, so its "no such entry" proves nothing. This is wrong after
+    ZooKeeper's data was imported, or after bookie IDs changed. The order names the present cookies,
+    so a later reformat is noticed.
 
     Use this only if no disk was erased. Trusting a bookie that lost its data can make a recovery
     cut off entries.
@@ -79,9 +80,9 @@ def trust_identities(
     Exit codes: 0 done, or shown. 1 not done because --yes is missing. 2 unknown bookie.
     """
     if withdraw and (bookies or are_all):
-        raise click.UsageError("--withdraw takes the whole order back: it names no bookie")
+        raise click.UsageError("--withdraw withdraws the whole order. Do not name bookies.")
     if yes and not (bookies or are_all or withdraw):
-        raise click.UsageError("which bookies? Name them, or give --all")
+        raise click.UsageError("Name bookies, or give --all.")
 
     async def act(cluster: AdminSession) -> Identities:
         require_known(bookies, await known_bookies(cluster))
@@ -94,7 +95,7 @@ def trust_identities(
     found = run_in_session(config, act)
     click.echo(json.dumps(found.to_json(), indent=2) if output == "json" else found.to_text())
     if (bookies or are_all or withdraw) and not yes:
-        click.echo("nothing was changed: with --yes it is done", err=True)
+        click.echo("Nothing was changed. To do it, give --yes.", err=True)
         sys.exit(EXIT_FAILED)
 
 
@@ -112,21 +113,23 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
     Bookies of an existing order stay trusted. Raises ConflictError.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    before = {} if standing is None or standing.order is None else standing.order.cookies
+    stored = await order_store.stored(znode)
+    before = {} if stored is None or stored.order is None else stored.order.cookies
     cookies = await _cookies(cluster)
     added = cookies if bookies is None else {b: cookies[b] for b in bookies if b in cookies}
     clock = await shared_clock(cluster)
-    order = IdentitiesOrder(since_ms=clock.wall_ms(), cookies={**before, **added})
-    await order_store.give(znode, order, over=standing)
+    trusted = IdentitiesOrder(since_ms=clock.wall_ms(), cookies={**before, **added})
+    await order_store.give(znode, trusted, over=stored)
+    await cluster.note_order(order_event("bookie trust-identities", bookies=tuple(sorted(added))))
 
 
 async def withdraw_trust(cluster: AdminSession) -> None:
     """Withdraw the order, if there is one. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    if standing is not None:
-        await order_store.withdraw(znode, over=standing)
+    stored = await order_store.stored(znode)
+    if stored is not None:
+        await order_store.withdraw(znode, over=stored)
+        await cluster.note_order(order_event("bookie trust-identities --withdraw"))
 
 
 async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:

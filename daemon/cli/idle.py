@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from auditor.checks.idle import LastChange, read_last_changes
-from auditor.checks.records import IDLE_OPEN, read_check
+from auditor.checks.records import IDLE_OPEN, read_stored_check
 from daemon.admin_session import AdminSession, admin_session, log_errors_only, run_in_session
 from daemon.cli.close_ledger import CloseResult, close_by_hand, look_before_closing
 from daemon.cli.main import (
@@ -29,12 +29,14 @@ from daemon.cli.main import (
     output_option,
 )
 from daemon.cli.option_types import Duration
+from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import counted, duration_text
 from daemon.settings import Settings, load_settings
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId, LedgerState
 from ledgers.tasks import gather_in_parts
+from replication.records import REWRITE_HINT
 
 READS_AT_ONCE = 100
 
@@ -63,20 +65,29 @@ class IdleLedgers:
 
     ledgers: tuple[IdleLedger, ...]
     checked_ms: int | None
+    unreadable: tuple[str, ...] = ()
+    """Znodes of the check that cannot be read. So ledgers may be missing here."""
 
 
 async def find_idle(cluster: AdminSession, *, after_s: float, clock: Clock) -> IdleLedgers:
     """Return the ledgers without a new entry for ``after_s`` whose metadata is unchanged since
     then."""
     now_ms = clock.wall_ms()
-    changes = await read_last_changes(cluster.store, cluster.paths)
+    stored = await read_last_changes(cluster.store, cluster.paths)
+    changes = stored.value.by_ledger() if stored.value else {}
     idle = [(i, each) for i, each in changes.items() if each.idle_s(now_ms) >= after_s]
     look = partial(_still_idle, cluster, now_ms=now_ms)
     looked = await gather_in_parts(look, idle, at_once=READS_AT_ONCE)
-    record = await read_check(cluster.store, cluster.paths, IDLE_OPEN.name)
+    check = await read_stored_check(cluster.store, cluster.paths, IDLE_OPEN.name)
+    last = check.value.last if check.value else None
+    are_unreadable = {
+        cluster.paths.idle: stored.is_unreadable,
+        cluster.paths.check(IDLE_OPEN.name): check.is_unreadable,
+    }
     return IdleLedgers(
         ledgers=tuple(each for each in looked if each is not None),
-        checked_ms=None if record.last is None else record.last.finished_ms,
+        checked_ms=None if last is None else last.finished_ms,
+        unreadable=tuple(path for path, is_so in are_unreadable.items() if is_so),
     )
 
 
@@ -103,7 +114,8 @@ async def _still_idle(
     )
 
 
-NEVER_CHECKED = "no check has looked for them yet: bookmender check run idle-open asks for it"
+COLUMNS = ("ledger_id", "state", "idle_s", "last_entry_id", "bookies")
+NEVER_CHECKED = "unknown: the check has never run. Start it: bookmender check run idle-open"
 
 
 @click.command()
@@ -111,10 +123,10 @@ NEVER_CHECKED = "no check has looked for them yet: bookmender check run idle-ope
     "--for",
     "idle_s",
     type=Duration(),
-    help="Idle for at least this long: 12h, 7d.",
+    help="Minimum idle time: 12h, 7d.",
 )
 @config_option
-@output_option
+@list_output_option
 @json_option
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """List open ledgers that get no more entries, longest idle first.
@@ -123,7 +135,7 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     metadata have not changed for checks.idle_open_after_s. bookmender never closes idle ledgers by
     itself: use bookmender ledger close.
 
-    Exit codes: 0 none. 1 some. 3 unknown, also if the check has never run.
+    Exit codes: 0 none. 1 some. 3 unknown: the check has never run, or its record cannot be read.
     """
 
     async def look(cluster: AdminSession) -> IdleLedgers:
@@ -131,19 +143,20 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
         return await find_idle(cluster, after_s=after_s, clock=SystemClock())
 
     found = run_in_session(config, look)
-    click.echo(json.dumps(_record(found), indent=2) if output == "json" else _text(found))
+    echo_list(output, _record(found), rows="ledgers", columns=COLUMNS, text=lambda: _text(found))
     sys.exit(exit_code(found))
 
 
 def exit_code(found: IdleLedgers) -> int:
     if found.ledgers:
         return EXIT_FAILED
-    return EXIT_UNKNOWN if found.checked_ms is None else 0
+    return EXIT_UNKNOWN if found.checked_ms is None or found.unreadable else 0
 
 
 def _record(found: IdleLedgers) -> dict[str, Any]:
     return {
         "checked_ms": found.checked_ms,
+        "unreadable_records": list(found.unreadable),
         "ledgers": [
             {
                 "ledger_id": each.ledger_id,
@@ -158,42 +171,44 @@ def _record(found: IdleLedgers) -> dict[str, Any]:
 
 
 def _text(found: IdleLedgers) -> str:
-    if found.checked_ms is None and not found.ledgers:
+    if found.checked_ms is None and not found.ledgers and not found.unreadable:
         return NEVER_CHECKED
-    return "\n".join([*map(_line, found.ledgers), counted(len(found.ledgers), "idle open ledger")])
+    unreadable = [f"the record {path} cannot be read: {REWRITE_HINT}" for path in found.unreadable]
+    count = counted(len(found.ledgers), "idle open ledger")
+    return "\n".join([*unreadable, *map(_line, found.ledgers), count])
 
 
 def _line(ledger: IdleLedger) -> str:
     return (
-        f"ledger {ledger.ledger_id}: {ledger.state.name}, {_reach(ledger.last_entry_id)}, "
-        f"idle for {duration_text(ledger.idle_s)} at least, on {', '.join(ledger.bookies)}"
+        f"ledger {ledger.ledger_id}: {ledger.state.name}, {_reach(ledger.last_entry_id)}, idle for "
+        f"at least {duration_text(ledger.idle_s)}, on {', '.join(ledger.bookies)}"
     )
 
 
 def _reach(last_entry_id: int | None) -> str:
     if last_entry_id is None:
-        return "its end is not known"
-    return "no entry" if last_entry_id < 0 else f"last entry {last_entry_id}"
+        return "last entry unknown"
+    return "no entries" if last_entry_id < 0 else f"last entry {last_entry_id}"
 
 
 @click.command()
 @click.argument("ledger_id", type=LedgerId())
-@click.option("--yes", is_flag=True, help="Close it. Without this nothing is changed.")
-@click.option("--force", is_flag=True, help="Close it even if its writer may be alive.")
+@click.option("--yes/--dry-run", help="Close it, or change nothing (default).")
+@click.option("--force", is_flag=True, help="Close it even if its writer may be running.")
 @click.option("--accept-loss", is_flag=True, help="Give up entries without a good copy.")
 @config_option
 @output_option
 def close(
     ledger_id: int, yes: bool, force: bool, accept_loss: bool, config: Path | None, output: str
 ) -> None:
-    """Recover and close an open ledger whose writer is gone.
+    """Recover and close an open ledger whose writer has stopped.
 
     \b
-      bookmender ledger close 17          show the state, and what speaks against closing
+      bookmender ledger close 17          show the state, and any reason not to close it
       bookmender ledger close 17 --yes    close it
 
-    Closing fences the bookies, so a writer that is still alive can never write to the ledger
-    again. Acknowledged entries are kept. The command refuses if the writer may be alive (unless
+    Closing fences the bookies, so a running writer can never write to the ledger again.
+    Acknowledged entries are kept. The command refuses if the writer may be running (unless
     --force), during a safety hold, or if too few bookies answer to find the end. Run it as the
     daemon's user with its settings, because metadata writes are recorded in the local journal.
 
@@ -206,9 +221,7 @@ def close(
         _close(settings, ledger_id, force, accept_loss) if yes else _look(settings, ledger_id)
     )
     click.echo(
-        json.dumps(_closing_record(done), indent=2)
-        if output == "json"
-        else closing_text(done, is_forced=force)
+        json.dumps(_closing_record(done), indent=2) if output == "json" else closing_text(done)
     )
     if done.refusal(is_forced=force):
         sys.exit(EXIT_FAILED)
@@ -243,27 +256,26 @@ def _closing_record(done: CloseResult) -> dict[str, Any]:
     }
 
 
-def closing_text(done: CloseResult, *, is_forced: bool) -> str:
-    """Return the outcome of ``ledger close`` as text. ``is_forced``: the --force option was
-    given."""
+def closing_text(done: CloseResult) -> str:
+    """Return the outcome of ``ledger close`` as text."""
     ledger = f"ledger {done.found.ledger_id}"
     if done.closed is not None:
         metadata = done.closed.metadata
         end = f"{_reach(metadata.last_entry_id)}, {metadata.length:,} bytes"
         return (
-            f"{ledger}: closed, {end}; whoever wrote it is locked out. It is marked in bookmender's queue, "
-            "so that nodes check its copies now"
+            f"{ledger}: closed, {end}. Its writer is fenced. The ledger is marked in bookmender's "
+            "private queue, so nodes check its copies"
         )
     metadata = done.found.metadata
     if metadata.is_closed:
-        return f"{ledger}: closed already, {_reach(metadata.last_entry_id)}"
+        return f"{ledger}: already closed, {_reach(metadata.last_entry_id)}"
     lines: Sequence[str] = [
-        f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} by what its bookies say",
+        f"{ledger}: {metadata.state.name}, {_reach(done.last_entry_id)} as its bookies report",
         f"  on {', '.join(metadata.last_segment.ensemble)}",
-        *(f"  doubt: {doubt}" for doubt in done.doubts),
+        *(f"  its writer may be running: {doubt}" for doubt in done.doubts),
         *([f"  {doubt}"] if (doubt := _end_doubt(done)) else []),
         *([f"  --accept-loss would give up {done.damage}"] if done.damage else []),
-        f"nothing was changed: {_next_step(done, is_forced=is_forced)}",
+        f"nothing was changed. {_next_step(done)}",
     ]
     return "\n".join(lines)
 
@@ -273,12 +285,10 @@ def _end_doubt(done: CloseResult) -> str:
     return "" if done.cannot_close else done.end_doubt
 
 
-def _next_step(done: CloseResult, *, is_forced: bool) -> str:
-    if in_the_way := done.refusal(is_forced=True):
-        return in_the_way
+def _next_step(done: CloseResult) -> str:
+    if refusal := done.refusal(is_forced=True):
+        return f"Refused: {refusal}"
     proviso = ", if its end can be proven" if done.end_doubt else ""
     if not done.doubts:
         return f"--yes closes it{proviso}"
-    if is_forced:
-        return f"with --yes beside --force it is closed all the same{proviso}"
-    return f"--force and --yes together close it all the same{proviso}"
+    return f"--force --yes closes it although its writer may be running{proviso}"

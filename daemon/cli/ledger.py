@@ -20,12 +20,16 @@ from replication.cluster import ClusterView
 from replication.ledger_record import UnprovenEnd, read_given_up, read_unproven_end
 from replication.open_ledgers import end_doubts
 from replication.orders import OrderStore
+from replication.records import REWRITE_HINT
 
-SET_UP_LATER = (
-    "  set up later than this: what they had of it before is gone, unless it was copied again: "
-    "bookmender repair {} reads all that they have of it"
+REFORMATTED = (
+    "  Reformatted bookies may have lost their copies. To read all of these copies: "
+    "bookmender repair {}"
 )
 
+
+CUSTOM_BYTES_MAX = 300
+"""Longest value of custom metadata that is shown. Applications may store anything there."""
 
 COMMANDS = {
     "idle": ("daemon.cli.idle:idle", "List open ledgers that get no more entries."),
@@ -44,11 +48,13 @@ def ledger() -> None:
 @config_option
 @output_option
 def show(ledger_id: int, config: Path | None, output: str) -> None:
-    """Show the metadata of a ledger and the state of its bookies.
+    """Show a ledger's metadata and its bookies.
 
-    For each segment the output says which bookies are not registered, and which were reformatted
-    after the ledger was created (a closed ledger: after its metadata was last written). It also
-    says why the end may not be provable, and which entries an operator gave up.
+    Custom metadata often tells to what the ledger belongs: Pulsar stores the topic there.
+
+    For each segment it shows which bookies are absent, and which were reformatted after the ledger
+    was created (a closed ledger: after its metadata was last written). It also shows why the end
+    may not be provable, and which entries an operator gave up.
 
     Exit code 1: there is no such ledger, or its metadata is unreadable.
     """
@@ -62,8 +68,18 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
         )
         tried = await read_unproven_end(cluster.store, cluster.paths, ledger_id)
         given_up = await read_given_up(cluster.store, cluster.paths, ledger_id)
-        told = None if given_up is None else asdict(given_up)
-        return _record(found, view, tried) | {"given_up": told}
+        unreadable = [
+            path
+            for path, stored in (
+                (cluster.paths.waiting_note(ledger_id), tried),
+                (cluster.paths.given_up(ledger_id), given_up),
+            )
+            if stored.is_unreadable
+        ]
+        return _record(found, view, tried.value) | {
+            "given_up": None if given_up.value is None else asdict(given_up.value),
+            "unreadable_records": unreadable,
+        }
 
     record = run_in_session(config, look)
     click.echo(json.dumps(record, indent=2) if output == "json" else _text(record))
@@ -95,7 +111,7 @@ def end_doubt(found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | 
     return end_doubt_text(doubts) if doubts is not None else ""
 
 
-def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
+def reformatted(found: VersionedMetadata, view: ClusterView) -> frozenset[BookieId]:
     """Return the bookies that were reformatted after the ledger was created.
 
     For a closed ledger the last metadata write counts instead: a bookie that was reformatted before
@@ -109,7 +125,7 @@ def set_up_later(found: VersionedMetadata, view: ClusterView) -> frozenset[Booki
 def _record(
     found: VersionedMetadata, view: ClusterView, tried: UnprovenEnd | None
 ) -> dict[str, Any]:
-    metadata, young = found.metadata, set_up_later(found, view)
+    metadata, reformatted_bookies = found.metadata, reformatted(found, view)
     return {
         "ledger_id": found.ledger_id,
         "version": found.version,
@@ -126,11 +142,14 @@ def _record(
                 "first_entry_id": segment.first_entry_id,
                 "ensemble": list(segment.ensemble),
                 "absent": [b for b in segment.ensemble if b not in view.available],
-                "set_up_later": [b for b in segment.ensemble if b in young],
+                "reformatted": [b for b in segment.ensemble if b in reformatted_bookies],
             }
             for segment in metadata.segments
         ],
         "end_doubt": end_doubt(found, view, tried) or None,
+        "custom": {
+            key: value[:CUSTOM_BYTES_MAX].decode(errors="replace") for key, value in metadata.custom
+        },
     }
 
 
@@ -138,7 +157,7 @@ def _text(record: dict[str, Any]) -> str:
     end = (
         f"last entry {record['last_entry_id']}, {record['length']} bytes"
         if record["last_entry_id"] is not None
-        else "its end is not known"
+        else "last entry unknown"
     )
     lines = [
         f"ledger {record['ledger_id']}: {record['state']}, {end}",
@@ -146,22 +165,25 @@ def _text(record: dict[str, Any]) -> str:
         f"digest {record['digest_type'] or 'not stored'}, "
         f"metadata version {record['metadata_version']}, znode version {record['version']}",
     ]
+    lines += [
+        f"  {printable(key)}: {printable(value)}" for key, value in sorted(record["custom"].items())
+    ]
     for segment in record["segments"]:
         members = (_member(bookie, segment) for bookie in segment["ensemble"])
         lines.append(f"  from entry {segment['first_entry_id']}: {', '.join(members)}")
-    if any(segment["set_up_later"] for segment in record["segments"]):
-        lines.append(SET_UP_LATER.format(record["ledger_id"]))
+    if any(segment["reformatted"] for segment in record["segments"]):
+        lines.append(REFORMATTED.format(record["ledger_id"]))
     if record["end_doubt"]:
         lines.append(f"  {printable(record['end_doubt'])}")
     if record["given_up"]:
         lines.append(f"  {_given_up_text(record['given_up'])}")
+    lines += [
+        f"  its record {path} cannot be read; {REWRITE_HINT}"
+        for path in record["unreadable_records"]
+    ]
     return "\n".join(lines)
 
 
 def _member(bookie: str, segment: dict[str, Any]) -> str:
-    told = [
-        text
-        for key, text in (("absent", "absent"), ("set_up_later", "set up later"))
-        if bookie in segment[key]
-    ]
+    told = [state for state in ("absent", "reformatted") if bookie in segment[state]]
     return f"{bookie} ({', '.join(told)})" if told else bookie

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Limit
 from daemon.cli.orders import unreadable_texts
@@ -19,11 +19,11 @@ from ledgers.errors import CorruptionError
 from replication.orders import LimitsOrder, OrderStore, limits_znode
 
 EXPLAINED: Mapping[str, str] = {
-    "bytes_per_s": "stored bytes that each node copies in a second",
-    "entries_per_s": "likewise entries",
-    "reads_in_flight_per_bookie": "reads under way at one bookie, of each node",
-    "requests_per_s": "requests that each half of a node sends to ZooKeeper in a second",
-    "yields_to_writers": "less of bookies whose clients are active, full speed at others",
+    "bytes_per_s": "stored bytes that each node copies per second",
+    "entries_per_s": "entries that each node copies per second",
+    "reads_in_flight_per_bookie": "reads that each node has in flight at one bookie",
+    "requests_per_s": "requests that each role of a node sends to ZooKeeper per second",
+    "yields_to_writers": "slower at bookies with active clients, full speed at others",
 }
 LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
 """Values below these are probably a mistake, such as a wrong unit."""
@@ -48,7 +48,7 @@ LOWEST_SENSIBLE: Mapping[str, int] = {"bytes_per_s": 2**20, "entries_per_s": 10}
     help="Do not yield to clients.",
 )
 @click.option("--gentle", is_flag=True, help="Yield where clients are active (default).")
-@click.option("--reset", is_flag=True, help="First withdraw all ordered limits.")
+@click.option("--reset", is_flag=True, help="Withdraw all ordered limits first.")
 def limits(
     config: Path | None,
     output: str,
@@ -73,7 +73,7 @@ def limits(
     Exit code 1: the order cannot be read. Nodes then keep the limits they had.
     """
     if full_speed and gentle:
-        raise click.UsageError("--full-speed or --gentle: one of them")
+        raise click.UsageError("Give --full-speed or --gentle, not both.")
     wanted = LimitsOrder(
         bytes_per_s=bytes_per_s,
         entries_per_s=entries_per_s,
@@ -129,22 +129,26 @@ class EffectiveLimit:
 
 
 async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bool) -> LimitsOrder:
-    """Write an order with the wanted limits, and return it.
+    """Write an order with the wanted limits, and return it. Raises ConflictError, CorruptionError.
 
-    ``reset``: discard the limits of the present order; otherwise they stay unless changed. Raises
-    ConflictError, CorruptionError.
+    Limits of the present order that ``wanted`` does not name stay; with ``reset`` they are removed.
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), limits_znode(cluster.paths)
-    standing = await order_store.stored(znode)
-    if standing is not None and standing.order is None and not reset:
-        raise CorruptionError("the order that stands cannot be read; --reset takes it back")
-    before = LimitsOrder() if reset or standing is None else standing.order or LimitsOrder()
-    order = merged(before, wanted)
-    if order != LimitsOrder():
-        await order_store.give(znode, order, over=standing)
-    elif standing is not None:
-        await order_store.withdraw(znode, over=standing)
-    return order
+    stored = await order_store.stored(znode)
+    if stored is not None and stored.order is None and not reset:
+        raise CorruptionError(
+            "the ordered limits cannot be read. Withdraw them first: bookmender limits --reset"
+        )
+    before = LimitsOrder() if reset or stored is None else stored.order or LimitsOrder()
+    limits = merged(before, wanted)
+    if limits != LimitsOrder():
+        await order_store.give(znode, limits, over=stored)
+        ordered = {key: int(value) for key, value in ordered_limits(limits).items()}
+        await cluster.note_order(order_event("limits", counts=ordered))
+    elif stored is not None:
+        await order_store.withdraw(znode, over=stored)
+        await cluster.note_order(order_event("limits --reset"))
+    return limits
 
 
 def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
@@ -155,8 +159,8 @@ def merged(before: LimitsOrder, wanted: LimitsOrder) -> LimitsOrder:
 def concerns(limits: Sequence[EffectiveLimit]) -> list[str]:
     """Return warnings about limits so low that repairs make no progress."""
     return [
-        f"{each.key} is {each.value:,}, less than {LOWEST_SENSIBLE[each.key]:,}: repairs will take for "
-        "ever, and ledgers lack copies all that time; the value none lifts the limit"
+        f"{each.key} is {each.value:,}. Below {LOWEST_SENSIBLE[each.key]:,} repairs take very "
+        "long, and ledgers lack copies meanwhile. Give the value none for no limit."
         for each in limits
         if 0 < each.value < LOWEST_SENSIBLE.get(each.key, 0)
     ]

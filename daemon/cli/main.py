@@ -1,9 +1,11 @@
 """The command line ``bookmender``. A command parses its arguments, calls one function and prints.
 
-Exit codes: 0 healthy; 1 something was found or failed; 2 wrong usage; 3 unknown. As in shells: 130
-after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 141 if the reader of the output closed the pipe.
+Exit codes: 0 healthy; 1 something was found or failed; 2 wrong usage; 3 unknown; 4 another process
+follows the feed under the same name. As in shells: 130 after Ctrl-C, 143 after SIGTERM, 129 after
+SIGHUP, 141 if the reader of the output closed the pipe.
 """
 
+import difflib
 import importlib
 import io
 import json
@@ -22,6 +24,7 @@ import click
 from daemon.cli.progress import printable
 from ledgers.errors import (
     BookmenderError,
+    ClientFencedError,
     LockLostError,
     SessionLostError,
     SettingsError,
@@ -29,16 +32,20 @@ from ledgers.errors import (
     UnavailableError,
 )
 
-EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN = 1, 2, 3
+EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN, EXIT_FENCED = 1, 2, 3, 4
 EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
 """128 plus the number of SIGINT and of SIGPIPE."""
+
+
+NEAR_MAX = 3
+"""Number of commands that an error suggests."""
 
 
 class LazyGroup(click.Group):
     """A group that imports the module of a command only when that command runs.
 
-    ``lazy``: by command name, ``module:attribute`` and the line for the list of commands. So the
-    list is printed without any import.
+    ``lazy``: for each command name, where the command is (``module:attribute``), and its line in
+    ``--help``. With these lines ``--help`` needs no import.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -55,6 +62,30 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        is_option = name.startswith("-")
+        if not (is_option or ctx.resilient_parsing) and self.get_command(ctx, name) is None:
+            near = self._near(ctx, name)
+            meant = f" Did you mean {' or '.join(near)}?" if near else ""
+            ctx.fail(f"No such command '{name}'.{meant}")
+        return super().resolve_command(ctx, args)
+
+    def _near(self, ctx: click.Context, name: str) -> list[str]:
+        """Return commands that may be meant: in a group below with this name, or here and
+        similar."""
+        names = self.list_commands(ctx)
+        below = [
+            f"{each} {name}"
+            for each in names
+            if isinstance(command := self.get_command(ctx, each), click.Group)
+            and name in command.list_commands(ctx)
+        ]
+        near = below or difflib.get_close_matches(name, names)
+        return [f"{ctx.command_path} {each}" for each in near[:NEAR_MAX]]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
@@ -81,9 +112,10 @@ class RootGroup(LazyGroup):
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "daemon": ("daemon.cli.daemon:daemon", "Run a node until SIGTERM or Ctrl-C."),
-    "status": ("daemon.status.command:status", "Show what is at risk, and why."),
-    "health": ("daemon.status.health_command:health", "Explain the conditions of status."),
+    "status": ("daemon.status.command:status", "Show the health of the cluster, and what to do."),
+    "health": ("daemon.status.command:health", "Explain the conditions of status."),
     "observe": ("daemon.observe.command:observe", "Show what a node would mark and repair."),
+    "history": ("daemon.cli.history:history", "Show what happened, when, and who did it."),
     "queue": ("daemon.cli.queue:queue", "Show the ledgers marked as under-replicated."),
     "plan": ("daemon.cli.plan:plan", "Show what would be copied, and what blocks it."),
     "ledger": ("daemon.cli.ledger:ledger", "Show, close or restore single ledgers."),
@@ -95,6 +127,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fsck": ("daemon.fsck.command:fsck", "Read ledger copies and verify them."),
     "disable": ("daemon.cli.switch:disable", "Disable auto-recovery for the whole cluster."),
     "enable": ("daemon.cli.switch:enable", "Enable auto-recovery again."),
+    "feed": ("daemon.cli.feed:feed", "Follow all changes of ledgers; miss none."),
+    "shell": ("daemon.cli.shell:shell", "The recovery commands of bookkeeper shell."),
+    "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),
+    "config": ("daemon.cli.config:config", "Show, check or import settings."),
+    "completion": ("daemon.cli.completion:completion", "Print the completion script of a shell."),
     "local": ("daemon.local.commands:local", "Run a BookKeeper cluster on this machine."),
     "demo": ("daemon.demo.command:demo", "Kill a bookie, watch the repair, verify all copies."),
 }
@@ -127,7 +164,7 @@ def _errors_as_json(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except (BookmenderError, click.ClickException) as error:
-        if ctx.meta.get(_OUTPUT) == "json":
+        if ctx.meta.get(_OUTPUT) in STRUCTURED:
             if isinstance(error, click.ClickException):
                 message, code = error.format_message(), error.exit_code
             else:
@@ -151,16 +188,14 @@ def main() -> None:
     """Run the command line. Turns a BookmenderError into one line on standard error and an exit
     code."""
     ended_by: list[int] = []
-    if isinstance(
-        sys.stdout, io.TextIOWrapper
-    ):  # characters that the terminal cannot show are escaped
+    # Escape characters that the terminal cannot show.
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        with _signals_as_ctrl_c(ended_by):
+        with signals_as_ctrl_c(ended_by):
             code = cli(standalone_mode=False)
-        sys.exit(
-            code if isinstance(code, int) else 0
-        )  # the exit code of the command, if it returned one
+        # The command may return its exit code.
+        sys.exit(code if isinstance(code, int) else 0)
     except click.exceptions.Abort:
         sys.exit(128 + ended_by[0] if ended_by else EXIT_INTERRUPTED)
     except click.ClickException as error:
@@ -179,7 +214,7 @@ def main() -> None:
 
 
 @contextmanager
-def _signals_as_ctrl_c(ended_by: list[int]) -> Iterator[None]:
+def signals_as_ctrl_c(ended_by: list[int]) -> Iterator[None]:
     """Treat SIGTERM and SIGHUP like Ctrl-C, so that locks are released and the command reports how
     far it came.
 
@@ -217,23 +252,54 @@ def _exit_code(error: BookmenderError) -> int:
             return EXIT_WRONG_USE
         case UnavailableError() | SessionLostError() | LockLostError() | UnauthorizedError():
             return EXIT_UNKNOWN
+        case ClientFencedError():
+            return EXIT_FENCED
         case _:
             return EXIT_FAILED
+
+
+class ReadableFile(click.Path):
+    """A file that exists and that this user may read."""
+
+    def __init__(self) -> None:
+        super().__init__(exists=True, dir_okay=False, path_type=Path)
+
+    def convert(
+        self,
+        value: str | os.PathLike[str],
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str | bytes | os.PathLike[str]:
+        try:
+            Path(value).stat()
+            is_denied = not os.access(value, os.R_OK)
+        except OSError as error:  # a folder above that denies access does not hide the file
+            is_denied = isinstance(error, PermissionError)
+        if is_denied:
+            self.fail(
+                f"{printable(os.fspath(value))} cannot be read: permission denied. Run the command "
+                "as a user who may read it.",
+                param,
+                ctx,
+            )
+        return super().convert(value, param, ctx)
 
 
 config_option = click.option(
     "-c",
     "--config",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=ReadableFile(),
     help="TOML settings. The environment overrides them.",
 )
 _OUTPUT = "bookmender.output"
-"""Key of the output format (text or json) in ``meta`` of a click context."""
+"""Key of the output format in ``meta`` of a click context."""
+STRUCTURED = ("json", "yaml")
+"""Formats in which errors are printed, too. An error is JSON in both, which is valid YAML."""
 
 
 def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Remember the output format, so that errors are printed in the same format."""
-    if value == "json":
+    if value in STRUCTURED:
         ctx.meta[_OUTPUT] = value
     return value
 

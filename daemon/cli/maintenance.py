@@ -19,7 +19,7 @@ from auditor.absence import read_delay
 from auditor.records import read_absences
 from auditor.scan import read_mapped_ledgers
 from auditor.unavailable_ledgers import has_unavailable_entry
-from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
 from daemon.cli.bookies import (
     BookieArgument,
     known_bookies,
@@ -32,7 +32,7 @@ from daemon.cli.hold import current_hold
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
-from daemon.cli.progress import counted, duration_text, echo_notes
+from daemon.cli.progress import counted, duration_text, echo_notes, shortened
 from daemon.status.leader import is_named_by_none
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
@@ -70,26 +70,24 @@ class LeftWithout:
         return not self.count and not self.unreadable_count and self.is_whole
 
     def to_text(self) -> str:
-        """Return a sentence about the ledgers. Call this only if ``is_harmless`` is False."""
-        more = ", …" if len(self.others) > BOOKIES_SHOWN_MAX else ""
-        others = ", ".join(self.others[:BOOKIES_SHOWN_MAX]) + more
+        """Return sentences about the ledgers, without a capital at the start. Call this only if
+        ``is_harmless`` is False."""
+        others = shortened(self.others, at_most=BOOKIES_SHOWN_MAX)
+        why = f"Already absent or in maintenance: {others}."
         if self.count:
             least = "" if self.is_whole and not self.unreadable_count else "at least "
             return (
-                f"with {self.bookie} away, too, {least}{counted(self.count, 'ledger')} would have entries without "
-                f"any copy that is there (away or under maintenance already: {others})"
+                f"without {self.bookie}, {least}{counted(self.count, 'ledger')} would be "
+                f"unavailable: all copies of some entries are on absent bookies. {why}"
             )
-        first = "" if self.is_whole else "the first "
-        rest = (
-            f"the metadata of {self.unreadable_count:,} more cannot be read"
+        checked = (
+            f"The metadata of {counted(self.unreadable_count, 'ledger')} cannot be read; none of "
+            f"the other {self.looked_at:,} would be unavailable."
             if self.is_whole
-            else "the rest was not looked at"
+            else f"Only the first {counted(self.looked_at, 'ledger')} were checked; none of them "
+            "would be unavailable."
         )
-        return (
-            f"other bookies are away or under maintenance ({others}): what has copies on these and {self.bookie} "
-            f"alone cannot be read meanwhile (nothing of the kind among {first}"
-            f"{counted(self.looked_at, 'ledger')}; {rest})"
-        )
+        return f"without {self.bookie}, ledgers may be unavailable. {why} {checked}"
 
 
 async def left_without(
@@ -159,13 +157,13 @@ class _Look:
 @click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
 @config_option
 @output_option
-@click.option("--for", "duration_s", type=Duration(), help="Length from now on: 30m, 2h, 1d.")
+@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
 @click.option("--reason", type=ReasonText(), default="", help="Shown with the window.")
 @click.option("--end", is_flag=True, help="End the window now.")
 @click.option(
     "--yes",
     is_flag=True,
-    help="Do not check for ledgers that become unreadable.",
+    help="Begin the window even if ledgers become unavailable.",
 )
 def maintenance(
     bookie: BookieId | None,
@@ -185,19 +183,20 @@ def maintenance(
 
     Until the end of the window nothing is marked or copied for the bookie, it gets no copies, and
     its open ledgers are not fenced. If it is still absent at the end, the recovery delay begins.
-    If other bookies are absent too, ledgers may become unreadable. The command then checks the
+    If other bookies are absent too, ledgers may become unavailable. The command then checks the
     metadata for up to 15 s, and refuses without --yes if that could happen.
 
-    Exit codes: 0 done. 1 refused, or an order is unreadable. 2 unknown bookie.
+    Exit codes: 0 done; with --end: the bookie has no window any more. 1 refused, or an order is
+    unreadable. 2 unknown bookie.
     """
     if end and duration_s is not None:
-        raise click.UsageError("--for begins a window, and --end ends it: one of them")
+        raise click.UsageError("Give --for, which begins a window, or --end, not both.")
     if (end or duration_s is not None or reason) and bookie is None:
-        raise click.UsageError("which bookie?")
+        raise click.UsageError("Name the bookie.")
     if reason and duration_s is None:
-        raise click.UsageError("--reason goes with --for")
+        raise click.UsageError("--reason needs --for.")
     if yes and duration_s is None:
-        raise click.UsageError("--yes goes with --for")
+        raise click.UsageError("--yes needs --for.")
 
     refusal = ""
 
@@ -228,13 +227,13 @@ def maintenance(
         why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
         click.echo(json.dumps(told | why, indent=2))
     if refusal:
-        echo_notes([f"{refusal}; nothing was changed: --yes begins the window all the same"])
+        echo_notes([f"Nothing was changed: {refusal} To begin the window anyway, give --yes."])
     if output == "text":
         now_ms = SystemClock().wall_ms()
         for each, window in sorted(windows.items()):
             click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
         if not windows and not refusal:
-            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} under maintenance")
+            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} in maintenance")
     sys.exit(EXIT_FAILED if unreadable or refusal else 0)
 
 
@@ -259,7 +258,13 @@ async def _change(
         echo_notes(await concerns(cluster, bookie, clock=clock))
     if end:
         has_ended = await end_window(cluster, bookie)
-        echo_notes([f"{bookie}: its window is ended" if has_ended else f"{bookie} had no window"])
+        echo_notes(
+            [
+                f"The maintenance window of {bookie} is ended."
+                if has_ended
+                else f"{bookie} had no maintenance window."
+            ]
+        )
         if has_ended:
             echo_notes(await end_concerns(cluster, bookie, clock=SystemClock()))
 
@@ -275,6 +280,9 @@ async def open_window(
     now_ms = clock.wall_ms()
     window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + duration_s * 1000, reason=reason)
     await order_store.give(znode, window, over=await order_store.stored(znode))
+    await cluster.note_order(
+        order_event("bookie maintenance", bookies=(bookie,), ends_ms=window.until_ms, reason=reason)
+    )
     return window
 
 
@@ -284,10 +292,11 @@ async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
         OrderStore(cluster.store, cluster.paths),
         maintenance_znode(cluster.paths, bookie),
     )
-    standing = await order_store.stored(znode)
-    if standing is None:
+    stored = await order_store.stored(znode)
+    if stored is None:
         return False
-    await order_store.withdraw(znode, over=standing)
+    await order_store.withdraw(znode, over=stored)
+    await cluster.note_order(order_event("bookie maintenance --end", bookies=(bookie,)))
     return True
 
 
@@ -306,12 +315,12 @@ async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, Ma
     current = dict(orders.at(clock.wall_ms()).maintenance)
     for bookie in orders.maintenance.keys() - current.keys():
         znode = maintenance_znode(cluster.paths, bookie)
-        standing = await order_store.stored(znode)
-        if standing is not None and standing.order == orders.maintenance[bookie]:
+        stored = await order_store.stored(znode)
+        if stored is not None and stored.order == orders.maintenance[bookie]:
             # On a conflict another command is writing a new window. A window that stays does no
             # harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):
-                await order_store.withdraw(znode, over=standing)
+                await order_store.withdraw(znode, over=stored)
     return current
 
 
@@ -326,17 +335,19 @@ async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> 
     found: list[str] = []
     if count:
         found.append(
-            f"{bookie} is lost already, with {counted(count, 'ledger')} marked for it: the marks stay, and what "
-            "has been copied stays copied; the rest waits for the window's end, or for the bookie"
+            f"{bookie} is already lost, and {counted(count, 'ledger')} "
+            f"{'is' if count == 1 else 'are'} marked for it. The marks and new copies stay. The "
+            "other repairs wait until the window ends or the bookie is back."
         )
     if doubtful:
         found.append(
-            f"{counted(doubtful, 'mark')} cannot be read and may be for {bookie}: bookmender queue list"
+            f"{counted(doubtful, 'unreadable mark')} may name {bookie}: bookmender queue list "
+            "shows the ledgers."
         )
     if not found and await is_named_by_none(cluster, bookie, clock=clock):
         found.append(
-            f"no ledger names {bookie}: nothing is affected while it is away, and if it is not to come back, "
-            f"bookmender bookie decommission {bookie} forgets it"
+            f"No ledger names {bookie}, so it needs no window. If it never returns, run: "
+            f"bookmender bookie decommission {bookie}"
         )
     return found
 
@@ -353,17 +364,17 @@ async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock)
         return []
     if await is_named_by_none(cluster, bookie, clock=clock):
         return [
-            f"{bookie} is not registered, but no ledger names it: nothing is copied for it; if it is not to come "
-            f"back, bookmender bookie decommission {bookie} forgets it"
+            f"{bookie} is absent, but no ledger names it, so nothing is copied. If it never "
+            f"returns, run: bookmender bookie decommission {bookie}"
         ]
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
     delay = await read_delay(store, paths, default_s=default_s)
     absences = await read_absences(store, paths)
     unmarked_until = ""
     if await current_hold(cluster, clock=clock) is not None:
-        unmarked_until = "the safety hold that stands has ended: bookmender hold"
+        unmarked_until = "the safety hold ends (bookmender hold)"
     elif await store.exists(paths.disable) is not None:
-        unmarked_until = "auto-recovery is enabled again: bookmender enable"
+        unmarked_until = "auto-recovery is enabled (bookmender enable)"
     return [
         lost_at_end_text(
             bookie,
@@ -382,13 +393,16 @@ def lost_at_end_text(
     ``named_count``: ledgers that name the bookie; None if no auditor counts them.
     ``unmarked_until``: what must happen before a ledger is marked; empty if nothing prevents it.
     """
-    when = f"in {duration_text(delay_s)}, unless it is back by then" if delay_s else "from now on"
-    if named_count is None:
-        whose = "its ledgers are"
-    else:
-        verbs = "names it is" if named_count == 1 else "name it are"
-        whose = f"{counted(named_count, 'ledger')} that {verbs}"
-    text = f"{bookie} is not registered, and counts as lost {when}: {whose} marked, and copied to others"
-    if unmarked_until:
-        text += f", but not before {unmarked_until}"
-    return f"{text}; if it is to be away on purpose still, bookmender bookie maintenance {bookie} --for 1h"
+    when = (
+        f"will be lost in {duration_text(delay_s)}, unless it is back by then"
+        if delay_s
+        else "is lost now"
+    )
+    whose = "Its ledgers" if named_count is None else f"Its {counted(named_count, 'ledger')}"
+    verb = "is" if named_count == 1 else "are"
+    but = f", but not before {unmarked_until}" if unmarked_until else ""
+    return (
+        f"{bookie} is absent, and {when}. {whose} {verb} then marked and copied to other "
+        f"bookies{but}. To prevent that, begin another window: bookmender bookie maintenance "
+        f"{bookie} --for 1h"
+    )

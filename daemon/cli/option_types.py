@@ -1,7 +1,8 @@
-"""Option types shared by several commands: durations, reasons, limits."""
+"""Option types shared by several commands: durations, folders, reasons, limits."""
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -10,8 +11,13 @@ from daemon.cli.progress import printable
 from replication.orders import LIMIT_RANGES
 
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+DURATION_PATTERN = "(?:[0-9]+[smhd])+"
 DURATION_MAX_S = 30 * 86_400
 """Longest maintenance window. The bookie's ledgers lack a copy for all that time."""
+DIGITS_MAX = 9
+"""Numbers with more digits are too long in any unit."""
+SHOWN_MAX = 40
+"""Characters shown of a wrong duration."""
 REASON_LENGTH_MAX = 200
 UNLIMITED = "none"
 
@@ -22,13 +28,39 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        parts = re.findall(r"([0-9]{1,9})([smhd])", value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            self.fail(f"{value!r} is no duration, as in 90s, 30m, 2h, 1h30m or 1d", param, ctx)
-        duration_s = sum(int(number) * SECONDS[unit] for number, unit in parts)
-        if not 0 < duration_s <= DURATION_MAX_S:
-            self.fail(f"{value!r} is not between 1 second and 30 days", param, ctx)
-        return duration_s
+        try:
+            return parse_duration_s(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def parse_duration_s(text: str) -> int:
+    """Return the seconds of a duration such as ``1h30m``. Raises ValueError with a sentence."""
+    shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
+    if not re.fullmatch(DURATION_PATTERN, text):
+        raise ValueError(f"{shown!r} is not a duration. Examples: 90s, 30m, 2h, 1h30m, 1d.")
+    parts = re.findall("0*([0-9]+)([smhd])", text)
+    duration_s = sum(int(number[:DIGITS_MAX]) * SECONDS[unit] for number, unit in parts)
+    if any(len(number) > DIGITS_MAX for number, _ in parts) or duration_s > DURATION_MAX_S:
+        raise ValueError(f"{shown!r} is too long. The longest duration is 30d.")
+    if not duration_s:
+        raise ValueError(f"{shown!r} is too short. The shortest duration is 1s.")
+    return duration_s
+
+
+class Folder(click.Path):
+    """An option type: a folder, as an absolute path.
+
+    An empty value is refused, because it usually comes from a variable that is not set.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, resolve_path=True, path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the value is empty: name a folder, or . for the current one", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class ReasonText(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -39,9 +71,13 @@ class ReasonText(click.ParamType):  # type: ignore[type-arg]  # generic from cli
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         assert isinstance(value, str)
         if not value.isprintable():
-            self.fail(f"'{printable(value)}' has characters that are no text", param, ctx)
+            self.fail(f"'{printable(value)}' contains control characters.", param, ctx)
         if len(value) > REASON_LENGTH_MAX:
-            self.fail(f"at most {REASON_LENGTH_MAX} characters, not {len(value)}", param, ctx)
+            self.fail(
+                f"The text has {len(value)} characters. At most {REASON_LENGTH_MAX} are allowed.",
+                param,
+                ctx,
+            )
         return value
 
 
@@ -64,13 +100,13 @@ class Limit(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.
         if value[-1:] in self.factors:
             digits, factor = value[:-1], self.factors[value[-1]]
         if not re.fullmatch(r"[0-9]{1,18}", digits):
-            self.fail(f"{value!r} is no {self._allowed}", param, ctx)
+            self.fail(f"{value!r} is not a {self._allowed}", param, ctx)
         number = int(digits) * factor
         if not self.least <= number <= self.most:
-            self.fail(f"{number} is no {self._allowed}", param, ctx)
+            self.fail(f"{number} is not a {self._allowed}", param, ctx)
         return number
 
     @property
     def _allowed(self) -> str:
-        example = ", as in 20000000 or 20M" if self.most >= self.factors["M"] else ""
-        return f"whole number from {self.least} to {self.most}{example}"
+        example = " Examples: 20000000, 20M." if self.most >= self.factors["M"] else ""
+        return f"whole number from {self.least} to {self.most}.{example}"

@@ -5,17 +5,20 @@ AutoRecovery leads, it does not know bookmender's orders and acts as if there we
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession
 from daemon.cli.progress import printable
+from ledgers.codec.registration import parse_bookie_id
+from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication.nodes import live_nodes
 
 
 def unreadable_texts(paths: Sequence[str]) -> list[str]:
-    """Return a sentence for each unreadable order: what follows, what to do, and its znode."""
-    return [f"{_what(path)} ({path})" for path in paths]
+    """Return a text for each unreadable order: how nodes act without it, what to do, its path."""
+    return [f"{_what(path)} ({printable(path)})" for path in paths]
 
 
 def unreadable_drains(
@@ -37,7 +40,14 @@ def unreadable_windows(
 
 def bookies_of(paths: Sequence[str]) -> set[BookieId]:
     """Return the bookies that the paths of the orders name."""
-    return {BookieId(name) for _, name in map(_split, paths) if name}
+    return {BookieId(name) for _, name in map(_split, paths) if _is_bookie_id(name)}
+
+
+def _is_bookie_id(name: str) -> bool:
+    with suppress(CorruptionError):
+        parse_bookie_id(name)
+        return True
+    return False
 
 
 def _about_bookies(
@@ -59,48 +69,53 @@ def _split(path: str) -> tuple[str, str]:
 
 
 _UNLISTED = (
-    "cannot be listed, as ZooKeeper's ACL shuts this session out: nodes keep to those that they saw "
-    "before, and one that has started since knows of none"
+    "cannot be listed, because an ACL denies access. Running nodes keep the orders they know, and "
+    "a new node knows none. Grant read access"
 )
 
 
 def _what(path: str) -> str:
     match _split(path):
         case "draining", "":
-            return f"the orders to drain bookies {_UNLISTED}"
+            return f"The orders to drain bookies {_UNLISTED}"
         case "maintenance", "":
-            return f"the maintenance windows {_UNLISTED}"
+            return f"The maintenance windows {_UNLISTED}"
+        case "draining" | "maintenance", name if not _is_bookie_id(name):
+            return (
+                f"An order names {printable(name)}, which is not a bookie ID, so nodes ignore it. "
+                "Delete its znode with ZooKeeper's zkCli.sh"
+            )
         case "draining", bookie:
             return (
-                f"the order to drain {bookie} cannot be read, and nobody follows it: "
-                f"bookmender bookie drain {bookie} --cancel takes it back"
+                f"The order to drain {bookie} cannot be read, so nodes ignore it. Cancel it: "
+                f"bookmender bookie drain {bookie} --cancel"
             )
         case "maintenance", bookie:
             return (
-                f"the maintenance window of {bookie} cannot be read, and nobody keeps to it: "
-                f"bookmender bookie maintenance {bookie} --end takes it back"
+                f"The maintenance window of {bookie} cannot be read, so nodes ignore it. End it: "
+                f"bookmender bookie maintenance {bookie} --end"
             )
         case "limits", _:
             return (
-                "the limits cannot be read: nodes keep to those that were in force before, or, if they "
-                "started since, to their settings; bookmender limits --reset takes them back"
+                "The ordered limits cannot be read. Running nodes keep the limits they had, and a "
+                "new node uses its settings. Withdraw the order: bookmender limits --reset"
             )
         case "hold", _:
             return (
-                "the safety hold cannot be read, and every node holds until bookmender hold begin "
-                "replaces it, or bookmender hold end ends it"
+                "The order of the safety hold cannot be read, so all nodes act as if there were a "
+                "hold. End it with bookmender hold end, or replace it with bookmender hold begin"
             )
         case "checks", _:
             return (
-                "the order that pauses the checks cannot be read, and they are paused: "
-                "bookmender check resume takes it back"
+                "The order that pauses the checks cannot be read, so they are paused. Withdraw "
+                "it: bookmender check resume"
             )
         case "tries", _:
             return (
-                "the order to try ledgers at once cannot be read, and they wait for their next tries: "
-                "the next such order replaces it, or delete its znode"
+                "The order to try ledgers at once cannot be read, so they wait for their next "
+                "try. bookmender repair replaces the order, or delete its znode"
             )
-    return "an order cannot be read, and nobody follows it: delete its znode"
+    return "An order cannot be read, so nodes ignore it. Delete its znode"
 
 
 UNREADABLE_VOTE = "its vote cannot be read"
@@ -124,8 +139,8 @@ def disregards(leader: str, orders: str) -> str:
     ``orders``: the kind of orders, such as ``holds``.
     """
     return (
-        f"the leader is Java's AutoRecovery ({printable(leader)}), which knows no {orders} and marks whatever is "
-        "lost: bookmender disable stops that, too"
+        f"The leader is Java's AutoRecovery ({printable(leader)}), which ignores {orders} and "
+        "marks the ledgers of lost bookies. To stop it as well, run: bookmender disable"
     )
 
 

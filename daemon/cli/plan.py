@@ -1,7 +1,6 @@
 """``bookmender plan``: shows what a repair would copy, and what blocks it, without changing
 anything."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +16,9 @@ from daemon.cli.main import (
     LedgerId,
     config_option,
     json_option,
-    output_option,
 )
-from daemon.cli.progress import counted, printable
+from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.progress import counted, printable, shortened
 from daemon.messages import blocked_record, message
 from daemon.previews import Previews, plan_for
 from ledgers.model import BookieId
@@ -30,7 +29,18 @@ from replication.preview import Preview
 from replication.reasons import Blocked
 
 LIMIT_DEFAULT = 20
+LIMIT_ADVICE = "bookmender plan --limit N"
+"""The command is named because drain and repair, which show plans too, have no --limit."""
 UNREADABLE_SHOWN_MAX = 20
+COLUMNS = (
+    "ledger_id",
+    "is_whole",
+    "entries",
+    "bytes",
+    "copies.from",
+    "copies.to",
+    "blocked.reason",
+)
 UNPROVEN_SHOWN_MAX = 1_000
 
 
@@ -42,10 +52,10 @@ UNPROVEN_SHOWN_MAX = 1_000
     type=click.IntRange(min=1, max=10_000),
     default=LIMIT_DEFAULT,
     show_default=True,
-    help="Most ledgers shown.",
+    help="Maximum number of ledgers.",
 )
 @config_option
-@output_option
+@list_output_option
 @json_option
 def plan(
     ledger_ids: tuple[int, ...],
@@ -62,20 +72,20 @@ def plan(
       bookmender plan --bookie host:3181    what a drain of this bookie would copy
 
     The command reads metadata and asks bookies, but takes no lock and fences nothing. A node may
-    choose another target among equally good ones. Ledgers whose end cannot be proven are listed
-    too: they need an operator.
+    choose another of several equally good targets. Ledgers whose end cannot be proven are listed
+    too, because they need an operator.
 
     Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger
     does not exist. 2 unknown bookie. 3 unknown, for example because metadata is unreadable.
     """
     if ledger_ids and bookie is not None:
-        raise click.UsageError("either ledgers or --bookie")
+        raise click.UsageError("Name ledgers or give --bookie, not both.")
 
     async def look(cluster: AdminSession) -> Previews:
         return await plan_for(cluster, ledger_ids, bookie, limit=limit)
 
     found = run_in_session(config, look)
-    click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
+    echo_list(output, to_json(found), rows="ledgers", columns=COLUMNS, text=lambda: to_text(found))
     sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
 
 
@@ -117,7 +127,7 @@ def _record(found: Preview) -> dict[str, Any]:
         "entries": found.entry_count,
         "bytes": found.byte_count,
         "copies": [_copy_record(repair) for repair in found.repairs],
-        "in_the_way": [_blocked_record(found.ledger_id, each) for each in found.plan.blocked],
+        "blocked": [_blocked_record(found.ledger_id, each) for each in found.plan.blocked],
     }
 
 
@@ -160,29 +170,28 @@ def _unreadable_text(ledger_ids: Sequence[int]) -> str:
     shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
     more = " and more" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
     return (
-        f"{counted(len(ledger_ids), 'ledger')} that cannot be read may be on it, too: {shown}{more}; "
-        "bookmender ledger show ID says what is wrong"
+        f"{counted(len(ledger_ids), 'ledger')} with unreadable metadata may be on this bookie, "
+        f"too: {shown}{more}. bookmender ledger show ID shows the error"
     )
 
 
 def _unproven_text(ledger_ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
-    more = ", …" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
+    shown = shortened(ledger_ids, at_most=UNREADABLE_SHOWN_MAX)
     ends = (
         "the end of 1 other ledger"
         if len(ledger_ids) == 1
         else f"the ends of {len(ledger_ids):,} other ledgers"
     )
     return (
-        f"{ends} cannot be proven, and no copy is planned for that: ledger {shown}{more}; bookmender ledger show "
-        "ID says why, and what helps"
+        f"{ends} cannot be proven (ledger {shown}). Copies do not help: bookmender ledger "
+        "show ID shows the reason and what helps"
     )
 
 
 def _more(more: int | None) -> str:
     if more is None:
-        return "; there are more ledgers (--limit)"
-    return f"; {counted(more, 'more ledger')} not shown (--limit)" if more else ""
+        return f"; there are more ledgers ({LIMIT_ADVICE})"
+    return f"; {counted(more, 'more ledger')} not shown ({LIMIT_ADVICE})" if more else ""
 
 
 def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
@@ -192,7 +201,7 @@ def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
     """
     head = f"ledger {found.ledger_id}: "
     if found.is_gone:
-        return [head + "there is none"]
+        return [head + "there is no such ledger"]
     if found.plan.is_whole and end is not None:
         why = printable(message(end.ledger_id, end.blocked).text)
         return [head + f"nothing to copy, but its end cannot be proven: {why}"]
@@ -201,7 +210,7 @@ def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
     if found.repairs:
         head += _to_copy(found.entry_count, found.byte_count)
     else:
-        head += "nothing can be copied now"
+        head += "nothing to copy now"
     return [
         head,
         *(f"  {_copy_text(repair)}" for repair in found.repairs),
@@ -215,16 +224,23 @@ def _to_copy(entry_count: int, byte_count: int) -> str:
 
 def _blocked_lines(ledger_id: int, blocked: Blocked) -> list[str]:
     told = message(ledger_id, blocked)
-    lines = [printable(f"  blocked: {blocked.reason.value}: {told.what}")]
-    return [*lines, printable(f"    to do: {told.advice}")] if told.advice else lines
+    lines = [f"  blocked: {blocked.reason.value}: {told.what}"]
+    if told.outlook:  # nothing to do
+        lines.append(f"    next: {told.outlook}")
+    if told.advice:
+        lines.append(f"    to do: {told.advice}")
+    return list(map(printable, lines))
 
 
 def _copy_text(repair: Repair) -> str:
     fragment = repair.fragment
     first, last = fragment.first_entry_id, fragment.last_entry_id
-    entries = f"entry {first}" if first == last else f"entries {first} to {last}"
-    where = f"{entries}, index {repair.index}"
+    if last is not None and last < first:
+        entries = "no entries"
+    else:
+        entries = f"entry {first}" if first == last else f"entries {first} to {last}"
+    where = f"{entries}, bookie index {repair.index}"
     what = counted(len(repair.entry_ids), "entry")
     if repair.is_in_place:
-        return f"{where}: {what} back to {repair.target}"
-    return f"{where}: {what} from the others' copies, {repair.replaced} -> {repair.target}"
+        return f"{where}: {what} to {repair.target}, in place"
+    return f"{where}: {what} to {repair.target}, which replaces {repair.replaced}"

@@ -1,13 +1,17 @@
 """Output of long commands: the progress line with the time left, notes, and text helpers."""
 
+import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from types import TracebackType
+from typing import Protocol, Self, TextIO
 
 import click
+
+from ledgers.errors import SessionLostError
 
 REMEMBERED_S = 120.0
 """Time over which the speed is measured. Earlier progress says little about the time left."""
@@ -60,10 +64,13 @@ class Show(Protocol):
     def __call__(self, left: int, *, waiting: int = 0, beside: str = "") -> None: ...
 
 
-class _Line:
-    """Writes a progress line: rewritten on a terminal, elsewhere a new line every few seconds."""
+class Line:
+    """A progress line: rewritten on a terminal, elsewhere a new line every few seconds.
 
-    def __init__(self, *, stream: TextIO | None, due_s: float) -> None:
+    A context manager, which moves the cursor to a new line at the end.
+    """
+
+    def __init__(self, *, stream: TextIO | None = None, due_s: float = 0.0) -> None:
         """``due_s``: monotonic time before which no line is written unless the output is a
         terminal."""
         self._stream = stream or sys.stderr
@@ -71,20 +78,32 @@ class _Line:
         self._due_s = due_s
         self._is_open = False
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
     def write(self, text: str, *, now_s: float, is_news: bool = False) -> None:
         """Write the text. ``is_news``: write it even if the last line is recent."""
         if not self._is_rewritten and now_s < self._due_s and not is_news:
             return
         self._due_s = now_s + LINE_INTERVAL_S
         if self._is_rewritten:
-            self._stream.write(f"\r\x1b[K{text}")  # return to the start of the line and clear it
+            # Return to the start of the line and clear it. A text that wraps could not be cleared.
+            self._stream.write(f"\r\x1b[K{text[: shutil.get_terminal_size().columns - 1]}")
             self._is_open = True
         else:
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def erase(self) -> None:
-        """Erase the line on a terminal. Lines written to other outputs stay."""
+        """Erase the line if the output is a terminal. A file or a pipe keeps all lines."""
         if self._is_open:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
@@ -97,63 +116,48 @@ class _Line:
             self._is_open = False
 
 
-class ProgressLine:
-    """Shows how much is left, and the remaining time."""
+class ProgressLine(Line):
+    """Shows how many ledgers are left, and the remaining time."""
 
-    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: the unit that is counted, such as ``ledger``."""
-        self._unit = unit
+    def __init__(self, *, stream: TextIO | None = None) -> None:
+        super().__init__(stream=stream)
         self._eta = Eta()
-        self._line = _Line(stream=stream, due_s=0.0)
         self._had_beside = False
 
     def show(self, left: int, *, waiting: int = 0, beside: str = "") -> None:
         if not left and not beside:  # the caller reports the result
-            self._line.erase()
+            self.erase()
             return
         now_s = time.monotonic()
         remaining_s = self._eta.remaining_s(left, now_s=now_s, waiting=waiting)
-        text = f"{counted(left, self._unit)} left"
+        text = f"{counted(left, 'ledger')} left"
         if remaining_s is not None:
             text += f", {duration_text(remaining_s)} to go"
         if beside:
             text += f"; {beside}"
-        self._line.write(text, now_s=now_s, is_news=bool(beside) and not self._had_beside)
+        self.write(text, now_s=now_s, is_news=bool(beside) and not self._had_beside)
         self._had_beside = bool(beside)
 
-    def close(self) -> None:
-        """Move the cursor to a new line. May be called any number of times."""
-        self._line.close()
+    def note(self, text: str) -> None:
+        """Print a note for the operator on a line of its own."""
+        self.close()
+        echo_notes([text])
 
 
-class CountLine:
-    """Shows how much is done if the total is unknown. It shows nothing during the first seconds."""
-
-    def __init__(self, unit: str, *, stream: TextIO | None = None) -> None:
-        """``unit``: the counted things, such as ``ledgers read``."""
-        self._unit = unit
-        self._line = _Line(stream=stream, due_s=time.monotonic() + LINE_INTERVAL_S)
-
-    def show(self, count: int) -> None:
-        self._line.write(f"{count:,} {self._unit}", now_s=time.monotonic())
-
-    def close(self) -> None:
-        """Move the cursor to a new line. May be called any number of times."""
-        self._line.close()
-
-
-NODES_GO_ON = "the nodes go on with it, as soon as any run and auto-recovery is enabled"
-"""What follows for ledgers that are marked, or orders that are given, when a command is
-interrupted."""
+NODES_GO_ON = "nodes continue the work while auto-recovery is enabled"
+"""Notice at the interruption of a command: what happens to marked ledgers and given orders."""
 
 
 @contextmanager
 def explain_interrupt(what_stays: str) -> Iterator[None]:
-    """Print on Ctrl-C which changes stay."""
+    """Print which changes stay, on Ctrl-C and if ZooKeeper stops answering."""
     try:
         yield
     except KeyboardInterrupt:
-        echo_notes([f"interrupted; {what_stays}"])
+        echo_notes([f"Interrupted. {what_stays}"])
+        raise
+    except SessionLostError:
+        echo_notes([f"Check ZooKeeper, and run the command again. {what_stays}"])
         raise
 
 
@@ -174,6 +178,12 @@ def counted(count: int, unit: str) -> str:
         return f"1 {unit}"
     many = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
     return f"{count:,} {many}"
+
+
+def shortened(names: Sequence[object], *, at_most: int) -> str:
+    """Return the first names, separated by commas, and an ellipsis if there are more."""
+    more = ", …" if len(names) > at_most else ""
+    return ", ".join(map(str, names[:at_most])) + more
 
 
 def duration_text(duration_s: float) -> str:

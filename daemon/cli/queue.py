@@ -1,7 +1,6 @@
 """``bookmender queue``: shows the marked ledgers, why they are marked, and what blocks their
 repair."""
 
-import json
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -13,13 +12,16 @@ import click
 from auditor.mark_reasons import MarkExplainer
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.blocked import access_denied_text, current_notes
-from daemon.cli.main import config_option, output_option
+from daemon.cli.main import config_option
+from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import counted, printable
 from daemon.status.records import age_s, lock_record, note_record, seconds_until
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes
 from replication.znodes import MarkPaths
+
+COLUMNS = ("ledger_id", "missing", "ctime_ms", "is_private", "lock.holder", "waiting.reason")
 
 
 @click.group()
@@ -29,12 +31,19 @@ def queue() -> None:
 
 @queue.command("list")
 @config_option
-@output_option
+@list_output_option
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=1000, show_default=True, help="Ledgers shown."
+    "--limit",
+    type=click.IntRange(min=1),
+    default=1000,
+    show_default=True,
+    help="Maximum number of ledgers.",
 )
 def list_queue(config: Path | None, output: str, limit: int) -> None:
-    """List the marked ledgers: missing bookies, reasons, and what blocks the repair.
+    """List the marked ledgers, and why each one waits.
+
+    For each ledger the list shows the missing bookies, the reasons of the mark, and what blocks
+    the repair.
 
     The list contains the queue shared with Java and bookmender's private queue. The private queue
     holds drains, repairs by hand, and damage that Java does not detect.
@@ -43,23 +52,31 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     """
 
     async def look(cluster: AdminSession) -> tuple[int, list[dict[str, Any]]]:
-        shared, own = (
+        shared, private = (
             await _marked(cluster, cluster.paths),
             await _marked(cluster, cluster.paths.private),
         )
-        marked = own | shared
+        marked = private | shared
         chosen = [marked[ledger_id] for ledger_id in sorted(marked)[:limit]]
-        return len(marked), await queue_rows(cluster, chosen, own=own.keys() - shared.keys())
+        return len(marked), await queue_rows(
+            cluster, chosen, only_private=private.keys() - shared.keys()
+        )
 
     total, rows = run_in_session(config, look)
-    if output == "json":
-        click.echo(json.dumps({"marked": total, "ledgers": rows}, indent=2))
-    else:
-        now_ms = time.time_ns() // 1_000_000
-        for row in rows:
-            click.echo(line_of(row, now_ms=now_ms))
-        more = f", the first {len(rows)} shown" if total > len(rows) else ""
-        click.echo(f"{counted(total, 'ledger')} marked{more}")
+    now_ms = time.time_ns() // 1_000_000
+    more = f", the first {len(rows)} shown" if total > len(rows) else ""
+    echo_list(
+        output,
+        {"marked": total, "ledgers": rows},
+        rows="ledgers",
+        columns=COLUMNS,
+        text=lambda: "\n".join(
+            [
+                *(line_of(row, now_ms=now_ms) for row in rows),
+                f"{counted(total, 'ledger')} marked{more}",
+            ]
+        ),
+    )
     sys.exit(1 if total else 0)
 
 
@@ -70,10 +87,10 @@ async def _marked(cluster: AdminSession, paths: MarkPaths) -> dict[int, MarkedLe
 
 
 async def queue_rows(
-    cluster: AdminSession, marked: Sequence[MarkedLedger], *, own: Collection[int]
+    cluster: AdminSession, marked: Sequence[MarkedLedger], *, only_private: Collection[int]
 ) -> list[dict[str, Any]]:
-    """Return the rows of the output. ``own``: ledgers that are only in bookmender's private
-    queue."""
+    """Return the rows of the output. ``only_private``: ledgers that have no mark in the
+    shared queue."""
     ledger_ids = [ledger.ledger_id for ledger in marked]
     held = await read_locks(cluster.store, cluster.paths, ledger_ids)
     ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
@@ -87,11 +104,11 @@ async def queue_rows(
             "missing": list(ledger.mark.replicas) if ledger.mark else None,
             "mark_unreadable": None if ledger.mark else _unreadable(ledger),
             "ctime_ms": ledger.mark.ctime_ms if ledger.mark else None,
-            "is_own": ledger.ledger_id in own,
+            "is_private": ledger.ledger_id in only_private,
             "reasons": [
                 reason.to_json()
                 for reason in reasons.explain(
-                    ledger.ledger_id, ledger.mark, is_own=ledger.ledger_id in own
+                    ledger.ledger_id, ledger.mark, is_private=ledger.ledger_id in only_private
                 )
             ],
             "is_locked": ledger.ledger_id in locks,
@@ -107,7 +124,7 @@ def _unreadable(ledger: MarkedLedger) -> str:
     hint."""
     if ledger.refusal:
         return access_denied_text(ledger)
-    return "its mark is damaged; the ledger is checked all the same"
+    return "its mark is unreadable, but the ledger is checked anyway"
 
 
 def _lock_record(lock: LockedLedger | None, ours: Collection[int]) -> dict[str, Any] | None:
@@ -121,15 +138,15 @@ def line_of(row: dict[str, Any], *, now_ms: int) -> str:
     if told := "; ".join(reason for reason in reasons if reason):
         line += f" [{told}]"
     if lock := row["lock"]:
-        line += f" (locked by {lock['holder'] or 'nobody known'}"
-        line += "" if lock["is_ours"] else ", no node of ours,"
+        line += f" (locked by {lock['holder'] or 'an unknown holder'}"
+        line += "" if lock["is_ours"] else ", which is not a bookmender node,"
         line += f" for {age_s(lock['since_ms'], now_ms)} s)"
     if note := row["waiting"]:
         line += f" — {note['reason']}: {note['detail']}"
         if next_s := seconds_until(note["next_try_ms"], now_ms):
             line += f"; try {note['tries'] + 1} in {next_s} s"
         elif left_s := seconds_until(note["grace_until_ms"], now_ms):
-            line += f"; grace over in {left_s} s"
+            line += f"; grace ends in {left_s} s"
     return printable(line)
 
 
@@ -142,7 +159,7 @@ def _meant(row: dict[str, Any]) -> str:
     if row["missing"] is None:
         return str(row["mark_unreadable"])
     named = ", ".join(row["missing"])
-    if row["is_own"]:
+    if row["is_private"]:
         causes = {reason["cause"] for reason in row["reasons"] if reason["bookie"]}
         if causes - {"drained", "hand"}:
             return f"bad copies on {named}"
@@ -156,9 +173,9 @@ def _meant_by_hand(reasons: Sequence[dict[str, Any]]) -> list[str]:
     by_hand = [
         reason["bookie"] for reason in reasons if reason["cause"] == "hand" and reason["bookie"]
     ]
-    told = [f"to leave {', '.join(drained)}"] if drained else []
+    told = [f"drain of {', '.join(drained)}"] if drained else []
     if by_hand or not drained:
-        told.append(f"to be checked{' on ' if by_hand else ''}{', '.join(by_hand)}")
+        told.append(f"check by hand{' on ' if by_hand else ''}{', '.join(by_hand)}")
     return told
 
 

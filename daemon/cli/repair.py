@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,18 @@ import click
 from auditor.marker import Marker
 from auditor.scan import scan_ledgers
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
-from daemon.admin_session import AdminSession, admin_session, log_errors_only
+from daemon.admin_session import (
+    AdminSession,
+    admin_session,
+    log_errors_only,
+    note_order,
+    operator,
+    order_event,
+)
 from daemon.cli.blocked import order_retries
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
+from daemon.cli.plan import plan
 from daemon.cli.progress import (
     NODES_GO_ON,
     ProgressLine,
@@ -33,6 +42,7 @@ from daemon.cli.progress import (
     explain_interrupt,
     printable,
 )
+from daemon.live_settings import LiveSettings
 from daemon.messages import blocked_record, message
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
@@ -73,6 +83,11 @@ class RepairedByHand:
     waiting: tuple[WaitingNote, ...] = ()
     unproven: tuple[UnprovenEnd, ...] = ()
     failed: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if no ledger is left."""
+        return not (self.waiting or self.unproven or self.failed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,21 +144,23 @@ async def repair_by_hand(
             ledger_ids=ledger_ids,
         )
 
-    async with open_worker(settings, journal, role=Role.HAND, make_queue=queue) as opened:
+    async with open_worker(
+        LiveSettings(settings), journal, role=Role.HAND, make_queue=queue
+    ) as opened:
         session = opened.session
         await mark_for_repair(session, opened.batcher, ledgers)
         failed = await access_denied(session.store, session.paths, ledger_ids)
-        takable = set(ledger_ids) - failed.keys()
+        leasable = set(ledger_ids) - failed.keys()
         async with asyncio.TaskGroup() as tasks:
             worker = tasks.create_task(opened.worker.run())
             waiting = await wait_done(
-                session.store, session.paths, takable, show=show, clock=session.clock
+                session.store, session.paths, leasable, show=show, clock=session.clock
             )
             worker.cancel()
-        done = takable.difference(note.ledger_id for note in waiting)
+        done = leasable.difference(note.ledger_id for note in waiting)
         unproven = await unproven_among(session.store, session.manager, session.paths, done)
     return RepairedByHand(
-        ledger_count=len(takable), waiting=waiting, unproven=tuple(unproven), failed=failed
+        ledger_count=len(leasable), waiting=waiting, unproven=tuple(unproven), failed=failed
     )
 
 
@@ -151,7 +168,7 @@ async def mark_by_hand(
     settings: Settings, journal: MetadataJournal, ledgers: Sequence[UnderreplicatedLedger]
 ) -> RepairedByHand:
     """Mark the ledgers, and leave the repair to the nodes."""
-    async with open_session(settings, Role.HAND, journal) as session:
+    async with open_session(LiveSettings(settings), Role.HAND, journal) as session:
         batcher = Batcher(session.store, [session.membership.guard])
         async with asyncio.TaskGroup() as tasks:
             sender = tasks.create_task(batcher.run())
@@ -168,6 +185,11 @@ async def mark_for_repair(
     """Mark the ledgers in the private queue, and cancel the backoff of earlier tries."""
     marker = Marker(session.store, batcher, session.paths.private, session.clock)
     await marker.mark_all(ledgers)
+    ledger_ids = [ledger.ledger_id for ledger in ledgers]
+    if ledger_ids:
+        await note_order(
+            session.store, session.paths, order_event("repair"), ledger_ids, by=operator()
+        )
     notes = WaitingNotes(session.store, session.paths)
     noted = await notes.ledger_ids()
     waiting = [ledger.ledger_id for ledger in ledgers if ledger.ledger_id in noted]
@@ -238,19 +260,22 @@ def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
     """
     if not notes:
         return ""
-    told = f"{len(notes):,} of them {'waits' if len(notes) == 1 else 'wait'}"
+    told = f"{len(notes):,} of them {'is' if len(notes) == 1 else 'are'} waiting"
     graces = [n for n in notes if n.reason.is_a_grace and n.grace_until_ms > now_ms]
     if not graces:
         return told
     first, more = graces[0].ledger_id, len(graces) - 1
     which = f"ledger {first} and {more:,} more are" if more else f"ledger {first} is"
-    whose = "their writers" if more else "its writer"
     left_s = (max(note.grace_until_ms for note in graces) - now_ms) / 1000
-    return f"{told}: {which} left to {whose} for another {duration_text(left_s)}, then closed and repaired"
+    return (
+        f"{told}: {which} in the open-ledger grace for another {duration_text(left_s)}, then "
+        "closed and repaired"
+    )
 
 
 def _is_in_vain(note: WaitingNote) -> bool:
-    """Return True if waiting for the ledger's next try is in vain.
+    """Return True if time alone does not help: a bookie must register, an operator or the writer
+    must act, or a safety hold or a maintenance window must end.
 
     If the end could not be proven at the first try, the worker has copied what was missing. That
     may have been the only problem, so the second try may succeed.
@@ -284,12 +309,14 @@ async def _notes(
 @click.option(
     "--bookie", type=BookieArgument(), help="Also repair all ledgers that name this bookie."
 )
-@click.option("--mark-only", is_flag=True, help="Only mark them; nodes do the work.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, as bookmender plan does.")
+@click.option("--mark-only", is_flag=True, help="Only mark them, and let nodes repair them.")
 @config_option
 @output_option
 def repair(
     ledger_ids: tuple[int, ...],
     bookie: BookieId | None,
+    dry_run: bool,
     mark_only: bool,
     config: Path | None,
     output: str,
@@ -300,31 +327,36 @@ def repair(
       bookmender repair 17 4711
       bookmender repair --bookie host:3181
 
-    No daemon is needed, and it works while auto-recovery is disabled. Of each copy the first and
-    last entries are read, and all entries where a check found damage. Use bookmender fsck run
-    --level full to read everything. The ledgers are marked in bookmender's private queue, so nodes
-    help, and continue after Ctrl-C. The open-ledger grace of writers is waited out.
+    It needs no daemon, and works while auto-recovery is disabled. It reads the first and last entry
+    of each copy, and every entry where a check found damage. bookmender fsck run --level full reads
+    every entry. The ledgers are marked in bookmender's private queue, so nodes help, and continue
+    after Ctrl-C. Open ledgers are repaired after the open-ledger grace.
 
-    Exit codes: 0 repaired (--mark-only: marked). 1 some ledgers are blocked, unproven, missing or
-    unreadable. 3 unknown.
+    Exit codes: 0 repaired (--mark-only: marked). 1 some ledgers are blocked, have no provable end,
+    do not exist or are unreadable. 3 unknown.
     """
     if not ledger_ids and bookie is None:
-        raise click.UsageError("which ledgers? Name some, or a bookie with --bookie")
+        raise click.UsageError("Name ledgers, or a bookie with --bookie.")
+    if dry_run:
+        click.get_current_context().invoke(
+            plan, ledger_ids=ledger_ids, bookie=bookie, config=config, output=output
+        )
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
-    with explain_interrupt(f"what was marked stays marked: {NODES_GO_ON}"):
-        done = asyncio.run(_run(settings, ledger_ids, bookie, mark_only))
+    with explain_interrupt(f"Marked ledgers stay marked, and {NODES_GO_ON}."):
+        done = asyncio.run(repair_ledgers(settings, ledger_ids, bookie, mark_only=mark_only))
     if output == "json":
         click.echo(json.dumps(_record(done), indent=2))
     else:
         now_ms = SystemClock().wall_ms()
         click.echo(result_text(done, mark_only=mark_only, now_ms=now_ms))
-    sys.exit(EXIT_FAILED if done.waiting or done.unproven or done.failed else 0)
+    sys.exit(0 if done.is_complete else EXIT_FAILED)
 
 
-async def _run(
-    settings: Settings, ledger_ids: tuple[int, ...], bookie: BookieId | None, mark_only: bool
+async def repair_ledgers(
+    settings: Settings, ledger_ids: tuple[int, ...], bookie: BookieId | None, *, mark_only: bool
 ) -> RepairedByHand:
+    """Repair, or only mark, the named ledgers and those of the bookie. Shows the progress."""
     async with admin_session(settings) as cluster:
         if bookie is not None:
             require_known([bookie], await known_bookies(cluster))
@@ -338,19 +370,15 @@ async def _run(
 async def _repair(
     settings: Settings, ledgers: Sequence[UnderreplicatedLedger], mark_only: bool
 ) -> RepairedByHand:
-    journal = open_journal(settings)
-    line = ProgressLine("ledger")
-    try:
-        if mark_only:
-            return await mark_by_hand(settings, journal, ledgers)
-        return await repair_by_hand(settings, journal, ledgers, show=line.show)
-    except BaseExceptionGroup as group:
-        if (cause := own_cause(group)) is None:
-            raise
-        raise cause from group
-    finally:
-        line.close()
-        journal.close()
+    with closing(open_journal(settings)) as journal, ProgressLine() as line:
+        try:
+            if mark_only:
+                return await mark_by_hand(settings, journal, ledgers)
+            return await repair_by_hand(settings, journal, ledgers, show=line.show)
+        except BaseExceptionGroup as group:
+            if (cause := own_cause(group)) is None:
+                raise
+            raise cause from group
 
 
 def _record(done: RepairedByHand) -> dict[str, Any]:
@@ -364,7 +392,7 @@ def _record(done: RepairedByHand) -> dict[str, Any]:
         "failed": [{"ledger_id": i, "error": error} for i, error in done.failed.items()],
     }
     if done.failed:
-        record["error"] = f"nothing could be done for {counted(len(done.failed), 'ledger')}"
+        record["error"] = f"could not work on {counted(len(done.failed), 'ledger')}: see failed"
         record["exit_code"] = EXIT_FAILED
     return record
 
@@ -373,13 +401,13 @@ def result_text(done: RepairedByHand, *, mark_only: bool, now_ms: int) -> str:
     """Return the result as text."""
     lines = [help_text(note) + _next_try(note, now_ms=now_ms) for note in done.waiting]
     lines += [
-        f"ledger {end.ledger_id} has its copies, and no end: "
+        f"ledger {end.ledger_id} has all its copies, but its end cannot be proven: "
         + printable(message(end.ledger_id, end.blocked).text)
         for end in done.unproven
     ]
     lines += [f"ledger {ledger_id}: {printable(error)}" for ledger_id, error in done.failed.items()]
     whole = counted(done.ledger_count - len(done.waiting) - len(done.unproven), "ledger")
-    lines.append(f"{whole} {'marked' if mark_only else 'whole, as far as repair looks'}")
+    lines.append(f"{whole} {'marked' if mark_only else 'checked and whole'}")
     return "\n".join(lines)
 
 
@@ -388,4 +416,4 @@ def _next_try(note: WaitingNote, *, now_ms: int) -> str:
     if note.reason is not Reason.MAINTENANCE or note.next_try_ms <= now_ms:
         return ""
     left = duration_text((note.next_try_ms - now_ms) / 1000)
-    return f"; next try in {left}, or when they are back"
+    return f". Next try in {left}, or when the bookies are back"

@@ -12,14 +12,20 @@ from typing import Any
 
 import click
 
-from daemon.admin_session import AdminSession, admin_session, log_errors_only, writing_session
+from daemon.admin_session import (
+    AdminSession,
+    admin_session,
+    log_errors_only,
+    order_event,
+    writing_session,
+)
 from daemon.cli.blocked import order_retries
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.progress import counted, echo_notes, printable
 from daemon.messages import copy_doubt_text
 from daemon.previews import open_inspection
 from daemon.settings import Settings, load_settings
-from daemon.state import state_dir
+from daemon.state import JOURNAL_FOLDER, state_dir
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     LockLostError,
@@ -46,8 +52,8 @@ from replication.restore import Restorer, RestoreRefusedError, Restoring, readab
     metavar="TIME",
     help="The write to undo (first column of the list).",
 )
-@click.option("--yes", is_flag=True, help="Undo it. Without this nothing is changed.")
-@click.option("--force", is_flag=True, help="Undo it in spite of doubts.")
+@click.option("--yes/--dry-run", help="Undo it, or change nothing (default).")
+@click.option("--force", is_flag=True, help="Undo it even if copies may be missing.")
 @config_option
 @output_option
 def restore(
@@ -60,9 +66,9 @@ def restore(
       bookmender ledger restore 17 --at 1700000000000          show what undoing one changes
       bookmender ledger restore 17 --at 1700000000000 --yes    undo it
 
-    Copies that the old metadata names may be deleted by now, so the command first asks those
-    bookies for every entry. It refuses if anything is in doubt (unless --force). The ledger is
-    marked with the same write, so that nodes check it. Run it as the daemon's user.
+    Copies that the old metadata names may be deleted by now. So the command asks those bookies for
+    every entry first, and refuses if copies may be missing (unless --force). It also marks the
+    ledger, so nodes check it. Run the command as the daemon's user.
 
     Exit codes: 0 done, listed, or --yes would do it. 1 refused, or no such record or ledger.
     3 bookies or ZooKeeper failed, or another node holds the lock: try again.
@@ -72,39 +78,49 @@ def restore(
     records = _recorded(settings, ledger_id)
     if time_ms is None:
         if yes or force:
-            raise click.UsageError("--at says which write to undo")
+            raise click.UsageError("Name the write to undo with --at.")
         click.echo(_listing(ledger_id, records, output))
         return
     record = next((each for each in records if each.time_ms == time_ms), None)
     if record is None:
-        raise RejectedError(f"no write of ledger {ledger_id} at {time_ms} is recorded here")
+        raise RejectedError(
+            f"this host recorded no write of ledger {ledger_id} at {time_ms}. bookmender ledger "
+            f"restore {ledger_id} lists the recorded writes"
+        )
     if yes:
         done = asyncio.run(_restore(settings, record, is_forced=force))
-        said = "it is so already" if done.is_done else "done, and marked: the nodes check it now"
+        result = ALREADY if done.is_done else "done. The ledger is marked, so nodes check it"
     else:
         done = asyncio.run(_look(settings, record))
-        said = "it is so already" if done.is_done else f"nothing was changed: {_how(done)}"
-    click.echo(_change(done, said, output))
+        result = ALREADY if done.is_done else f"nothing was changed. {_how(done)}"
+    click.echo(_change(done, result, output))
     if done.doubts and not (done.is_done or force):
         sys.exit(EXIT_FAILED)
 
 
+ALREADY = "nothing to do: the metadata is already the same"
+
+
 def _how(found: Restoring) -> str:
-    if found.doubts:
-        return "with such doubts --yes is refused, and --yes --force does it all the same"
-    return "--yes does it"
+    return "--yes --force undoes it despite the doubts" if found.doubts else "--yes undoes it"
 
 
 def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
-    directory = state_dir(settings) / "journal"
+    directory = state_dir(settings) / JOURNAL_FOLDER
     try:
         return read_journal(directory, ledger_id)
     except FileNotFoundError:
-        echo_notes([f"{directory} is not there: see node.state_dir, and who runs the daemon"])
+        echo_notes(
+            [
+                f"{directory} does not exist. Check node.state_dir, and run this command as the "
+                "daemon's user."
+            ]
+        )
         return []
     except OSError as error:
         raise SettingsError(
-            f"node.state_dir: {directory} cannot be read ({error.strerror})",
+            f"node.state_dir: cannot read {directory}: {error.strerror}. Run this command as the "
+            "daemon's user",
             setting="node.state_dir",
         ) from error
 
@@ -130,9 +146,9 @@ async def _restore(settings: Settings, record: JournalRecord, *, is_forced: bool
                 raise
             texts = [_doubt_text(record.ledger_id, doubt) for doubt in error.doubts]
             raise RestoreRefusedError("; ".join(texts), ledger_id=record.ledger_id) from error
-        with suppress(
-            UnavailableError, SessionLostError, LockLostError, RejectedError
-        ):  # it is done; a node tries it later
+        await ours.cluster.note_order(order_event("ledger restore"), [record.ledger_id])
+        # The metadata is restored. If this order fails, a node tries the ledger later.
+        with suppress(UnavailableError, SessionLostError, LockLostError, RejectedError):
             cluster = ours.cluster
             await order_retries([record.ledger_id], cluster.store, cluster.paths, SystemClock())
         return done
@@ -177,7 +193,7 @@ def _record(record: JournalRecord) -> dict[str, Any]:
     }
 
 
-def _change(found: Restoring, said: str, output: str) -> str:
+def _change(found: Restoring, result: str, output: str) -> str:
     if output == "json":
         return json.dumps(
             {
@@ -186,19 +202,19 @@ def _change(found: Restoring, said: str, output: str) -> str:
                 "now": _said(found.now),
                 "restored": _said(found.was),
                 "doubts": [_doubt_text(found.record.ledger_id, doubt) for doubt in found.doubts],
-                "said": said,
+                "result": result,
             },
             indent=2,
         )
     lines = [
-        f"ledger {found.record.ledger_id}, back to before {_when(found.record.time_ms)}:",
+        f"ledger {found.record.ledger_id}, as before the write of {_when(found.record.time_ms)}:",
         *(f"  - {line}" for line in _said(found.now)),
         *(f"  + {line}" for line in _said(found.was)),
         *(
             f"  doubt: {printable(_doubt_text(found.record.ledger_id, doubt))}"
             for doubt in ([] if found.is_done else found.doubts)
         ),
-        said,
+        result,
     ]
     return "\n".join(lines)
 
@@ -217,7 +233,7 @@ def _difference(before: bytes, after: bytes) -> str:
 
 def _said(metadata: LedgerMetadata | None) -> list[str]:
     if metadata is None:
-        return ["(cannot be read as metadata)"]
+        return ["(unreadable metadata)"]
     end = f", last entry {metadata.last_entry_id}" if metadata.is_closed else ""
     return [
         f"{metadata.state.name}{end}",

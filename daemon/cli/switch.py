@@ -1,4 +1,6 @@
-"""``bookmender disable`` and ``bookmender enable``: switch auto-recovery of the whole cluster."""
+"""``bookmender disable`` and ``bookmender enable``: switch auto-recovery of the whole cluster.
+
+``set_recovery_delay`` is here, too: the other setting of the whole cluster in ZooKeeper."""
 
 import json
 from contextlib import suppress
@@ -6,9 +8,11 @@ from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.main import config_option, output_option
 from ledgers.errors import NodeExistsError, NoNodeError
+from ledgers.store import ANY_VERSION
+from replication.znodes import recovery_delay_to_bytes
 
 
 @click.command()
@@ -20,7 +24,7 @@ def disable(config: Path | None, output: str) -> None:
     Use this before planned work that stops many bookies. No ledger is marked or leased until
     bookmender enable. Repairs in progress are completed.
 
-    Exit code 0 also if auto-recovery was disabled already.
+    The exit code is 0 even if auto-recovery was already disabled.
     """
     _report(output, is_enabled=False, has_changed=run_in_session(config, switch_off))
 
@@ -33,7 +37,7 @@ def enable(config: Path | None, output: str) -> None:
 
     Ledgers of bookies that were lost in the meantime are marked and repaired.
 
-    Exit code 0 also if auto-recovery was enabled already.
+    The exit code is 0 even if auto-recovery was already enabled.
     """
     _report(output, is_enabled=True, has_changed=run_in_session(config, switch_on))
 
@@ -45,6 +49,7 @@ async def switch_off(cluster: AdminSession) -> bool:
     """
     with suppress(NodeExistsError):
         await cluster.store.create(cluster.paths.disable, with_parents=True)
+        await cluster.note_order(order_event("disable"))
         return True
     return False
 
@@ -52,6 +57,7 @@ async def switch_off(cluster: AdminSession) -> bool:
 async def switch_on(cluster: AdminSession) -> bool:
     with suppress(NoNodeError):
         await cluster.store.delete(cluster.paths.disable)
+        await cluster.note_order(order_event("enable"))
         return True
     return False
 
@@ -61,4 +67,13 @@ def _report(output: str, *, is_enabled: bool, has_changed: bool) -> None:
         click.echo(json.dumps({"is_enabled": is_enabled, "has_changed": has_changed}, indent=2))
         return
     state = "enabled" if is_enabled else "disabled"
-    click.echo(f"auto-recovery is {state}" + ("" if has_changed else ", as it was"))
+    click.echo(f"auto-recovery is {'' if has_changed else 'already '}{state}")
+
+
+async def set_recovery_delay(cluster: AdminSession, delay_s: int) -> None:
+    """Store the recovery delay. The leader watches it, and starts an audit."""
+    path, data = cluster.paths.recovery_delay, recovery_delay_to_bytes(delay_s)
+    try:
+        await cluster.store.create(path, data, with_parents=True)
+    except NodeExistsError:
+        await cluster.store.set(path, data, version=ANY_VERSION)

@@ -4,7 +4,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +70,11 @@ def _run(number: int, plan: Plan) -> bool:
         click.echo(text)
     for problem in problems:
         click.secho(f"  PROBLEM  {problem}", fg="red")
-    verdict = "NOT WHOLE" if problems else "WHOLE: nothing lost, all that can be repaired is"
+    verdict = (
+        "NOT WHOLE"
+        if problems
+        else "WHOLE: no entry is lost, and every ledger that can be repaired is repaired"
+    )
     click.secho(f"  verdict  {verdict}", bold=True, fg="red" if problems else "green")
     return not problems
 
@@ -86,59 +90,52 @@ def report(finished: Run) -> list[str]:
     out_of_reach = [proof for proof in proofs if proof.out_of_reach]
     lines = [
         f"  ledgers  {len(proofs)} written, {timeline.marked_max} marked at once, "
-        f"{timeline.mended_ledgers} repaired, {timeline.mended_entries} entries "
-        f"({timeline.mended_bytes / 1e6:.1f} MB) copied",
+        f"{timeline.repaired_ledgers} repaired, {timeline.repaired_entries} entries "
+        f"({timeline.repaired_bytes / 1e6:.1f} MB) copied",
         f"  entries  {entries} acknowledged, {sum(len(p.lost) for p in proofs)} lost, "
         f"{sum(len(p.wrong) for p in proofs)} wrong",
-        f"  copies   {good} of {expected} that the metadata names are there and good",
+        f"  copies   {good} of {expected} that the metadata names exist and are good",
         f"  times    from the kill: znode gone {timeline.bookie_gone_s or 0:.1f} s, "
         f"first mark {first_mark_s:.1f} s, whole {whole_s:.1f} s",
-        f"  rates    {timeline.mended_ledgers / busy_s:.0f} ledgers/s, "
-        f"{timeline.mended_entries / busy_s:.0f} entries/s from the first mark to whole",
-        f"  costs    {finished.cpu_s:.1f} CPU seconds, at most "
-        f"{finished.rss_bytes_max / 1e6:.0f} MB RSS a daemon, "
-        f"{timeline.zookeeper_requests / max(timeline.mended_ledgers, 1):.1f} "
+        f"  rates    {timeline.repaired_ledgers / busy_s:.0f} ledgers/s, "
+        f"{timeline.repaired_entries / busy_s:.0f} entries/s from the first mark to whole",
+        f"  costs    {finished.cpu_s:.1f} CPU seconds, at most {finished.rss_bytes_max / 1e6:.0f} "
+        f"MB RSS a daemon, {timeline.zookeeper_requests / max(timeline.repaired_ledgers, 1):.1f} "
         "ZooKeeper requests a repaired ledger (idling included)",
     ]
     if out_of_reach:
+        reasons = sorted({note.reason.value for note in finished.left.queue.waiting})
         lines.append(
             f"  waiting  {len(out_of_reach)} ledgers whose only copies are on the killed bookie: "
-            + _reasons(finished)
+            f"reported as {', '.join(reasons) or 'nothing'}"
         )
     return lines
-
-
-def _reasons(finished: Run) -> str:
-    reasons = sorted({note.reason.value for note in finished.left.queue.waiting})
-    return f"reported as {', '.join(reasons) or 'nothing'}"
 
 
 def list_problems(finished: Run) -> list[str]:
     """Return the problems that a user would report; empty for a good run."""
     problems = [
-        *(_losses(proof) for proof in finished.proofs if proof.lost or proof.wrong),
         *(
-            f"ledger {proof.written.ledger_id}: {proof.copies_good} of {proof.copies_expected} copies"
+            f"ledger {proof.written.ledger_id}: {problem}"
             for proof in finished.proofs
-            if not proof.is_whole and not proof.out_of_reach
+            for problem in _problems_of(proof)
         ),
         *_unexplained(finished),
-        *(
-            f"ledger {proof.written.ledger_id}: its live writer was stopped: {proof.written.ended_by}"
-            for proof in finished.proofs
-            if proof.written.ended_by
-        ),
         *finished.timeline.errors,
     ]
-    if not finished.timeline.mended_ledgers:
-        problems.append("no ledger was repaired: the run shows nothing")
+    if not finished.timeline.repaired_ledgers:
+        problems.append("no ledger was repaired: the run proves nothing")
     return problems
 
 
-def _losses(proof: LedgerProof) -> str:
-    shown: Sequence[int] = (proof.lost or proof.wrong)[:5]
-    what = "lost" if proof.lost else "not as written"
-    return f"ledger {proof.written.ledger_id}: entries {what}: {', '.join(map(str, shown))} …"
+def _problems_of(proof: LedgerProof) -> Iterator[str]:
+    if proof.lost or proof.wrong:
+        what = "lost" if proof.lost else "not as written"
+        yield f"entries {what}: {', '.join(map(str, (proof.lost or proof.wrong)[:5]))} …"
+    if not proof.is_whole and not proof.out_of_reach:
+        yield f"{proof.copies_good} of {proof.copies_expected} copies"
+    if proof.written.ended_by:
+        yield f"its live writer was stopped: {proof.written.ended_by}"
 
 
 def _unexplained(finished: Run) -> list[str]:
@@ -152,7 +149,7 @@ def _unexplained(finished: Run) -> list[str]:
             for i in sorted(noted.keys() - stuck)
         ),
         *(
-            f"ledger {i} cannot be repaired, but nobody says so"
+            f"ledger {i} cannot be repaired, but no reason is reported"
             for i in sorted(stuck - noted.keys())
         ),
     ]

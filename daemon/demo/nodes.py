@@ -43,6 +43,8 @@ class Nodes:
     data: Path
     settings: Mapping[str, str]
     """Environment variables that override those of this process."""
+    config: Path | None = None
+    """The file of the daemons' settings."""
     nodes: list[Node] = field(default_factory=list)
 
     def start(self, count: int) -> None:
@@ -54,17 +56,13 @@ class Nodes:
                 "BOOKMENDER_NODE_STATE_DIR": str(self.data / name),
                 "BOOKMENDER_LOG_FORMAT": "json",
                 "BOOKMENDER_LOG_LEVEL": "debug",
+                "BOOKMENDER_HTTP_PORT": "0",  # several nodes share this machine's ports
                 **self.settings,
             }
-            command = [sys.executable, "-m", "daemon", "daemon"]
+            config = [] if self.config is None else ["--config", str(self.config)]
+            command = [sys.executable, "-m", "daemon", "daemon", *config]
             child = Child(name, command, log=log, environment=environment)
             self.nodes.append(Node(name=name, child=child, log=log))
-
-    def by_pid(self, pid: int) -> Node | None:
-        return next((node for node in self.nodes if node.child.pid == pid), None)
-
-    def kill(self, node: Node) -> None:
-        node.child.kill()
 
     def running(self) -> list[Node]:
         return [node for node in self.nodes if node.child.is_running]

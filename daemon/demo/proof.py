@@ -16,7 +16,7 @@ from ledgers.errors import BookmenderError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
 from ledgers.reading import LedgerReader, OpenedLedger, find_end, replicas_in
-from replication.copy_checks import transfer_slices
+from replication.copy_reader import transfer_slices
 
 LEDGERS_AT_ONCE = 20
 

@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from daemon.admin_session import AdminSession
 from ledgers.appending import BookiePool
+from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies
 from ledgers.client import open_bookies
 from ledgers.clock import Clock, SystemClock
@@ -29,7 +30,7 @@ from ledgers.writing import LedgerOptions, LedgerWriter
 
 
 class Ending(enum.Enum):
-    """How the writing of a ledger ends."""
+    """The ways in which the writing of a ledger ends."""
 
     CLOSED = "closed"
     ABANDONED = "abandoned"
@@ -116,9 +117,15 @@ def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> l
 
 
 def _left_open(shape: Shape) -> Shape:
+    """Return the shape of an open ledger that can be recovered without any one bookie.
+
+    With an ack quorum of 1, the lost bookie might have acknowledged entries alone, so the ledger
+    would stay IN_RECOVERY until that bookie returns.
+    """
     entry_bytes, entry_count = OPEN_SIZE
     return replace(
         shape,
+        ack_quorum=max(2, shape.ack_quorum),
         entry_bytes=entry_bytes,
         entry_count=entry_count,
         change_at=None,
@@ -159,6 +166,7 @@ def _shape(
 
 
 LEDGERS_AT_ONCE = 12
+READS_IN_FLIGHT_MAX = 64
 LIVE_PAUSE_S = 0.02
 PASSWORD = b"demo"
 
@@ -186,7 +194,12 @@ class Written:
 async def open_workload(seen: AdminSession, rng: random.Random) -> AsyncIterator["Workload"]:
     """Open a workload with a bookie client of its own, as a writing application would."""
     clock = SystemClock()
-    async with open_bookies(clock=clock, rng=rng) as bookies:
+    async with open_bookies(
+        clock=clock,
+        rng=rng,
+        reads_in_flight_max=READS_IN_FLIGHT_MAX,
+        connector=bookie_connector(seen.settings.security),
+    ) as bookies:
         workload = Workload(
             manager=seen.manager,
             registration=seen.registration,

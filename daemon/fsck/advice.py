@@ -2,9 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from auditor.fsck.options import Level
+from auditor.fsck.options import FeedChanges, Level
 from auditor.fsck.results.summary import Advice, Counts, ReportTexts, Summary
 from auditor.fsck.verdicts import Finding, Grade
+from daemon.cli.progress import counted, printable
+from daemon.fsck.changes import Acknowledged, Fetched, WhyWhole
 
 BOOKIES_SHOWN_MAX = 5
 """Number of bookies in the headline; those that most ledgers need come first."""
@@ -51,9 +53,58 @@ def counts_text(counts: Counts) -> str:
     up, and findings that a grade does not show."""
     grades = _listed(counts.verdicts, [each.value for each in reversed(Grade)])
     beside = _listed(counts.findings, [Finding.SUSPECT.value, Finding.IDLE_OPEN.value])
-    unit = "ledger" if counts.ledgers == 1 else "ledgers"
-    text = f"{counts.ledgers:,} {unit}" + (f": {grades}" if grades else "")
+    text = counted(counts.ledgers, "ledger") + (f": {grades}" if grades else "")
     return f"{text}; of these also {beside}" if beside else text
+
+
+# --- Runs that follow the change feed -------------------------------------------------------------
+
+CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
+
+_WHY_WHOLE = {
+    WhyWhole.FIRST: "it is the first one of client {client} in this folder",
+    WhyWhole.OTHER_LEVEL: "the last run of client {client} was at another level",
+    WhyWhole.NEW_FEED: "the change feed was disabled and enabled since the last run",
+    WhyWhole.OTHER_FOLDER: "client {client} has receipts that this folder has no results of. If "
+    "another folder uses this client, give each its own --client",
+    WhyWhole.RETENTION: "the feed does not keep all changes since the last run. Run fsck more "
+    "often, or keep more: bookmender feed enable --retention",
+}
+
+
+def fetched_notes(fetched: Fetched) -> list[str]:
+    """Return what a run with ``--changed`` is going to check."""
+    changes = fetched.changes
+    if changes is None:
+        return []
+    client = printable(changes.client)
+    if fetched.why is not None:
+        why = _WHY_WHOLE[fetched.why].format(client=client)
+        return [
+            f"this run checks all ledgers: {why}",
+            f"later runs check what changes after checkpoint {changes.position:#x}",
+        ]
+    if changes.is_whole:  # a continued run
+        return ["this run goes on to check all ledgers"]
+    deleted_count = sum(changes.are_deleted)
+    deleted = f", {deleted_count:,} of them deleted" if deleted_count else ""
+    return [f"client {client}: {counted(len(changes.ledger_ids), 'changed ledger')}{deleted}"]
+
+
+def acknowledged_notes(outcome: Acknowledged, changes: FeedChanges) -> list[str]:
+    """Return why the changes of a run are not acknowledged; empty if they are."""
+    client = printable(changes.client)
+    match outcome:
+        case Acknowledged.STORED:
+            return []
+        case Acknowledged.NEW_FEED:
+            why = "the change feed was disabled and enabled during the run"
+        case Acknowledged.OTHER_FOLDER:
+            why = f"another run of client {client} ended meanwhile. Give each "
+            "folder its own --client"
+        case Acknowledged.RETENTION:
+            why = "the feed has deleted changes of this run meanwhile"
+    return [f"not acknowledged: {why}. The next run with --changed checks all ledgers"]
 
 
 def _listed(counts: Mapping[str, int], names: Iterable[str]) -> str:
@@ -64,10 +115,9 @@ def _listed(counts: Mapping[str, int], names: Iterable[str]) -> str:
 
 def tails_text(counts: Counts) -> str:
     """Return a sentence on open ledgers whose tail was not checked; empty if there are none."""
-    count = counts.tails_unseen
-    if not count:
+    if not counts.tails_unseen:
         return ""
-    ledgers = "1 open ledger" if count == 1 else f"{count:,} open ledgers"
+    ledgers = counted(counts.tails_unseen, "open ledger")
     return f"entries after the last confirmed one were not checked in {ledgers}"
 
 
@@ -96,20 +146,20 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
         "Ledgers with entries that have no good copy left",
         "Do not wipe, format or decommission any bookie: a removed disk may hold the only copy. "
         "Bring back absent bookies and disks, then run fsck again. "
-        "What stays lost must come from a backup.",
+        "Entries that stay lost must come from a backup.",
     ),
     (
         _grade(Grade.AT_RISK),
         "Ledgers with entries that have one good copy left",
-        "Do not restart the bookies that store it before these ledgers are repaired. "
-        "Mark missing and damaged copies with bookmender fsck mark DIR --mark; workers repair these "
-        "ledgers first. bookmender queue list shows the progress.",
+        "Do not restart the bookies that store it before these ledgers are repaired. Mark missing "
+        "and damaged copies with bookmender fsck mark DIR --mark; workers repair these ledgers "
+        "first. bookmender queue list shows the progress.",
     ),
     (
         _finding(Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR),
         "Ledgers with missing, damaged or unreadable copies, at least",
-        "Mark them with bookmender fsck mark DIR --mark; workers copy the entries from good copies. "
-        "If one bookie has many damaged or unreadable copies, check its disk.",
+        "Mark them with bookmender fsck mark DIR --mark; workers copy the entries from good "
+        "copies. If one bookie has many damaged or unreadable copies, check its disk.",
     ),
     (
         _finding(Finding.BOOKIE_GONE),
@@ -120,33 +170,36 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
     (
         _finding(Finding.SUSPECT),
         "Ledgers whose copies differ although their digests are correct",
-        "Nobody knows which copy is right, so nothing is repaired. Possible causes are a writer that "
-        "was not fenced, and files restored from a backup. Compare the entries with the application's data.",
+        "fsck cannot know which copy is right, so nothing is repaired. Possible causes are a "
+        "writer that was not fenced, and files restored from a backup. Compare the entries with "
+        "the application's data.",
     ),
     (
         _finding(Finding.UNREADABLE_METADATA),
         "Ledgers with unreadable metadata",
-        "bookmender ledger show ID shows the reason. If an ACL denies access, a user with permission can "
-        "change it with setAcl (see getAcl). For damaged metadata, bookmender ledger restore ID puts back "
-        "what bookmender last replaced. Metadata of a newer version needs a newer bookmender.",
+        "bookmender ledger show ID shows the reason. If an ACL denies access, a user with "
+        "permission can change it with setAcl (see getAcl). For damaged metadata, bookmender "
+        "ledger restore ID puts back what bookmender last replaced. Metadata of a newer version "
+        "needs a newer bookmender.",
     ),
     (
         _finding(Finding.END_UNPROVEN),
         "Ledgers that are not closed and whose end cannot be proven",
-        "Too many bookies of their last ensemble were reformatted, so acknowledged entries at the end may "
-        "be lost. A running writer knows the end and closes its ledger. "
-        "For the others, bookmender ledger show ID shows what helps.",
+        "Too many bookies of their last ensemble were reformatted, so acknowledged entries at the "
+        "end may be lost. A running writer knows the end and closes its ledger. For the others, "
+        "bookmender ledger show ID shows what helps.",
     ),
     (
         _grade(Grade.UNKNOWN),
         "Ledgers that could not be checked completely",
-        "A bookie did not answer, the metadata is unreadable, or the end cannot be proven; the evidence "
-        "shows which. Make the bookie answer, and run fsck again.",
+        "A bookie did not answer, the metadata is unreadable, or the end cannot be proven; the "
+        "evidence shows which. Make the bookie answer, and run fsck again.",
     ),
     (
         _finding(Finding.MISPLACED),
         "Ledgers whose copies break the placement policy",
-        "With checks.repairs_placement = true the placement check marks them, and workers move the copies.",
+        "With checks.repairs_placement = true the placement check marks them, and workers move "
+        "the copies.",
     ),
     (
         _finding(Finding.IDLE_OPEN),
@@ -156,14 +209,14 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
     (
         _finding(Finding.STRAY),
         "Ledgers with copies on bookies that their metadata does not name",
-        "Bookies delete such copies within a day. If the evidence says only_copy, leave that bookie "
-        "unchanged until the ledger is repaired.",
+        "Bookies delete such copies within a day. If the evidence says only_copy, leave that "
+        "bookie unchanged until the ledger is repaired.",
     ),
     (
         lambda summary: summary.left_wrong,
         "Ledgers that were not checked in time, and that the last check found wrong",
-        "bookmender fsck show DIR LEDGER shows what was found. The next run begins with the ledgers that "
-        "were checked the longest ago.",
+        "bookmender fsck show DIR LEDGER shows what was found. The next run begins with the least "
+        "recently checked ledgers.",
     ),
     (
         lambda summary: summary.left,

@@ -12,19 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from auditor.fsck.options import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
 from auditor.fsck.results.cluster import read_racks
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
-from daemon.cli.option_types import Duration, Limit
-from daemon.cli.progress import ProgressLine, echo_notes
-from daemon.fsck.advice import report_texts
+from daemon.cli.option_types import Duration, Folder, Limit
+from daemon.cli.progress import ProgressLine, echo_notes, printable
+from daemon.fsck.advice import (
+    CHECKED_AGAIN,
+    acknowledged_notes,
+    fetched_notes,
+    report_texts,
+)
+from daemon.fsck.changes import Acknowledged, client_name
 from daemon.fsck.runner import (
     SPARK_LOG,
     MarkResult,
     RunRequest,
+    acknowledge_run,
+    changes_for,
     check_spark,
     failures_exit_unknown,
     fetch_cluster_facts,
@@ -50,21 +58,6 @@ if TYPE_CHECKING:
     from auditor.fsck.results.finished_runs import Results, RunVerdict
 
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
-
-
-class Folder(click.Path):
-    """An option type: a folder, as an absolute path.
-
-    An empty value is refused, because it usually comes from a variable that is not set.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False, resolve_path=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if value == "":
-            self.fail("the value is empty: name a folder, or . for the current one", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -188,6 +181,7 @@ def options_for(
             session_s=settings.zookeeper.session_timeout_s,
             connect_s=settings.zookeeper.connect_timeout_s,
         ),
+        security=settings.security,
         default_password=settings.replication.default_password,
         default_digest_type=settings.replication.default_digest_type,
     )
@@ -215,6 +209,7 @@ def fsck() -> None:
 
     \b
       bookmender fsck run --level full --output DIR    check every copy of every entry
+      bookmender fsck run --changed --output DIR       check only what changed since the last time
       bookmender fsck mark DIR --mark                  mark what it found, for repair
       bookmender fsck show DIR LEDGER                  show what was found for one ledger
       bookmender fsck diff DIR                         compare the last two runs
@@ -286,6 +281,12 @@ def fsck() -> None:
     type=Limit("reads_in_flight_per_bookie"),
     help="Limit per executor and bookie.  [default: 64]",
 )
+@click.option("--changed", is_flag=True, help="Check only what changed since the last such run.")
+@click.option(
+    "--client",
+    metavar="NAME",
+    help="Name in the change feed, with --changed.  [default: fsck-LEVEL]",
+)
 @click.option("--restart", is_flag=True, help="Discard an unfinished run, start a new one.")
 @mark_option
 @uri_option
@@ -305,6 +306,8 @@ def run_command(
     reads_per_s: int | None,
     bytes_per_s: int | None,
     reads_in_flight: int | None,
+    changed: bool,
+    client: str | None,
     restart: bool,
     mark: bool,
     uri: str | None,
@@ -320,12 +323,17 @@ def run_command(
       sample     also reads a share of the other entries
       full       reads every entry of every copy, and compares the copies
 
-    The same command continues an interrupted run. Verdicts and output: docs/fsck.md.
+    With --changed, the first run checks all ledgers, later ones what the change feed tells. The
+    same command continues an interrupted run. Verdicts and output: docs/fsck.md.
 
     Exit codes: 0 all checked ledgers are whole. 1 something is wrong. 2 wrong usage. 3 nothing is
     known to be wrong, but some ledgers are unknown, or the run failed.
     """
     chosen = level_for(level, share)
+    if client is not None and not changed:
+        raise click.UsageError("--client needs --changed.")
+    if changed and time_budget_s:
+        raise click.UsageError("--changed needs a run without a time limit: leave --for out.")
     settings = settings_for(uri, config)
     log_errors_only(settings)
     request = RunRequest(
@@ -345,29 +353,66 @@ def run_command(
         time_budget_s=time_budget_s or 0,
         checked_within_s=checked_within_s or 0,
         is_restart=restart,
+        client=(client or client_name(chosen)) if changed else "",
     )
-    launch = check_spark(request)
-    if launch is not None and launch.ignored:
-        echo_notes([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
+    if changed:
+        require_modules("pyarrow")  # Spark only if there is much to check
+        from auditor.fsck.tasks import hide_pandas
+
+        hide_pandas()
+    else:
+        launch = check_spark(request)
+        if launch is not None and launch.ignored:
+            echo_notes([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
     with locked_output(output):
+        changes, acknowledged = None, None
         with failures_exit_unknown(lambda: resume_hint(request)):
-            summary = _run(settings, request)
+            if changed:
+                changes = _changes(settings, request)
+            summary = _run(settings, request, changes)
+            if changes is not None:
+                acknowledged = _acknowledge(settings, request, changes, summary)
         with failures_exit_unknown(
             lambda: f"the run is complete: see bookmender fsck report {output}"
         ):
             asyncio.run(publish_summary(settings, summary))
             record, lines = _finish(settings, output, summary, is_marking=mark)
+    if changes is not None:
+        from daemon.fsck.texts import run_changes_record
+
+        record["changes"] = run_changes_record(changes, acknowledged)
     click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
 
 
-def _run(settings: Settings, request: RunRequest) -> Summary:
+def _changes(settings: Settings, request: RunRequest) -> FeedChanges | None:
+    """Return what a run with ``--changed`` checks, and tell it."""
+    fetched = asyncio.run(changes_for(settings, request))
+    echo_notes(fetched_notes(fetched))
+    return fetched.changes
+
+
+def _acknowledge(
+    settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
+) -> Acknowledged | None:
+    """Acknowledge what the run checked. Return None if this failed: the results hold, and the next
+    run is given the same ledgers again."""
+    try:
+        outcome = asyncio.run(acknowledge_run(settings, request, changes, summary))
+    except BookmenderError as error:
+        echo_notes([f"not acknowledged: {printable(str(error))}. {CHECKED_AGAIN}"])
+        return None
+    echo_notes(acknowledged_notes(outcome, changes))
+    return outcome
+
+
+def _run(settings: Settings, request: RunRequest, changes: FeedChanges | None) -> Summary:
     from daemon.fsck.texts import showing_progress
 
     facts = asyncio.run(fetch_cluster_facts(settings))
     try:
         with showing_progress() as on_progress:
-            return run(request, facts, on_progress)
+            return run(request, facts, on_progress, changes)
     except (UnavailableError, SessionLostError, OSError):
         log = request.output / SPARK_LOG
         messages = f"; Spark's messages are in {log}" if log.exists() else ""
@@ -417,15 +462,12 @@ def _mark(
 
     if not damaged:
         return MarkPreview()
-    line = ProgressLine("ledger")
-    try:
+    with ProgressLine() as line:
         if is_marking:
             return asyncio.run(
                 mark_damaged(settings, results.folder, results.summary.run, damaged, line.show)
             )
         return asyncio.run(preview_damaged(settings, results.folder, damaged, line.show))
-    finally:
-        line.close()
 
 
 @fsck.command("mark")
@@ -438,10 +480,10 @@ def _mark(
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output_format: str
 ) -> None:
-    """Mark ledgers with missing or bad copies, so that workers repair them.
+    """Mark ledgers with missing or bad copies.
 
-    Without --mark, show what would be marked. Ledgers that were deleted, or whose metadata changed
-    since the run, are left out.
+    Workers then repair these ledgers. Without --mark, show what would be marked. Ledgers that were
+    deleted, or whose metadata changed since the run, are left out.
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
@@ -459,7 +501,10 @@ def mark_command(
 @fsck.command("report")
 @click.argument("results", metavar="DIR[@RUN]")
 def report_command(results: str) -> None:
-    """Write DIR/report.html again, for the last run or another one, and print its path."""
+    """Write the report page of a run again.
+
+    The page is DIR/report.html. Without @RUN it shows the last run. The command prints the path.
+    """
     found = _results(results)
     from auditor.fsck.results.report import write_report
 
@@ -473,7 +518,9 @@ def report_command(results: str) -> None:
 @format_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
-    """Show the last verdict on a ledger with its evidence, and those of closer earlier runs.
+    """Show the last verdict on a ledger.
+
+    It includes the evidence, and the verdicts of earlier runs at closer levels.
 
     Exit codes: 0 whole. 1 wrong by one of these verdicts. 3 unknown, or not checked by any run in
     DIR.
@@ -506,10 +553,13 @@ def _exit_code(history: "Sequence[RunVerdict]") -> int:
 @format_option
 @json_option
 def diff_command(before: str, after: str | None, output_format: str) -> None:
-    """Show ledgers that are new, deleted, or with another verdict, between two runs.
+    """Compare the verdicts of two runs.
 
-    With one folder, compare its last two runs. Exit codes: 0 nothing is worse. 1 something is
-    worse. 2 there are no such results. 3 the results are unreadable.
+    The output lists ledgers that are new, were deleted, or have another verdict. With one folder,
+    compare its last two runs.
+
+    Exit codes: 0 nothing is worse. 1 something is worse. 2 there are no such results. 3 the results
+    are unreadable.
     """
     require_modules("pyarrow")
     from auditor.fsck.results.cluster import check_same_cluster

@@ -40,13 +40,16 @@ from auditor.fsck.damage_marker import (
     Show,
     preview_marks,
 )
-from auditor.fsck.options import FsckJob, FsckOptions, OnProgress
+from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, OnProgress
 from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster, write_racks
 from auditor.fsck.results.summary import Summary, note_marked, write_last
+from auditor.fsck.verdicts import Finding
 from auditor.mark_reasons import Findings
-from daemon.admin_session import AdminSession, admin_session, by_hand
+from daemon.admin_session import AdminSession, admin_session, by_hand, order_event
+from daemon.cli.feed_clients import connection_of
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import echo_notes, printable
+from daemon.fsck.changes import Acknowledged, Fetched, acknowledge, fetch_changes
 from daemon.fsck.spark_environment import (
     EXECUTORS_PYTHON,
     LaunchEnvironment,
@@ -71,6 +74,7 @@ from ledgers.placement import Rule
 from ledgers.registration import read_instance_id
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
+from replication.history import Event, Kind
 from replication.marks import prepare_tree
 from replication.nodes import Membership, Role
 from replication.transactions import Batcher
@@ -80,7 +84,7 @@ log = structlog.get_logger()
 LOCK_FILE = ".lock"
 SPARK_LOG = "spark.log"
 """Log file with Spark's messages of the last run. After the start Spark logs only errors."""
-NO_PYSPARK = "PySpark is not installed: pip install 'bookmender[fsck]'"
+NO_PYSPARK = "PySpark is not installed. From a checkout: pip install '.[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 START_TIMEOUT_S = 300.0
 """Time limit for Spark's start. It takes 4 s on an idle machine, and longer on a busy cluster."""
@@ -96,6 +100,7 @@ class RunRequest:
     ``options``: still without the rule, the racks and the seed. ``master``: None for the master of
     spark-submit, or without spark-submit for all cores of this machine. ``start_timeout_s``: time
     limit for Spark's start; unused with spark-submit. ``is_restart``: discard an unfinished run.
+    ``client``: of the change feed, whose changes are checked; empty: all ledgers are.
     """
 
     options: FsckOptions
@@ -106,6 +111,7 @@ class RunRequest:
     time_budget_s: float = 0.0
     checked_within_s: float = 0.0
     is_restart: bool = False
+    client: str = ""
 
 
 # --- The run --------------------------------------------------------------------------------------
@@ -120,15 +126,23 @@ async def fetch_cluster_facts(settings: Settings) -> ClusterFacts:
         return await read_cluster_facts(cluster)
 
 
-def run(request: RunRequest, facts: ClusterFacts, on_progress: OnProgress) -> Summary:
-    """Run fsck on Spark, and return its summary. The caller has locked the output. Raises as
-    ``run_fsck``."""
+def run(
+    request: RunRequest,
+    facts: ClusterFacts,
+    on_progress: OnProgress,
+    changes: FeedChanges | None = None,
+) -> Summary:
+    """Run fsck, and return its summary. The caller has locked the output.
+
+    ``changes``: what a run that follows the change feed checks (``changes_for``). If they are few,
+    this process checks them; else the run is on Spark. Raises as ``run_fsck``.
+    """
     from auditor.fsck.results.run_folder import RunFolder
-    from auditor.fsck.spark.job import run_fsck
+    from auditor.fsck.run import InThisProcess, fits_in_this_process, run_fsck
 
     keep_cluster(request.output, facts.cluster)
     write_racks(request.output, facts.racks)
-    job = next_job(request, now_s=time.time())
+    job = replace(next_job(request, now_s=time.time()), changes=changes)
     options = replace(
         request.options,
         rule=facts.rule,
@@ -138,9 +152,63 @@ def run(request: RunRequest, facts: ClusterFacts, on_progress: OnProgress) -> Su
     folder = RunFolder(request.output, job.run)
     (request.output / SPARK_LOG).unlink(missing_ok=True)
     if folder.is_begun:
-        folder.check_options(options)  # before Spark starts, which takes seconds
+        # before Spark starts, which takes seconds
+        folder.check_options(options, client=request.client)
+    is_free = request.master is None and not _is_submitted(request, os.environ)
+    if is_free and fits_in_this_process(options, job):
+        return run_fsck(InThisProcess(), options, replace(job, partition_count=1), on_progress)
+    if request.client:  # the command did not check this before, because Spark may not be needed
+        check_spark(request)
+    from auditor.fsck.spark.dispatch import Dispatch
+
     with _spark(request) as context, quiet_when_interrupted(context.setLogLevel):
-        return run_fsck(context, options, job, on_progress)
+        dispatch = Dispatch(context, f"fsck {job.run}")
+        return run_fsck(dispatch, options, job, on_progress)
+
+
+async def changes_for(settings: Settings, request: RunRequest) -> Fetched:
+    """Return what a run with ``--changed`` checks: that of the unfinished run, or what the change
+    feed tells. The caller has locked the output. Raises SettingsError, UnavailableError."""
+    from auditor.fsck.results.run_folder import STATE, RunFolder, unfinished_runs
+
+    unfinished = next(unfinished_runs(request.output), None)
+    if unfinished is not None and not request.is_restart:
+        return Fetched(changes=RunFolder(request.output, unfinished).changes, why=None)
+    async with admin_session(settings) as cluster:
+        return await fetch_changes(
+            connection_of(cluster),
+            client=request.client,
+            level=request.options.level,
+            state=request.output / STATE,
+        )
+
+
+async def acknowledge_run(
+    settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
+) -> Acknowledged:
+    """Acknowledge what a run with ``--changed`` has checked. Its results are stored. Raises
+    SettingsError, UnavailableError."""
+    from auditor.fsck.results.run_folder import STATE
+
+    async with admin_session(settings) as cluster:
+        return await acknowledge(
+            connection_of(cluster),
+            changes,
+            level=summary.level,
+            state=request.output / STATE,
+            unanswered=frozenset() if changes.is_whole else unanswered_ledgers(request, summary),
+        )
+
+
+def unanswered_ledgers(request: RunRequest, summary: Summary) -> frozenset[int]:
+    """Return the ledgers that the run could not check, because bookies did not answer."""
+    from auditor.fsck.results.finished_runs import Results
+
+    rows = Results.open(request.output, summary.run).table(["ledger_id", "reasons"])
+    pairs = zip(rows["ledger_id"].to_pylist(), rows["reasons"].to_pylist(), strict=True)
+    return frozenset(
+        ledger_id for ledger_id, reasons in pairs if Finding.NOT_ANSWERED.value in reasons
+    )
 
 
 @contextmanager
@@ -253,8 +321,8 @@ def locked_output(folder: Path) -> Iterator[None]:
             lock.seek(0)
             who = f" ({holder})" if (holder := printable(lock.read(200).strip())) else ""
             raise SettingsError(
-                f"--output {folder}: another run of fsck{who} writes there: wait for its end, or use "
-                "another folder"
+                f"--output {folder}: another run of fsck{who} writes there: wait for its end, or "
+                "use another folder"
             ) from error
         except OSError as error:
             raise SettingsError(f"--output {folder}: cannot be locked: {error.strerror}") from error
@@ -306,7 +374,7 @@ async def cluster_identity(cluster: AdminSession) -> Cluster:
     )
 
 
-# --- The summary, and marks ------------------------------------------------------------------------
+# --- The summary, and marks -----------------------------------------------------------------------
 
 
 async def publish_summary(settings: Settings, summary: Summary) -> None:
@@ -315,6 +383,14 @@ async def publish_summary(settings: Settings, summary: Summary) -> None:
     try:
         async with admin_session(settings) as cluster:
             await write_last(cluster.store, cluster.paths, summary)
+            await cluster.note_order(
+                Event(
+                    kind=Kind.CHECK_FINISHED,
+                    cause="fsck",
+                    ledger_count=summary.counts.ledgers,
+                    counts=dict(summary.counts.findings),
+                )
+            )
     except BookmenderError as error:
         log.error("fsck_run.publish_failed", error=str(error))
 
@@ -359,6 +435,7 @@ async def mark_damaged(
     async with admin_session(settings) as cluster:
         check_cluster(folder, await cluster_identity(cluster))
         marked = await mark_in_session(cluster, damaged, show)
+        await cluster.note_order(order_event("fsck mark", ledger_count=marked.count))
         try:
             await note_marked(cluster.store, cluster.paths, run, marked.count)
         except BookmenderError as error:  # the marks are already written
@@ -388,11 +465,8 @@ async def mark_in_session(
             views,
         )
         counts = await marker.mark(damaged, show)
-        return MarkResult(counts=counts, has_worker=await _has_worker(membership))
-
-
-async def _has_worker(membership: Membership) -> bool:
-    return any(node.info.role is Role.WORKER for node in await membership.live_nodes())
+        roles = {node.info.role for node in await membership.live_nodes()}
+        return MarkResult(counts=counts, has_worker=Role.WORKER in roles)
 
 
 # --- Errors and interruptions ---------------------------------------------------------------------

@@ -78,8 +78,8 @@ def launch_environment(
         python = spark_settings.get(EXECUTORS_PYTHON)
         if python and shutil.which(python, path=environment.get("PATH")) is None:
             raise SettingsError(
-                f"--spark-conf {EXECUTORS_PYTHON} is {python}, which does not exist on this machine: "
-                "omit the option, or correct the path"
+                f"--spark-conf {EXECUTORS_PYTHON} is {python}, which does not exist on this "
+                "machine: omit the option, or correct the path"
             )
         variables = _without_another_spark(environment, pyspark)
     else:
@@ -131,20 +131,23 @@ def check_for_cluster(master: str, environment: Mapping[str, str], *, version: s
     for option in options:
         if option.partition("=")[0] in {"--master", "--remote"}:
             raise SettingsError(
-                f"PYSPARK_SUBMIT_ARGS has {option}, which contradicts --master {master}: unset it, and "
-                "give its other settings with --spark-conf"
+                f"PYSPARK_SUBMIT_ARGS has {option}, which contradicts --master {master}: unset it, "
+                "and give its other settings with --spark-conf"
             )
     if options and options[-1] != "pyspark-shell":
         raise SettingsError(
-            "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell, so Spark would not start: unset it, "
-            "and give its settings with --spark-conf"
+            "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell, so Spark would not start: unset "
+            "it, and give its settings with --spark-conf"
         )
     if home := environment.get("SPARK_HOME"):
         _check_home(Path(home), version)
 
 
 def _check_home(home: Path, version: str) -> None:
-    remedy = f"unset SPARK_HOME, so that PySpark {version} runs its own, or set it to a Spark of that version"
+    remedy = (
+        f"unset SPARK_HOME, so that PySpark {version} runs its own, or set it to a Spark of that "
+        "version"
+    )
     if not (home / "bin/spark-submit").is_file():
         raise SettingsError(f"SPARK_HOME is {home}, which has no bin/spark-submit: {remedy}")
     there = [

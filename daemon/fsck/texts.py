@@ -1,30 +1,25 @@
-"""What ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a ledger,
-and the differences between two runs. As lines for people, and as records for programs."""
+"""Texts that ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a
+ledger, and the differences between two runs. As lines for people, and as records for programs."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
-
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
-from auditor.fsck.options import FsckProgress, OnProgress
+from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
 from auditor.fsck.results.finished_runs import Change, Changes, Outcome, RunVerdict
 from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict, entries_text
-from daemon.cli.progress import Eta, counted, duration_text, printable
+from daemon.cli.progress import Eta, Line, counted, duration_text, printable
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
+from daemon.fsck.changes import Acknowledged
 from daemon.fsck.runner import MarkResult
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20
-START_WORKER = "start a node with bookmender daemon and its worker switched on"
-LINE_INTERVAL_S = 10.0
-"""Time between two progress lines if standard error is no terminal."""
+START_WORKER = "start a node whose worker is enabled: bookmender daemon"
 
 # --- Progress -------------------------------------------------------------------------------------
 
@@ -37,15 +32,15 @@ class Meter:
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
-        self._phase = ""
+        self.phase = ""
         self._eta = Eta()
         self._since_s = 0.0
         self._read_before = (0, 0)
 
     def text(self, progress: FsckProgress) -> str:
         now_s = self._now_s()
-        if progress.phase != self._phase:
-            self._phase, self._eta, self._since_s = progress.phase, Eta(), now_s
+        if progress.phase != self.phase:
+            self.phase, self._eta, self._since_s = progress.phase, Eta(), now_s
             self._read_before = (progress.entries_read, progress.bytes_read)
         parts = [_ledgers(progress)]
         if progress.entries_read:
@@ -77,50 +72,28 @@ def _ledgers(progress: FsckProgress) -> str:
 
 @contextmanager
 def showing_progress() -> Iterator[OnProgress]:
-    """Show progress on standard error: a bar on a terminal, else a line every ten seconds."""
-    if not sys.stderr.isatty():
-        yield _Lines().show
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[status]}"),
-    )
+    """Show progress on standard error: a line, rewritten on a terminal, else a new one every ten
+    seconds."""
     meter = Meter()
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("starting Spark", total=None, status="")
+    with Line() as line:
+        line.write("starting", now_s=time.monotonic())
 
         def show(progress: FsckProgress) -> None:
-            bar.update(
-                task,
-                description=progress.phase,
-                total=progress.work_expected or None,
-                completed=progress.work_done,
-                status=meter.text(progress),
-            )
+            is_new_phase = progress.phase != meter.phase
+            text = f"{progress.phase}: {meter.text(progress)}"
+            line.write(text, now_s=time.monotonic(), is_news=is_new_phase)
 
         yield show
-
-
-class _Lines:
-    def __init__(self) -> None:
-        self._meter = Meter()
-        self._due_s = 0.0
-
-    def show(self, progress: FsckProgress) -> None:
-        text, now_s = self._meter.text(progress), time.monotonic()
-        if now_s >= self._due_s:
-            self._due_s = now_s + LINE_INTERVAL_S
-            print(f"{progress.phase}: {text}", file=sys.stderr, flush=True)
 
 
 # --- The result of a run --------------------------------------------------------------------------
 
 
 def summary_lines(summary: Summary) -> list[str]:
+    only = ", changed ledgers only" if summary.is_changed_only else ""
     lines = [
         printable(headline(summary)),
-        f"run {summary.run}, level {summary.level.value}: {counts_text(summary.counts)}",
+        f"run {summary.run}, level {summary.level.value}{only}: {counts_text(summary.counts)}",
     ]
     for count, what in (
         (summary.skipped, "skipped: checked recently and unchanged"),
@@ -186,15 +159,16 @@ def _private_lines(count: int, *, has_worker: bool = True) -> list[str]:
         return []
     text = (
         f"{counted(count, 'ledger')} of these in bookmender's private queue: Java's workers cannot "
-        "detect this damage, only a bookmender worker repairs it"
+        "detect this damage, so only a bookmender worker repairs it"
     )
-    return [text if has_worker else f"{text}; none is running: {START_WORKER}"]
+    return [text if has_worker else f"{text}; no such worker is running: {START_WORKER}"]
 
 
 def marks_record(
     damaged: Sequence[DamagedLedger], outcome: MarkResult | MarkPreview | None
 ) -> dict[str, Any]:
-    """Return the marks as a record. ``changed``, ``own``: null if the cluster could not be asked."""
+    """Return the marks as a record. ``changed``, ``own``: null if the cluster could not be
+    asked."""
     if isinstance(outcome, MarkResult):
         return {
             "marked": outcome.counts.new,
@@ -217,6 +191,18 @@ def marks_record(
             }
             for each in would_mark[:SHOWN_MAX]
         ],
+    }
+
+
+def run_changes_record(changes: FeedChanges, outcome: Acknowledged | None) -> dict[str, Any]:
+    """Return what a run that follows the change feed was told, and if it is acknowledged."""
+    return {
+        "client": changes.client,
+        "is_whole": changes.is_whole,
+        "position": changes.position,
+        "changed": len(changes.ledger_ids),
+        "deleted": sum(changes.are_deleted),
+        "is_acknowledged": outcome is Acknowledged.STORED,
     }
 
 
@@ -263,7 +249,8 @@ def _evidence_text(each: Evidence) -> str:
 
 
 def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, Any]:
-    """Return the verdicts, each with the columns of the results."""
+    """Return the JSON of ``fsck show``: the verdicts on one ledger, with the columns of the results
+    and the run that each comes from."""
     return {
         "ledger_id": ledger_id,
         "verdicts": [

@@ -5,12 +5,13 @@ reading order:
 
 - ``cluster``: the cluster as one object. Starts it, stops it, and breaks it on purpose.
 - ``spec``: the description of a cluster, kept in its data ``folder``.
-- ``zookeeper``, ``bookie``: the two kinds of server: their settings, folders and readiness.
+- ``servers``: the settings, the folder and the command line of each server.
+- ``security``, ``certificates``: TLS, SASL and ACLs of a secured cluster.
 - ``znodes``: formats a new cluster, and reads or deletes the few znodes that this package needs.
 - ``processes``, ``launcher``: child processes that end with this process.
-- ``servers``: the command line and the folder of each server.
 - ``java``, ``jars``: finds Java; finds the jars in pyspark or downloads them once.
 - ``ports``: free ports, and whether a server answers on a port.
-- ``supervisor``, ``control``: the process behind ``local up``, and how the commands talk to it.
-- ``commands``: the command line; ``status``: the state of the cluster; ``views``: the output.
+- ``supervisor``: the process behind ``local up``, and how the commands talk to it.
+- ``commands``: the command line; ``status``: the state of the cluster, and its output;
+  ``writing``: the ledgers of ``local write``.
 """

@@ -8,21 +8,22 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
-from daemon.local import folder, jars, ports, znodes, zookeeper
+from daemon.local import folder, jars, ports, servers, znodes
 from daemon.local.java import Java
 from daemon.local.processes import Child, stop_all, wait_until
-from daemon.local.servers import Servers
+from daemon.local.security import FOLDER, Secrets, settings_file
 from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
 from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
+from ledgers.security import OPEN, SecuritySettings
 
 READY_TIMEOUT_S = 60.0
 TERMINATE_TIMEOUT_S = 30.0
@@ -31,18 +32,25 @@ STOP_TIMEOUT_S = 5.0
 """A bookie that receives SIGTERM just after its start may hang. It is then killed, which loses no
 acknowledged entry."""
 OnEvent = Callable[[str], None]
-"""Receives a few words about each server that has become ready."""
+"""Receives a line about each step of the start, as it is shown to a user."""
 
 
 class LocalCluster:
     """A running cluster. A context manager that stops the cluster at the end. Not thread-safe."""
 
     def __init__(
-        self, servers: Servers, spec: ClusterSpec, lock: IO[str], on_event: OnEvent
+        self,
+        processes: servers.Servers,
+        spec: ClusterSpec,
+        lock: IO[str],
+        on_event: OnEvent,
+        secrets: Secrets | None,
     ) -> None:
-        """Not for callers: use ``start``."""
-        self._servers, self._spec = servers, spec
+        """Callers use ``start`` instead."""
+        self._servers, self._spec = processes, spec
         self._lock, self._on_event = lock, on_event
+        self.secrets = secrets
+        """Certificates and passwords of a secured cluster."""
         self._zookeeper: Child | None = None
         self._bookies: dict[BookieId, Child] = {}
         self._autorecoveries: list[Child] = []
@@ -59,18 +67,21 @@ class LocalCluster:
         session_timeout_s: float | None = None,
         bookie_settings: Mapping[str, str] | None = None,
         bookie_jvm_flags: tuple[str, ...] | None = None,
+        zookeeper_settings: Mapping[str, str] | None = None,
+        zookeeper_jvm_flags: tuple[str, ...] | None = None,
         zookeeper_port: int | None = None,
+        is_secured: bool = False,
         on_event: OnEvent = lambda event: None,
-        on_fetch: jars.OnProgress = lambda done, total: None,
     ) -> "LocalCluster":
         """Start the cluster in the folder ``data``, which is created if necessary, and return when
         every server is ready.
 
         An argument that is None keeps its saved value, else the default of ClusterSpec.
         ``session_timeout_s``: the bookies' ZooKeeper session timeout, at least 1.
-        ``bookie_settings``: override the defaults of this package, e.g. ``gcWaitTime``. Raises
-        SettingsError if this cluster cannot be started, UnavailableError if a server does not
-        become ready; then no process is left.
+        ``bookie_settings``: override the defaults of this package, e.g. ``gcWaitTime``.
+        ``is_secured``: TLS, SASL and ACLs at all servers; needs openssl. Raises SettingsError if
+        this cluster cannot be started, UnavailableError if a server does not become ready; then no
+        process is left.
         """
         asked = {
             "bookkeeper": bookkeeper,
@@ -79,6 +90,8 @@ class LocalCluster:
             "session_timeout_s": session_timeout_s,
             "bookie_settings": bookie_settings,
             "bookie_jvm_flags": bookie_jvm_flags,
+            "zookeeper_settings": zookeeper_settings,
+            "zookeeper_jvm_flags": zookeeper_jvm_flags,
             "zookeeper_port": zookeeper_port,
         }
         java = Java.find()
@@ -90,12 +103,16 @@ class LocalCluster:
             spec = settle(
                 ClusterSpec.load(data),
                 bookie_count=bookies,
+                is_secured=is_secured,
                 asked={name: value for name, value in asked.items() if value is not None},
             )
             _check_ports(spec)
-            jars.fetch(spec.bookkeeper, java, on_progress=on_fetch)
+            jars.fetch(spec.bookkeeper, java, on_progress=partial(_tell_fetched, on_event))
+            secrets = Secrets.make(data / FOLDER) if spec.is_secured else None
+            if secrets is not None:
+                secrets.write_settings(spec.metadata_service_uri)
             spec.save(data)
-            cluster = cls(Servers(data=data, java=java), spec, lock, on_event)
+            cluster = cls(servers.Servers(data=data, java=java), spec, lock, on_event, secrets)
             undoing.callback(cluster.stop)
             cluster._start_all()
             undoing.pop_all()
@@ -104,6 +121,16 @@ class LocalCluster:
     @property
     def spec(self) -> ClusterSpec:
         return self._spec
+
+    @property
+    def security(self) -> SecuritySettings:
+        """What clients need."""
+        return OPEN if self.secrets is None else self.secrets.client_settings
+
+    @property
+    def settings_file(self) -> Path | None:
+        """Our settings for a secured cluster; None for another cluster."""
+        return settings_file(self.data, self._spec)
 
     @property
     def data(self) -> Path:
@@ -138,16 +165,21 @@ class LocalCluster:
 
     def zookeeper_monitor(self) -> dict[str, str]:
         """Return the answer to ``mntr``, e.g. ``zk_packets_received``."""
-        return zookeeper.monitor(self._spec.zookeeper_port)
+        return servers.zookeeper_monitor(self._spec.zookeeper_port)
+
+    def session(self) -> AbstractContextManager[znodes.Znodes]:
+        """Open a short session that may read and delete all znodes."""
+        superuser = None if self.secrets is None else self.secrets.superuser
+        return znodes.session(self._spec.zookeeper_port, superuser=superuser)
 
     def writable(self) -> frozenset[BookieId]:
         """Return the bookies that are registered as writable. A killed bookie is included until its
         session has expired."""
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             return tree.writable()
 
     def read_only(self) -> frozenset[BookieId]:
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             return tree.read_only()
 
     def kill(self, bookie: BookieId) -> None:
@@ -175,15 +207,15 @@ class LocalCluster:
 
     def start_bookies(self, bookies: Sequence[BookieId]) -> None:
         """Start several bookies at the same time, as ``start_bookie`` does."""
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             for bookie in bookies:
                 if self.pid(bookie) is not None:
                     raise SettingsError(f"bookie {bookie} is running already")
                 if self._is_dismissed(bookie, tree):
+                    wipe = f"bookmender local wipe {port_of(bookie)}{folder.data_option(self.data)}"
                     raise SettingsError(
-                        f"bookie {bookie} has data, but its cookie is gone, as after a decommission: "
-                        f"`bookmender local wipe {port_of(bookie)}{folder.data_option(self.data)}` first, then it "
-                        "starts as an empty one"
+                        f"bookie {bookie} has data but no cookie, for example because it was "
+                        f"decommissioned. To start it as an empty bookie, run this first: {wipe}"
                     )
         self._start_bookies(bookies)
 
@@ -200,7 +232,7 @@ class LocalCluster:
         if self.pid(bookie) is not None:
             self.kill(bookie)
         shutil.rmtree(self._servers.bookie_folder(bookie), ignore_errors=True)
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             tree.delete_cookie(bookie)
 
     def add_bookie(self) -> BookieId:
@@ -221,12 +253,18 @@ class LocalCluster:
         self._start_zookeeper()
 
     def start_autorecovery(
-        self, name: str = "autorecovery", *, settings: Mapping[str, str] | None = None
+        self,
+        name: str = "autorecovery",
+        *,
+        settings: Mapping[str, str] | None = None,
+        more_jars: str = "",
     ) -> Child:
         """Start Java's AutoRecovery daemon. Returns at once; the daemon is ready when its vote is
-        in ZooKeeper."""
+        in ZooKeeper. ``more_jars``: a class path, for example of a statistics provider."""
         (port,) = ports.free_ports(1)
-        child = self._servers.autorecovery(self._spec, name, port=port, settings=settings or {})
+        child = self._servers.autorecovery(
+            self._spec, name, port=port, settings=settings or {}, more_jars=more_jars
+        )
         self._autorecoveries.append(child)
         return child
 
@@ -252,9 +290,14 @@ class LocalCluster:
     ) -> None:
         self.stop()
 
+    @property
+    def _secured_spec(self) -> ClusterSpec:
+        """The spec with the settings of TLS and SASL, which are not saved: they name files."""
+        return self._spec if self.secrets is None else self.secrets.secure(self._spec)
+
     def _start_all(self) -> None:
         self._start_zookeeper()
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             tree.format(self._spec.layout)
             for bookie in self.bookies:  # of an earlier run that ended in a crash
                 tree.delete_registration(bookie)
@@ -275,23 +318,25 @@ class LocalCluster:
 
     def _start_zookeeper(self) -> None:
         port = self._spec.zookeeper_port
-        self._zookeeper = self._servers.zookeeper(self._spec)
-        wait_until(lambda: zookeeper.is_ready(port), [self._zookeeper], timeout_s=READY_TIMEOUT_S)
-        self._on_event(f"ZooKeeper on {self.zookeeper_address}")
+        self._zookeeper = self._servers.zookeeper(self._secured_spec)
+        wait_until(
+            lambda: servers.is_zookeeper_ready(port), [self._zookeeper], timeout_s=READY_TIMEOUT_S
+        )
+        self._on_event(f"ZooKeeper on {self.zookeeper_address} is ready")
 
     def _start_bookies(self, bookies: Sequence[BookieId]) -> None:
         """Start the bookies at the same time. A bookie is ready when it has a new registration and
-        accepts connections.
+        answers requests.
 
         A bookie that was killed waits for the end of its old session, at most as long as a session
         lasts. If ZooKeeper ends the session a moment later, the bookie shuts down and hangs (seen
         with 4.18.0). So the old registration is deleted in time.
         """
         began_s = time.monotonic()
-        with znodes.session(self._spec.zookeeper_port) as tree:
+        with self.session() as tree:
             former = {bookie: tree.registration(bookie) for bookie in bookies}
             for bookie in bookies:
-                self._bookies[bookie] = self._servers.bookie(self._spec, bookie)
+                self._bookies[bookie] = self._servers.bookie(self._secured_spec, bookie)
 
             def is_ready(bookie: BookieId) -> bool:
                 registration = tree.registration(bookie)
@@ -299,7 +344,7 @@ class LocalCluster:
                     if time.monotonic() - began_s > self._spec.session_timeout_s:
                         tree.delete_registration(bookie)
                     return False
-                return registration is not None and ports.answers(port_of(bookie))
+                return registration is not None and servers.is_bookie_ready(port_of(bookie))
 
             for bookie in bookies:
                 wait_until(
@@ -307,7 +352,7 @@ class LocalCluster:
                     [self._bookies[each] for each in bookies],
                     timeout_s=self._spec.session_timeout_s + READY_TIMEOUT_S,
                 )
-                self._on_event(f"bookie {bookie}")
+                self._on_event(f"bookie {bookie} is ready")
 
     def _known(self, bookie: BookieId) -> BookieId:
         if bookie not in self.bookies:
@@ -324,16 +369,19 @@ class LocalCluster:
 def _check_ports(spec: ClusterSpec) -> None:
     """Raise SettingsError if another process uses a port of the cluster."""
     servers = {spec.zookeeper_port: "ZooKeeper"} | {
-        port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies
+        port: "ZooKeeper with TLS" for port in (spec.zookeeper_tls_port,) if port is not None
     }
+    servers |= {port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies}
     for port, server in servers.items():
         if not ports.is_free(port):
             # The port of a bookie is part of its id, so it cannot be changed.
-            otherwise = (
-                "--port names another"
-                if port == spec.zookeeper_port
-                else "take another folder (--data)"
-            )
+            option = "port (--port)" if port == spec.zookeeper_port else "folder (--data)"
             raise SettingsError(
-                f"port {port} of {server} is taken by another process: end that, or {otherwise}"
+                f"port {port} of {server} is used by another process. End that process, or choose "
+                f"another {option}."
             )
+
+
+def _tell_fetched(on_event: OnEvent, done: int, total: int | None) -> None:
+    count = "" if total is None else f": {done} of {total}"
+    on_event(f"Fetching BookKeeper's jars, once{count}")

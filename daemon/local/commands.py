@@ -3,20 +3,21 @@
 Exit codes: 0 done; 1 ``status`` found a bookie that is not writable; 2 wrong usage; 3 failed.
 """
 
-import os
+import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 
 from daemon.cli.main import output_option
-from daemon.cli.progress import echo_notes, printable
-from daemon.local import control, folder, views
-from daemon.local.control import NotRunningError, Question, Verb
+from daemon.cli.option_types import Folder
+from daemon.cli.progress import Line, echo_notes, printable, shortened
+from daemon.demo.workload import Written
+from daemon.local import folder
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.spec import (
     BOOKIES_DEFAULT,
@@ -26,19 +27,20 @@ from daemon.local.spec import (
     find_bookie,
     port_of,
 )
-from daemon.local.status import ClusterStatus, at_rest
-from daemon.local.supervisor import Listener, Wish, start_detached, supervise
-from ledgers.errors import (
-    SessionLostError,
-    SettingsError,
-    UnavailableError,
+from daemon.local.status import (
+    ClusterStatus,
+    at_rest,
+    print_status,
+    print_welcome,
+    write_advice,
 )
+from daemon.local.supervisor import NotRunningError, Verb, Wish, ask, start_detached, supervise
+from daemon.local.writing import so_far, what_was_written, write_ledgers
+from daemon.settings import Settings, load_settings
+from ledgers.errors import SessionLostError, SettingsError, UnavailableError
 from ledgers.model import BookieId
 
 LEFT_SHOWN_MAX = 10
-
-Welcome = Callable[[ClusterStatus], None]
-"""Prints the address and the bookies of a cluster that is ready."""
 
 
 @click.group()
@@ -49,6 +51,7 @@ def local() -> None:
 
     \b
       bookmender local up              start ZooKeeper and five bookies
+      bookmender local up --secured    the same, with TLS, SASL and ACLs
       bookmender local write           write a hundred ledgers
       bookmender local write --open 3  the same, but leave three of them open
       bookmender local status          show the processes and bookies
@@ -61,28 +64,10 @@ def local() -> None:
     """
 
 
-class _Folder(click.Path):
-    """A folder that must not be an empty string. An unset shell variable would otherwise mean the
-    current folder."""
-
-    def __init__(self) -> None:
-        super().__init__(file_okay=False, path_type=Path)
-
-    def convert(
-        self,
-        value: str | os.PathLike[str],
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Any:
-        if value == "":
-            self.fail("the name of the folder is empty", param, ctx)
-        return super().convert(value, param, ctx)
-
-
 _data_option = click.option(
     "--data",
-    type=_Folder(),
-    callback=lambda context, option, given: (given or folder.default_data()).resolve(),
+    type=Folder(),
+    callback=lambda context, option, given: given or folder.default_data().resolve(),
     help="Folder of the cluster.",
 )
 _bookie_argument = click.argument("bookie")
@@ -116,6 +101,7 @@ _bookie_argument = click.argument("bookie")
     metavar="SECONDS",
     help="ZooKeeper session timeout.  [default: 10]",
 )
+@click.option("--secured", is_flag=True, help="With TLS, SASL and ACLs. Needs openssl.")
 @click.option("--foreground", is_flag=True, help="Run until Ctrl-C.")
 @_data_option
 @output_option
@@ -125,6 +111,7 @@ def up(
     storage: str | None,
     port: int | None,
     session_timeout_s: float | None,
+    secured: bool,
     foreground: bool,
     data: Path,
     output: str,
@@ -142,79 +129,61 @@ def up(
         storage=None if storage is None else Storage(storage),
         zookeeper_port=port,
         session_timeout_s=session_timeout_s,
+        is_secured=secured,
     )
-    with (
-        _explain_what_is_left(data),
-        folder.left_as_before(data),
-        views.StartProgress().shown() as progress,
-    ):
+    began_s = time.monotonic()
+    progress = Line(due_s=math.inf)  # shown on a terminal only
+    is_ready = False
 
-        def welcome(found: ClusterStatus) -> None:
-            if output == "json":
-                click.echo(_json(found))
-            else:
-                views.print_welcome(
-                    found, duration_s=progress.elapsed_s, data_option=folder.data_option(data)
-                )
-
-        start = _run_here if foreground else _start_in_background
-        start(wish, progress, welcome)
-
-
-def _run_here(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
-    """Run until Ctrl-C, which stops everything. A Ctrl-C before the cluster is ready raises."""
+    def on_event(event: str) -> None:
+        progress.write(event, now_s=0)
 
     def on_ready(found: ClusterStatus) -> None:
-        progress.end()
-        welcome(found)
+        nonlocal is_ready
+        is_ready = True
+        progress.erase()
+        if output == "json":
+            click.echo(_json(found))
+        else:
+            duration_s = time.monotonic() - began_s
+            print_welcome(found, duration_s=duration_s, data_option=folder.data_option(data))
 
-    try:
-        supervise(
-            wish, Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
-        )
-    except KeyboardInterrupt:
-        if not progress.has_ended:
-            raise
-        click.echo("stopped", err=True)
-
-
-def _start_in_background(wish: Wish, progress: views.StartProgress, welcome: Welcome) -> None:
-    """Print the welcome after the start, so that a closed pipe does not end the cluster."""
-    ready: list[ClusterStatus] = []
-
-    def on_ready(found: ClusterStatus) -> None:
-        progress.end()
-        ready.append(found)
-
-    start_detached(
-        wish, Listener(on_event=progress.event, on_fetch=progress.fetch, on_ready=on_ready)
-    )
-    welcome(ready[0])
+    with _cleaned_up(data):
+        try:
+            if foreground:
+                supervise(wish, on_event=on_event, on_ready=on_ready)
+            else:  # a pipe that closes now does not end the cluster
+                on_ready(start_detached(wish, on_event=on_event))
+        except KeyboardInterrupt:
+            if not (foreground and is_ready):
+                raise
+            click.echo("stopped", err=True)
+        finally:
+            progress.erase()
 
 
 @contextmanager
-def _explain_what_is_left(data: Path) -> Iterator[None]:
-    """After Ctrl-C print what is left of the cluster, and how to delete it."""
-    had_cluster = _has_cluster(data)
+def _cleaned_up(data: Path) -> Iterator[None]:
+    """Delete a folder that the start of a cluster created, if the start fails and the folder
+    contains neither a cluster nor a log that explains the failure.
+
+    After Ctrl-C the user wants neither, so everything that was created is deleted.
+    """
+    is_new = not data.exists()
     try:
         yield
-    except KeyboardInterrupt:
-        if had_cluster:
-            left = f"the cluster in {data} is stopped; its data is kept"
-        elif _has_cluster(data):
-            further = folder.data_option(data)
-            left = (
-                f"{data} contains a cluster that was not ready yet: `bookmender local up{further}` "
-                f"starts it again, `bookmender local down --delete{further}` deletes it"
-            )
-        else:
-            left = "no cluster was created" if data.exists() else "nothing is left of it"
-        echo_notes([f"interrupted; {left}"])
+    except BaseException as error:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        if is_new and data.is_dir() and (is_interrupt or not folder.is_needed(data)):
+            with suppress(SettingsError, OSError):  # e.g. another process uses the folder
+                folder.delete(data)
+        if is_interrupt:
+            left = "no cluster was created"
+            if (data / FILE_NAME).exists():
+                down = f"bookmender local down --delete{folder.data_option(data)}"
+                left = f"the cluster in {data} is stopped and its data kept. Delete it with: {down}"
+            echo_notes([f"interrupted; {left}"])
         raise
-
-
-def _has_cluster(data: Path) -> bool:
-    return (data / FILE_NAME).exists()
 
 
 @local.command()
@@ -235,7 +204,7 @@ def status(data: Path, output: str) -> None:
     if output == "json":
         click.echo(_json(found))
     else:
-        views.print_status(found, data_option=folder.data_option(data))
+        print_status(found, data_option=folder.data_option(data))
     if not found.is_whole:
         sys.exit(1)
 
@@ -252,7 +221,7 @@ def status(data: Path, output: str) -> None:
 )
 @_data_option
 def write(ledgers: int, left_open: int, data: Path) -> None:
-    """Write ledgers of many shapes, so that there is something to repair.
+    """Write ledgers of many shapes, to have something to repair.
 
     The ledgers have entries of 0 bytes to 1 MB, two or more copies, and all digest types. Each
     ledger leaves out at least one bookie, which can take over from a lost one.
@@ -261,26 +230,21 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     """
     if left_open > ledgers:
         raise click.UsageError(f"--open {left_open} is more than --ledgers {ledgers}")
-    # Imported here, because the demo imports this package.
-    from daemon.demo.scenario import so_far, what_was_written, write_ledgers
-    from daemon.demo.workload import Written
-
     found = _status(data)
     if not found.is_running:
-        raise NotRunningError(
-            f"the cluster in {data} is not running; `bookmender local up` starts it"
-        )
+        up = f"`bookmender local up{folder.data_option(data)}`"
+        raise NotRunningError(f"the cluster in {data} is not running; {up} starts it")
     written: list[Written] = []
     try:
-        write_ledgers(found.metadata_service_uri, ledgers, written=written, open_count=left_open)
+        write_ledgers(_settings(found), ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
         echo_notes(so_far(written, ledger_count=ledgers, ended="interrupted"))
         raise
     except (UnavailableError, SessionLostError) as error:
         if written:
             echo_notes(so_far(written, ledger_count=ledgers, ended="stopped"))
-        way_on = views.way_on(_status(data), data_option=folder.data_option(data))
-        raise UnavailableError(f"{error}; {way_on}") from error
+        advice = write_advice(_status(data), data_option=folder.data_option(data))
+        raise UnavailableError(f"{error}; {advice}") from error
     for line in what_was_written(written, ledger_count=ledgers):
         click.echo(line)
 
@@ -292,10 +256,10 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
 def kill(bookie: str, stop: bool, data: Path) -> None:
     """Crash a bookie (SIGKILL).
 
-    As after a real crash, the bookie stays registered until its ZooKeeper session expires. With
+    The bookie stays registered until its ZooKeeper session expires, as after a real crash. With
     --stop it unregisters at once.
     """
-    found = control.ask(data, Question(verb=Verb.TERMINATE if stop else Verb.KILL, bookie=bookie))
+    found = ask(data, Verb.TERMINATE if stop else Verb.KILL, bookie)
     if stop and not found.was_killed:
         click.echo(f"stopped {found.bookie}")
         return
@@ -311,7 +275,7 @@ def start(bookie: str, data: Path) -> None:
 
     Soon after `kill`, the start waits until the old session has expired.
     """
-    found = control.ask(data, Question(verb=Verb.START, bookie=bookie))
+    found = ask(data, Verb.START, bookie)
     click.echo(f"started {found.bookie}")
 
 
@@ -322,10 +286,10 @@ def wipe(bookie: str, data: Path) -> None:
     """Kill a bookie, and delete its data and its cookie.
 
     The bookie stays down. `start` starts it as an empty bookie with the same ID. If the cluster is
-    not running, `up` does.
+    not running, `up` starts it as part of the cluster.
     """
     try:
-        wiped = control.ask(data, Question(verb=Verb.WIPE, bookie=bookie)).bookie
+        wiped = ask(data, Verb.WIPE, bookie).bookie
     except NotRunningError:
         wiped = find_bookie(_spec(data).bookies, bookie)
         folder.wipe(data, bookie_port=port_of(BookieId(wiped)))
@@ -341,19 +305,18 @@ def down(delete: bool, data: Path) -> None:
     --delete deletes only files of the cluster, and the folder if it is then empty. Exit code 2: the
     folder contains no cluster.
     """
-    spec = _spec(data) if delete else None
+    if delete:
+        _spec(data)  # a folder without a cluster is refused before anything is stopped
     try:
-        control.ask(data, Question(verb=Verb.DOWN))
+        ask(data, Verb.DOWN)
         click.echo("stopped")
     except NotRunningError as error:  # the cluster is already stopped, as requested
         click.echo(str(error))
-    if spec is None:
+    if not delete:
         return
-    left = folder.delete(data, bookie_ports=spec.bookie_ports)
-    if left:
-        shown = ", ".join(map(printable, left[:LEFT_SHOWN_MAX]))
-        more = ", …" if len(left) > LEFT_SHOWN_MAX else ""
-        click.echo(f"deleted the cluster in {data}; other files stay there: {shown}{more}")
+    if left := folder.delete(data):
+        shown = printable(shortened(left, at_most=LEFT_SHOWN_MAX))
+        click.echo(f"deleted the cluster in {data}; other files stay there: {shown}")
     else:
         click.echo(f"deleted {data}")
 
@@ -367,9 +330,15 @@ def _spec(data: Path) -> ClusterSpec:
     return spec
 
 
+def _settings(status: ClusterStatus) -> Settings:
+    if status.settings_file is None:
+        return Settings(metadata_service_uri=status.metadata_service_uri)
+    return load_settings(Path(status.settings_file), environment={})
+
+
 def _status(data: Path) -> ClusterStatus:
     try:
-        found = control.ask(data, Question(verb=Verb.STATUS)).status
+        found = ask(data, Verb.STATUS).status
     except NotRunningError:
         return at_rest(_spec(data), data=str(data))
     assert found is not None

@@ -7,14 +7,14 @@ logs/           the output of each process
 zookeeper/      settings and data of ZooKeeper
 bookies/PORT/   settings, journal and ledgers of each bookie
 autorecovery/   settings of Java's AutoRecovery daemons
+security/       certificates and passwords of a secured cluster, and our settings for it
 """
 
 import fcntl
 import os
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +23,7 @@ from ledgers.errors import SettingsError
 
 LOCK_NAME = "lock"
 FILES = (LOCK_NAME, spec.FILE_NAME, "control.sock", "log4j2.properties", "bookies/classes.jsa")
-FOLDERS = ("zookeeper", "autorecovery")
+FOLDERS = ("zookeeper", "autorecovery", "security")
 """Folders that belong to the cluster with everything in them."""
 
 
@@ -55,37 +55,14 @@ def lease(data: Path) -> IO[str]:
     except BlockingIOError as error:
         lock.close()
         raise TakenError(
-            f"a cluster is running already on {data}: `bookmender local down{data_option(data)}` stops it, and "
-            "keeps what it stored; "
-            "then give the same command again"
+            f"a cluster is running already on {data}. Stop it, which keeps its data, and try "
+            f"again: bookmender local down{data_option(data)}"
         ) from error
     return lock
 
 
-@contextmanager
-def left_as_before(data: Path) -> Iterator[None]:
-    """Delete a folder that the body created if the body fails, unless the folder contains a cluster
-    or a log that explains the failure.
-
-    After Ctrl-C the user wants neither, so everything that was created is deleted.
-    """
-    is_new = not data.exists()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if is_new and data.is_dir():
-            with suppress(SettingsError, OSError):  # the caller sees what is left
-                made = spec.ClusterSpec.load(data)
-                delete(data, bookie_ports=made.bookie_ports if made else ())
-        raise
-    except BaseException:
-        if is_new and data.is_dir() and not _is_needed(data):
-            with suppress(TakenError):  # another process is creating a cluster there
-                delete(data, bookie_ports=())
-        raise
-
-
-def _is_needed(data: Path) -> bool:
+def is_needed(data: Path) -> bool:
+    """Return True if the folder contains a cluster, or a log that may explain a failure."""
     logs = data.glob("logs/*.log")
     return (data / spec.FILE_NAME).exists() or any(log.stat().st_size for log in logs)
 
@@ -107,15 +84,16 @@ def wipe(data: Path, *, bookie_port: int) -> None:
         shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
 
 
-def delete(data: Path, *, bookie_ports: Iterable[int]) -> tuple[str, ...]:
+def delete(data: Path) -> tuple[str, ...]:
     """Delete the files of a cluster that is not running, and no other files.
 
-    The caller has checked that the folder contains a cluster. Returns the names of the remaining
-    files, which do not belong to the cluster. If there are none, the folder itself is deleted.
-    Raises TakenError.
+    Returns the names of the remaining files, which do not belong to the cluster. If there are none,
+    the folder itself is deleted. Raises TakenError, and SettingsError if the saved spec is
+    unreadable.
     """
     with lease(data):
-        ours = [*FOLDERS, *(f"bookies/{port}" for port in bookie_ports)]
+        saved = spec.ClusterSpec.load(data)
+        ours = [*FOLDERS, *(f"bookies/{port}" for port in (saved.bookie_ports if saved else ()))]
         for folder in map(data.joinpath, ours):
             if folder.is_dir() and not folder.is_symlink():
                 shutil.rmtree(folder)

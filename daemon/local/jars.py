@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
@@ -66,27 +66,25 @@ OnProgress = Callable[[int, int | None], None]
 """Receives the number of jars downloaded so far, and the total (None: not known yet)."""
 
 
-def bookkeeper_classpath(version: str, environment: Mapping[str, str] = os.environ) -> str:
+def bookkeeper_classpath(version: str) -> str:
     """Return the class path of the jars in the cache. They must have been downloaded
     (``fetch``)."""
-    folder = jars_folder(version, environment)
+    folder = jars_folder(version)
     server = folder / BOOKKEEPER.jar(version)
     others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives with their own suffix
     return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
 
 
-def zookeeper_classpath(
-    version: str | None = None, environment: Mapping[str, str] = os.environ
-) -> str:
+def zookeeper_classpath(version: str | None = None) -> str:
     """Return the class path of ZooKeeper. ``version``: a release in the cache, which must have been
     downloaded (``fetch``); None: the release in pyspark."""
     if version is not None:
-        folder = jars_folder(version, environment, module=ZOOKEEPER)
+        folder = jars_folder(version, module=ZOOKEEPER)
         return os.pathsep.join(map(str, sorted(folder.glob("*.jar"))))
     folder = spark_jars_folder()
     jars = sorted(jar for pattern in ZOOKEEPER_JARS for jar in folder.glob(f"{pattern}.jar"))
     if not any(jar.name.startswith("zookeeper-3") for jar in jars):
-        raise SettingsError("pyspark's jars folder holds no ZooKeeper: reinstall pyspark")
+        raise SettingsError("pyspark's jars folder contains no ZooKeeper: reinstall pyspark")
     return os.pathsep.join(map(str, jars))
 
 
@@ -96,15 +94,14 @@ def spark_jars_folder() -> Path:
     found = importlib.util.find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
         raise SettingsError(
-            "the local cluster needs pyspark's jars: pip install 'bookmender[local]'"
+            "the local cluster needs pyspark's jars: in bookmender's sources run pip install "
+            "'.[local]' in this environment"
         )
     return Path(found.submodule_search_locations[0]) / "jars"
 
 
-def jars_folder(
-    version: str, environment: Mapping[str, str] = os.environ, *, module: Module = BOOKKEEPER
-) -> Path:
-    cache = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def jars_folder(version: str, *, module: Module = BOOKKEEPER) -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     name = version if module == BOOKKEEPER else f"{module.name}-{version}"
     return Path(cache) / "bookmender" / "jars" / name
 
@@ -115,7 +112,6 @@ def fetch(
     *,
     module: Module = BOOKKEEPER,
     on_progress: OnProgress = lambda done, total: None,
-    environment: Mapping[str, str] = os.environ,
 ) -> Path:
     """Return the folder with the module's jars. Downloads them if necessary (BookKeeper: 100 MB, a
     minute or two).
@@ -123,8 +119,10 @@ def fetch(
     Raises SettingsError if the version does not exist, UnavailableError if the download fails.
     """
     if not VERSION.fullmatch(version):
-        raise SettingsError(f"{version!r} is no version of BookKeeper; {BOOKKEEPER_DEFAULT} is one")
-    folder = jars_folder(version, environment, module=module)
+        raise SettingsError(
+            f"{version!r} is not a version of BookKeeper; an example: {BOOKKEEPER_DEFAULT}"
+        )
+    folder = jars_folder(version, module=module)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds the jars when it gets the lock
@@ -231,7 +229,7 @@ class _Fetch:
             settings.write_text(IVY_SETTINGS.format(cache=quoteattr(str(self._workplace / "ivy"))))
         ivy = next(spark_jars_folder().glob("ivy-*.jar"), None)
         if ivy is None:
-            raise SettingsError("pyspark's jars folder holds no Ivy: reinstall pyspark")
+            raise SettingsError("pyspark's jars folder contains no Ivy: reinstall pyspark")
         return [
             *(str(self._java.executable), "-cp", str(ivy), "org.apache.ivy.Main"),
             *("-settings", str(settings)),
@@ -270,7 +268,7 @@ def archive_path(jars_folder: Path, java: Java) -> Path:
     return jars_folder / f"bookie-java-{java.version}.jsa"
 
 
-def flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
+def archive_flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
     """Return the flags for a bookie's JVM. ``draft``: where the JVM records an archive if there is
     none."""
     if archive.exists():
@@ -280,7 +278,7 @@ def flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:
     return (f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
 
 
-def keep(draft: Path, archive: Path) -> None:
+def keep_archive(draft: Path, archive: Path) -> None:
     """Move the draft, if there is one, to its final path. Its JVM must have ended, so that the
     draft is complete."""
     if not draft.exists():

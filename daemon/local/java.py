@@ -56,8 +56,8 @@ class Java:
         java = cls(executable=executable, major=_major(version), version=version)
         if not version and (names := [name for name in OPTION_VARIABLES if environment.get(name)]):
             raise SettingsError(
-                f"{executable} -version fails, perhaps for what {' and '.join(names)} says: unset or correct it; "
-                f"else {HOW_TO_INSTALL}"
+                f"{executable} -version fails, perhaps because of {' and '.join(names)}: unset or "
+                f"correct it; otherwise {HOW_TO_INSTALL}"
             )
         if java.major < OLDEST_MAJOR:
             raise SettingsError(
@@ -103,8 +103,8 @@ def _executable(environment: Mapping[str, str]) -> Path | None:
         executable = Path(home) / "bin" / "java"
         if not executable.exists():  # JAVA_HOME names one, so no other is used
             raise SettingsError(
-                f"JAVA_HOME is {home}, and there is no bin/java in it: set it to the folder of a Java "
-                f"{OLDEST_MAJOR} or later, or unset it, and the one on the PATH is taken"
+                f"JAVA_HOME is {home}, which has no bin/java: set it to the folder of a Java "
+                f"{OLDEST_MAJOR} or later, or unset it to use the Java on the PATH"
             )
         return executable
     found = shutil.which("java", path=environment.get("PATH", os.defpath))

@@ -47,6 +47,16 @@ def answers(port: int) -> bool:
     return True
 
 
+def replies(port: int, request: bytes) -> bool:
+    """Return True if the server sends anything after this request."""
+    try:
+        with socket.create_connection((LOOPBACK, port), CONNECT_TIMEOUT_S) as connection:
+            connection.sendall(request)
+            return bool(connection.recv(1))
+    except OSError:
+        return False
+
+
 def ask(port: int, question: bytes) -> bytes:
     """Send the question and return the answer up to the end of the connection; empty if no server
     answers."""

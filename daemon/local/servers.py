@@ -1,16 +1,23 @@
-"""Starts the processes of a cluster, each in a folder of its own. Does not wait until they are
-ready."""
+"""The servers of a cluster: their settings, and their processes, each in a folder of its own.
 
+``Servers`` starts processes and does not wait until they are ready. ZooKeeper does not wait for the
+disk (``forceSync=no``). That is quick, and safe enough for trials: killing the server loses
+nothing, only a crash of the whole machine might.
+"""
+
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.local import bookie, jars, zookeeper
-from daemon.local import jars as archive
+from daemon.local import jars
 from daemon.local.java import Java
+from daemon.local.ports import LOOPBACK, ask, loopback_interface, replies
 from daemon.local.processes import Child
-from daemon.local.spec import ClusterSpec, port_of
+from daemon.local.spec import TICK_MS, ClusterSpec, Storage, port_of
 from ledgers.model import BookieId
+from ledgers.wire import v3
+from ledgers.wire.framing import frame
 
 LOG4J_SETTINGS = """\
 status = error
@@ -23,6 +30,43 @@ rootLogger.appenderRef.out.ref = out
 """
 """Logs to standard output, which is each process's log file. %X prints the variable fields in
 4.18."""
+
+ZOOKEEPER_CLASS = "org.apache.zookeeper.server.ZooKeeperServerMain"
+ZOOKEEPER_HEAP_MIB, ZOOKEEPER_DIRECT_MIB = 128, 32
+
+ZOOKEEPER_PROPERTIES = {
+    "zookeeper.forceSync": "no",
+    "zookeeper.extendedTypesEnabled": "true",  # TTL nodes, which BookKeeper's clients may create
+    "zookeeper.preAllocSize": "1024",  # KiB; otherwise its log files start at 64 MiB
+    "zookeeper.admin.enableServer": "false",
+    "zookeeper.4lw.commands.whitelist": "*",
+}
+
+BOOKIE_CLASS = "org.apache.bookkeeper.server.Main"
+AUTORECOVERY_CLASS = "org.apache.bookkeeper.replication.AutoRecoveryMain"
+BOOKIE_HEAP_MIB, BOOKIE_DIRECT_MIB = 96, 64
+
+# The packages that BookKeeper's own scripts open to a bookie, for direct buffers, their checksums
+# and posix_fadvise.
+BOOKIE_JVM_FLAGS = tuple(
+    f"--add-opens=java.base/{package}=ALL-UNNAMED"
+    for package in ("java.nio", "jdk.internal.misc", "java.io", "java.util.zip")
+)
+# The bench compares bookmender with AutoRecovery, so AutoRecovery runs with an operator's settings,
+# not with minimal ones.
+AUTORECOVERY_JVM_FLAGS = (
+    "-Xmx512m",
+    "-XX:MaxDirectMemorySize=512m",
+    "-XX:TieredStopAtLevel=4",
+    "-XX:ReservedCodeCacheSize=240m",
+)
+
+NETTY_PROPERTIES = {
+    "io.netty.tryReflectionSetAccessible": "true",
+    "io.netty.allocator.numDirectArenas": "1",
+    "io.netty.allocator.numHeapArenas": "1",
+    "io.netty.leakDetection.level": "disabled",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +85,7 @@ class Servers:
         spec: ClusterSpec,
         *,
         version: str | None = None,
-        heap_mib: int = zookeeper.HEAP_MIB,
+        heap_mib: int = ZOOKEEPER_HEAP_MIB,
         flags: Sequence[str] = (),
     ) -> Child:
         """Start ZooKeeper. ``version``: None: the version of pyspark's jars. ``heap_mib``: 1 GiB
@@ -53,13 +97,21 @@ class Servers:
         return self._spawn(
             "zookeeper",
             folder,
-            [zookeeper.MAIN_CLASS],
-            settings=zookeeper.settings_text(folder, port=spec.zookeeper_port),
-            properties=zookeeper.PROPERTIES,
+            [ZOOKEEPER_CLASS],
+            settings={
+                "dataDir": str(folder / "data"),
+                "clientPort": str(spec.zookeeper_port),
+                "clientPortAddress": LOOPBACK,
+                "tickTime": str(TICK_MS),
+                "maxSessionTimeout": "120000",
+                "maxClientCnxns": "0",
+                **spec.zookeeper_settings,
+            },
+            properties=ZOOKEEPER_PROPERTIES,
             classpath=jars.zookeeper_classpath(version),
             heap_mib=heap_mib,
-            direct_mib=zookeeper.DIRECT_MIB,
-            flags=flags,
+            direct_mib=ZOOKEEPER_DIRECT_MIB,
+            flags=[*flags, *spec.zookeeper_jvm_flags],
         )
 
     def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
@@ -68,25 +120,25 @@ class Servers:
         return self._spawn_bookkeeper(
             f"bookie-{port}",
             folder,
-            bookie.BOOKIE_CLASS,
-            bookie.bookie_settings(spec, port=port, folder=folder),
+            BOOKIE_CLASS,
+            bookie_settings(spec, port=port, folder=folder),
             spec=spec,
             flags=[*self._archive_flags(spec, bookie_id), *spec.bookie_jvm_flags],
         )
 
     def keep_archive(self, spec: ClusterSpec) -> None:
-        """Keep the class archive. Call this when the first bookie has ended normally; see
+        """Keep the class jars. Call this when the first bookie has ended normally; see
         ``jars``."""
-        archive.keep(self._archive_draft, self._archive(spec))
+        jars.keep_archive(self._archive_draft, self._archive(spec))
 
     def _archive_flags(self, spec: ClusterSpec, bookie_id: BookieId) -> tuple[str, ...]:
         if bookie_id != spec.bookies[0]:
-            return archive.flags(self._archive(spec), draft=None)
+            return jars.archive_flags(self._archive(spec), draft=None)
         self._archive_draft.unlink(missing_ok=True)  # left by a run that was interrupted
-        return archive.flags(self._archive(spec), draft=self._archive_draft)
+        return jars.archive_flags(self._archive(spec), draft=self._archive_draft)
 
     def _archive(self, spec: ClusterSpec) -> Path:
-        return archive.archive_path(jars.jars_folder(spec.bookkeeper), self.java)
+        return jars.archive_path(jars.jars_folder(spec.bookkeeper), self.java)
 
     @property
     def _archive_draft(self) -> Path:
@@ -100,15 +152,24 @@ class Servers:
         return (self.bookie_folder(bookie_id) / "ledgers" / "current" / "VERSION").exists()
 
     def autorecovery(
-        self, spec: ClusterSpec, name: str, *, port: int, settings: Mapping[str, str]
+        self,
+        spec: ClusterSpec,
+        name: str,
+        *,
+        port: int,
+        settings: Mapping[str, str],
+        more_jars: str = "",
     ) -> Child:
+        """Start Java's AutoRecovery. ``port``: only names it in elections and locks; it does not
+        listen. ``more_jars``: a class path that follows BookKeeper's own."""
         return self._spawn_bookkeeper(
             name,
             self.data / "autorecovery" / name,
-            bookie.AUTORECOVERY_CLASS,
-            bookie.autorecovery_settings(spec, port=port, settings=settings),
+            AUTORECOVERY_CLASS,
+            {**COMMON_SETTINGS, **_place_in_cluster(spec, port), **settings},
             spec=spec,
-            flags=bookie.AUTORECOVERY_JVM_FLAGS,
+            flags=AUTORECOVERY_JVM_FLAGS,
+            more_jars=more_jars,
         )
 
     def _spawn_bookkeeper(
@@ -120,17 +181,19 @@ class Servers:
         *,
         spec: ClusterSpec,
         flags: Sequence[str],
+        more_jars: str = "",
     ) -> Child:
+        own_jars = jars.bookkeeper_classpath(spec.bookkeeper)
         return self._spawn(
             name,
             folder,
             [main_class, "--conf"],
-            settings=bookie.settings_text(settings),
-            properties=bookie.NETTY_PROPERTIES,
-            classpath=jars.bookkeeper_classpath(spec.bookkeeper),
-            heap_mib=bookie.HEAP_MIB,
-            direct_mib=bookie.DIRECT_MIB,
-            flags=[*bookie.JVM_FLAGS, *flags],
+            settings=settings,
+            properties=NETTY_PROPERTIES,
+            classpath=os.pathsep.join(filter(None, (own_jars, more_jars))),
+            heap_mib=BOOKIE_HEAP_MIB,
+            direct_mib=BOOKIE_DIRECT_MIB,
+            flags=[*BOOKIE_JVM_FLAGS, *flags],
         )
 
     def _spawn(
@@ -139,7 +202,7 @@ class Servers:
         folder: Path,
         main: Sequence[str],
         *,
-        settings: str,
+        settings: Mapping[str, str],
         properties: Mapping[str, str],
         classpath: str,
         heap_mib: int,
@@ -153,7 +216,7 @@ class Servers:
         logging = self.data / "log4j2.properties"
         logging.write_text(LOG4J_SETTINGS)
         settings_file = folder / "settings.conf"
-        settings_file.write_text(settings)
+        settings_file.write_text("".join(f"{k}={v}\n" for k, v in settings.items()))
         command = self.java.command(
             [*main, str(settings_file)],
             classpath=classpath,
@@ -164,3 +227,88 @@ class Servers:
             flags=flags,
         )
         return Child(name, command, log=self.logs / f"{name}.log")
+
+
+COMMON_SETTINGS = {
+    "httpServerEnabled": "false",
+    "enableStatistics": "false",
+    "allowLoopback": "true",
+    "advertisedAddress": LOOPBACK,
+}
+
+# The bookies are real in every respect except size: the journal is synced, compaction runs.
+BOOKIE_SETTINGS = {
+    **COMMON_SETTINGS,
+    "journalPreAllocSizeMB": "1",
+    "journalMaxSizeMB": "64",
+    "journalMaxBackups": "0",
+    "logSizeLimit": str(64 << 20),
+    "entryLogFilePreallocationEnabled": "false",
+    "serverNumIOThreads": "1",
+    "numAddWorkerThreads": "1",
+    "numReadWorkerThreads": "1",
+    "numLongPollWorkerThreads": "1",
+    "numHighPriorityWorkerThreads": "1",
+    "numJournalCallbackThreads": "1",
+    "allocatorPoolingConcurrency": "1",
+    # The disk of a laptop is often nearly full. That must not make bookies read-only.
+    "diskUsageThreshold": "0.99",
+    "diskUsageWarnThreshold": "0.98",
+    "diskUsageLwmThreshold": "0.98",
+    "minUsableSizeForIndexFileCreation": "0",
+    "minUsableSizeForEntryLogCreation": "0",
+}
+
+STORAGE_SETTINGS: Mapping[Storage, Mapping[str, str]] = {
+    Storage.SORTED: {"skipListSizeLimit": str(8 << 20), "pageLimit": "1024"},
+    Storage.INTERLEAVED: {"pageLimit": "1024"},
+    Storage.DB: {
+        "dbStorage_writeCacheMaxSizeMb": "16",
+        "dbStorage_readAheadCacheMaxSizeMb": "8",
+        "dbStorage_rocksDB_blockCacheSize": str(8 << 20),
+        "dbStorage_rocksDB_writeBufferSizeMB": "4",
+    },
+}
+
+
+def bookie_settings(spec: ClusterSpec, *, port: int, folder: Path) -> dict[str, str]:
+    """Return all settings of a bookie. The user's own settings come last and win."""
+    return {
+        **BOOKIE_SETTINGS,
+        **STORAGE_SETTINGS[spec.storage],
+        **_place_in_cluster(spec, port),
+        "listeningInterface": loopback_interface(),  # default: every interface
+        "ledgerStorageClass": spec.storage.java_class,
+        "journalDirectories": str(folder / "journal"),
+        "ledgerDirectories": str(folder / "ledgers"),
+        **spec.bookie_settings,
+    }
+
+
+def _place_in_cluster(spec: ClusterSpec, port: int) -> dict[str, str]:
+    return {
+        "metadataServiceUri": spec.metadata_service_uri,
+        "zkTimeout": str(int(spec.session_timeout_s * 1000)),
+        "bookiePort": str(port),
+    }
+
+
+def is_zookeeper_ready(port: int) -> bool:
+    return ask(port, b"srvr").startswith(b"Zookeeper version")
+
+
+def is_bookie_ready(port: int) -> bool:
+    """Return True if the bookie answers requests.
+
+    A bookie registers and listens before it serves: until then it closes each new connection
+    (``BookieNettyServer.RejectRequestHandler``). Afterwards each bookie replies to START_TLS, with
+    TLS or without, before any authentication.
+    """
+    return replies(port, frame(v3.encode_handshake(v3.StartTls(), 1)))
+
+
+def zookeeper_monitor(port: int) -> dict[str, str]:
+    """Return the answer to ``mntr``, e.g. ``zk_packets_received``; empty if the server does not
+    answer."""
+    lines = ask(port, b"mntr").decode(errors="replace").splitlines()
+    return dict(line.split("\t", 1) for line in lines if "\t" in line)

@@ -12,7 +12,6 @@ import msgspec
 
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
-from daemon.local.zookeeper import SESSION_TIMEOUT_MIN_S
 from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
@@ -21,10 +20,12 @@ FILE_NAME = "cluster.json"
 FILE_VERSION = 1
 LEDGERS_ROOT = "/ledgers"
 BOOKIES_DEFAULT = 5
+TICK_MS = 500
+"""ZooKeeper rounds session timeouts up to ticks. The shortest timeout is two ticks."""
 
 
 class Storage(enum.Enum):
-    """How a bookie stores entries."""
+    """The entry storage of a bookie."""
 
     SORTED = "sorted"
     INTERLEAVED = "interleaved"
@@ -63,12 +64,25 @@ class ClusterSpec:
     bookie_jvm_flags: tuple[str, ...] = ()
     """Additional flags for the bookies' JVMs, which override the defaults that keep them small:
     e.g. ``-Xmx256m``."""
+    zookeeper_settings: Mapping[str, str] = field(default_factory=dict)
+    """Additional lines for ZooKeeper's settings file, e.g. ``secureClientPort``."""
+    zookeeper_jvm_flags: tuple[str, ...] = ()
+    """Additional flags for ZooKeeper's JVM."""
     zookeeper_port: int
+    zookeeper_tls_port: int | None = None
+    """None: the cluster has no TLS, SASL and ACLs."""
     bookie_ports: tuple[int, ...]
 
     @property
     def metadata_service_uri(self) -> str:
-        return f"zk+{URI_TYPES[self.layout]}://{self.zookeeper_address}{LEDGERS_ROOT}"
+        port = self.zookeeper_tls_port or self.zookeeper_port
+        return f"zk+{URI_TYPES[self.layout]}://{LOOPBACK}:{port}{LEDGERS_ROOT}"
+
+    @property
+    def is_secured(self) -> bool:
+        """Return True if all clients need TLS and a user. Only this package uses the port without
+        TLS."""
+        return self.zookeeper_tls_port is not None
 
     @property
     def zookeeper_address(self) -> str:
@@ -110,23 +124,36 @@ class ClusterSpec:
 
 
 def settle(
-    saved: ClusterSpec | None, *, bookie_count: int | None, asked: Mapping[str, object]
+    saved: ClusterSpec | None,
+    *,
+    bookie_count: int | None,
+    asked: Mapping[str, object],
+    is_secured: bool = False,
 ) -> ClusterSpec:
     """Return the spec to start: fields from ``asked``, else the saved ones, else the defaults.
 
-    A larger ``bookie_count`` than the saved one adds bookies. Raises SettingsError if the existing
-    data does not fit what is asked.
+    ``is_secured``: False keeps what is saved. A larger ``bookie_count`` than the saved one adds
+    bookies. Raises SettingsError if the existing data does not fit what is asked.
     """
     if saved is None:
-        ports = free_ports(1 + (bookie_count or BOOKIES_DEFAULT))
-        saved = ClusterSpec(zookeeper_port=ports[0], bookie_ports=ports[1:])
+        port, tls_port, *others = free_ports(2 + (bookie_count or BOOKIES_DEFAULT))
+        saved = ClusterSpec(
+            zookeeper_port=port,
+            zookeeper_tls_port=tls_port if is_secured else None,
+            bookie_ports=tuple(others),
+        )
     else:
         _refuse_other_data(saved, bookie_count=bookie_count, asked=asked)
+        if is_secured and not saved.is_secured:
+            raise SettingsError(
+                "this data folder holds a cluster without TLS and SASL; for a secured one use "
+                "another folder (--data)"
+            )
         missing = max(0, (bookie_count or 0) - len(saved.bookie_ports))
         saved = replace(saved, bookie_ports=saved.bookie_ports + free_ports(missing))
     spec = replace(saved, **cast(dict[str, Any], asked))
-    if spec.session_timeout_s < SESSION_TIMEOUT_MIN_S:
-        raise SettingsError(f"a session time-out is at least {SESSION_TIMEOUT_MIN_S:g} s")
+    if spec.session_timeout_s * 1000 < 2 * TICK_MS:
+        raise SettingsError(f"a session timeout is at least {2 * TICK_MS / 1000:g} s")
     return spec
 
 
@@ -136,13 +163,13 @@ def _refuse_other_data(
     if bookie_count is not None and bookie_count < len(saved.bookie_ports):
         raise SettingsError(
             f"this data folder holds a cluster of {len(saved.bookie_ports)} bookies; "
-            "for a smaller one take another folder (--data)"
+            "for a smaller one use another folder (--data)"
         )
     for name in ("storage", "layout"):
         if name in asked and asked[name] is not getattr(saved, name):
             raise SettingsError(
-                f"this data folder holds a cluster with {name} {getattr(saved, name).name.lower()}; "
-                "for another take another folder (--data)"
+                f"this data folder holds a cluster with {name} "
+                f"{getattr(saved, name).name.lower()}; for another use another folder (--data)"
             )
 
 

@@ -1,9 +1,12 @@
 """The process behind ``local up``: owns the cluster, answers the commands, and ends on ``down``.
 
 It runs detached from the terminal (``start_detached``) or in it (``supervise``). In both cases it
-is the parent of the servers, which end with it for any reason. It does one thing at a time.
+is the parent of the servers, which end with it for any reason. It does one thing at a time: a
+command sends one question over a Unix socket and gets one answer (``ask``). The socket is in the
+data folder, so the permissions of the folder apply to it.
 """
 
+import enum
 import os
 import signal
 import socket
@@ -16,10 +19,8 @@ from pathlib import Path
 
 import msgspec
 
-from daemon.local import control, folder
+from daemon.local import folder
 from daemon.local.cluster import LocalCluster, OnEvent
-from daemon.local.control import Question, Response, Verb
-from daemon.local.jars import OnProgress
 from daemon.local.spec import Storage, find_bookie
 from daemon.local.status import ClusterStatus, observe
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
@@ -27,11 +28,18 @@ from ledgers.model import BookieId
 
 END_TIMEOUT_S = 30.0
 LOG_NAME = "supervisor.log"
+SOCKET_NAME = "control.sock"
+SOCKET_PATH_BYTES_MAX = 103
+"""The limit of the operating system is 108 bytes with the final zero (Linux), or 104 (macOS)."""
+QUESTION_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 240.0
+"""Longer than any verb takes: a bookie may wait for the end of its old session before it starts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """The options of ``up``. None: the saved value, else the default."""
+    """The options of ``up``. None: the option of the last start applies, or the default at the
+    first start."""
 
     data: str
     bookies: int | None = None
@@ -39,44 +47,92 @@ class Wish:
     storage: Storage | None = None
     zookeeper_port: int | None = None
     session_timeout_s: float | None = None
+    is_secured: bool = False
+
+
+class Verb(enum.Enum):
+    STATUS = "status"
+    KILL = "kill"
+    TERMINATE = "terminate"
+    START = "start"
+    WIPE = "wipe"
+    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class News:
-    """A message from a detached supervisor to the process that started it. One field is set."""
+class Question:
+    """A request of a command. ``bookie``: the bookie as the user wrote it; empty for verbs that
+    concern the whole cluster."""
 
-    event: str = ""
-    fetched: tuple[int, int | None] | None = None
-    ready: ClusterStatus | None = None
+    verb: Verb
+    bookie: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """A message of the supervisor: the answer to a question, or news about its start.
+
+    ``refusal``: the question was wrong; ``failure``: the action failed.
+    """
+
     refusal: str = ""
     failure: str = ""
+    event: str = ""
+    """Only during the start: progress to show."""
+    bookie: str = ""
+    """The full id of the bookie."""
+    was_killed: bool = False
+    """True if the bookie did not end after SIGTERM and was killed."""
+    status: ClusterStatus | None = None
+
+    @classmethod
+    def of_error(cls, error: BookmenderError) -> "Response":
+        if isinstance(error, SettingsError):
+            return cls(refusal=str(error))
+        return cls(failure=str(error))
+
+    def check(self) -> None:
+        """Raise SettingsError for a refusal, UnavailableError for a failure."""
+        if self.refusal:
+            raise SettingsError(self.refusal)
+        if self.failure:
+            raise UnavailableError(self.failure)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Listener:
-    """Callbacks that report the progress of the start."""
-
-    on_event: OnEvent
-    on_fetch: OnProgress
-    on_ready: Callable[[ClusterStatus], None]
+class NotRunningError(SettingsError):
+    """No supervisor listens in the data folder."""
 
 
-def supervise(wish: Wish, listener: Listener) -> None:
+# --- The supervisor -------------------------------------------------------------------------------
+
+
+def supervise(wish: Wish, *, on_event: OnEvent, on_ready: Callable[[ClusterStatus], None]) -> None:
     """Start the cluster and run it until ``down`` or a signal.
 
     Raises SettingsError and UnavailableError as LocalCluster.start does, and KeyboardInterrupt
     after SIGINT, SIGTERM or SIGHUP.
     """
     data = Path(wish.data)
-    control.check_folder(data)
+    _check_folder(data)
     with _signals_unwind(), ExitStack() as running:
-        cluster = running.enter_context(_start(wish, listener))
-        door = running.enter_context(control.listen(data))
-        running.callback((data / control.SOCKET_NAME).unlink)
-        listener.on_ready(observe(cluster))
+        cluster = running.enter_context(
+            LocalCluster.start(
+                data,
+                bookies=wish.bookies,
+                bookkeeper=wish.bookkeeper,
+                storage=wish.storage,
+                zookeeper_port=wish.zookeeper_port,
+                session_timeout_s=wish.session_timeout_s,
+                is_secured=wish.is_secured,
+                on_event=on_event,
+            )
+        )
+        door = running.enter_context(listen(data))
+        running.callback((data / SOCKET_NAME).unlink)
+        on_ready(observe(cluster))
         last_asker = _serve(cluster, door)
     with last_asker, suppress(OSError):  # the command `down` waits for this, if it still runs
-        control.send(last_asker, Response())
+        send(last_asker, Response())
 
 
 @contextmanager
@@ -94,49 +150,16 @@ def _signals_unwind() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start(wish: Wish, listener: Listener) -> LocalCluster:
-    data = Path(wish.data)
-    try:
-        return LocalCluster.start(
-            data,
-            bookies=wish.bookies,
-            bookkeeper=wish.bookkeeper,
-            storage=wish.storage,
-            zookeeper_port=wish.zookeeper_port,
-            session_timeout_s=wish.session_timeout_s,
-            on_event=listener.on_event,
-            on_fetch=listener.on_fetch,
-        )
-    except folder.TakenError as error:
-        if not _runs_without_zookeeper(data):
-            raise
-        option = folder.data_option(data)
-        raise SettingsError(
-            f"the cluster on {data} runs without its ZooKeeper, which ended or does not answer; "
-            f"`bookmender local down{option}`, then `bookmender local up{option}`, brings it back with its data"
-        ) from error
-
-
-def _runs_without_zookeeper(data: Path) -> bool:
-    """Return True if the supervisor in the folder says that ZooKeeper is down; False if no
-    supervisor answers."""
-    try:
-        found = control.ask(data, Question(verb=Verb.STATUS)).status
-    except BookmenderError:
-        return False
-    return found is not None and found.zookeeper.state == "down"
-
-
 def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
     """Answer questions until ``down``. Return its connection, on which the answer is still due."""
     while True:
         connection, _ = door.accept()
-        connection.settimeout(control.QUESTION_TIMEOUT_S)
+        connection.settimeout(QUESTION_TIMEOUT_S)
         try:
-            question = msgspec.json.decode(control.receive(connection), type=Question)
+            question = msgspec.json.decode(receive(connection), type=Question)
             if question.verb is Verb.DOWN:
                 return connection
-            control.send(connection, _answer(cluster, question))
+            send(connection, _answer(cluster, question))
         except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
@@ -155,14 +178,65 @@ def _answer(cluster: LocalCluster, question: Question) -> Response:
         }
         ended = actions[question.verb](bookie)
         return Response(bookie=bookie, was_killed=ended is False)
-    except SettingsError as error:
-        return Response(refusal=str(error))
     except BookmenderError as error:
-        return Response(failure=str(error))
+        return Response.of_error(error)
 
 
-def start_detached(wish: Wish, listener: Listener) -> None:
-    """Run ``supervise`` in a separate process, and return when every server is ready.
+# --- The connection to it -------------------------------------------------------------------------
+
+
+def ask(data: Path, verb: Verb, bookie: str = "") -> Response:
+    """Ask the supervisor in the folder and return the answer of a success.
+
+    Raises NotRunningError, SettingsError if the question was refused, UnavailableError if the
+    action failed.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_TIMEOUT_S)
+        try:
+            connection.connect(str(data / SOCKET_NAME))
+        except OSError as error:
+            raise NotRunningError(f"no cluster is running on {data}") from error
+        try:
+            send(connection, Question(verb=verb, bookie=bookie))
+            answer = msgspec.json.decode(receive(connection), type=Response)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise UnavailableError(f"the supervisor does not answer: {error}") from error
+    answer.check()
+    return answer
+
+
+def listen(data: Path) -> socket.socket:
+    """Listen on the socket in the folder. The caller must hold the folder's lock: then a socket
+    file that exists belongs to a dead process."""
+    path = data / SOCKET_NAME
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    listener.listen()
+    return listener
+
+
+def _check_folder(data: Path) -> None:
+    """Raise SettingsError if the path of the folder is too long for a Unix socket in it."""
+    if len(bytes(data / SOCKET_NAME)) > SOCKET_PATH_BYTES_MAX:
+        raise SettingsError(f"the path is too long for a socket below it: {data}")
+
+
+def send(connection: socket.socket, message: Question | Response) -> None:
+    connection.sendall(msgspec.json.encode(message))
+    connection.shutdown(socket.SHUT_WR)
+
+
+def receive(connection: socket.socket) -> bytes:
+    return b"".join(iter(lambda: connection.recv(65_536), b""))
+
+
+# --- Detached -------------------------------------------------------------------------------------
+
+
+def start_detached(wish: Wish, *, on_event: OnEvent) -> ClusterStatus:
+    """Run ``supervise`` in a separate process. Return the status when every server is ready.
 
     Raises SettingsError and UnavailableError. Any other end of the wait, such as Ctrl-C, ends the
     supervisor as well. A supervisor that cannot send its news also ends.
@@ -181,7 +255,7 @@ def start_detached(wish: Wish, listener: Listener) -> None:
             start_new_session=True,
         )
     try:
-        _follow(supervisor, listener)
+        return _follow(supervisor, on_event)
     except BaseException:
         supervisor.terminate()
         try:
@@ -191,22 +265,15 @@ def start_detached(wish: Wish, listener: Listener) -> None:
         raise
 
 
-def _follow(supervisor: "subprocess.Popen[bytes]", listener: Listener) -> None:
+def _follow(supervisor: "subprocess.Popen[bytes]", on_event: OnEvent) -> ClusterStatus:
     assert supervisor.stdout is not None
     with supervisor.stdout as lines:
         for line in lines:
-            news = msgspec.json.decode(line, type=News)
-            if news.refusal:
-                raise SettingsError(news.refusal)
-            if news.failure:
-                raise UnavailableError(news.failure)
-            if news.fetched is not None:
-                listener.on_fetch(*news.fetched)
-            if news.event:
-                listener.on_event(news.event)
-            if news.ready is not None:
-                listener.on_ready(news.ready)
-                return
+            news = msgspec.json.decode(line, type=Response)
+            news.check()
+            if news.status is not None:
+                return news.status
+            on_event(news.event)
     raise UnavailableError(f"the supervisor ended; see {LOG_NAME} among the logs")
 
 
@@ -215,34 +282,25 @@ def main() -> None:
     output."""
     wish = msgspec.json.decode(sys.argv[1], type=Wish)
     os.chdir(wish.data)  # so that no other folder is in use
+
+    def on_ready(status: ClusterStatus) -> None:
+        _tell(Response(status=status))
+        os.dup2(2, 1)  # the pipe is closed: all later output goes to the log
+
     try:
-        supervise(
-            wish,
-            Listener(
-                on_event=lambda event: _tell(News(event=event)),
-                on_fetch=lambda done, total: _tell(News(fetched=(done, total))),
-                on_ready=_tell_last,
-            ),
-        )
-    except SettingsError as error:
-        _tell(News(refusal=str(error)))
+        supervise(wish, on_event=lambda event: _tell(Response(event=event)), on_ready=on_ready)
     except BookmenderError as error:
-        _tell(News(failure=str(error)))
+        _tell(Response.of_error(error))
     except (KeyboardInterrupt, BrokenPipeError):
         sys.exit(1)
     except OSError as error:  # most likely a full disk
-        _tell(News(failure=f"{error.filename or wish.data}: {error.strerror}"))
+        _tell(Response(failure=f"{error.filename or wish.data}: {error.strerror}"))
         sys.exit(1)
 
 
-def _tell(news: News) -> None:
+def _tell(news: Response) -> None:
     """Send the news. Raises BrokenPipeError if the process that started this one has ended."""
     os.write(1, msgspec.json.encode(news) + b"\n")
-
-
-def _tell_last(status: ClusterStatus) -> None:
-    _tell(News(ready=status))
-    os.dup2(2, 1)  # the pipe is closed: all later output goes to the log
 
 
 if __name__ == "__main__":

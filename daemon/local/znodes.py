@@ -25,9 +25,11 @@ COOKIES = f"{LEDGERS_ROOT}/cookies"
 
 
 @contextmanager
-def session(zookeeper_port: int) -> Iterator["Znodes"]:
-    """Open a short session. Raises UnavailableError if ZooKeeper does not answer."""
-    client = KazooClient(f"{LOOPBACK}:{zookeeper_port}", timeout=CONNECT_TIMEOUT_S)
+def session(zookeeper_port: int, *, superuser: str | None = None) -> Iterator["Znodes"]:
+    """Open a short session. ``superuser``: name and password, if znodes have ACLs. Raises
+    UnavailableError if ZooKeeper does not answer."""
+    auth = [] if superuser is None else [("digest", superuser)]
+    client = KazooClient(f"{LOOPBACK}:{zookeeper_port}", timeout=CONNECT_TIMEOUT_S, auth_data=auth)
     try:
         client.start(CONNECT_TIMEOUT_S)
         yield Znodes(client)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sys
+import time
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from auditor.ledger_map_updater import LedgerMapUpdater
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, json_option, output_option
-from daemon.cli.progress import CountLine
+from daemon.cli.progress import LINE_INTERVAL_S, Line
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import to_record, to_text
 from daemon.settings import Settings, load_settings
@@ -44,7 +45,7 @@ def observe(config: Path | None, output: str, watch: bool, planned_max: int) -> 
     It reads all metadata, decides as a leader would, and compares the result with the existing
     marks. It votes for no leader, takes no lock and fences nothing; its ZooKeeper session cannot
     write. So it may run beside Java's AutoRecovery. An absent bookie is lost after the recovery
-    delay, counted from the start of this command if no leader of ours recorded the absence.
+    delay, counted from the start of this command if no bookmender leader recorded the absence.
     docs/json.md describes the JSON.
 
     Exit codes: 0 nothing to do except what operators ordered. 1 something to do, or a bookie with
@@ -79,7 +80,7 @@ async def _observe(
                 if text != before:
                     _print(sight, output, is_one=False)
                 before = text
-    raise AssertionError("the looks ended without an error")
+    raise AssertionError("the observer ended without an error")
 
 
 async def built(updater: LedgerMapUpdater) -> None:
@@ -87,16 +88,13 @@ async def built(updater: LedgerMapUpdater) -> None:
 
     Raises UnauthorizedError if an ACL denies access to a directory: waiting may never end.
     """
-    line = CountLine("ledgers read")
-    try:
+    with Line(due_s=time.monotonic() + LINE_INTERVAL_S) as line:
         while not updater.is_complete:
             if updater.refusal is not None:
                 raise updater.refusal
             seen = updater.change_count
-            line.show(len(updater.ledger_map))
+            line.write(f"{len(updater.ledger_map):,} ledgers read", now_s=time.monotonic())
             await updater.wait_change(seen)
-    finally:
-        line.close()
 
 
 def _print(sight: Sight, output: str, *, is_one: bool) -> None:
@@ -113,6 +111,6 @@ def exit_code(sight: Sight) -> int:
     """Return the exit code that ``--help`` describes."""
     seen = sight.observation
     is_named = any(row.ledger_count for row in seen.affected)
-    if seen.underreplicated or seen.marked_count or seen.own.damaged or is_named:
+    if seen.underreplicated or seen.marked_count or seen.private.damaged or is_named:
         return EXIT_FAILED
     return EXIT_UNKNOWN if seen.unreadable or not seen.is_ledger_map_complete else 0

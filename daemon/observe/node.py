@@ -15,6 +15,7 @@ from auditor.observer import BookieCondition, Observation
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import SHOWN_MAX, to_record
 from daemon.previews import Previews
+from daemon.role_state import RoleState
 from daemon.settings import Settings
 from ledgers.errors import SettingsError
 
@@ -22,13 +23,14 @@ log = structlog.get_logger()
 
 WOULD_MARK = Gauge(
     "bookmender_observe_would_mark_ledgers",
-    "Ledgers that our leader would have marked by now, by copies left of their worst entry: 0, 1, more.",
+    "Ledgers that our leader would have marked by now, by copies left of their worst entry: 0, 1, "
+    "more.",
     ["copies_left"],
 )
 GAUGES = {
     "unmarked_count": Gauge(
         "bookmender_observe_unmarked_ledgers",
-        "Under-replicated ledgers without a mark, whichever auditor leads.",
+        "Under-replicated ledgers without a mark.",
     ),
     "partly_marked_count": Gauge(
         "bookmender_observe_partly_marked_ledgers",
@@ -38,8 +40,8 @@ GAUGES = {
         "bookmender_observe_surplus_marks",
         "Existing marks that our leader would not make.",
     ),
-    "own_damaged_count": Gauge(
-        "bookmender_observe_own_damaged_ledgers",
+    "private_damaged_count": Gauge(
+        "bookmender_observe_private_damaged_ledgers",
         "Ledgers marked in our private queue with damage that Java's workers cannot detect.",
     ),
     "lost_bookie_count": Gauge(
@@ -103,10 +105,12 @@ class Teller:
             log.info(event, **fields)
 
 
-async def run_observer_session(settings: Settings, report: ReportFile, outages: Outages) -> None:
-    """Look repeatedly until the session ends."""
+async def run_observer_session(
+    settings: Settings, report: ReportFile, outages: Outages, state: RoleState
+) -> None:
+    """Look repeatedly until the session ends. ``state``: where it publishes what it does."""
     teller = Teller(report)
-    async with open_observing(settings, outages) as observing:
+    async with open_observing(settings, outages, state) as observing:
         log.info("session.opened", role="observer")
         async with aclosing(observing.looks(planned_max=PLANNED_MAX)) as sights:
             async for sight in sights:
@@ -130,7 +134,7 @@ def _mark_fields(seen: Observation) -> dict[str, Any]:
         "unmarked_count": len(seen.difference.unmarked),
         "partly_marked_count": len(seen.difference.partly_marked),
         "surplus_count": len(seen.difference.surplus),
-        "own_damaged_count": len(seen.own.damaged),
+        "private_damaged_count": len(seen.private.damaged),
         "first_ledger_ids": [each.ledger_id for each in seen.underreplicated[:SHOWN_MAX]],
         "lost_bookie_count": sum(row.condition is BookieCondition.LOST for row in seen.affected),
         "lost_bytes": seen.lost_bytes,

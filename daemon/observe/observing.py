@@ -21,9 +21,11 @@ from auditor.observer import Observation, Observer
 from auditor.safety_hold import SafetyHoldPolicy, SimulatedHolds
 from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
+from daemon.live_settings import LiveSettings
 from daemon.local_bookie import local_bookie
 from daemon.placement import load_placement
 from daemon.previews import Previews, preview_all
+from daemon.role_state import RoleState
 from daemon.session import end_with_session
 from daemon.settings import Settings
 from daemon.zookeeper import open_store
@@ -95,16 +97,17 @@ class Observing:
 
 @asynccontextmanager
 async def open_observing(
-    settings: Settings, outages: Outages | None = None
+    settings: Settings, outages: Outages | None = None, state: RoleState | None = None
 ) -> AsyncIterator[Observing]:
     """Open a session that cannot write, and build the ledger map in it. The end of the session
     ends the body.
 
+    ``state``: where a node publishes that it observes.
     Raises UnavailableError (also if there is no such cluster), SettingsError (another layout),
     UnauthorizedError.
     """
     zookeeper, clock = await open_store(settings), SystemClock()
-    store = ReadOnlyStore(zookeeper)
+    store, state = ReadOnlyStore(zookeeper), state or RoleState("observer")
     try:
         cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))
@@ -114,7 +117,7 @@ async def open_observing(
             store=store,
             paths=cluster.paths,
             views=views,
-            local=local_bookie(settings.node.bookie_id, view),
+            local=await local_bookie(settings.node.bookie_id, view),
             clock=clock,
             rng=random.Random(),
         )
@@ -125,11 +128,12 @@ async def open_observing(
             for work in (
                 views.run(),
                 placing.run(),
-                keep_to_requests_per_s(settings, views, zookeeper),
+                keep_to_requests_per_s(LiveSettings(settings), views, zookeeper),
                 end_with_session(store),
             ):
                 beside.start(work)
-            yield observing
+            with state.in_session(zookeeper), state.working():
+                yield observing
     finally:
         await store.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 from auditor.observer import AffectedBookie, BookieCondition, Observation
 from daemon.cli.hold import hold_record, hold_text
 from daemon.cli.plan import to_json as plan_record
-from daemon.cli.progress import counted, duration_text, printable
+from daemon.cli.progress import counted, duration_text, printable, shortened
 from daemon.observe.observing import Sight
 from daemon.previews import Previews
 from ledgers.sizes import size_text
@@ -49,8 +49,8 @@ def to_record(sight: Sight) -> dict[str, Any]:
             **_first("unmarked", seen.difference.unmarked),
             **_first("partly_marked", seen.difference.partly_marked),
             **_first("surplus", seen.difference.surplus),
-            **_first("own_marked", seen.own.ledger_ids),
-            **_first("own_damaged", seen.own.damaged),
+            **_first("private", seen.private.ledger_ids),
+            **_first("private_damaged", seen.private.damaged),
         },
         "would_repair": plan_record(sight.plan),
     }
@@ -98,7 +98,7 @@ def _hold(seen: Observation) -> list[str]:
         return []
     if seen.is_hold_ordered:
         return [hold_text(seen.hold, now_ms=seen.seen_ms)]
-    return [f"our leader would begin a safety hold: {printable(seen.hold.reason)}"]
+    return [f"a bookmender leader would begin a safety hold: {printable(seen.hold.reason)}"]
 
 
 def _affected(seen: Observation) -> list[str]:
@@ -116,7 +116,7 @@ def _affected(seen: Observation) -> list[str]:
 def _state(row: AffectedBookie, seen: Observation) -> str:
     match row.condition:
         case BookieCondition.LOST:
-            return "held" if seen.hold is not None else "lost"
+            return "lost when the safety hold ends" if seen.hold is not None else "lost"
         case BookieCondition.ABSENT:
             return f"absent, lost in {duration_text(row.left_s)}"
         case BookieCondition.REFORMATTED:
@@ -127,12 +127,12 @@ def _would_mark(seen: Observation) -> list[str]:
     if not seen.underreplicated:
         return ["no ledger"]
     total = (
-        f"{counted(len(seen.underreplicated), 'ledger')}, about {size_text(seen.lost_bytes)} of copies "
-        "lost"
+        f"{counted(len(seen.underreplicated), 'ledger')}, about {size_text(seen.lost_bytes)} of "
+        "copies lost"
     )
     is_kept = seen.is_kept_from_marking
     return [
-        f"no ledger now; otherwise {total}" if is_kept else f"{total}; most endangered first",
+        f"no ledger now; otherwise {total}" if is_kept else f"{total}; most urgent first",
         *(
             f"  {count:,} with {left} {'copy' if left == 1 else 'copies'} left"
             for left, count in seen.by_copies_left.items()
@@ -144,14 +144,14 @@ def _would_mark(seen: Observation) -> list[str]:
 def _marks(seen: Observation) -> list[str]:
     difference, total = seen.difference, counted(seen.queued_count, "ledger")
     groups = [
-        ("that we would mark are not marked", difference.unmarked),
-        ("are marked for fewer bookies than we would mark", difference.partly_marked),
-        ("are marked that we would not mark", difference.surplus),
-        ("in our private queue, with damage that Java's workers do not see", seen.own.damaged),
-        ("in our private queue, for a drain or a repair by hand", seen.own.others),
+        ("lack a mark that a leader would make", difference.unmarked),
+        ("have a mark that names too few bookies", difference.partly_marked),
+        ("have a mark that a leader would not make", difference.surplus),
+        ("in bookmender's private queue, with damage that Java does not see", seen.private.damaged),
+        ("in bookmender's private queue, to drain or repair by hand", seen.private.others),
     ]
     return [
-        f"{total} marked, {difference.agreed_count} as we would mark them",
+        f"{total} marked, {difference.agreed_count} as a bookmender leader would",
         *(f"  {len(ids):,} {what}: ledger {_ids(ids)}" for what, ids in groups if ids),
     ]
 
@@ -189,5 +189,4 @@ def _ledger_map(seen: Observation) -> list[str]:
 
 
 def _ids(ledger_ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ledger_ids[:SHOWN_MAX]))
-    return shown + (", …" if len(ledger_ids) > SHOWN_MAX else "")
+    return shortened(ledger_ids, at_most=SHOWN_MAX)

@@ -1,5 +1,7 @@
-"""``bookmender status``: prints the state of the cluster's recovery."""
+"""``bookmender status``: prints the state of the cluster's recovery. ``bookmender health explain``:
+prints what a condition means."""
 
+import difflib
 import json
 import sys
 from pathlib import Path
@@ -8,7 +10,8 @@ import click
 
 from daemon.admin_session import run_in_session
 from daemon.cli.main import config_option, json_option, output_option
-from daemon.status.conditions import conditions, exit_code
+from daemon.status.conditions import Code, conditions, exit_code
+from daemon.status.explanations import EXPLANATIONS, explain
 from daemon.status.gathering import gather_status
 from daemon.status.report import to_json, to_text
 
@@ -18,7 +21,7 @@ from daemon.status.report import to_json, to_text
 @output_option
 @json_option
 def status(config: Path | None, output: str) -> None:
-    """Health of the cluster, what is wrong, and what to do.
+    """Show the health of the cluster, what is wrong, and what to do.
 
     Exits 0 for OK, 1 for WARN or ERROR, 3 for UNKNOWN. bookmender health explain CODE explains a
     condition. docs/status.md describes the JSON.
@@ -26,3 +29,30 @@ def status(config: Path | None, output: str) -> None:
     found = run_in_session(config, gather_status)
     click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
     sys.exit(exit_code(conditions(found)))
+
+
+@click.group()
+def health() -> None:
+    """Explain the conditions that bookmender status reports."""
+
+
+@health.command("explain")
+@click.argument("code", required=False)
+def explain_code(code: str | None) -> None:
+    """Explain one condition of bookmender status.
+
+    The text gives its meaning, its usual causes, what to do, and how it clears.
+
+    Without CODE: list all codes.
+    """
+    if code is None:
+        width = max(map(len, Code))
+        for each, it in EXPLANATIONS.items():
+            click.echo(f"{each:<{width}}  {it.summary}")
+        return
+    wanted = code.upper().replace("-", "_")
+    if wanted not in list(Code):
+        near = difflib.get_close_matches(wanted, list(Code), n=1)
+        hint = f"Did you mean {near[0]}?" if near else "bookmender health explain lists all codes."
+        raise click.UsageError(f"no condition is called {code!r}. {hint}")
+    click.echo(explain(Code(wanted)))

@@ -18,6 +18,7 @@ from daemon.cli.hold import hold_record
 from daemon.cli.progress import counted, duration_text, printable
 from daemon.messages import message
 from daemon.status.state import Status
+from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.orders import HoldOrder
 from replication.reasons import gravity
@@ -59,6 +60,8 @@ class Code(enum.StrEnum):
     LEDGER_END_UNPROVEN = "LEDGER_END_UNPROVEN"
     DRAIN_BLOCKED = "DRAIN_BLOCKED"
     ORDERS_UNREADABLE = "ORDERS_UNREADABLE"
+    RECORD_UNREADABLE = "RECORD_UNREADABLE"
+    FEED_STALLED = "FEED_STALLED"
     LEDGER_MAP_LOADING = "LEDGER_MAP_LOADING"
     AVAILABILITY_UNKNOWN = "AVAILABILITY_UNKNOWN"
     BOOKIES_IN_MAINTENANCE = "BOOKIES_IN_MAINTENANCE"
@@ -98,6 +101,7 @@ def conditions(status: Status) -> tuple[Condition, ...]:
         *_queue_conditions(status),
         *_ledger_conditions(status),
         *_fsck_conditions(status),
+        *_feed_conditions(status),
     ]
     if not status.bookies.is_any_registered:
         # Rule S8: an empty list of bookies is unknown. The other facts stay visible, but no
@@ -128,14 +132,16 @@ def count_is(count: int, unit: str) -> str:
 
 
 def some(names: Sequence[object], *, total: int | None = None) -> str:
-    """Return the first names, and how many more there are: ``1, 2, 3 and 4 more``. ``total``: if
-    ``names`` are only the first ones."""
+    """Return the first names, and how many more there are: ``1, 2, 3 and 4 more``.
+
+    ``total``: the number of all names, if ``names`` has only some of them.
+    """
     shown = ", ".join(map(str, names[:NAMES_SHOWN_MAX]))
     more = (len(names) if total is None else total) - min(len(names), NAMES_SHOWN_MAX)
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-# --- Bookies and the availability of their ledgers -------------------------------------------------
+# --- Bookies and the availability of their ledgers ------------------------------------------------
 
 
 def _no_bookies(status: Status) -> Condition:
@@ -160,25 +166,15 @@ def _bookie_conditions(status: Status) -> Iterator[Condition]:
             data={"read_only": list(bookies.read_only)},
         )
     if bookies.lost:
-        named = [bookie for bookie in bookies.lost if not state.is_named_by_none(bookie)]
-        is_marked = dict(status.queue.by_bookie).keys() >= set(named)
-        why = "" if is_marked or not obstacle else f" Their ledgers are not marked: {obstacle}."
-        yield Condition(
-            code=Code.BOOKIES_LOST,
-            severity=Severity.WARN,
-            fact=f"{count_is(len(bookies.lost), 'bookie')} lost: {some(bookies.lost)}.{why}",
-            action="Start bookies whose data is intact. Ledgers of the others are copied to other bookies."
-            if named
-            else f"No ledger names it any more. Start it, or run: bookmender bookie decommission {bookies.lost[0]}",
-            data={"bookies": list(bookies.lost), "named_by_ledgers": named},
-        )
+        yield _lost(status)
     if bookies.reformatted:
         count = len(bookies.reformatted)
         yield Condition(
             code=Code.BOOKIES_REFORMATTED,
             severity=Severity.WARN,
-            fact=f"{count_is(count, 'bookie')} reformatted and may have lost data: {some(bookies.reformatted)}. "
-            f"The affected ledgers are not marked yet{f': {obstacle}' if obstacle else ''}.",
+            fact=f"{count_is(count, 'bookie')} reformatted and may have lost data: "
+            f"{some(bookies.reformatted)}. The affected ledgers are not marked "
+            f"yet{f': {obstacle}' if obstacle else ''}.",
             action="Remove what prevents the marking."
             if obstacle
             else "Nothing: the leader marks them soon.",
@@ -188,8 +184,10 @@ def _bookie_conditions(status: Status) -> Iterator[Condition]:
         yield Condition(
             code=Code.BOOKIES_ABSENT,
             severity=Severity.WARN,
-            fact=f"{count_is(len(bookies.absent), 'bookie')} absent: {some(bookies.absent)}. {_next_loss(status)}.",
-            action="Start the bookie. Announce planned work with: bookmender bookie maintenance ID --for 2h",
+            fact=f"{count_is(len(bookies.absent), 'bookie')} absent: {some(bookies.absent)}. "
+            f"{_next_loss(status)}.",
+            action="Start the bookie. Announce planned work with: bookmender bookie maintenance "
+            "ID --for 2h",
             data={"bookies": list(bookies.absent), "untracked": sorted(state.untracked)},
         )
     if bookies.in_maintenance:
@@ -203,17 +201,47 @@ def _bookie_conditions(status: Status) -> Iterator[Condition]:
     if state.unavailable is not None and state.unavailable.count:
         yield _unavailable(state.unavailable, is_complete=state.is_count_complete)
     if len(status.named_unregistered) > 1 and state.unavailable is None:
-        leads = status.services.leader_node is not None
+        names = counted(len(status.named_unregistered), "bookie")
+        if status.services.leader_node is not None:
+            why, action = "the leader has not counted yet", "Wait some seconds."
+        else:
+            why = "no bookmender node leads and counts"
+            action = "Start a bookie, or let a bookmender node lead."
         yield Condition(
             code=Code.AVAILABILITY_UNKNOWN,
             severity=Severity.UNKNOWN,
-            fact=f"{counted(len(status.named_unregistered), 'bookie')} that are not registered may have the only copies of "
-            f"some entries: {'the leader has not counted yet' if leads else 'no bookmender node leads and counts'}.",
-            action="Wait some seconds."
-            if leads
-            else "Start a bookie, or let a bookmender node lead.",
+            fact=f"{names} that are not registered may have the only copies of some entries: "
+            f"{why}.",
+            action=action,
             data={"bookies": list(status.named_unregistered)},
         )
+
+
+def _lost_with_ledgers(status: Status) -> list[BookieId]:
+    """Return the lost bookies that ledgers name or may name."""
+    is_named_by_none = status.leader_state.is_named_by_none
+    return [bookie for bookie in status.bookies.lost if not is_named_by_none(bookie)]
+
+
+def _lost(status: Status) -> Condition:
+    lost, named, obstacle = status.bookies.lost, _lost_with_ledgers(status), status.marking_obstacle
+    is_one = len(lost) == 1
+    why = ""
+    if not named:
+        why = f" No ledger names {'it' if is_one else 'them'}, so no copy is missing."
+    elif obstacle and not dict(status.queue.by_bookie).keys() >= set(named):
+        why = f" {'Its' if is_one else 'Their'} ledgers are not marked: {obstacle}."
+    return Condition(
+        code=Code.BOOKIES_LOST,
+        severity=Severity.WARN if named else Severity.INFO,
+        fact=f"{count_is(len(lost), 'bookie')} lost: {some(lost)}.{why}",
+        action="Start bookies whose data is intact. Ledgers of the others are copied to other "
+        "bookies."
+        if named
+        else f"Start {'it' if is_one else 'them'}, or run: bookmender bookie decommission "
+        f"{lost[0] if is_one else 'ID'}",
+        data={"bookies": list(lost), "named_by_ledgers": named},
+    )
 
 
 def _next_loss(status: Status) -> str:
@@ -222,25 +250,29 @@ def _next_loss(status: Status) -> str:
         return f"Next: {loss.bookie} {loss.to_text(now_ms=status.taken_ms)}"
     if status.services.leader is None:
         return "No auditor is tracking the recovery delay"
-    return "The leader has not recorded since when"
+    they = "it" if len(status.bookies.absent) == 1 else "they"
+    return f"The leader has not recorded when {they} disappeared"
 
 
 def _in_maintenance(status: Status) -> Condition:
     rows, until_ms = status.bookies.in_maintenance, status.bookies.maintenance_until_ms
     assert until_ms is not None
     named, unavailable = status.named_in_maintenance, status.leader_state.unavailable
+    is_one = len(rows) == 1
+    its = "Its" if is_one else "Their"
     if not named:
-        effect = "No ledger names them."
+        effect = f"No ledger names {'it' if is_one else 'them'}."
     elif unavailable is not None and not unavailable.count:
-        effect = "Their ledgers are short of copies, but each entry has an available copy."
+        effect = f"{its} ledgers are short of copies, but each entry has an available copy."
     else:
-        effect = "Their ledgers are short of copies."
+        effect = f"{its} ledgers are short of copies."
     left = duration_text((until_ms - status.taken_ms) / 1000)
     bookies = [row.bookie for row in rows]
     return Condition(
         code=Code.BOOKIES_IN_MAINTENANCE,
         severity=Severity.INFO,
-        fact=f"{count_is(len(rows), 'bookie')} absent for maintenance, for at most {left}: {some(bookies)}. {effect}",
+        fact=f"{count_is(len(rows), 'bookie')} absent for maintenance, for at most {left}: "
+        f"{some(bookies)}. {effect}",
         action="When the bookie runs again: bookmender bookie maintenance ID --end",
         data={"bookies": bookies, "until_ms": until_ms, "named_by_ledgers": list(named)},
     )
@@ -275,8 +307,9 @@ def _unavailable(unavailable: UnavailableLedgers, *, is_complete: bool) -> Condi
     return Condition(
         code=Code.LEDGERS_UNAVAILABLE,
         severity=Severity.ERROR,
-        fact=f"{'' if is_complete else 'At least '}{count_is(count, 'ledger')} unavailable: no registered bookie has a copy "
-        f"of some entries{f' (ledger {some(first, total=count)})' if first else ''}.",
+        fact=f"{'' if is_complete else 'At least '}{count_is(count, 'ledger')} unavailable: no "
+        "registered bookie has a copy of some "
+        f"entries{f' (ledger {some(first, total=count)})' if first else ''}.",
         action=f"Start {start}.",
         data={
             "ledger_count": count,
@@ -316,7 +349,8 @@ def _service_conditions(status: Status) -> Iterator[Condition]:
         yield Condition(
             code=Code.LEDGER_MAP_LOADING,
             severity=Severity.UNKNOWN,
-            fact=f"The leader has read {read:,}{of} ledgers so far, and may find more that are under-replicated.",
+            fact=f"The leader has read {read:,}{of} ledgers so far, and may find more that are "
+            "under-replicated.",
             action="Nothing: wait until the leader has read all ledger metadata.",
             data={"read_count": read, "expected_count": expected or None},
         )
@@ -344,7 +378,8 @@ def _no_workers(status: Status) -> Iterator[Condition]:
     yield Condition(
         code=Code.NO_WORKERS,
         severity=severity,
-        fact=f"No bookmender worker is running. {count_is(queue.total, 'ledger')} queued, {queue.locked_count:,} locked.{private}",
+        fact=f"No bookmender worker is running. {count_is(queue.total, 'ledger')} queued, "
+        f"{queue.locked_count:,} locked.{private}",
         action="Start a node with a worker: bookmender daemon",
         data={"queued_count": queue.total, "private_count": queue.private_count},
     )
@@ -355,7 +390,7 @@ def _order_conditions(status: Status) -> Iterator[Condition]:
     if orders.hold is not None:
         yield _hold(status, orders.hold)
     if orders.is_disabled:
-        is_needed = status.queue.needs_repair or bookies.lost or bookies.reformatted
+        is_needed = status.queue.needs_repair or _lost_with_ledgers(status) or bookies.reformatted
         yield Condition(
             code=Code.AUTORECOVERY_DISABLED,
             severity=Severity.WARN if is_needed else Severity.INFO,
@@ -368,8 +403,20 @@ def _order_conditions(status: Status) -> Iterator[Condition]:
             code=Code.ORDERS_UNREADABLE,
             severity=Severity.WARN,
             fact=f"{count_is(len(paths), 'order')} unreadable: {some(names)}.",
-            action="Give the order again or cancel it. The orders below name the command for each.",
+            action="Give the order again or cancel it. The lines below name the command for each.",
             data={"znodes": list(paths)},
+        )
+    if records := status.reports.unreadable_records:
+        unknown = dict.fromkeys(each.unknown for each in records)
+        yield Condition(
+            code=Code.RECORD_UNREADABLE,
+            severity=Severity.WARN,
+            fact=f"{count_is(len(records), 'record')} unreadable: "
+            f"{some([each.path for each in records])}. So it is unknown: "
+            f"{'; '.join(list(unknown)[:NAMES_SHOWN_MAX])}.",
+            action="Find out what wrote it, or which ACL denies access. The daemon writes a "
+            "record again when it has the data. You may delete a record that stays unreadable.",
+            data={"znodes": [each.path for each in records], "unknown": list(unknown)},
         )
     if error := state.recovery_delay_error:
         delay = duration_text(state.recovery_delay_s)
@@ -377,7 +424,7 @@ def _order_conditions(status: Status) -> Iterator[Condition]:
             code=Code.RECOVERY_DELAY_UNREADABLE,
             severity=Severity.INFO,
             fact=f"{printable(error)}. A bookmender leader uses its own setting, {delay}.",
-            action="Write seconds with BookKeeper's shell: lostbookierecoverydelay -s SECONDS",
+            action="Write seconds: bookmender shell lostbookierecoverydelay -set SECONDS",
             data={"recovery_delay_s": state.recovery_delay_s, "error": error},
         )
 
@@ -388,8 +435,9 @@ def _hold(status: Status, hold: HoldOrder) -> Condition:
     is_ignored = services.is_java_leader and is_enabled
     by = "an operator" if hold.is_by_operator else "the leader"
     facts = [
-        f"Marking for lost bookies and fencing are on hold for {duration_text((status.taken_ms - hold.since_ms) / 1000)} "
-        f"by {by}{f' ({printable(hold.reason)})' if hold.reason else ''}",
+        "Marking for lost bookies and fencing are on hold for "
+        f"{duration_text((status.taken_ms - hold.since_ms) / 1000)} by "
+        f"{by}{f' ({printable(hold.reason)})' if hold.reason else ''}",
         _end_of_hold(status, hold),
     ]
     if marked_count and services.has_worker and is_enabled:
@@ -400,7 +448,8 @@ def _hold(status: Status, hold: HoldOrder) -> Condition:
         code=Code.SAFETY_HOLD,
         severity=Severity.WARN if hold.is_by_operator else Severity.ERROR,
         fact=f"{'. '.join(facts)}.",
-        action=f"{'' if hold.is_by_operator else 'Start the absent bookies. '}To end the hold: bookmender hold end"
+        action=f"{'' if hold.is_by_operator else 'Start the absent bookies. '}To end the hold: "
+        "bookmender hold end"
         + (" To stop Java's leader: bookmender disable" if is_ignored else ""),
         data={
             **hold_record(hold),
@@ -434,10 +483,7 @@ def _end_of_hold(status: Status, hold: HoldOrder) -> str:
 def _queue_conditions(status: Status) -> Iterator[Condition]:
     queue = status.queue
     if queue.marked_count:
-        windows, action = (
-            "",
-            "Nothing to do while workers repair. bookmender queue list shows each ledger.",
-        )
+        windows, action = "", _repair_action(status)
         if notes := queue.waiting_for_maintenance:
             left_ms = min(note.next_try_ms for note in notes) - status.taken_ms
             when = f", next try in {duration_text(left_ms / 1000)}" if left_ms > 0 else ""
@@ -457,8 +503,9 @@ def _queue_conditions(status: Status) -> Iterator[Condition]:
         yield Condition(
             code=Code.LEDGERS_DAMAGED,
             severity=Severity.WARN,
-            fact=f"{count_is(count, 'ledger')} damaged in a way that only bookmender's workers see and repair.",
-            action="Nothing while a bookmender worker runs. bookmender queue list shows each ledger.",
+            fact=f"{count_is(count, 'ledger')} damaged in a way that only bookmender's workers "
+            "detect and repair.",
+            action=_repair_action(status),
             data={"ledger_count": count},
         )
     if blocked := queue.blocked:
@@ -475,14 +522,32 @@ def _queue_conditions(status: Status) -> Iterator[Condition]:
         yield Condition(
             code=code,
             severity=severities[are_all],
-            fact=f"Blocked: {len(blocked):,} of {counted(queue.total, 'queued ledger')} ({reasons}).",
-            action=f"Ledger {first.ledger_id}: {printable(message(first.ledger_id, first.blocked).text)}. Others: bookmender queue list",
+            fact=f"Blocked: {len(blocked):,} of {counted(queue.total, 'queued ledger')} "
+            f"({reasons}).",
+            action=f"Ledger {first.ledger_id}: "
+            f"{printable(message(first.ledger_id, first.blocked).text)}. Others: bookmender queue "
+            "list",
             data={
                 "ledger_count": len(blocked),
                 "by_reason": dict(counts),
                 "first_ledgers": [note.ledger_id for note in blocked[:NAMES_SHOWN_MAX]],
             },
         )
+
+
+def _repair_action(status: Status) -> str:
+    """Return what an operator can do for under-replicated or damaged ledgers, in accordance with
+    the actions of other conditions that hold."""
+    queue, services = status.queue, status.services
+    if status.orders.is_disabled:
+        return "Nothing is repaired while auto-recovery is disabled: bookmender enable"
+    if len(queue.blocked) >= queue.total:
+        return "All are blocked: act on REPAIRS_BLOCKED."
+    if not services.has_worker and any(_no_workers(status)):
+        return "Nothing is repaired without a worker: act on NO_WORKERS."
+    if queue.blocked:
+        return "Act on REPAIRS_BLOCKED. Workers repair the other ledgers meanwhile."
+    return "Nothing to do while workers repair. bookmender queue list shows each ledger."
 
 
 def _gravity(note: WaitingNote) -> int:
@@ -498,15 +563,17 @@ def _ledger_conditions(status: Status) -> Iterator[Condition]:
             code=Code.LEDGER_METADATA_UNREADABLE,
             severity=Severity.ERROR,
             fact=f"The metadata of {counted(count, 'ledger')} cannot be read{ledgers}.",
-            action="bookmender ledger show ID tells the error, bookmender ledger restore ID undoes a bad write.",
+            action="bookmender ledger show ID shows the error. bookmender ledger restore ID "
+            "undoes a bad write.",
             data={"ledger_count": count, "first_ledgers": list(first)},
         )
     if unproven:
         yield Condition(
             code=Code.LEDGER_END_UNPROVEN,
             severity=Severity.ERROR,
-            fact=f"The last entry of {counted(len(unproven), 'ledger')} cannot be proven: ledger {some(unproven)}.",
-            action="bookmender ledger show ID tells why, and how to close the ledger.",
+            fact=f"The last entry of {counted(len(unproven), 'ledger')} cannot be proven: ledger "
+            f"{some(unproven)}.",
+            action="bookmender ledger show ID shows why, and how to close the ledger.",
             data={
                 "ledger_count": len(unproven),
                 "first_ledgers": list(unproven[:NAMES_SHOWN_MAX]),
@@ -517,23 +584,31 @@ def _ledger_conditions(status: Status) -> Iterator[Condition]:
 def _fsck_conditions(status: Status) -> Iterator[Condition]:
     """Yield what the last fsck runs found wrong.
 
-    The severity is INFO: the ledgers may have been repaired since, and only another run can show
-    that.
+    Only another run can show that the ledgers are repaired. The severity is WARN until all of them
+    were marked and no ledger needs repair any more.
     """
     runs = [r for r in (status.reports.fsck, status.reports.fsck_closer) if r is not None]
     if wrong := [run for run in runs if run.wrong]:
         are_marked = all((run.marked or 0) >= run.wrong for run in wrong)
+        are_handled = are_marked and not status.queue.needs_repair
+        if are_handled:
+            action = "Run fsck again to see whether they are repaired."
+        elif are_marked:
+            action = "Wait until workers have repaired them, then run fsck again."
+        else:
+            action = (
+                "Mark those that can be repaired: bookmender fsck mark DIR. Later run fsck again."
+            )
         yield Condition(
             code=Code.FSCK_FOUND_DAMAGE,
-            severity=Severity.INFO,
+            severity=Severity.INFO if are_handled else Severity.WARN,
             fact=" ".join(
-                f"fsck run {run.run} (level {run.level.value}) found {counted(run.wrong, 'ledger')} wrong; "
-                f"{run.marked or 0:,} marked for repair since."
+                f"fsck run {run.run} (level {run.level.value}) found "
+                f"{counted(run.wrong, 'ledger')} wrong; {run.marked or 0:,} marked for repair "
+                "since."
                 for run in wrong
             ),
-            action="Run fsck again to see whether they are repaired."
-            if are_marked
-            else "Mark those that can be repaired: bookmender fsck mark DIR. Later run fsck again.",
+            action=action,
             data={"runs": {r.run: {"wrong": r.wrong, "marked": r.marked or 0} for r in wrong}},
         )
     unknown = {run.run: run.counts.verdicts.get(Grade.UNKNOWN.value, 0) for run in runs}
@@ -547,4 +622,18 @@ def _fsck_conditions(status: Status) -> Iterator[Condition]:
             fact=told,
             action="Its report says why. Make every bookie answer, and run fsck again.",
             data={"runs": unknown},
+        )
+
+
+# --- The change feed ------------------------------------------------------------------------------
+
+
+def _feed_conditions(status: Status) -> Iterator[Condition]:
+    if (stall := status.feed_stall) is not None:
+        yield Condition(
+            code=Code.FEED_STALLED,
+            severity=Severity.WARN,
+            fact=stall.fact(now_ms=status.taken_ms),
+            action=stall.action(),
+            data=stall.to_json(),
         )

@@ -19,6 +19,7 @@ from daemon.cli.bookies import (
     registered_bookies,
     with_losses,
 )
+from daemon.cli.feed_stall import read_stall
 from daemon.cli.hold import current_hold
 from daemon.limits import limits_in_force
 from daemon.status.leader import LeaderState, gather_leader
@@ -33,6 +34,7 @@ from daemon.status.state import (
     Services,
     Status,
 )
+from daemon.status.unreadable import unreadable_records
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from replication.client_activity import read_activity
@@ -41,7 +43,7 @@ from replication.ledger_record import (
     ClusterFingerprint,
     WaitingNote,
     WaitingNotes,
-    unproven_ledger_ids,
+    unproven_ends,
 )
 from replication.marks import (
     LockedLedger,
@@ -67,12 +69,14 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     leader = await current_leader(store, paths)
     marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
     marked_ids = {ledger.ledger_id for ledger in marked}
-    own = await read_private_queue(store, paths, shared=marked_ids)
-    queued_ids = marked_ids.union(own.ledger_ids)
+    private = await read_private_queue(store, paths, shared=marked_ids)
+    queued_ids = marked_ids.union(private.ledger_ids)
     locked_ids = await locked_ledger_ids(store, paths)
     notes = WaitingNotes(store, paths)
-    noted = sorted(await notes.ledger_ids() & queued_ids)
-    readable = await notes.read_all(noted)
+    noted_ids = await notes.ledger_ids()
+    readable = await notes.read_all(sorted(noted_ids))
+    unproven = await unproven_ends(cluster.manager, readable)
+    readable = [note for note in readable if note.ledger_id in queued_ids]
     waiting = await current_notes(cluster, readable)
     orders = await OrderStore(store, paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock)
@@ -83,7 +87,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         cluster,
         leader_session_id=leader.session_id if leader and leader_node else None,
         absent=missed(rows),
-        in_maintenance=[row.bookie for row in rows if row.is_away_on_purpose],
+        in_maintenance=[row.bookie for row in rows if row.is_absent_in_maintenance],
         marked=marked,
         clock=clock,
     )
@@ -100,8 +104,8 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         bookies=_bookie_states(rows, leader_state, is_bookmender_leader=leader_node is not None),
         queue=QueueState(
             marked_count=len(marked),
-            private_count=len(own),
-            private_damaged_count=len(own.damaged),
+            private_count=len(private),
+            private_damaged_count=len(private.damaged),
             by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
             by_bookie=tuple(sorted(_bookie_counts(marked).items())),
             by_bookie_in_maintenance=tuple(
@@ -110,7 +114,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             locked_count=len(locked_ids & queued_ids),
             foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
             waiting=tuple(waiting),
-            waiting_count=len(noted) - len(readable) + len(waiting),
+            waiting_count=len(noted_ids & queued_ids) - len(readable) + len(waiting),
             overtaken=await _overtaken(cluster, waiting, orders, now_ms=now_ms),
         ),
         orders=ClusterOrders(
@@ -123,12 +127,19 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             audit=await _current_audit(cluster),
             fsck=await read_last(store, paths),
             fsck_closer=await read_closer(store, paths),
-            unproven=tuple(await unproven_ledger_ids(store, cluster.manager, paths)),
+            unreadable_records=await unreadable_records(store, paths),
+            unproven=tuple(end.ledger_id for end in unproven),
         ),
         pace=copying_pace(
             limits_in_force(orders.limits, cluster.settings),
             await read_activity(store, paths, now_ms=now_ms),
             [row.bookie for row in rows if row.state in REGISTERED],
+        ),
+        feed_stall=await read_stall(
+            store,
+            paths,
+            leader_session_id=leader.session_id if leader and leader_node else None,
+            is_java_leader=leader is not None and leader_node is None,
         ),
     )
 

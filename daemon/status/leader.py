@@ -1,5 +1,5 @@
-"""What a bookmender leader recorded in ZooKeeper: its ledger map, absent bookies, running checks,
-and why ledgers are marked."""
+"""Reads the records of a bookmender leader: ledger map, absent bookies, running checks, and why
+ledgers are marked."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -271,6 +271,7 @@ async def _cause_counts(cluster: AdminSession, marked: Sequence[MarkedLedger]) -
         cause
         for ledger in marked
         for cause in {
-            reason.cause for reason in reasons.explain(ledger.ledger_id, ledger.mark, is_own=False)
+            reason.cause
+            for reason in reasons.explain(ledger.ledger_id, ledger.mark, is_private=False)
         }
     )

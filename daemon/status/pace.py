@@ -5,7 +5,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.cli.progress import counted
+from daemon.cli.progress import counted, shortened
 from daemon.limits import Limits
 from ledgers.bulk.flow_control import Activity
 from ledgers.model import BookieId
@@ -87,9 +87,8 @@ def _speed_text(pace: CopyingPace) -> str:
         return "full speed: no client is active"
     where = []
     if pace.active:
-        shown = ", ".join(pace.active[:BOOKIES_SHOWN_MAX])
-        more = ", …" if len(pace.active) > BOOKIES_SHOWN_MAX else ""
-        where.append(f"{counted(len(pace.active), 'bookie')} with active clients ({shown}{more})")
+        shown = shortened(pace.active, at_most=BOOKIES_SHOWN_MAX)
+        where.append(f"{counted(len(pace.active), 'bookie')} with active clients ({shown})")
     if pace.unknown:
         where.append(f"{counted(len(pace.unknown), 'bookie')} whose clients are unknown")
     others = "; full speed at the others" if pace.full_speed_count else ""

@@ -37,18 +37,18 @@ def note_record(note: WaitingNote) -> dict[str, Any]:
 
 
 def help_text(note: WaitingNote) -> str:
-    """Return a sentence about a ledger that waits for help, its writer, a hold or a maintenance
-    window."""
-    what = _WAITED_FOR.get(note.reason, "help")
+    """Return a sentence about a ledger that is blocked, or waits for its writer, a hold or a
+    maintenance window."""
+    what = _WAITED_FOR.get(note.reason, "is blocked")
     return printable(
-        f"ledger {note.ledger_id} waits for {what}: {blocked_text(note.ledger_id, note.blocked)}"
+        f"ledger {note.ledger_id} {what}: {blocked_text(note.ledger_id, note.blocked)}"
     )
 
 
 _WAITED_FOR = {
-    Reason.HOLD: "the hold to end",
-    Reason.MAINTENANCE: "the bookies, or the end of their maintenance",
-    Reason.OPEN_FRAGMENT: "its writer",
+    Reason.HOLD: "waits for the end of the safety hold",
+    Reason.MAINTENANCE: "waits for the end of a maintenance window",
+    Reason.OPEN_FRAGMENT: "waits for its writer",
 }
 
 

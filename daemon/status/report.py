@@ -34,27 +34,30 @@ LEDGERS_LISTED_MAX = 1_000
 def to_text(status: Status) -> str:
     """Return the health, the conditions and what to do, then the facts in short blocks."""
     found = conditions(status)
-    blocks = [
-        ("leader", [_leader(status.services)]),
-        ("map", _ledger_map(status.leader_state.ledger_map)),
-        ("nodes", [_nodes(status.services)]),
-        ("bookies", list(_bookies(status))),
-        ("orders", _orders(status)),
-        ("queue", list(_queue(status))),
-        ("waiting", list(_waiting(status))),
-        ("audit", _audit(status.reports.audit, now_ms=status.taken_ms)),
-        ("fsck", list(_fsck(status))),
-        (
-            "checks",
-            [f"{r.name}: {run_text(r.running)}" for r in status.leader_state.checks if r.running],
-        ),
-    ]
-    facts = [
+    lines = [
         f"{'' if index else label:<10}{line}"
-        for label, lines in blocks
-        for index, line in enumerate(lines)
+        for label, block in facts(status).items()
+        for index, line in enumerate(block)
     ]
-    return "\n".join([_first_line(found), *_condition_lines(found), "", *facts])
+    return "\n".join([_first_line(found), *_condition_lines(found), "", *lines])
+
+
+def facts(status: Status) -> dict[str, list[str]]:
+    """Return the facts behind the conditions: lines by label, in the order of the text."""
+    return {
+        "leader": [_leader(status.services)],
+        "map": _ledger_map(status.leader_state.ledger_map),
+        "nodes": [_nodes(status.services)],
+        "bookies": list(_bookies(status)),
+        "orders": _orders(status),
+        "queue": list(_queue(status)),
+        "waiting": list(_waiting(status)),
+        "audit": _audit(status.reports.audit, now_ms=status.taken_ms),
+        "fsck": list(_fsck(status)),
+        "checks": [
+            f"{r.name}: {run_text(r.running)}" for r in status.leader_state.checks if r.running
+        ],
+    }
 
 
 def _first_line(found: Sequence[Condition]) -> str:
@@ -159,7 +162,7 @@ def _absent(bookie: BookieId, status: Status) -> str:
             return f"{bookie} absent: {loss.to_text(now_ms=status.taken_ms)}"
     marked = dict(status.queue.by_bookie).get(bookie, 0)
     delay = duration_text(state.recovery_delay_s)
-    return f"{bookie} absent: unknown since when (recovery delay {delay}), {marked:,} marked"
+    return f"{bookie} absent for an unknown time (recovery delay {delay}), {marked:,} marked"
 
 
 def _orders(status: Status) -> list[str]:
@@ -171,7 +174,10 @@ def _orders(status: Status) -> list[str]:
 
 def _queue(status: Status) -> Iterator[str]:
     queue = status.queue
-    yield f"{counted(queue.total, 'ledger')} queued, {queue.locked_count:,} locked for repair, {queue.waiting_count:,} waiting"
+    yield (
+        f"{counted(queue.total, 'ledger')} queued, {queue.locked_count:,} locked for repair, "
+        f"{queue.waiting_count:,} waiting"
+    )
     for missing, count in queue.by_missing:
         yield f"{count:,} missing {counted(missing, 'bookie')}"
     if causes := status.leader_state.by_cause:
@@ -199,22 +205,23 @@ def _waiting(status: Status) -> Iterator[str]:
     queue, now_ms = status.queue, status.taken_ms
     if queue.overtaken:
         yield (
-            f"{len(queue.overtaken):,} due, as a bookie came or an order changed since the last try: "
-            f"ledger {some(sorted(queue.overtaken))}"
+            f"{len(queue.overtaken):,} due, because a bookie registered or an order changed since "
+            f"the last try: ledger {some(sorted(queue.overtaken))}"
         )
     for reason in sorted(Reason, key=gravity):
         notes = [note for note in queue.valid_notes if note.reason is reason]
         if notes:
             longest = duration_text(max(age_s(note.since_ms, now_ms) for note in notes))
             yield (
-                f"{len(notes):,} {reason.value}, for up to {longest}, {_next_try(notes, now_ms=now_ms)}: "
-                f"ledger {some([note.ledger_id for note in notes])}"
+                f"{len(notes):,} {reason.value}, for up to {longest}, "
+                f"{_next_try(notes, now_ms=now_ms)}: ledger "
+                f"{some([note.ledger_id for note in notes])}"
             )
             yield f"    {printable(message(notes[0].ledger_id, notes[0].blocked).text)}"
 
 
 def _next_try(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
-    """Return when the first of these ledgers, which wait for the same reason, goes on."""
+    """Return when the first of these ledgers, which wait for the same reason, is tried again."""
     if all(note.grace_until_ms for note in notes):
         left_s = min(seconds_until(note.grace_until_ms, now_ms) for note in notes)
         if notes[0].reason.is_a_grace:
@@ -237,12 +244,16 @@ def _fsck(status: Status) -> Iterator[str]:
     if reports.fsck is not None:
         yield _fsck_run(reports.fsck, now_ms=status.taken_ms)
     if reports.fsck_closer is not None:
-        yield f"{_fsck_run(reports.fsck_closer, now_ms=status.taken_ms)}; no run at this level since"
+        yield (
+            f"{_fsck_run(reports.fsck_closer, now_ms=status.taken_ms)}; no run at this level since"
+        )
 
 
 def _fsck_run(run: Summary, *, now_ms: int) -> str:
     age = duration_text(age_s(run.finished_ms, now_ms))
     facts = [counts_text(run.counts)]
+    if run.is_changed_only:
+        facts[0] += " (changed ones only)"
     if run.left:
         wrong = f", {run.left_wrong:,} of them wrong before" if run.left_wrong else ""
         facts.append(f"{run.left:,} left for lack of time{wrong}")
@@ -287,6 +298,7 @@ def to_json(status: Status) -> dict[str, Any]:
         "hold": None if status.orders.hold is None else hold_record(status.orders.hold),
         "is_disabled": status.orders.is_disabled,
         "unreadable_orders": list(status.orders.unreadable),
+        "unreadable_records": [each.path for each in reports.unreadable_records],
         "queue": {
             "total": queue.total,
             "marked": queue.marked_count,

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.cli.bookies import BookieRow
+from daemon.cli.feed_stall import FeedStall
 from daemon.status.leader import LeaderState
 from daemon.status.pace import CopyingPace
+from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
@@ -69,7 +71,7 @@ class BookieStates:
     @property
     def in_maintenance(self) -> tuple[BookieRow, ...]:
         """Bookies that are absent in their maintenance window."""
-        return tuple(row for row in self.ordered if row.is_away_on_purpose)
+        return tuple(row for row in self.ordered if row.is_absent_in_maintenance)
 
     @property
     def maintenance_until_ms(self) -> int | None:
@@ -158,6 +160,8 @@ class Reports:
     fsck_closer: Summary | None = None
     """An earlier run at a closer level that found something wrong, if no run at that level
     followed."""
+    unreadable_records: tuple[UnreadableRecord, ...] = ()
+    """Records of bookmender that cannot be read, without orders."""
     unproven: tuple[int, ...] = ()
     """Ledgers whose end could not be proven, marked or not."""
 
@@ -175,6 +179,8 @@ class Status:
     leader_state: LeaderState = field(default_factory=LeaderState)
     reports: Reports = field(default_factory=Reports)
     pace: CopyingPace = field(default_factory=CopyingPace)
+    feed_stall: FeedStall | None = None
+    """Why the change feed is stalled; None: it is not, or is disabled."""
 
     @property
     def is_map_loading(self) -> bool:
@@ -187,7 +193,7 @@ class Status:
 
     @property
     def named_in_maintenance(self) -> tuple[BookieId, ...]:
-        """Bookies absent for maintenance, without those that certainly no ledger names."""
+        """Bookies absent for maintenance that ledgers name, or may name."""
         return tuple(
             row.bookie
             for row in self.bookies.in_maintenance
@@ -196,7 +202,7 @@ class Status:
 
     @property
     def named_unregistered(self) -> tuple[BookieId, ...]:
-        """Bookies that are not registered, without those that certainly no ledger names."""
+        """Bookies that are not registered, and that ledgers name or may name."""
         others = (*self.bookies.lost, *self.bookies.absent)
         return (
             *self.named_in_maintenance,
@@ -205,7 +211,8 @@ class Status:
 
     @property
     def marking_obstacle(self) -> str:
-        """Why ledgers of a lost or reformatted bookie are not marked; empty if they will be."""
+        """Return why ledgers of a lost or reformatted bookie are not marked; empty if they will
+        be."""
         if self.orders.hold is not None:
             return "a safety hold is in force"
         if self.orders.is_disabled:

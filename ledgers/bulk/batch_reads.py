@@ -7,14 +7,14 @@ A bookie before 4.17 does not know batch reads, and closes the connection when i
 1. A new connection sends one batch read and waits for the reply.
 2. If the reply comes, the connection sends as many as the limits allow.
 3. If the bookie closes the connection instead, the single reads take the entries over. The bookie
-   gets no more batch reads until it registers again, or until ``REFUSAL_AGES_S`` have passed. It may
-   know batch reads after all, because it may have been stopped at this moment.
+   gets no more batch reads until it registers again, or until ``REFUSAL_AGES_S`` have passed. It
+   may know batch reads after all, because it may have been stopped at this moment.
 
-Compared with single reads in the same run (64 reads in flight, best passes): copying entries of 1
-KB costs 2.9 us of our CPU instead of 4.8, entries of 100 B 1.8 us instead of 4.1, at 1.6 and 2.0
-times the rate. Verifying costs 1.4 us instead of 3.5, and 0.9 instead of 2.6. Entries above 16 KB
-are read singly, because single reads become adds in place, and a batch would contain only a few of
-them.
+Batch reads were compared with single reads in the same run (64 reads in flight, best passes).
+Copying an entry of 1 KB costs 2.9 us of our CPU instead of 4.8, at 1.6 times the rate. An entry of
+100 B costs 1.8 us instead of 4.1, at 2.0 times the rate. Verifying costs 1.4 us instead of 3.5, and
+0.9 instead of 2.6. Entries above 16 KB are read singly, because single reads become adds in place,
+and a batch would contain only a few of them.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         return self._loop.time() < self._refused_until_s
 
     def forget_failures(self) -> None:
-        """As in BulkConnection. The bookie may also have been upgraded, so try batch reads again."""
+        """Do what BulkConnection does. The bookie may also have been upgraded, so try batch reads
+        again."""
         super().forget_failures()
         self._refused_until_s = 0.0
 
@@ -166,7 +167,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         state, write_part = part.state, part.write_part
         add_prefix = write_part.prefix if write_part is not None else b""
         unacknowledged = write_part.unacknowledged if write_part is not None else {}
-        unpack, check, size_min = BATCH_ENTRY.unpack_from, part.check, state.entry_bytes_min
+        unpack, is_good = BATCH_ENTRY.unpack_from, part.digest_check
+        size_min = state.entry_bytes_min
         frame_head, head_size = b"", -1  # most entries are as long as their predecessor
         good_count = good_bytes = largest_bytes = 0
         frames: list[memoryview | bytes] = []
@@ -185,7 +187,7 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
                 size >= size_min
                 and inner_entry_id == entry_id
                 and inner_ledger_id == ledger_id
-                and check(view, start, stop, first, second)
+                and is_good(view, start, stop, first, second)
             ):
                 good_count += 1
                 good_bytes += size
@@ -203,8 +205,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
             position = stop
             entry_id += 1
         if entry_id == batch.first_entry_id and position == end:
-            # The reply has no entries, so its code is about the first entry. Nothing is known of the
-            # others, unless the bookie does not know the ledger at all.
+            # The reply has no entries, so its code is about the first entry. Nothing is known of
+            # the others, unless the bookie does not know the ledger at all.
             answered_stop_id = stop_id if code == _NO_LEDGER else entry_id + 1
             code = code or _CODE_MISSING
             failures = [
@@ -228,8 +230,9 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
     # --- Ends ----------------------------------------------------------------------------------
 
     def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
-        """As in BulkConnection. A connection that is closed before its first batch is answered is a
-        refusal: the parts move to the single reads before all remaining parts are failed."""
+        """Do what BulkConnection does. If the connection is closed before its first batch is
+        answered, the bookie refuses batch reads: the parts move to the single reads before all
+        remaining parts are failed."""
         is_refusal = (
             protocol is self._protocol
             and self._asked

@@ -26,9 +26,10 @@ from ledgers.errors import (
     CorruptionError,
     NameNotResolvedError,
     NoAnswerError,
+    SecureConnectionError,
     UnavailableError,
 )
-from ledgers.host_names import connect
+from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire.framing import FRAME_BYTES_MAX
 
@@ -84,11 +85,11 @@ class BulkConnection(ABC):
 
     @abstractmethod
     def consume(self, view: memoryview, end: int) -> int:
-        """As in FrameConsumer."""
+        """Do what ``FrameConsumer`` specifies."""
 
     @abstractmethod
     def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
-        """As in FrameConsumer."""
+        """Do what ``FrameConsumer`` specifies."""
 
     @abstractmethod
     def _on_connected(self) -> None:
@@ -103,7 +104,8 @@ class BulkConnection(ABC):
         """Fail requests that have waited too long. Called several times per timeout."""
 
     def connect(self) -> None:
-        """Start to connect, unless that is done or in progress. Fails everything while backing off."""
+        """Start to connect, unless that is done or in progress. Fails everything while backing
+        off."""
         if self._opening is not None or self.is_open:
             return
         if self._shared.is_closed:
@@ -112,7 +114,8 @@ class BulkConnection(ABC):
         if self._loop.time() < self._retry_s:
             self._fail_all(UnavailableError("bookie did not answer recently", bookie=self.bookie))
             return
-        # No TaskGroup lives as long as a connection. The connection owns the task; ``close`` ends it.
+        # No TaskGroup lives as long as a connection. The connection owns the task; ``close`` ends
+        # it.
         self._opening = self._loop.create_task(self._open(), name=f"connect to {self.bookie}")
 
     async def close(self) -> None:
@@ -179,12 +182,17 @@ class BulkConnection(ABC):
         try:
             async with asyncio.timeout(self._shared.timeout_s):
                 address = self._address = self._shared.resolve(self.bookie)
-                await connect(lambda: BulkProtocol(self, self._shared.receive_buffer), address)
+                await self._shared.connector(
+                    lambda: BulkProtocol(self, self._shared.receive_buffer), address
+                )
         except NameNotResolvedError as error:
             self._opening = None
             self.disconnect(
                 NameNotResolvedError(error.args[0], bookie=self.bookie, **error.context)
             )
+        except SecureConnectionError as error:
+            self._opening = None
+            self.disconnect(error)
         # OSError includes TimeoutError. UnicodeError: the host cannot be a name.
         except (OSError, UnicodeError, UnavailableError) as error:
             self._opening = None
@@ -354,6 +362,8 @@ class SharedState:
     timeout_s: float
     writes_in_flight_max: int
     writes_bytes_max: int
+    connector: Connector = connect
+    """Opens the connections."""
     frame_bytes_max: int = FRAME_BYTES_MAX
     receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
     is_paused: bool = False

@@ -3,8 +3,10 @@
 Promises:
 
 - Rule S10: the reads in flight at one bookie and the bytes they request stay within its
-  ``ReadBudget``, which the control path uses too. Entries in flight to a target stay within a window.
+  ``ReadBudget``, which the control path uses too. Entries in flight to a target stay within a
+  window.
 - Rules S7 and S12: digests are always verified, and entries are written with the bytes as read.
+  ``single_reads`` and ``batch_reads`` verify each reply with a ``DigestCheck`` of ``frames``.
 
 Connections speak the V2 protocol, each either for reads or for adds. Nothing is retried here.
 """
@@ -32,6 +34,7 @@ from ledgers.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S, ReadPart, SourceC
 from ledgers.bulk.target import TargetConnection, WritePart
 from ledgers.bulk.transfer import Totals, TransferState
 from ledgers.codec.registration import Resolve, spelled_address
+from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 
 TIMEOUT_S = 5.0
@@ -67,6 +70,7 @@ class BulkTransfers:
         reads_batches: bool = True,
         yields: bool = True,
         limits_check_rate: bool = False,
+        connector: Connector = connect,
     ) -> None:
         """``resolve``: returns the address of a bookie. By default its id is read as ``host:port``.
         ``timeout_s``: maximum time without a reply to a transfer, and to connect.
@@ -75,7 +79,7 @@ class BulkTransfers:
         the same for all targets together. ``reads_batches``: whether runs of entries are read in
         batches from bookies that support them. ``yields``: see ``FlowControl``.
         ``limits_check_rate``: True if ``rate_limit`` also applies to entries that are only
-        verified."""
+        verified. ``connector``: opens the connections."""
         self._budgets = budgets
         self._reads_batches = reads_batches
         self._shared = SharedState(
@@ -83,6 +87,7 @@ class BulkTransfers:
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
             writes_bytes_max=writes_bytes_max,
+            connector=connector,
         )
         self.flow = FlowControl(yields=yields)
         self._sources: dict[BookieId, Source] = {}

@@ -25,9 +25,9 @@ So the scarcest credit comes first: then a part seldom takes credit only to retu
 7 come last because they concern the whole connection. What they do not grant is also returned to
 the chain.
 
-Three kinds of limits cannot be merged into one, because they measure different things: entries per
-second, entries in flight from request to acknowledgement, and reads in flight from request to
-reply.
+Three kinds of limits cannot be merged into one, because they measure different things. They limit
+entries per second, entries in flight from request to acknowledgement, and reads in flight from
+request to reply.
 
 Reply times (``ReplyTimes``): at a bookie with active clients, the requests in flight shrink while
 the bookie replies later than it does under little load. All nodes share the rates 1 and 2. Without

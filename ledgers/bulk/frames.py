@@ -50,7 +50,7 @@ _READ = struct.Struct(">iiqq")
 _READ_BATCH = struct.Struct(">iiqqqiq")
 _IDS = struct.Struct(">qq")
 
-Check = Callable[[memoryview, int, int, int, int], bool]
+DigestCheck = Callable[[memoryview, int, int, int, int], bool]
 """Returns True if an entry's digest is good. Arguments: the buffer, start and stop of the entry in
 it, and the first two words of the digest.
 
@@ -84,7 +84,7 @@ def recovery_add_prefix(master_key: bytes) -> bytes:
 
 
 @lru_cache(maxsize=1_024)  # ledgers share their digests
-def digest_check(digest: EntryDigest) -> Check:
+def digest_check(digest: EntryDigest) -> DigestCheck:
     """Return the fastest check for this type of digest."""
     match digest.digest_type:
         case DigestType.CRC32C:
@@ -100,7 +100,7 @@ def digest_check(digest: EntryDigest) -> Check:
             return is_good
 
 
-def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> Check:
+def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> DigestCheck:
     """Return a check that also stores the fingerprints of good entries in ``found``. It costs 0.4
     us more."""
     values, first_entry_id = found.values, found.first_entry_id
@@ -121,8 +121,9 @@ def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> Check:
     return is_good
 
 
-def _fingerprinting_crc32c(values: "array[int]", first_entry_id: int) -> Check:
-    """As ``fingerprinting_check``. Copies the payload only once for digest and fingerprint."""
+def _fingerprinting_crc32c(values: "array[int]", first_entry_id: int) -> DigestCheck:
+    """Do the same as ``fingerprinting_check``, but copy the payload only once for digest and
+    fingerprint."""
     unpack = ID_AND_LENGTH.unpack_from
 
     def is_good(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:

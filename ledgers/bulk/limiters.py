@@ -2,13 +2,13 @@
 
 ``flow_control`` shows all limits in one picture. This module has the mechanisms:
 
-- A ``LimiterChain`` asks several limiters in turn for the entries of a transfer. Each limiter grants
-  credit for some entries, or puts the read part into its waiting line. A ``RateLimiter`` bounds
-  entries and bytes per second. A ``WindowLimiter`` bounds entries and bytes in flight.
-- A ``ReadBudget`` bounds the reads in flight at one bookie (rule S10). It is the last condition, and
-  here a whole connection waits in line. A 4.18.0 bookie with 10,000 reads in flight, from all of its
-  clients together, stops answering until it is restarted (apache/bookkeeper PR 4730). So the control
-  path and the bulk path of a process share one ``ReadBudget`` per bookie.
+- A ``LimiterChain`` asks several limiters in turn for the entries of a transfer. Each limiter
+  grants credit for some entries, or puts the read part into its waiting line. A ``RateLimiter``
+  bounds entries and bytes per second. A ``WindowLimiter`` bounds entries and bytes in flight.
+- A ``ReadBudget`` bounds the reads in flight at one bookie (rule S10). It is the last condition,
+  and here a whole connection waits in line. A 4.18.0 bookie with 10,000 reads in flight, from all
+  of its clients together, stops answering until it is restarted (apache/bookkeeper PR 4730). So the
+  control path and the bulk path of a process share one ``ReadBudget`` per bookie.
 
 Every waiting line is first come, first served. No newcomer overtakes, so no ledger starves. This
 module does not decide how strict a limit is; ``flow_control`` and the operator's settings do.
@@ -25,8 +25,9 @@ from typing import Protocol
 
 from ledgers.model import BookieId
 
-READS_IN_FLIGHT_DEFAULT = 64
 READS_IN_FLIGHT_CEILING = 500
+"""Reads in flight of one process at one bookie: the upper bound of every setting and order, and the
+default of ``replication.reads_in_flight_per_bookie``."""
 CLUSTER_READS_IN_FLIGHT_MAX = 2_000
 """Reads in flight of all bookmender processes at one bookie: a fifth of the number that hangs it.
 The rest is left to its clients."""
@@ -100,7 +101,8 @@ class LimiterChain:
             limiter.refund(entry_bytes, count=count)
 
     def release(self, entry_bytes: int, *, count: int) -> None:
-        """Record the end of entries in flight: acknowledged, or, if they are only verified, read."""
+        """Record the end of entries in flight: acknowledged, or, if they are only verified,
+        read."""
         for limiter in self._limiters:
             limiter.release(entry_bytes, count=count)
 
@@ -166,15 +168,15 @@ class Limiter(ABC):
 
     @abstractmethod
     def refund(self, entry_bytes: int, *, count: int) -> None:
-        """As in LimiterChain."""
+        """Do what ``LimiterChain`` specifies."""
 
     @abstractmethod
     def release(self, entry_bytes: int, *, count: int) -> None:
-        """As in LimiterChain."""
+        """Do what ``LimiterChain`` specifies."""
 
     @abstractmethod
     def resize(self, difference_bytes: int) -> None:
-        """As in LimiterChain."""
+        """Do what ``LimiterChain`` specifies."""
 
 
 class WindowLimiter(Limiter):
@@ -206,7 +208,7 @@ class WindowLimiter(Limiter):
 
         1. The window is half free. It wakes enough parts to fill it.
         2. All of them go on to wait for a source that is slow. They take no credit.
-        3. No entry is released from the window, so ``release`` wakes nobody else.
+        3. No entry is released from the window, so ``release`` wakes no other part.
         """
         if self._waiting and self.window.is_half_free:
             self._wake_waiting()
@@ -424,7 +426,8 @@ class Window:
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A place in the line of a ReadBudget. ``turn`` is called once, when ``entry_bytes`` are free."""
+    """A place in the line of a ReadBudget. ``turn`` is called once, when ``entry_bytes`` are
+    free."""
 
     entry_bytes: int
     turn: Callable[[], None]
@@ -439,9 +442,7 @@ class ReadBudget(Window):
 
     __slots__ = ("_is_turn", "_waiters")
 
-    def __init__(
-        self, *, count_max: int = READS_IN_FLIGHT_DEFAULT, bytes_max: int = ASKED_BYTES_MAX
-    ) -> None:
+    def __init__(self, *, count_max: int, bytes_max: int = ASKED_BYTES_MAX) -> None:
         assert count_max <= READS_IN_FLIGHT_CEILING, count_max
         super().__init__(count_max=count_max, bytes_max=bytes_max)
         self._waiters: deque[Waiter] = deque()
@@ -479,12 +480,13 @@ class ReadBudget(Window):
             raise
 
     def try_acquire(self, entry_bytes: int) -> bool:
-        """Take the credit of one read if it is free and no other caller waits for it."""
+        """Take the credit of one read if there is enough and no other request waits. Return True if
+        the credit was taken."""
         return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """As in Window. But while others wait in line, only the caller whose turn it is gets
-        credit."""
+        """Do the same as Window. But while others wait in line, only the caller whose turn it is
+        gets credit."""
         if self._waiters:
             if not self._is_turn:
                 return 0
@@ -532,7 +534,7 @@ class Budgets:
     """The read budgets of one process, by bookie. All have the same cap, which may be changed at
     any time."""
 
-    def __init__(self, *, reads_in_flight_max: int = READS_IN_FLIGHT_DEFAULT) -> None:
+    def __init__(self, *, reads_in_flight_max: int) -> None:
         self._count_max = reads_in_flight_max
         self._reads: dict[BookieId, ReadBudget] = {}
 

@@ -83,7 +83,7 @@ class SingleReadConnection(SourceConnection["SingleReadPart"]):
         state, write_part = part.state, part.write_part
         prefix = write_part.prefix if write_part is not None else b""
         unacknowledged = write_part.unacknowledged if write_part is not None else {}
-        unpack, pop, check = READ_REPLY.unpack_from, part.outstanding.pop, part.check
+        unpack, pop, is_good = READ_REPLY.unpack_from, part.outstanding.pop, part.digest_check
         own_ledger_id = part.ledger_id
         # A part that is over waits for its replies, but does not use them.
         length_min = _NEVER if part.is_over else REPLY_PACKET_BYTES + state.entry_bytes_min
@@ -120,7 +120,7 @@ class SingleReadConnection(SourceConnection["SingleReadPart"]):
                 and code == 0
                 and inner_entry_id == entry_id
                 and inner_ledger_id == ledger_id
-                and check(view, position + REPLY_BYTES, stop, first, second)
+                and is_good(view, position + REPLY_BYTES, stop, first, second)
             ):
                 good_count += 1
                 good_lengths += length

@@ -367,8 +367,8 @@ class ReadPart(TransferPart):
     __slots__ = (
         "_entry_ids",
         "_next",
-        "check",
         "connection",
+        "digest_check",
         "is_queued",
         "limiters",
         "outstanding",
@@ -398,7 +398,7 @@ class ReadPart(TransferPart):
             if write_part is None
             else state.limiters.preceded_by(connection.rate_limit)
         )
-        self.check = state.check_for(connection.bookie)
+        self.digest_check = state.digest_check_for(connection.bookie)
         self.is_queued = False
         """True if the part waits for its next turn or at a limiter."""
         self.woken_by: set[Limiter] = set()
@@ -431,7 +431,8 @@ class ReadPart(TransferPart):
     @property
     @abstractmethod
     def quantum(self) -> int:
-        """The number of entries that may be requested in one turn. 0: wait for the first replies."""
+        """The number of entries that may be requested in one turn. 0: wait for the first
+        replies."""
 
     @abstractmethod
     def requests_for(self, count: int) -> int:

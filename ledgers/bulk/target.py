@@ -88,7 +88,7 @@ class TargetConnection(BulkConnection):
 
         1. The window admits 1,000 entries that are expected to have 1 KB.
         2. The entries turn out to have 1 MB, or the bookie stops receiving.
-        3. The send buffer would grow without bound while the source goes on delivering.
+        3. The send buffer would grow without bound while the source continues to deliver.
         """
         if self._transport is not None:  # else their transfers have failed meanwhile
             self._transport.write(b"".join(frames))

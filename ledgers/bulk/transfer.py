@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ledgers.bookies import Answer, Transfer, TransferResult
-from ledgers.bulk.frames import Check, digest_check, fingerprinting_check
+from ledgers.bulk.frames import DigestCheck, digest_check, fingerprinting_check
 from ledgers.bulk.limiters import LimiterChain
 from ledgers.digest import HEADER_BYTES, Fingerprints
 from ledgers.errors import BookmenderError
@@ -80,7 +80,7 @@ class TransferState:
         self._failures: dict[BookieId, dict[int, Answer]] = {}
         self._unresponsive: set[BookieId] = set()
 
-    def check_for(self, bookie: BookieId) -> Check:
+    def digest_check_for(self, bookie: BookieId) -> DigestCheck:
         """Return the digest check for the entries of this source."""
         if not self.transfer.takes_fingerprints:
             return digest_check(self.transfer.digest)
@@ -147,7 +147,8 @@ class TransferState:
             assert len(unwritten) == self.undecided_count, self.ledger_id
 
     def abandon(self) -> None:
-        """End the transfer without a result. Later replies are ignored. Harmless when it is over."""
+        """End the transfer without a result. Later replies are ignored. Harmless when it is
+        over."""
         if self.is_over:
             return
         self.is_over = True

@@ -1,4 +1,4 @@
-"""Where the metadata of ledgers is stored: layouts, znode paths, the content of LAYOUT, the service
+"""Names where ledger metadata is stored: layouts, znode paths, the content of LAYOUT, the service
 URI.
 
 Names and text only; ``manager`` walks the tree with them. A layout is what BookKeeper calls a
@@ -30,6 +30,8 @@ class Layout(enum.Enum):
     def path(self, root: str, ledger_id: int) -> str:
         """Return the path of the ledger's znode. Raises SettingsError if the layout cannot hold the
         id."""
+        if self is Layout.HIERARCHICAL and 0 <= ledger_id < SHORT_ID_STOP:  # nearly always
+            return f"{root}/{_split(f'{ledger_id:010d}')}"
         if not 0 <= ledger_id < self.ledger_id_stop:
             raise SettingsError(
                 f"ledger ids of this layout are 0 to {self.ledger_id_stop - 1}",
@@ -62,9 +64,8 @@ class Layout(enum.Enum):
             return [], names
         allowed = self.ids_below(root, directory)
         digits, leaf = _digits(root, directory), _LEAF if directory != root else _FLAT_LEAF
-        numbers = leaf.findall(
-            "/".join(names)
-        )  # one search for all, which may be tens of thousands
+        # One search for all names, which may be tens of thousands.
+        numbers = leaf.findall("/".join(names))
         ledger_ids = [id_ for number in numbers if (id_ := int(digits + number)) in allowed]
         if len(ledger_ids) == len(names):
             return ledger_ids, []
@@ -86,7 +87,10 @@ class Layout(enum.Enum):
         )
 
     def ids_below(self, root: str, directory: str) -> range:
-        """Return the ids of the ledgers below the root, or below a directory (``is_parent``)."""
+        """Return the ids of all ledgers that may lie below a directory, at any depth.
+
+        ``directory``: the root, or a directory for which ``is_parent`` is true.
+        """
         if directory == root:
             return range(self.ledger_id_stop)
         digits = _digits(root, directory)
@@ -105,7 +109,8 @@ class Layout(enum.Enum):
 
 
 def _split(digits: str) -> str:
-    """Return the path for these digits: groups of four from the right, the last one with an ``L``."""
+    """Return the path for these digits: groups of four from the right, the last one with an
+    ``L``."""
     if len(digits) == 10:
         return f"{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
     assert len(digits) == 19, digits
@@ -128,7 +133,7 @@ _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
     Layout.LONG_HIERARCHICAL: (_LONG_PARENT,),
 }
 
-# --- The znode LAYOUT ------------------------------------------------------------------------------
+# --- The znode LAYOUT -----------------------------------------------------------------------------
 
 _LAYOUT_CONTENT = re.compile(rb"([0-9]{1,9})\n([!-9;-~]{1,1000}):([0-9]{1,9})")
 _FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
@@ -154,7 +159,7 @@ def parse_layout(data: bytes) -> Layout:
         found = next((each for each in Layout if name.endswith(_class_name(each))), None)
     if found is None or version != 1:
         raise SettingsError(
-            "LAYOUT names a ledger manager that is not supported; only those of ZooKeeper are, version 1",
+            "LAYOUT names a ledger manager that is not supported; only ZooKeeper's, version 1, are",
             layout_format=layout_format,
             name=name,
             version=version,
@@ -171,7 +176,7 @@ def _class_name(layout: Layout) -> str:
     return f"org.apache.bookkeeper.meta.{layout.value}"
 
 
-# --- The metadata service URI ----------------------------------------------------------------------
+# --- The metadata service URI ---------------------------------------------------------------------
 
 _URI_LAYOUTS = {
     "flat": Layout.FLAT,
@@ -180,13 +185,13 @@ _URI_LAYOUTS = {
     "longhierarchical": Layout.LONG_HIERARCHICAL,
     "null": None,
 }
-_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::([0-9]{1,5}))?")
+_HOST = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\])(?::([0-9]{1,9}))?")
 _ROOT = re.compile(r"(?:/[A-Za-z0-9._:@=+~-]+)+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataUri:
-    """Where the metadata of a cluster is stored.
+    """The place where the metadata of a cluster is stored.
 
     ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the
     URI does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root
@@ -273,8 +278,10 @@ def _hosts(uri: str, authority: str) -> str:
     hosts = authority.replace(";", ",").split(",")
     for host in hosts:
         match = _HOST.fullmatch(host)
-        if match is None or (match[1] is not None and not 0 < int(match[1]) < 65536):
+        if match is None:
             raise _bad_uri(uri, f"{host!r} is not a host with an optional port")
+        if match[1] is not None and not 0 < int(match[1]) < 65536:
+            raise _bad_uri(uri, f"the port of {host!r} is not between 1 and 65535")
     return ",".join(hosts)
 
 

@@ -23,6 +23,7 @@ ledger that is not closed have no meaning and are written as 0 and -1.
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import pairwise
 
 from google.protobuf.message import Message
@@ -32,12 +33,26 @@ from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from ledgers.codec.protobuf import decoded, format_text, parse_binary, parse_text
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError
-from ledgers.model import LAC_NONE, BookieId, DigestType, LedgerMetadata, LedgerState, Segment
+from ledgers.model import (
+    LAC_NONE,
+    BookieId,
+    DigestType,
+    LedgerMetadata,
+    LedgerOutline,
+    LedgerState,
+    Segment,
+    outline_of,
+)
 
+SEGMENTS_MAX = 16_384
+"""Segments that are kept to be used again."""
 LAST_ENTRY_MAX = 1 << 40
 """A writer with 100,000 entries per second needs four months to get there. A loop over the entries
 of such a ledger would not end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
+_VERSION_3 = b"BookieMetadataFormatVersion\t3\n"
+_STATES: dict[int, LedgerState] = {state.value: state for state in LedgerState}
+_DIGEST_TYPES: dict[int, DigestType] = {each.value: each for each in DigestType}
 
 
 def parse_metadata(data: bytes) -> LedgerMetadata:
@@ -54,8 +69,25 @@ def parse_metadata(data: bytes) -> LedgerMetadata:
     raise CorruptionError("ledger metadata of an unknown version", version=version)
 
 
+def parse_outline(data: bytes) -> LedgerOutline:
+    """Return what the znode's bytes say about the places of the copies.
+
+    Accepts and refuses the same bytes as ``parse_metadata``, and takes half the time for version 3.
+    """
+    if not data.startswith(_VERSION_3):
+        return outline_of(parse_metadata(data))
+    message = parse_binary(undelimited(data[len(_VERSION_3) :]), LedgerMetadataFormat)
+    outline = _outline_of(message)
+    _custom(message)  # may refuse the bytes, and so may the next one
+    _unknown_fields(message)
+    return outline
+
+
 def split_version(data: bytes) -> tuple[int, bytes]:
-    """Return the version, and the bytes after it. Raises CorruptionError."""
+    """Return the version in the first line of the znode's bytes, and the bytes after that line.
+
+    Raises CorruptionError.
+    """
     header = _HEADER.match(data)
     if header is None:
         raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
@@ -76,46 +108,58 @@ def serialize_metadata(metadata: LedgerMetadata) -> bytes:
     raise AssertionError(metadata)
 
 
-# --- Versions 2 and 3: a protobuf message ----------------------------------------------------------
+# --- Versions 2 and 3: a protobuf message ---------------------------------------------------------
 
 
 def _of_message(message: LedgerMetadataFormat, version: int) -> LedgerMetadata:
-    has_ack_quorum = message.HasField("ackQuorumSize")
-    ack_quorum = message.ackQuorumSize if has_ack_quorum else message.quorumSize
-    state = LedgerState(message.state)
-    is_closed = state is LedgerState.CLOSED
-    if is_closed and not message.HasField("lastEntryId"):
-        raise CorruptionError("metadata of a closed ledger without its last entry id")
-    last_entry_id = message.lastEntryId if is_closed else LAC_NONE
+    outline = _outline_of(message)
     custom, odd_custom = _custom(message)
-    segments = tuple(
-        _segment(each.firstEntryId, each.ensembleMember, _unknown_fields(each))
-        for each in message.segment
-    )
-    _check(
-        segments,
-        ensemble_size=message.ensembleSize,
-        write_quorum=message.quorumSize,
-        ack_quorum=ack_quorum,
-        last_entry_id=last_entry_id,
-    )
     return LedgerMetadata(
         metadata_version=version,
-        ensemble_size=message.ensembleSize,
-        write_quorum=message.quorumSize,
-        ack_quorum=ack_quorum,
-        state=state,
-        length=message.length if is_closed else 0,
-        last_entry_id=last_entry_id,
-        digest_type=DigestType(message.digestType) if message.HasField("digestType") else None,
+        ensemble_size=outline.ensemble_size,
+        write_quorum=outline.write_quorum,
+        ack_quorum=outline.ack_quorum,
+        state=outline.state,
+        length=outline.length,
+        last_entry_id=outline.last_entry_id,
+        digest_type=_DIGEST_TYPES[message.digestType] if message.HasField("digestType") else None,
         password=message.password if message.HasField("password") else None,
         ctime_ms=message.ctime if message.HasField("ctime") else None,
         c_token=message.cToken if message.HasField("cToken") else None,
         custom=custom,
-        segments=segments,
-        has_ack_quorum=has_ack_quorum,
+        segments=outline.segments,
+        has_ack_quorum=message.HasField("ackQuorumSize"),
         unknown_fields=_unknown_fields(message) + odd_custom,
     )
+
+
+def _outline_of(message: LedgerMetadataFormat) -> LedgerOutline:
+    has_ack_quorum = message.HasField("ackQuorumSize")
+    state = _STATES[message.state]
+    is_closed = state is LedgerState.CLOSED
+    if is_closed and not message.HasField("lastEntryId"):
+        raise CorruptionError("metadata of a closed ledger without its last entry id")
+    outline = LedgerOutline(
+        ensemble_size=message.ensembleSize,
+        write_quorum=message.quorumSize,
+        ack_quorum=message.ackQuorumSize if has_ack_quorum else message.quorumSize,
+        state=state,
+        length=message.length if is_closed else 0,
+        last_entry_id=message.lastEntryId if is_closed else LAC_NONE,
+        segments=tuple(
+            [_segment_of(segment.SerializePartialToString()) for segment in message.segment]
+        ),
+    )
+    _check(outline)
+    return outline
+
+
+@lru_cache(maxsize=SEGMENTS_MAX)
+def _segment_of(data: bytes) -> Segment:
+    """Return a serialised segment. Because of the cache, equal segments are one object: many
+    ledgers have one segment, on one of few ensembles."""
+    segment = LedgerMetadataFormat.Segment.FromString(data)
+    return _segment(segment.firstEntryId, segment.ensembleMember, _unknown_fields(segment))
 
 
 def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...], bytes]:
@@ -200,7 +244,7 @@ def _varint(number: int) -> bytes:
     return bytes(encoded)
 
 
-# --- Version 1: lines of fields separated by tabs --------------------------------------------------
+# --- Version 1: lines of fields separated by tabs -------------------------------------------------
 
 _IN_RECOVERY = -102
 """Stored in place of the last entry id of a closed ledger."""
@@ -225,25 +269,27 @@ def _of_lines(body: bytes) -> LedgerMetadata:
     if any(others[:1] == ["CLOSED"] for _, *others in fields):
         # Java takes this for the end of the ledger in any line, so it cannot be a bookie id.
         raise CorruptionError("ledger metadata continues after its end")
-    segments = tuple(_segment(_number(first), ensemble) for first, *ensemble in fields)
-    _check(
-        segments,
-        ensemble_size=ensemble_size,
-        write_quorum=write_quorum,
-        ack_quorum=write_quorum,
-        last_entry_id=last_entry_id,
-    )
-    return LedgerMetadata(
-        metadata_version=1,
+    outline = LedgerOutline(
         ensemble_size=ensemble_size,
         write_quorum=write_quorum,
         ack_quorum=write_quorum,
         state=state,
         length=length if state is LedgerState.CLOSED else 0,
         last_entry_id=last_entry_id,
+        segments=tuple(_segment(_number(first), ensemble) for first, *ensemble in fields),
+    )
+    _check(outline)
+    return LedgerMetadata(
+        metadata_version=1,
+        ensemble_size=outline.ensemble_size,
+        write_quorum=outline.write_quorum,
+        ack_quorum=outline.ack_quorum,
+        state=outline.state,
+        length=outline.length,
+        last_entry_id=outline.last_entry_id,
         digest_type=None,
         password=None,
-        segments=segments,
+        segments=outline.segments,
         has_ack_quorum=False,
     )
 
@@ -276,7 +322,7 @@ def _number(text: str) -> int:
     return int(text)
 
 
-# --- Checks for every version ----------------------------------------------------------------------
+# --- Checks for every version ---------------------------------------------------------------------
 
 
 def _segment(first_entry_id: int, ensemble: Sequence[str], unknown_fields: bytes = b"") -> Segment:
@@ -289,21 +335,15 @@ def _segment(first_entry_id: int, ensemble: Sequence[str], unknown_fields: bytes
     )
 
 
-def _check(
-    segments: Sequence[Segment],
-    *,
-    ensemble_size: int,
-    write_quorum: int,
-    ack_quorum: int,
-    last_entry_id: int,
-) -> None:
+def _check(ledger: LedgerOutline) -> None:
     """Raise CorruptionError if these values contradict each other."""
-    if not 1 <= ack_quorum <= write_quorum <= ensemble_size:
+    segments, ensemble_size = ledger.segments, ledger.ensemble_size
+    if not 1 <= ledger.ack_quorum <= ledger.write_quorum <= ensemble_size:
         raise CorruptionError(
             "impossible quorums",
             ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
+            write_quorum=ledger.write_quorum,
+            ack_quorum=ledger.ack_quorum,
         )
     for segment in segments:
         if len(segment.ensemble) != ensemble_size:
@@ -316,14 +356,16 @@ def _check(
     if not segments:
         raise CorruptionError("ledger metadata without a segment")
     starts = [segment.first_entry_id for segment in segments]
-    if starts[0] != 0 or any(here >= after for here, after in pairwise(starts)):
+    if starts[0] != 0 or (
+        len(starts) > 1 and any(here >= after for here, after in pairwise(starts))
+    ):
         raise CorruptionError("segments do not ascend from entry 0", first_entry_ids=starts[:20])
-    if last_entry_id < LAC_NONE:
-        raise CorruptionError("the last entry id is below -1", last_entry_id=last_entry_id)
-    if max(last_entry_id, starts[-1]) > LAST_ENTRY_MAX:
+    if ledger.last_entry_id < LAC_NONE:
+        raise CorruptionError("the last entry id is below -1", last_entry_id=ledger.last_entry_id)
+    if max(ledger.last_entry_id, starts[-1]) > LAST_ENTRY_MAX:
         raise CorruptionError(
             "the last entry id is impossibly high",
-            last_entry_id=last_entry_id,
+            last_entry_id=ledger.last_entry_id,
             last_segment_from=starts[-1],
         )
 

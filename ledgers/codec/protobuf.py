@@ -1,7 +1,7 @@
 """Reads and writes the protobuf messages in znodes, binary and text.
 
 Reading is strict. Text is written byte for byte as Java writes it, because Java nodes read and
-rewrite metadata version 2, marks, locks and votes. protobuf's own Python printer escapes other
+rewrite metadata version 2, marks, locks and votes. The Python printer of protobuf escapes other
 bytes than Java's, so this module has its own printer.
 """
 

@@ -1,4 +1,5 @@
-"""Parses what bookies store in ZooKeeper about themselves: ids and addresses. Bytes in, values out."""
+"""Parses what bookies store in ZooKeeper about themselves: ids and addresses. Bytes in, values
+out."""
 
 import re
 from collections.abc import Callable
@@ -31,6 +32,10 @@ class Address(NamedTuple):
 
     host: str
     port: int
+
+    def __str__(self) -> str:
+        """Return ``host:port`` as in a bookie ID, because error messages show addresses."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 Resolve = Callable[[BookieId], Address]

@@ -3,9 +3,9 @@
 ``MemoryBookies`` passes the same contract tests as ``client``. Time passes only on the given clock,
 so a simulation with its own clock is deterministic.
 
-Each bookie is a plain state machine. It behaves as bookies of 4.16 to 4.18 were seen to behave
-where this matters here: fences and the requests that they admit, master keys, the meaning of the
-last entry, ledgers deleted by garbage collection. Disks, journals and the differences between
+Each bookie is a plain state machine. Where it matters here, it behaves like real bookies of 4.16 to
+4.18. This concerns fences and the requests that they admit, master keys, the meaning of the last
+entry, and ledgers deleted by garbage collection. Disks, journals and the differences between
 storages are left out, except for a crash that forgets the fence of a ledger without entries.
 """
 
@@ -93,7 +93,8 @@ def no_faults(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
 
 
 class MemoryBookies:
-    """The ``Bookies``. ``faults`` may be replaced at any time; ``fail`` takes precedence over it."""
+    """The ``Bookies``. ``faults`` may be replaced at any time; ``fail`` takes precedence over
+    it."""
 
     def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
         self._clock = clock
@@ -111,7 +112,8 @@ class MemoryBookies:
         return self._bookies.setdefault(bookie, MemoryBookie())
 
     def take_address(self, newcomer: BookieId, *, of: BookieId) -> None:
-        """Send later requests for ``of`` to ``newcomer``, which was formatted at the same address."""
+        """Send later requests for ``of`` to ``newcomer``, which was formatted at the same
+        address."""
         self._bookies[of] = self.bookie(newcomer)
 
     def fail(self, bookie: BookieId, op: Op, fault: Fault) -> None:
@@ -341,7 +343,7 @@ class MemoryBookie:
         self.is_down = False
         self.is_read_only = False
         self.is_in_limbo = False
-        """As after an unclean shutdown without journal: reads get EUNKNOWNLEDGERSTATE instead of
+        """State after an unclean shutdown without journal: reads get EUNKNOWNLEDGERSTATE instead of
         "no"."""
         self.knows_batches = True
         """False: as before 4.17."""
@@ -439,7 +441,8 @@ class MemoryBookie:
         ledger.unflushed.discard(entry_id)
 
     def corrupt(self, ledger_id: int, entry_id: int) -> None:
-        """Flip the last bit of an entry: in its payload, or in its digest if the payload is empty."""
+        """Flip the last bit of an entry: in its payload, or in its digest if the payload is
+        empty."""
         entry = self._ledgers[ledger_id].entries[entry_id]
         self._ledgers[ledger_id].entries[entry_id] = entry[:-1] + bytes([entry[-1] ^ 1])
 
@@ -453,7 +456,8 @@ class MemoryBookie:
             ledger.unflushed.clear()
 
     def collect(self, ledger_id: int) -> None:
-        """Delete the ledger, as garbage collection does. If it was in use, later adds are refused."""
+        """Delete the ledger, as garbage collection does. If it was in use, later adds are
+        refused."""
         ledger = self._ledgers.pop(ledger_id, None)
         if ledger is not None and ledger.is_open:
             self._collected.add(ledger_id)

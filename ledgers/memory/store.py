@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from msgspec import structs
+
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
     ConflictError,
@@ -26,10 +28,10 @@ from ledgers.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ledgers.manager import create_with_parents
 from ledgers.store import (
     ANY_VERSION,
     EVENTS_MAX,
+    UNTOLD,
     Check,
     Create,
     Delete,
@@ -42,7 +44,7 @@ from ledgers.store import (
     SetData,
     Stat,
 )
-from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, Session, check_size
+from ledgers.zookeeper.session import READ_TRIES_MAX, Session, SessionStore, check_size
 
 T = TypeVar("T")
 
@@ -67,38 +69,16 @@ async def _yield() -> None:
     await asyncio.sleep(0)
 
 
-class MemoryStore:
+class MemoryStore(SessionStore):
     """One session on a ``MemoryTree``: a ``MetadataStore``."""
 
     def __init__(self, tree: MemoryTree) -> None:
         self.session = Session()
+        super().__init__(self.session)
         self.seen: Nodes | None = None
         """The state that a lagging server reads; None if it is up to date."""
         self._tree = tree
-        self._session_id = tree.begin(self.session)
-        self._request_count = 0
-        self.request_bytes_max = REQUEST_BYTES_MAX
-
-    @property
-    def state(self) -> SessionState:
-        return self.session.state
-
-    @property
-    def session_id(self) -> int:
-        return self._session_id
-
-    @property
-    def request_count(self) -> int:
-        return self._request_count
-
-    async def wait_lost(self) -> None:
-        await self.session.wait_lost()
-
-    async def wait_connected(self) -> None:
-        await self.session.wait_connected()
-
-    async def wait_disconnected(self) -> None:
-        await self.session.wait_disconnected()
+        tree.begin(self.session)
 
     async def get(self, path: str) -> tuple[bytes, Stat]:
         def read() -> tuple[bytes, Stat]:
@@ -119,32 +99,6 @@ class MemoryStore:
 
     async def sync(self, path: str) -> None:
         await self._read(self._catch_up)
-
-    async def create(
-        self,
-        path: str,
-        data: bytes = b"",
-        *,
-        is_ephemeral: bool = False,
-        is_sequential: bool = False,
-        with_parents: bool = False,
-    ) -> str:
-        create = Create(
-            path=path, data=data, is_ephemeral=is_ephemeral, is_sequential=is_sequential
-        )
-        if with_parents:
-            return await create_with_parents(self, create)
-        made = await self._write_one(create)
-        assert isinstance(made, str), made
-        return made
-
-    async def set(self, path: str, data: bytes, *, version: int) -> Stat:
-        stat = await self._write_one(SetData(path=path, data=data, version=version))
-        assert isinstance(stat, Stat), stat
-        return stat
-
-    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
-        await self._write_one(Delete(path=path, version=version))
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         if not operations:
@@ -168,7 +122,7 @@ class MemoryStore:
                 yield await subscription.next()
 
     async def close(self) -> None:
-        self._tree.end(self._session_id)
+        self._tree.end(self.session_id)
         self.session.lose()
 
     async def _write_one(self, operation: Operation) -> OperationResult:
@@ -187,7 +141,7 @@ class MemoryStore:
 
     def _apply(self, operations: Sequence[Operation]) -> list[OperationResult]:
         self._catch_up()
-        return self._tree.apply(self._session_id, operations)
+        return self._tree.apply(self.session_id, operations)
 
     async def _read(self, read: Callable[[], T]) -> T:
         for _ in range(READ_TRIES_MAX):
@@ -200,7 +154,7 @@ class MemoryStore:
     async def _exchange(self, serve: Callable[[], T], operations: Sequence[Operation]) -> T:
         """Send a request, call ``serve`` when it has arrived, and return the reply."""
         await self.wait_connected()
-        self._request_count += 1
+        self.session.request_count += 1
         break_count = self.session.break_count
         faults = self._tree.faults
         fault = None if faults is None else faults(self, operations)
@@ -228,6 +182,8 @@ class MemoryTree:
         self.faults: FaultHook | None = None
         self.has_recursive_watches = True
         """False: like ZooKeeper before 3.6."""
+        self.tells_zxids = True
+        """False: events have no zxid, like ZooKeeper before 3.9."""
         self.nodes = Nodes()
         self._clock = clock or SystemClock()
         self._zxid = 0
@@ -266,11 +222,11 @@ class MemoryTree:
         if store.state is not SessionState.SUSPENDED:
             store.session.lose()
 
-    def begin(self, session: Session) -> int:
-        """Return the id of a new session."""
+    def begin(self, session: Session) -> None:
+        """Add a new session and give it an id."""
         self._session_count += 1
-        self._sessions[self._session_count] = session
-        return self._session_count
+        session.session_id = self._session_count
+        self._sessions[session.session_id] = session
 
     def end(self, session_id: int) -> None:
         if self._sessions.pop(session_id, None) is not None:
@@ -292,8 +248,10 @@ class MemoryTree:
         self._zxid += 1
         connected = [x for x in self._sessions.values() if x.state is SessionState.CONNECTED]
         for event in transaction.events:
+            if not self.tells_zxids:
+                event = structs.replace(event, zxid=UNTOLD)
             for session in connected:
-                session.publish(event)
+                session.publish([event])
         return results
 
 
@@ -305,6 +263,7 @@ class Node:
     version: int = 0
     czxid: int = 0
     mzxid: int = 0
+    pzxid: int = 0
     ctime_ms: int = 0
     mtime_ms: int = 0
     ephemeral_owner: int = 0
@@ -318,6 +277,7 @@ class Node:
             version=self.version,
             czxid=self.czxid,
             mzxid=self.mzxid,
+            pzxid=self.pzxid,
             ctime_ms=self.ctime_ms,
             mtime_ms=self.mtime_ms,
             ephemeral_owner=self.ephemeral_owner,
@@ -383,7 +343,7 @@ class Transaction:
             step()
 
     def apply(self, operation: Operation) -> OperationResult:
-        """Apply one operation. Raises the documented error of the single call."""
+        """Apply one operation. Raises what the corresponding method of ``MetadataStore`` raises."""
         match operation:
             case Create():
                 return self._create(operation)
@@ -409,16 +369,19 @@ class Transaction:
             data=create.data,
             czxid=self._zxid,
             mzxid=self._zxid,
+            pzxid=self._zxid,
             ctime_ms=self._now_ms,
             mtime_ms=self._now_ms,
             ephemeral_owner=self._session_id if create.is_ephemeral else 0,
         )
         self._nodes.add(path, node)
         parent.made_count += 1
+        pzxid_before, parent.pzxid = parent.pzxid, self._zxid
 
         def undo() -> None:
             self._nodes.remove(path)
             parent.made_count -= 1
+            parent.pzxid = pzxid_before
 
         self._undo.append(undo)
         self._happened(EventKind.CREATED, path)
@@ -443,7 +406,14 @@ class Transaction:
         if node.names:
             raise NotEmptyError("the znode has children", path=delete.path)
         self._nodes.remove(delete.path)
-        self._undo.append(lambda: self._nodes.add(delete.path, node))
+        parent = self._nodes[_split(delete.path)[0]]
+        pzxid_before, parent.pzxid = parent.pzxid, self._zxid
+
+        def undo() -> None:
+            self._nodes.add(delete.path, node)
+            parent.pzxid = pzxid_before
+
+        self._undo.append(undo)
         self._happened(EventKind.DELETED, delete.path)
         self._happened(EventKind.CHILDREN, _split(delete.path)[0])
 

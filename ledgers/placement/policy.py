@@ -31,8 +31,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
 
 
 class Adherence(enum.Enum):
-    """How well an existing ensemble follows a policy's rule (BookKeeper's
-    PlacementPolicyAdherence)."""
+    """A verdict: does an existing ensemble follow a policy's rule (BookKeeper's
+    PlacementPolicyAdherence)?"""
 
     FAIL = "fail"
     SOFT = "soft"

@@ -1,9 +1,9 @@
 """Reads what Apache Pulsar stores about bookies, as JSON.
 
-- Racks (Pulsar's BookieRackAffinityMapping): groups of bookies; each bookie, by id or address, with its
-  ``rack`` and, for people, its ``hostname``.
-- Bookie isolation (EnsemblePlacementPolicyConfig) in the custom metadata of a ledger: ``policyClass``, and
-  ``properties`` with two lists of groups.
+- Racks (Pulsar's BookieRackAffinityMapping): groups of bookies; each bookie, by id or address, with
+  its ``rack`` and, for people, its ``hostname``.
+- Bookie isolation (EnsemblePlacementPolicyConfig) in the custom metadata of a ledger:
+  ``policyClass``, and ``properties`` with two lists of groups.
 """
 
 from collections.abc import Mapping

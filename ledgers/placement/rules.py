@@ -48,8 +48,8 @@ class Rule(Hashable, Protocol):
         ...
 
     def admits(self, location: str) -> bool:
-        """True if the rule accepts a bookie at this location. Other bookies are chosen last, and
-        never if the rule is enforced."""
+        """True if the rule accepts a bookie at this location. A bookie elsewhere is chosen only if
+        no accepted bookie is left, and never if the rule is enforced."""
         ...
 
     def fits(self, *, size: int, write_quorum: int) -> bool:
@@ -299,7 +299,8 @@ class Arrangements:
         )
 
     def broken(self, arrangement: Arrangement, index: int) -> frozenset[int]:
-        """Return the write sets that contain ``index`` and break the rule, as first indexes."""
+        """Return the first bookie index of each write set that contains ``index`` and breaks the
+        rule."""
         return frozenset(
             start
             for start, members in self._shape.write_sets_with(index).items()

@@ -36,7 +36,7 @@ class Weighting:
 
     multiple_max: float = 3.0
     """Limit on a bookie's weight, in multiples of the median, so that a new empty bookie does not
-    get everything (bookieMaxWeightMultipleForWeightBasedPlacement). 0: no limit."""
+    get everything (bookieMaxMultipleForWeightBasedPlacement). 0: no limit."""
 
     def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
         """Return each candidate's weight, above 0. A candidate whose free space is unknown gets the
@@ -173,7 +173,7 @@ class RuledPlacement:
             if found is not None:
                 return found
         if self._rule.is_enforced:
-            raise self._nobody(
+            raise self._no_bookie(
                 "no ensemble can be made of the writable bookies without breaking", pools
             )
         return arrangements.makeshift(stocks, self._rng)
@@ -202,7 +202,9 @@ class RuledPlacement:
         others = replaced(self._racks(ensemble, candidates), index, None)
         ranking = rank_racks(self._rule, shape, tuple(others), index, tuple(pools))
         if ranking.is_broken and self._rule.is_enforced:
-            raise self._nobody("none of the writable bookies may take over without breaking", pools)
+            raise self._no_bookie(
+                "none of the writable bookies may take over without breaking", pools
+            )
         best = self._preferred(
             spreading=[each for rack in ranking.spreading for each in pools[rack]],
             keeping=[each for rack in ranking.keeping for each in pools[rack]],
@@ -224,7 +226,7 @@ class RuledPlacement:
         most_bytes = FAIR_SHARES_MAX * average_bytes
         return [each for each in spreading if each.load_bytes <= most_bytes] or keeping
 
-    def _nobody(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
+    def _no_bookie(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
         return NotEnoughBookiesError(
             f"{what} the rule: {self._rule.words}",
             allowed=sum(map(len, pools.values())),
@@ -251,7 +253,7 @@ class RuledPlacement:
         racks = tuple(rack for rack, pool in pools.items() for _ in pool[:MOVES_MAX])
         better = better_arrangements(self._rule, shape, arrangement, racks)
         if not better:
-            raise self._nobody("no writable bookie is where it would better keep", pools)
+            raise self._no_bookie("no writable bookie would bring the ensemble closer to", pools)
         changes = [
             {i: each[i] for i in range(shape.size) if each[i] != arrangement[i]} for each in better
         ]

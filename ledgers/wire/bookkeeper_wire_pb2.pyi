@@ -48,18 +48,22 @@ class _OperationTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Operati
     DESCRIPTOR: _descriptor.EnumDescriptor
     READ_ENTRY: _OperationType.ValueType  # 1
     ADD_ENTRY: _OperationType.ValueType  # 2
+    AUTH: _OperationType.ValueType  # 5
     WRITE_LAC: _OperationType.ValueType  # 6
     READ_LAC: _OperationType.ValueType  # 7
     GET_BOOKIE_INFO: _OperationType.ValueType  # 8
+    START_TLS: _OperationType.ValueType  # 9
     GET_LIST_OF_ENTRIES_OF_LEDGER: _OperationType.ValueType  # 11
 
 class OperationType(_OperationType, metaclass=_OperationTypeEnumTypeWrapper): ...
 
 READ_ENTRY: OperationType.ValueType  # 1
 ADD_ENTRY: OperationType.ValueType  # 2
+AUTH: OperationType.ValueType  # 5
 WRITE_LAC: OperationType.ValueType  # 6
 READ_LAC: OperationType.ValueType  # 7
 GET_BOOKIE_INFO: OperationType.ValueType  # 8
+START_TLS: OperationType.ValueType  # 9
 GET_LIST_OF_ENTRIES_OF_LEDGER: OperationType.ValueType  # 11
 Global___OperationType: _TypeAlias = OperationType  # noqa: Y015
 
@@ -106,9 +110,11 @@ class Request(_message.Message):
     HEADER_FIELD_NUMBER: _builtins.int
     READREQUEST_FIELD_NUMBER: _builtins.int
     ADDREQUEST_FIELD_NUMBER: _builtins.int
+    AUTHREQUEST_FIELD_NUMBER: _builtins.int
     WRITELACREQUEST_FIELD_NUMBER: _builtins.int
     READLACREQUEST_FIELD_NUMBER: _builtins.int
     GETBOOKIEINFOREQUEST_FIELD_NUMBER: _builtins.int
+    STARTTLSREQUEST_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERREQUEST_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def header(self) -> Global___BKPacketHeader: ...
@@ -117,11 +123,15 @@ class Request(_message.Message):
     @_builtins.property
     def addRequest(self) -> Global___AddRequest: ...
     @_builtins.property
+    def authRequest(self) -> Global___AuthMessage: ...
+    @_builtins.property
     def writeLacRequest(self) -> Global___WriteLacRequest: ...
     @_builtins.property
     def readLacRequest(self) -> Global___ReadLacRequest: ...
     @_builtins.property
     def getBookieInfoRequest(self) -> Global___GetBookieInfoRequest: ...
+    @_builtins.property
+    def startTLSRequest(self) -> Global___StartTLSRequest: ...
     @_builtins.property
     def getListOfEntriesOfLedgerRequest(self) -> Global___GetListOfEntriesOfLedgerRequest: ...
     def __init__(
@@ -130,14 +140,16 @@ class Request(_message.Message):
         header: Global___BKPacketHeader | None = ...,
         readRequest: Global___ReadRequest | None = ...,
         addRequest: Global___AddRequest | None = ...,
+        authRequest: Global___AuthMessage | None = ...,
         writeLacRequest: Global___WriteLacRequest | None = ...,
         readLacRequest: Global___ReadLacRequest | None = ...,
         getBookieInfoRequest: Global___GetBookieInfoRequest | None = ...,
+        startTLSRequest: Global___StartTLSRequest | None = ...,
         getListOfEntriesOfLedgerRequest: Global___GetListOfEntriesOfLedgerRequest | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addRequest", b"addRequest", "authRequest", b"authRequest", "getBookieInfoRequest", b"getBookieInfoRequest", "getListOfEntriesOfLedgerRequest", b"getListOfEntriesOfLedgerRequest", "header", b"header", "readLacRequest", b"readLacRequest", "readRequest", b"readRequest", "startTLSRequest", b"startTLSRequest", "writeLacRequest", b"writeLacRequest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -151,9 +163,11 @@ class Response(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     READRESPONSE_FIELD_NUMBER: _builtins.int
     ADDRESPONSE_FIELD_NUMBER: _builtins.int
+    AUTHRESPONSE_FIELD_NUMBER: _builtins.int
     WRITELACRESPONSE_FIELD_NUMBER: _builtins.int
     READLACRESPONSE_FIELD_NUMBER: _builtins.int
     GETBOOKIEINFORESPONSE_FIELD_NUMBER: _builtins.int
+    STARTTLSRESPONSE_FIELD_NUMBER: _builtins.int
     GETLISTOFENTRIESOFLEDGERRESPONSE_FIELD_NUMBER: _builtins.int
     status: _builtins.int
     @_builtins.property
@@ -163,11 +177,15 @@ class Response(_message.Message):
     @_builtins.property
     def addResponse(self) -> Global___AddResponse: ...
     @_builtins.property
+    def authResponse(self) -> Global___AuthMessage: ...
+    @_builtins.property
     def writeLacResponse(self) -> Global___WriteLacResponse: ...
     @_builtins.property
     def readLacResponse(self) -> Global___ReadLacResponse: ...
     @_builtins.property
     def getBookieInfoResponse(self) -> Global___GetBookieInfoResponse: ...
+    @_builtins.property
+    def startTLSResponse(self) -> Global___StartTLSResponse: ...
     @_builtins.property
     def getListOfEntriesOfLedgerResponse(self) -> Global___GetListOfEntriesOfLedgerResponse: ...
     def __init__(
@@ -177,14 +195,16 @@ class Response(_message.Message):
         status: _builtins.int | None = ...,
         readResponse: Global___ReadResponse | None = ...,
         addResponse: Global___AddResponse | None = ...,
+        authResponse: Global___AuthMessage | None = ...,
         writeLacResponse: Global___WriteLacResponse | None = ...,
         readLacResponse: Global___ReadLacResponse | None = ...,
         getBookieInfoResponse: Global___GetBookieInfoResponse | None = ...,
+        startTLSResponse: Global___StartTLSResponse | None = ...,
         getListOfEntriesOfLedgerResponse: Global___GetListOfEntriesOfLedgerResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addResponse", b"addResponse", "authResponse", b"authResponse", "getBookieInfoResponse", b"getBookieInfoResponse", "getListOfEntriesOfLedgerResponse", b"getListOfEntriesOfLedgerResponse", "header", b"header", "readLacResponse", b"readLacResponse", "readResponse", b"readResponse", "startTLSResponse", b"startTLSResponse", "status", b"status", "writeLacResponse", b"writeLacResponse"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -285,6 +305,60 @@ class AddRequest(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AddRequest: _TypeAlias = AddRequest  # noqa: Y015
+
+@_typing.final
+class AuthMessage(_message.Message):
+    """In both directions."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AUTHPLUGINNAME_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    authPluginName: _builtins.str
+    payload: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        authPluginName: _builtins.str | None = ...,
+        payload: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["authPluginName", b"authPluginName", "payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authPluginName", b"authPluginName", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AuthMessage: _TypeAlias = AuthMessage  # noqa: Y015
+
+@_typing.final
+class StartTLSRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartTLSRequest: _TypeAlias = StartTLSRequest  # noqa: Y015
+
+@_typing.final
+class StartTLSResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartTLSResponse: _TypeAlias = StartTLSResponse  # noqa: Y015
 
 @_typing.final
 class WriteLacRequest(_message.Message):

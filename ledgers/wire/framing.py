@@ -1,8 +1,8 @@
 """Frames: a 4-byte length (big-endian, not counting itself), then a packet of that many bytes.
 
 Frames are the same in both protocols and both directions. A bookie closes the connection without a
-reply if a frame is longer than its ``nettyMaxFrameSizeBytes``, which includes the length field
-(BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it). The limit is not
+reply if a frame is longer than its ``nettyMaxFrameSizeBytes``, which includes the length field.
+BookKeeper's default is 5,242,880, Pulsar's 5,253,120; operators may raise it. The limit is not
 known to clients. They need not know it if all bookies have the same one: entries that one bookie
 accepted, the others accept too.
 """
@@ -35,6 +35,11 @@ class FrameReader:
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._packet_bytes_max = frame_bytes_max - _LENGTH.size
         self._buffer = bytearray()
+
+    @property
+    def has_bytes(self) -> bool:
+        """True if bytes were fed that are not part of a returned packet."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes) -> None:
         self._buffer += data

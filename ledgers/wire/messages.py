@@ -12,10 +12,10 @@ after an unclean shutdown, a failed request, unknown codes. Source: BookieProtoc
 BookkeeperProtocol.StatusCode (V3).
 
 ``decode_availability`` parses the list of entries that a bookie stores of a ledger
-(GET_LIST_OF_ENTRIES_OF_LEDGER): a 64-byte header (version, number of groups, zeros), then groups of
-24 bytes: first and last start of a periodic sequence, the length of its runs, its period.
-BookKeeper's encoder (AvailabilityOfEntriesOfLedger) writes one group for each run. Its decoder and
-ours also accept folded groups.
+(GET_LIST_OF_ENTRIES_OF_LEDGER). The list has a 64-byte header (version, number of groups, zeros)
+and groups of 24 bytes. A group contains the first and last start of a periodic sequence, the length
+of its runs, and its period. BookKeeper's encoder (AvailabilityOfEntriesOfLedger) writes one group
+for each run. Its decoder and ours also accept folded groups.
 """
 
 import enum
@@ -79,7 +79,8 @@ def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
 
 
 class Status(enum.Enum):
-    """A status of a reply: its code in V2, its code in V3, and its error. ``UNKNOWN`` has no code."""
+    """A status of a reply: its code in V2, its code in V3, and its error. ``UNKNOWN`` has no
+    code."""
 
     EOK = (0, 0, None)
     ENOLEDGER = (1, 402, NoSuchEntryError)

@@ -20,7 +20,8 @@ FLAG_HIGH_PRIORITY = 4
 
 
 class Opcode(IntEnum):
-    """The opcodes of our requests. A bookie closes the connection when it receives an unknown one."""
+    """The opcodes of our requests. A bookie closes the connection when it receives an unknown
+    one."""
 
     ADD = 1
     READ = 2

@@ -2,8 +2,11 @@
 
 The only protocol with LAC reads and writes and with lists of entries. Every reply names its
 request, so fencing, recovery and LAC reads use this protocol (rule S5). The order of fields does
-not matter: BookKeeper 4.18 writes ``flag`` first, older versions write it last.
+not matter: BookKeeper 4.18 writes ``flag`` first, older versions write it last. START_TLS and AUTH,
+which come before all other requests, are at the end of this file.
 """
+
+from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
@@ -175,3 +178,59 @@ def _room(response: wire.Response) -> DiskSpace | None:
     if not 0 <= inner.freeDiskSpace <= inner.totalDiskCapacity or not inner.totalDiskCapacity:
         return None  # not an error that should break a connection with other requests
     return DiskSpace(free_bytes=inner.freeDiskSpace, total_bytes=inner.totalDiskCapacity)
+
+
+# --- Before other requests: TLS and authentication ---------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTls:
+    """Request to continue with TLS on this connection."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auth:
+    """A message of the client's authentication plugin to the same plugin of the bookie."""
+
+    plugin: str
+    payload: bytes
+
+
+Handshake = StartTls | Auth
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandshakeReply:
+    """The reply to a StartTls or Auth. ``plugin``, ``payload``: the bookie's message; empty if
+    there is none."""
+
+    request_id: int
+    status: Status
+    plugin: str
+    payload: bytes
+
+
+def encode_handshake(request: Handshake, request_id: int) -> bytes:
+    message = wire.Request()
+    message.header.version = wire.VERSION_THREE
+    message.header.txnId = request_id
+    match request:
+        case StartTls():
+            message.header.operation = wire.START_TLS
+            message.startTLSRequest.SetInParent()
+        case Auth():
+            message.header.operation = wire.AUTH
+            message.authRequest.authPluginName = request.plugin
+            message.authRequest.payload = request.payload
+    return message.SerializeToString()
+
+
+def decode_handshake(packet: bytes) -> HandshakeReply:
+    """Decode a reply. Raises CorruptionError."""
+    response = _parse(packet)
+    return HandshakeReply(
+        request_id=response.header.txnId,
+        status=Status.of_v3(response.status),
+        plugin=response.authResponse.authPluginName,
+        payload=response.authResponse.payload,
+    )

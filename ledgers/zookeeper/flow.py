@@ -3,6 +3,7 @@
 ``Outbox`` is the queue. Many ledgers are repaired at a time, and each repair reads a mark and
 metadata. Without joining, these reads would be most of the load that a repair puts on ZooKeeper.
 kazoo's pings do not pass through this queue, so a long queue does not endanger the session.
+Background requests, which read changed ledgers, give way to all others, which may be about marks.
 
 Two limits apply: ``RequestRate``, which the operator sets, and ``RequestWindow``, which adapts the
 number of requests in flight to ZooKeeper's latency. The window works like congestion control: it is
@@ -19,6 +20,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,11 +31,23 @@ from kazoo.exceptions import (
     UnimplementedError,
 )
 from kazoo.protocol.serialization import GetData
+from prometheus_client import Counter, Histogram
 
 from ledgers.errors import BookmenderError
 from ledgers.store import SessionState
 from ledgers.zookeeper.kazoo_internals import MultiRead
 from ledgers.zookeeper.kazoo_session import OnReply, resolve
+
+REQUEST_S = Histogram(
+    "bookmender_zookeeper_request_seconds",
+    "Time from sending a request to ZooKeeper until its reply. A transaction is one request, and "
+    "so are reads that were joined.",
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10),
+)
+UNANSWERED = Counter(
+    "bookmender_zookeeper_unanswered_requests_total",
+    "Requests to ZooKeeper whose connection or session broke before the reply.",
+)
 
 BURST_S = 0.1
 """Requests that were not sent in this time may be sent at once."""
@@ -50,6 +64,8 @@ ROUND_MIN = 8
 BEST_PERIOD_S = 300.0
 """The best latency covers the last one to two of these periods. An older one no longer applies, for
 example after ZooKeeper moved to other hosts."""
+GIVE_WAY_MAX_S = 0.02
+"""Longest time for which a background request gives way to others, which may never end."""
 READS_MAX = 50
 """Largest number of reads joined into one request. Its reply holds as many ledgers' metadata."""
 
@@ -75,10 +91,25 @@ class Outbox:
         self._window = RequestWindow()
         self._rate = RequestRate()
         self._waiting: deque[Waiting] = deque()
+        self._background: deque[tuple[float, Waiting]] = deque()
+        """Background requests, each with the time after which it gives way no longer."""
+        self._background_in_flight = 0
+        self._background_alarm: asyncio.Handle | None = None
         self._alarm: asyncio.Handle | None = None
         """The scheduled call of ``_send_all``. None if nothing waits, or if a reply or a new state
         of the session will trigger the next call."""
-        self._can_join = can_join
+        self.can_join = can_join
+        """False if the server does not support joined reads."""
+
+    @property
+    def usage(self) -> RequestUsage:
+        """Return how much of its limits this queue uses now. May be read on any thread."""
+        return RequestUsage(
+            waiting_count=len(self._waiting) + len(self._background),
+            in_flight_count=self._window.in_flight,
+            in_flight_max=self._window.size,
+            per_s_max=self._rate.per_s,
+        )
 
     @property
     def requests_per_s(self) -> int:
@@ -90,11 +121,19 @@ class Outbox:
         self._rate.per_s = per_s
         self._send_all()
 
-    def ask(self, request: Any) -> asyncio.Future[Any]:
+    def ask(self, request: Any, *, is_background: bool = False) -> asyncio.Future[Any]:
         """Queue a request and return the future of its reply. Unlike ``KazooSession.ask``, a lost
-        session also fails the future."""
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, future))
+        session also fails the future.
+
+        ``is_background``: send the request when no other request waits or is in flight, or after
+        ``GIVE_WAY_MAX_S``.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        if is_background:
+            self._background.append((loop.time() + GIVE_WAY_MAX_S, (request, future)))
+        else:
+            self._waiting.append((request, future))
         self._send_in(0)
         return future
 
@@ -115,6 +154,22 @@ class Outbox:
         while self._waiting and self._may_send():
             if group := self._next_group():
                 self._send(group)
+        while self._background and self._may_send_background() and self._may_send():
+            _, (request, future) = self._background.popleft()
+            if not future.done():
+                self._send([(request, future)], is_background=True)
+
+    def _may_send_background(self) -> bool:
+        if not self._waiting and self._window.in_flight == self._background_in_flight:
+            return True
+        loop = asyncio.get_running_loop()
+        wait_s = self._background[0][0] - loop.time()
+        if wait_s <= 0:
+            return True
+        if self._background_alarm is not None:
+            self._background_alarm.cancel()
+        self._background_alarm = loop.call_later(wait_s, self._send_all)
+        return False
 
     def _may_send(self) -> bool:
         if self._session.state is not SessionState.CONNECTED:
@@ -136,46 +191,51 @@ class Outbox:
             if not future.done():  # else the caller was cancelled
                 if group and not (are_reads and isinstance(request, GetData)):
                     break
-                are_reads = self._can_join and isinstance(request, GetData)
+                are_reads = self.can_join and isinstance(request, GetData)
                 group.append((request, future))
             self._waiting.popleft()
         return group
 
-    def _send(self, group: Sequence[Waiting]) -> None:
+    def _send(self, group: Sequence[Waiting], *, is_background: bool = False) -> None:
         request, on_reply = group[0][0], partial(resolve, group[0][1])
         if len(group) > 1:
             request = MultiRead([read.path for read, _ in group])
             on_reply = partial(self._hand_out, group)
         try:
-            self._session.send(request, partial(self._answered, on_reply))
+            self._session.send(request, partial(self._answered, on_reply, is_background))
         except BookmenderError as error:  # the session was lost since ``ask``
             on_reply(None, error)
         else:
             self._window.sent()
+            self._background_in_flight += is_background
             self._rate.took(asyncio.get_running_loop().time())
 
     def _answered(
         self,
         on_reply: Callable[[Any, BaseException | None], None],
+        is_background: bool,
         value: Any,
         error: BaseException | None,
         latency_s: float,
     ) -> None:
+        self._background_in_flight -= is_background
         if isinstance(error, _NO_ANSWER):
             self._window.unanswered()
+            UNANSWERED.inc()
         else:
+            REQUEST_S.observe(latency_s)
             if isinstance(error, ThrottledOpError):
                 latency_s = math.inf
             self._window.answered(latency_s, now_s=asyncio.get_running_loop().time())
         on_reply(value, error)
-        if self._waiting:
+        if self._waiting or self._background:
             self._send_in(0)
 
     def _hand_out(
         self, reads: Sequence[Waiting], parts: Sequence[Any], error: BaseException | None
     ) -> None:
         if isinstance(error, UnimplementedError):
-            self._can_join = False
+            self.can_join = False
             self._waiting.extendleft(reversed(reads))
         elif error is not None:
             for _, future in reads:
@@ -183,6 +243,17 @@ class Outbox:
         else:
             for (_, future), part in zip(reads, parts, strict=True):
                 resolve(future, part, part if isinstance(part, Exception) else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestUsage:
+    """The requests of one session, and their limits. ``in_flight_max``: size of the window.
+    ``per_s_max``: the rate limit; 0: none."""
+
+    waiting_count: int
+    in_flight_count: int
+    in_flight_max: int
+    per_s_max: int
 
 
 class Sender(Protocol):
@@ -273,16 +344,17 @@ class _RecentBest:
 
 
 class RequestRate:
-    """Allows ``per_s`` requests a second; 0: no limit. Times are monotonic seconds.
+    """Limits the requests of a session to ``per_s`` per second; 0: no limit.
 
-    A burst may have one request more than ``BURST_S`` allows at this rate.
+    After a pause, a burst may have as many requests as the rate allows in ``BURST_S``, and one
+    more. Times are monotonic seconds.
     """
 
     def __init__(self, per_s: int = 0) -> None:
         assert per_s >= 0, per_s
         self._per_s = per_s
         self._due_s = 0.0
-        """When the next request is due if requests are spaced evenly."""
+        """Due time of the next request if requests are spaced evenly."""
 
     @property
     def per_s(self) -> int:

@@ -7,18 +7,22 @@ against a real ZooKeeper (``tests/cluster``), and change the pin and ``KAZOO_VER
 
 - ``PipelinedConnection`` sends many requests at a time. For each request kazoo makes four selects,
   each with a new epoll object, a wake-up byte, two reads, one write, one lock and a hand-over to a
-  third thread. Here all queued requests are sent in one write, all available replies are read at
-  once, and a reply is handled on the thread that read it. kazoo still does sessions, reconnection,
-  authentication and TLS.
-- ``OneSessionHandler`` runs kazoo on one thread, and for one session only.
+  third thread. Here all queued requests are sent in one write, and all available replies are read
+  at once. The thread that reads a reply also handles it. kazoo still does sessions and
+  reconnection.
+- ``OneSessionHandler`` runs kazoo on one thread, and for one session only. It opens TLS connections
+  with our own settings: kazoo would also trust the CAs of the system, besides those of ``ca``.
+- SASL uses ``ledgers.wire.sasl``. kazoo needs the library pure-sasl for it, which has had no
+  release since 2019.
 - ``AddWatch`` registers persistent watches (ZooKeeper 3.6, opcode 106). kazoo has only one-shot
-  watches with callbacks. A persistent watch stays until it is removed or the connection ends, and can
-  cover all descendants of its znode. Its events do not name their watch, so readers match them by
-  path. The store registers watches again after a reconnection; events in between are not reported.
-- ``AddOneShotWatch`` is for servers before 3.6. Two of them, one of each kind, cover a single znode if
-  they are registered again after each event.
-- ``MultiRead`` reads several znodes with one request (ZooKeeper 3.6, opcode 22). Each read succeeds or
-  fails on its own, and the reads are not atomic.
+  watches with callbacks. A persistent watch stays until it is removed or the connection ends, and
+  can cover all descendants of its znode. Its events do not name their watch, so readers match them
+  by path. The store registers watches again after a reconnection; events in between are not
+  reported.
+- ``AddOneShotWatch`` is for servers before 3.6. Two of them, one of each kind, cover a single znode
+  if they are registered again after each event.
+- ``MultiRead`` reads several znodes with one request (ZooKeeper 3.6, opcode 22). Each read succeeds
+  or fails on its own, and the reads are not atomic.
 """
 
 from __future__ import annotations
@@ -32,13 +36,24 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, ConnectionDropped
+from kazoo.exceptions import (
+    EXCEPTIONS,
+    AuthFailedError,
+    ConnectionDropped,
+    SessionClosedRequireSaslError,
+)
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, ConnectionHandler
+from kazoo.protocol.connection import (
+    AUTH_XID,
+    CLOSE_RESPONSE,
+    WATCH_XID,
+    ConnectionHandler,
+)
 from kazoo.protocol.serialization import (
+    SASL,
     Auth,
     GetData,
     ReplyHeader,
@@ -51,67 +66,77 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
+from ledgers.errors import SettingsError, UnauthorizedError
+from ledgers.security import Security, tls_failure
+from ledgers.wire.sasl import DigestMd5
+
 KAZOO_VERSION = "2.11.0"
 """The version of kazoo that this module was written for."""
 
 SEND_BYTES_MAX = 64 * 1024
 """A write takes no further request after this size, so that replies are read between writes."""
 RECEIVE_BYTES_MAX = 256 * 1024
+EVENTS_PAUSE_S = 0.002
+"""Pause after an event while no request is in flight. The events of this time are then read and
+handled together, which costs much less than one by one. A new request ends the pause."""
 XID_MAX = 2**31 - 1
 _LENGTH = struct.Struct("!i")
 _HEADER = struct.Struct("!iii")
+_EVENT = struct.Struct("!iiqiiii")
+"""The beginning of an event: length; xid, zxid and error of the header; type, state, and length of
+the path."""
 
-EventListener = Callable[[int, str, int], None]
-"""Receives the type of an event (Watcher.Event.EventType: 1 created, 2 deleted, 3 data,
-4 children), its path and its zxid."""
+EventListener = Callable[[Sequence[tuple[int, str, int]]], None]
+"""Receives events in order, each with its type (Watcher.Event.EventType: 1 created, 2 deleted,
+3 data, 4 children), path and zxid. kazoo ignores the zxid, which is in the header (ZOOKEEPER-4655:
+from ZooKeeper 3.9 on; -1 before)."""
 
 
 def replace_connection(
-    client: KazooClient, *, on_event: EventListener, on_ping: Callable[[], None] = lambda: None
+    client: KazooClient,
+    *,
+    security: Security,
+    on_events: EventListener,
+    on_ping: Callable[[], None] = lambda: None,
 ) -> PipelinedConnection:
-    """Give the client, which is not started yet, a PipelinedConnection with the same settings."""
+    """Give the client, which is not started yet, a PipelinedConnection with the same settings.
+
+    ``security``: says whether the connection authenticates itself with SASL.
+    """
     replaced = client._connection
     connection = PipelinedConnection(
         replaced.client,
         replaced.retry_sleeper,
         logger=replaced.logger,
-        sasl_options=replaced.sasl_options,
-        on_event=on_event,
+        # kazoo authenticates a connection if this is not None.
+        sasl_options=security if security.settings.zookeeper_user else None,
+        on_events=on_events,
         on_ping=on_ping,
     )
     client._connection = connection
     return connection
 
 
-class WatchingConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
-    """A connection that calls ``on_event``, on kazoo's thread, for every watch event.
-
-    It adds the zxid of the header, which kazoo ignores (ZOOKEEPER-4655: from ZooKeeper 3.9 on; -1
-    before).
-    """
-
-    def __init__(self, *args: Any, on_event: EventListener, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._on_event = on_event
-
-    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        super()._read_watch_event(buffer, offset)  # handles kazoo's own one-shot watches
-        event, _ = Watch.deserialize(buffer, offset)
-        header, _ = ReplyHeader.deserialize(buffer, 0)
-        self._on_event(event.type, self.client.unchroot(event.path), header.zxid)
-
-
-class PipelinedConnection(WatchingConnection):
+class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has no types
     """kazoo's connection to a server, with ``submit`` in place of ``KazooClient._call``."""
 
-    def __init__(self, *args: Any, on_ping: Callable[[], None], **options: Any) -> None:
-        """``on_ping``: called before each ping. kazoo pings when it has sent no request for a
-        while."""
+    def __init__(
+        self,
+        *args: Any,
+        on_events: EventListener,
+        on_ping: Callable[[], None],
+        **options: Any,
+    ) -> None:
+        """``on_events``: called on kazoo's thread, before later replies are handled. ``on_ping``:
+        called before each ping. kazoo pings when it has sent no request for a while."""
         super().__init__(*args, **options)
+        self._on_events = on_events
         self._on_ping = on_ping
         self._xid: int = 0
         self._received = bytearray()
         self._is_woken = False
+        self._has_event = False
+        """True if events were handled since the last wait."""
 
     def submit(self, request: Any, result: AsyncResult) -> None:
         """Queue a request and return at once. May be called on any thread.
@@ -169,7 +194,57 @@ class PipelinedConnection(WatchingConnection):
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received.clear()  # unread bytes of the last connection
-        return super()._connect(host, hostip, port)
+        try:
+            return super()._connect(host, hostip, port)
+        except ConnectionDropped as error:
+            cause = error.__context__
+            if isinstance(self._socket, ssl.SSLSocket) and isinstance(cause, OSError):
+                self.handler.note_tls_failure(cause, host, is_established=True)
+            raise
+
+    def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
+        """Authenticate a new connection with DIGEST-MD5, before any other request.
+
+        Raises AuthFailedError, which ends the session, if ZooKeeper refuses. Raises
+        ConnectionDropped, after which kazoo tries again, if the connection breaks. A server may
+        also break it to refuse, so that is recorded as the possible reason.
+        """
+        mechanism = self._mechanism()
+        token: bytes | None = mechanism.first()
+        xid = 0
+        timeout = min(timeout, self.handler.connect_timeout_s)
+        while token is not None:
+            xid += 1
+            self._submit(SASL(token), timeout, xid)
+            try:
+                header, reply, offset = self._read_header(timeout)
+            except ConnectionDropped:
+                self.handler.note_failure(f"ZooKeeper closed the connection, perhaps {_REFUSED}")
+                raise
+            if header.err in (AuthFailedError.code, SessionClosedRequireSaslError.code):
+                self._fail_authentication(_REFUSED)
+            if header.xid != xid or header.err:
+                raise ConnectionDropped("not an answer to SASL")
+            try:
+                challenge, _ = SASL.deserialize(reply, offset)
+                token = mechanism.answer(challenge or b"")
+            except struct.error as error:
+                raise ConnectionDropped("not an answer to SASL") from error
+            except UnauthorizedError as error:
+                self._fail_authentication(f"because {error.args[0]}: {_CHECK_SASL}")
+
+    def _mechanism(self) -> DigestMd5:
+        try:
+            credentials = self.sasl_options.zookeeper_credentials()
+        except SettingsError as error:
+            self.handler.note_failure(str(error))
+            raise ConnectionDropped(str(error)) from error
+        return DigestMd5(credentials, service="zookeeper", server="zk-sasl-md5")
+
+    def _fail_authentication(self, why: str) -> NoReturn:
+        failure = f"ZooKeeper refuses our SASL credentials {why}"
+        self.handler.note_failure(failure)
+        raise AuthFailedError(failure)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
         """Send a request of the handshake, and wait ``connect_timeout_s`` at most for its answer.
@@ -181,10 +256,48 @@ class PipelinedConnection(WatchingConnection):
 
     def _read_socket(self, read_timeout: float) -> Any:
         """Handle the next reply or event, and all others that are already received."""
-        response = super()._read_socket(read_timeout)
+        if not self._received:
+            self._receive(read_timeout)
+        response = self._read_next(read_timeout)
         while response != CLOSE_RESPONSE and self._has_reply():
-            response = super()._read_socket(read_timeout)
+            response = self._read_next(read_timeout)
+        if self._has_event and not self.client._pending:
+            self.handler.select([self._read_sock], [], [], EVENTS_PAUSE_S)
+        self._has_event = False
         return response
+
+    def _read_next(self, read_timeout: float) -> Any:
+        """Handle all events that are received, or else the next reply."""
+        if events := self._take_events():
+            self._has_event = True
+            self._on_events(events)
+            return None
+        return super()._read_socket(read_timeout)
+
+    def _take_events(self) -> list[tuple[int, str, int]]:
+        """Remove the complete events from the head of the received bytes, and return them.
+
+        Thousands of ledgers may change in a second, so events have this path of their own.
+        """
+        received, position = self._received, 0
+        events: list[tuple[int, str, int]] = []
+        while len(received) - position >= _EVENT.size:
+            length, xid, zxid, _, kind, _, path_bytes = _EVENT.unpack_from(received, position)
+            stop = position + _LENGTH.size + length
+            if xid != WATCH_XID or stop > len(received):
+                break
+            begin = position + _EVENT.size
+            events.append((kind, received[begin : begin + path_bytes].decode(), zxid))
+            position = stop
+        del received[:position]
+        return events
+
+    def _read_watch_event(self, buffer: bytes, offset: int) -> None:
+        """Handle an event of which only a part was received at first. kazoo's own one-shot watches
+        are not used."""
+        event, _ = Watch.deserialize(buffer, offset)
+        header, _ = ReplyHeader.deserialize(buffer, 0)
+        self._on_events([(event.type, event.path, header.zxid)])
 
     def _has_reply(self) -> bool:
         """True if another reply or event can be read now. ``select`` reports neither buffered
@@ -218,6 +331,13 @@ class PipelinedConnection(WatchingConnection):
         self._received += chunk
 
 
+_CHECK_SASL = "check that the servers have SASL (jaas.conf, authProvider)"
+_REFUSED = (
+    "because of a wrong user or password: check security.zookeeper_user and "
+    "security.zookeeper_password_file"
+)
+
+
 class AsyncResult(Protocol):
     """Receives a reply on the connection's thread. The part of kazoo's ``IAsyncResult`` we use."""
 
@@ -235,11 +355,20 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     by a new one, and send requests on it that were meant for the old session (rule S3).
     """
 
-    def __init__(self, *, connect_timeout_s: float, on_crash: Callable[[BaseException], None]):
+    def __init__(
+        self,
+        *,
+        security: Security,
+        connect_timeout_s: float,
+        on_crash: Callable[[BaseException], None],
+    ):
         """``connect_timeout_s``: limit for opening a connection, and for each answer of the
         handshake."""
         super().__init__()
+        self.failure = ""
+        """Why TLS or authentication failed last, and what to do next; empty if neither did."""
         self.connect_timeout_s = connect_timeout_s
+        self._security = security
         self._on_crash = on_crash
         self._is_forbidden = False
         self._socket: socket.socket | None = None
@@ -258,17 +387,66 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         self.forbid_connections()
         if self._socket is not None:
             with suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+                # Not the method of SSLSocket: it would take TLS away from the thread that reads.
+                socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def create_connection(self, *args: Any, timeout: float, **options: Any) -> Any:
+    def note_failure(self, failure: str) -> None:
+        self.failure = failure
+
+    def note_tls_failure(
+        self, error: Exception, host: str, *, is_established: bool = False
+    ) -> None:
+        self.note_failure(
+            tls_failure(
+                error,
+                self._security.settings,
+                server="ZooKeeper",
+                host=host,
+                is_established=is_established,
+            )
+        )
+
+    def create_connection(
+        self, address: tuple[str, int], *, timeout: float, hostname: str = "", **_: Any
+    ) -> Any:
         """Connect within ``connect_timeout_s``. A dead host must leave time to try the other
-        servers before the session expires."""
+        servers before the session expires.
+
+        ``hostname``: the name of the server in the connect string, which its certificate must name.
+        kazoo's own options for TLS are ignored.
+        """
         if self._is_forbidden:
             raise ConnectionDropped("the session is over")
         self._socket = super().create_connection(
-            *args, timeout=min(timeout, self.connect_timeout_s), **options
+            address, timeout=min(timeout, self.connect_timeout_s)
         )
+        if self._security.settings.zookeeper_tls:
+            self._socket = self._with_tls(self._socket, hostname or address[0])
         return self._socket
+
+    def _with_tls(self, connection: socket.socket, host: str) -> socket.socket:
+        """Return the connection after a TLS handshake within the timeout of the connection.
+
+        Raises ConnectionDropped.
+        """
+        try:
+            context = self._security.zookeeper_tls()
+            assert context is not None
+            secured = context.wrap_socket(
+                connection, server_hostname=host, do_handshake_on_connect=False
+            )
+        except (OSError, ValueError, SettingsError) as error:
+            connection.close()
+            self.note_failure(str(error))
+            raise ConnectionDropped(str(error)) from error
+        self._socket = secured  # so that ``break_connection`` can end a handshake that hangs
+        try:
+            secured.do_handshake()
+        except (OSError, ValueError) as error:
+            secured.close()
+            self.note_tls_failure(error, host)
+            raise ConnectionDropped("TLS handshake failed") from error
+        return secured
 
     def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> threading.Thread:
         def run() -> None:

@@ -11,20 +11,36 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
 from kazoo.client import KazooClient
-from kazoo.exceptions import ConnectionDropped, ConnectionLoss, KazooException, UnimplementedError
+from kazoo.exceptions import (
+    ConnectionDropped,
+    ConnectionLoss,
+    KazooException,
+    SessionClosedRequireSaslError,
+    UnimplementedError,
+)
 from kazoo.protocol.serialization import Exists
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
-from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    BookmenderError,
+    SecureConnectionError,
+    SettingsError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.security import OPEN, Security, security_for
 from ledgers.store import Event, EventKind, SessionState
+from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.kazoo_internals import MultiRead, OneSessionHandler, replace_connection
 from ledgers.zookeeper.session import Session, session_lost
 
@@ -37,9 +53,12 @@ the session as lost, even if a server would still accept it. More than one, beca
 leader restarts the timeout of every session: sessions and their locks survive an outage of all of
 ZooKeeper."""
 RESOLVE_MAX_S = 1.0
-"""How long name lookups may take. The error's list of unknown names omits slower lookups."""
+"""Maximum time of name lookups. The error's list of unknown names omits slower lookups."""
 GOODBYE_MAX_S = 2.0
-"""How long a server may take to close the session before we close the connection."""
+"""Time that a server has to close the session before we close the connection."""
+THREAD_END_MAX_S = 2.0
+"""Time that kazoo's thread has to end after that. It cannot be woken while it looks up a host
+name, which takes a minute if no name server answers."""
 
 EVENT_KINDS = {
     1: EventKind.CREATED,
@@ -48,6 +67,11 @@ EVENT_KINDS = {
     4: EventKind.CHILDREN,
 }
 """Event kinds by the number that ZooKeeper sends (Watcher.Event.EventType)."""
+
+SASL_REQUIRED = (
+    "ZooKeeper admits only clients that authenticate themselves: set security.zookeeper_user and "
+    "security.zookeeper_password_file"
+)
 
 OnReply = Callable[[Any, BaseException | None, float], None]
 """Receives a reply or an error, and the latency in seconds, measured until kazoo's thread has the
@@ -69,7 +93,7 @@ class KazooSession(Session):
         hosts: str,
         *,
         session_timeout_s: float,
-        credentials: Sequence[tuple[str, str]],
+        security: Security | None = None,
         ends_with_loop: bool = False,
     ) -> None:
         """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: see
@@ -78,8 +102,6 @@ class KazooSession(Session):
         Raises SettingsError if ``hosts`` is malformed or contains a path.
         """
         super().__init__()
-        self.session_id = 0
-        self.request_count = 0
         self.is_old = False
         """True if the first server is older than 3.6: no joined reads, no recursive watches."""
         self._loop = asyncio.get_running_loop()
@@ -89,20 +111,22 @@ class KazooSession(Session):
         self._suspended_timer: asyncio.TimerHandle | None = None
         self._ends_with_loop = ends_with_loop
         self._loop_asked_s: float | None = None
-        """When the loop was asked to run ``_loop_runs``; None if it has done so since."""
+        """Time at which the loop was asked to run ``_loop_runs``; None if it has run it since."""
         self._in_flight: set[_Reply] = set()
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._why_lost: Callable[[], BookmenderError] = session_lost
         self._is_closed = False
+        security = security or security_for(OPEN)
         self._handler = OneSessionHandler(
-            connect_timeout_s=connect_timeout_s(hosts, session_timeout_s), on_crash=self._crashed
+            security=security,
+            connect_timeout_s=connect_timeout_s(hosts, session_timeout_s),
+            on_crash=self._crashed,
         )
         try:
             self._client = KazooClient(
                 hosts,
                 timeout=session_timeout_s,
                 handler=self._handler,
-                auth_data=list(credentials),
                 connection_retry=KazooRetry(
                     max_tries=-1, delay=RECONNECT_DELAY_MIN_S, max_delay=RECONNECT_DELAY_MAX_S
                 ),
@@ -111,15 +135,21 @@ class KazooSession(Session):
         except ValueError as error:
             raise SettingsError("not a connect string of ZooKeeper", hosts=hosts) from error
         if self._client.chroot:
-            raise SettingsError("a path belongs into the metadata service URI", hosts=hosts)
+            raise SettingsError("the path belongs in the metadata service URI", hosts=hosts)
         self._connection = replace_connection(
-            self._client, on_event=self._event_came, on_ping=self._ping_is_due
+            self._client,
+            security=security,
+            on_events=self._events_came,
+            on_ping=self._ping_is_due,
         )
         self._client.add_listener(self._state_changed)
 
     async def open(self, *, timeout_s: float) -> None:
-        """Connect to a server. Raises UnavailableError if none answers, UnauthorizedError; the
-        session is then closed."""
+        """Connect to a server. After an error the session is closed.
+
+        Raises UnavailableError if no server answers, SecureConnectionError if TLS fails,
+        UnauthorizedError if ZooKeeper refuses our credentials.
+        """
         self._client.start_async()
         try:
             await self._wait_opened(timeout_s)
@@ -132,8 +162,12 @@ class KazooSession(Session):
             async with asyncio.timeout(timeout_s):
                 await self._opened
                 await self._learn_age()  # returns only after the credentials were accepted
+        except SessionClosedRequireSaslError as error:
+            raise UnauthorizedError(SASL_REQUIRED, hosts=self._hosts) from error
         except (TimeoutError, KazooException) as error:
             context = {"hosts": self._hosts, "waited_s": timeout_s}
+            if failure := self._handler.failure:
+                raise SecureConnectionError(failure, **context) from error
             if unresolved := await unresolved_names(self._client.hosts):
                 context["no_address_of"] = ",".join(unresolved)
             raise UnavailableError("no ZooKeeper server answers", **context) from error
@@ -185,17 +219,27 @@ class KazooSession(Session):
             self.send(request, lambda value, error, latency_s: None)
 
     async def close(self) -> None:
-        """End the session on the server, if connected, and always end kazoo's thread."""
+        """End the session on the server, if connected, and kazoo's thread.
+
+        A thread that looks up a host name ends later: it may make no new connection.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
         self._handle_lost(session_lost)
-        stopping = self._loop.run_in_executor(None, self._client.stop)
+        stopping = asyncio.ensure_future(in_daemon_thread(self._stop_client))
         _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
         if late:
             self._handler.break_connection()
-        await stopping
+            _, late = await asyncio.wait([stopping], timeout=THREAD_END_MAX_S)
+        if late:
+            stopping.cancel()
+        else:
+            stopping.result()
+
+    def _stop_client(self) -> None:
+        self._client.stop()  # waits for kazoo's thread
         self._client.close()
 
     # --- On kazoo's thread -------------------------------------------------------------------
@@ -208,12 +252,17 @@ class KazooSession(Session):
         else:
             self._handler.forbid_connections()
             is_refused = self._client.client_state == KeeperState.AUTH_FAILED
-            self._inbox.post(self._handle_lost, _refused if is_refused else session_lost)
+            self._inbox.post(self._handle_lost, self._refused if is_refused else session_lost)
 
-    def _event_came(self, number: int, path: str, zxid: int) -> None:
-        if number in EVENT_KINDS:
-            event = Event(kind=EVENT_KINDS[number], path=path, zxid=zxid)
-            self._inbox.post(self.publish, event)
+    def _events_came(self, events: Sequence[tuple[int, str, int]]) -> None:
+        self._inbox.post(
+            self.publish,
+            [
+                Event(kind=EVENT_KINDS[number], path=path, zxid=zxid)
+                for number, path, zxid in events
+                if number in EVENT_KINDS
+            ],
+        )
 
     def _ping_is_due(self) -> None:
         """With ``ends_with_loop``, end the session if our loop is blocked, for example by a disk
@@ -225,9 +274,9 @@ class KazooSession(Session):
         3. The server expires the session, so that other nodes can take its locks. Without this,
            kazoo's pings would keep the session alive for ever.
         """
-        now_s = time.monotonic()
         if not self._ends_with_loop:
             return
+        now_s = time.monotonic()
         if self._loop_asked_s is None:
             self._loop_asked_s = now_s
             self._inbox.post(self._loop_runs)
@@ -238,7 +287,8 @@ class KazooSession(Session):
                 "session.loop_stalled",
                 session=f"{self.session_id:#x}",
                 for_s=round(now_s - self._loop_asked_s),
-                next_step="check whether a disk of this host hangs; other nodes may take over the locks of this session",
+                next_step="check the disks of this host for calls that do not return; other nodes "
+                "may lease the ledgers of this session",
             )
             raise ConnectionDropped("the event loop is blocked")
 
@@ -291,6 +341,9 @@ class KazooSession(Session):
         for reply in in_flight:
             reply.on_reply(None, why(), reply.latency_s())
 
+    def _refused(self) -> UnauthorizedError:
+        return UnauthorizedError(self._handler.failure or "ZooKeeper refuses our credentials")
+
     def _stop_timer(self) -> None:
         if self._suspended_timer is not None:
             self._suspended_timer.cancel()
@@ -335,8 +388,10 @@ def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
 async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
     """Return the host names that do not resolve. Lookups slower than ``RESOLVE_MAX_S`` are left
     out."""
-    loop = asyncio.get_running_loop()
-    asked = {loop.create_task(loop.getaddrinfo(host, port)): host for host, port in hosts}
+    asked = {
+        asyncio.ensure_future(in_daemon_thread(partial(socket.getaddrinfo, host, port))): host
+        for host, port in hosts
+    }
     done, late = await asyncio.wait(asked, timeout=RESOLVE_MAX_S)
     for task in late:
         task.cancel()
@@ -353,10 +408,6 @@ def resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None
         # A copy, because kazoo gives one exception object to all requests of a broken connection.
         # Each waiter would append its own frames to the traceback of that object.
         future.set_exception(copy.copy(error))
-
-
-def _refused() -> UnauthorizedError:
-    return UnauthorizedError("ZooKeeper refuses our credentials")
 
 
 class LoopInbox:

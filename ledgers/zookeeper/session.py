@@ -1,16 +1,36 @@
-"""What the ZooKeeper store and the store in memory share: session state, watches, size limit.
+"""Shared by the ZooKeeper store and the store in memory: session state, watches, size limit.
 
 ``Session`` has the state of a session and its watch subscriptions. Used only by the event loop of
-its store.
+its store. ``SessionStore`` is the part of a ``MetadataStore`` that needs no more than that.
 """
 
 import asyncio
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from ledgers.errors import RejectedError, SessionLostError
-from ledgers.store import Event, EventKind, Operation, SessionState, request_bytes
+from ledgers.errors import (
+    NoNodeError,
+    RejectedError,
+    SessionLostError,
+    UnauthorizedError,
+)
+from ledgers.manager import create_with_parents
+from ledgers.store import (
+    ANY_VERSION,
+    Create,
+    Delete,
+    Event,
+    EventKind,
+    MetadataStore,
+    Operation,
+    OperationResult,
+    SessionState,
+    SetData,
+    Stat,
+    request_bytes,
+)
 
 REQUEST_BYTES_MAX = 1_000_000
 """The default size limit of a request. A server closes the connection if a request exceeds its
@@ -30,6 +50,8 @@ class Session:
 
     def __init__(self) -> None:
         self.state = SessionState.CONNECTED
+        self.session_id = 0
+        self.request_count = 0
         self.break_count = 0
         """Number of times that the connection broke. If it changed, a request and its reply
         belong to different connections."""
@@ -38,6 +60,7 @@ class Session:
         self._disconnected = asyncio.Event()
         self._lost = asyncio.Event()
         self._subscriptions: dict[Subscription, None] = {}
+        self._by_path: dict[str, list[Subscription]] = {}
         self.on_not_suspended: Callable[[], None] = lambda: None
         """Called after the session is resumed, and after it is lost."""
 
@@ -99,11 +122,20 @@ class Session:
     async def wait_lost(self) -> None:
         await self._lost.wait()
 
-    def publish(self, event: Event) -> None:
-        """Give the event to every subscription that wants it."""
-        for subscription in self._subscriptions:
-            if subscription.wants(event):
-                subscription.put(event)
+    def publish(self, events: Iterable[Event]) -> None:
+        """Give each event to every subscription that wants it: those of its path, and the recursive
+        ones of the paths above."""
+        by_path = self._by_path
+        for event in events:
+            path = event.path
+            while path:
+                for subscription in by_path.get(path, ()):
+                    if subscription.wants(event):
+                        subscription.put(event)
+                path = path.rpartition("/")[0]
+            for subscription in by_path.get("/", ()) if event.path != "/" else ():
+                if subscription.wants(event):
+                    subscription.put(event)
 
     @contextmanager
     def subscription(
@@ -115,17 +147,21 @@ class Session:
         agree on ``is_recursive``. Raises SessionLostError.
         """
         self.raise_if_lost()
-        others = [each for each in self._subscriptions if each.path == path]
+        others = self._by_path.setdefault(path, [])
         assert all(each.is_recursive == is_recursive for each in others), path
         subscription = Subscription(path, is_recursive=is_recursive, events_max=events_max)
         self._subscriptions[subscription] = None
+        others.append(subscription)
         try:
             yield subscription
         finally:
             del self._subscriptions[subscription]
+            others.remove(subscription)
+            if not others:
+                del self._by_path[path]
 
     def subscription_count(self, path: str) -> int:
-        return sum(subscription.path == path for subscription in self._subscriptions)
+        return len(self._by_path.get(path, ()))
 
 
 class Subscription:
@@ -178,6 +214,81 @@ class Subscription:
                 return self._events.popleft()
             self._has_news.clear()
             await self._has_news.wait()
+
+
+class SessionStore(MetadataStore):
+    """A ``MetadataStore`` on a session. A subclass adds reads, transactions and watches."""
+
+    request_bytes_max = REQUEST_BYTES_MAX
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @property
+    def state(self) -> SessionState:
+        return self._session.state
+
+    @property
+    def session_id(self) -> int:
+        return self._session.session_id
+
+    @property
+    def request_count(self) -> int:
+        return self._session.request_count
+
+    @property
+    def break_count(self) -> int:
+        return self._session.break_count
+
+    async def wait_lost(self) -> None:
+        await self._session.wait_lost()
+
+    async def wait_connected(self) -> None:
+        await self._session.wait_connected()
+
+    async def wait_disconnected(self) -> None:
+        await self._session.wait_disconnected()
+
+    async def get_each(
+        self, paths: Sequence[str]
+    ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
+        return await asyncio.gather(*map(self._get_if_any, paths))
+
+    async def _get_if_any(self, path: str) -> tuple[bytes, Stat] | NoNodeError | UnauthorizedError:
+        try:
+            return await self.get(path)
+        except (NoNodeError, UnauthorizedError) as error:
+            return error
+
+    async def create(
+        self,
+        path: str,
+        data: bytes = b"",
+        *,
+        is_ephemeral: bool = False,
+        is_sequential: bool = False,
+        with_parents: bool = False,
+    ) -> str:
+        create = Create(
+            path=path, data=data, is_ephemeral=is_ephemeral, is_sequential=is_sequential
+        )
+        if with_parents:
+            return await create_with_parents(self, create)
+        made = await self._write_one(create)
+        assert isinstance(made, str), made
+        return made
+
+    async def set(self, path: str, data: bytes, *, version: int) -> Stat:
+        stat = await self._write_one(SetData(path=path, data=data, version=version))
+        assert isinstance(stat, Stat), stat
+        return stat
+
+    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
+        await self._write_one(Delete(path=path, version=version))
+
+    @abstractmethod
+    async def _write_one(self, operation: Operation) -> OperationResult:
+        """Apply the operation, alone and without a transaction."""
 
 
 def session_lost() -> SessionLostError:

@@ -15,6 +15,7 @@ functions convert operations to kazoo's requests, and kazoo's replies and errors
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 from collections.abc import AsyncGenerator, Sequence
@@ -24,7 +25,7 @@ from typing import Any
 from kazoo import exceptions as kazoo
 from kazoo.exceptions import ConnectionLoss, SessionMovedError
 from kazoo.protocol import serialization
-from kazoo.protocol.serialization import Exists, GetChildren, GetData, Sync, Transaction
+from kazoo.protocol.serialization import Exists, GetACL, GetChildren, GetData, Sync, Transaction
 from kazoo.protocol.states import ZnodeStat
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
@@ -44,9 +45,8 @@ from ledgers.errors import (
     UnknownOutcomeError,
     UnsupportedError,
 )
-from ledgers.manager import create_with_parents
+from ledgers.security import OPEN, SecuritySettings, security_for
 from ledgers.store import (
-    ANY_VERSION,
     EVENTS_MAX,
     Check,
     Create,
@@ -56,27 +56,34 @@ from ledgers.store import (
     MultiFailed,
     Operation,
     OperationResult,
-    SessionState,
     SetData,
     Stat,
 )
-from ledgers.tasks import until_answered
-from ledgers.zookeeper.flow import Outbox
+from ledgers.tasks import in_daemon_thread, until_answered
+from ledgers.zookeeper.flow import Outbox, RequestUsage
 from ledgers.zookeeper.kazoo_internals import (
     AddOneShotWatch,
     AddWatch,
+    MultiRead,
     OneShotWatch,
     RemoveWatches,
     WatchMode,
 )
-from ledgers.zookeeper.kazoo_session import KazooSession
-from ledgers.zookeeper.session import READ_TRIES_MAX, REQUEST_BYTES_MAX, check_size
+from ledgers.zookeeper.kazoo_session import SASL_REQUIRED, KazooSession
+from ledgers.zookeeper.session import (
+    READ_TRIES_MAX,
+    REQUEST_BYTES_MAX,
+    SessionStore,
+    check_size,
+)
 
+READ_TOGETHER_MAX = 200
+"""Largest number of znodes that ``get_each`` reads with one request."""
 REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 """Errors that kazoo raises for a reply: the server's error, or a reply that kazoo cannot parse."""
 
 
-class ZooKeeperStore:
+class ZooKeeperStore(SessionStore):
     """A ``MetadataStore`` on one ZooKeeper session.
 
     Create it with ``open``. Call ``close`` even after the session is lost.
@@ -89,7 +96,9 @@ class ZooKeeperStore:
         is_secured: bool,
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> None:
-        self._session = session
+        """``is_secured``: only our identity may access the znodes that we create."""
+        super().__init__(session)
+        self._session: KazooSession = session
         self.request_bytes_max = request_bytes_max
         self._is_secured = is_secured
         self._clock = SystemClock()
@@ -105,41 +114,37 @@ class ZooKeeperStore:
         *,
         session_timeout_s: float = 10.0,
         connect_timeout_s: float = 10.0,
-        credentials: Sequence[tuple[str, str]] = (),
-        is_secured: bool = False,
+        security: SecuritySettings = OPEN,
         ends_with_loop: bool = False,
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> ZooKeeperStore:
         """Open a new session and return its store.
 
-        ``hosts``: ``host:port`` joined by commas; any of them may be tried first. ``credentials``:
-        pairs like ``("digest", "user:password")``. ``is_secured``: only this identity may access
-        the znodes that we create, as with BookKeeper's ``zkEnableSecurity``. ``ends_with_loop``:
-        end the session if the event loop is blocked for three session timeouts, so that its locks
-        become free for other nodes. ``request_bytes_max``: limit given by the servers'
-        jute.maxbuffer. Raises UnavailableError if no server answers, UnauthorizedError,
-        SettingsError.
+        ``hosts``: ``host:port`` joined by commas; any of them may be tried first. ``security``:
+        TLS, SASL and ACLs. ``ends_with_loop``: end the session if the event loop is blocked for
+        three session timeouts, so that its locks become free for other nodes.
+        ``request_bytes_max``: limit given by the servers' jute.maxbuffer. Raises UnavailableError
+        if no server answers, UnauthorizedError, SettingsError.
         """
+        if security != OPEN:
+            await in_daemon_thread(security_for(security).check)
         session = KazooSession(
             hosts,
             session_timeout_s=session_timeout_s,
-            credentials=credentials,
+            security=security_for(security),
             ends_with_loop=ends_with_loop,
         )
         await session.open(timeout_s=connect_timeout_s)
-        return cls(session, is_secured=is_secured, request_bytes_max=request_bytes_max)
+        return cls(
+            session,
+            is_secured=security.zookeeper_acl == "creator",
+            request_bytes_max=request_bytes_max,
+        )
 
     @property
-    def state(self) -> SessionState:
-        return self._session.state
-
-    @property
-    def session_id(self) -> int:
-        return self._session.session_id
-
-    @property
-    def request_count(self) -> int:
-        return self._session.request_count
+    def usage(self) -> RequestUsage:
+        """Return the present use of the limits on requests. May be read on any thread."""
+        return self._outbox.usage
 
     @property
     def requests_per_s(self) -> int:
@@ -154,18 +159,29 @@ class ZooKeeperStore:
     def requests_per_s(self, per_s: int) -> None:
         self._outbox.requests_per_s = per_s
 
-    async def wait_lost(self) -> None:
-        await self._session.wait_lost()
-
-    async def wait_connected(self) -> None:
-        await self._session.wait_connected()
-
-    async def wait_disconnected(self) -> None:
-        await self._session.wait_disconnected()
-
     async def get(self, path: str) -> tuple[bytes, Stat]:
         data, stat = await self._read(GetData(path, None), path)
         return data or b"", stat_of(stat)  # None: a znode that was created without data
+
+    async def get_each(
+        self, paths: Sequence[str]
+    ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
+        if not self._outbox.can_join:
+            return await super().get_each(paths)
+        size = READ_TOGETHER_MAX
+        parts = [paths[start : start + size] for start in range(0, len(paths), size)]
+        try:
+            replies = await asyncio.gather(
+                *(self._read(MultiRead(part), part[0], is_background=True) for part in parts)
+            )
+        except UnsupportedError:  # another server, before 3.6
+            self._outbox.can_join = False
+            return await super().get_each(paths)
+        return [
+            _got(reply, path)
+            for part, found in zip(parts, replies, strict=True)
+            for path, reply in zip(part, found, strict=True)
+        ]
 
     async def exists(self, path: str) -> Stat | None:
         stat = await self._read(Exists(path, None), path)
@@ -177,28 +193,6 @@ class ZooKeeperStore:
 
     async def sync(self, path: str) -> None:
         await self._read(Sync(path), path)
-
-    async def create(
-        self,
-        path: str,
-        data: bytes = b"",
-        *,
-        is_ephemeral: bool = False,
-        is_sequential: bool = False,
-        with_parents: bool = False,
-    ) -> str:
-        create = Create(
-            path=path, data=data, is_ephemeral=is_ephemeral, is_sequential=is_sequential
-        )
-        if with_parents:
-            return await create_with_parents(self, create)
-        return str(await self._write_one(create))
-
-    async def set(self, path: str, data: bytes, *, version: int) -> Stat:
-        return stat_of(await self._write_one(SetData(path=path, data=data, version=version)))
-
-    async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
-        await self._write_one(Delete(path=path, version=version))
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
         if not operations:
@@ -218,7 +212,8 @@ class ZooKeeperStore:
             try:
                 while True:
                     event = await subscription.next()
-                    await self._renew_watch(path, mode, after=event.kind)
+                    if event.kind is EventKind.RESET or not self._has_persistent_watches:
+                        await self._renew_watch(path, mode, after=event.kind)
                     yield event
             finally:
                 if self._session.subscription_count(path) == 1:
@@ -248,6 +243,16 @@ class ZooKeeperStore:
             with suppress(NoNodeError):
                 await self._answered(AddOneShotWatch(what, path), path)
 
+    async def is_restricted(self, path: str) -> bool | None:
+        """Return False if everybody has all permissions on the znode; None if there is no znode."""
+        try:
+            acls, _ = await self._read(GetACL(path), path)
+        except NoNodeError:
+            return None
+        except UnauthorizedError:
+            return True
+        return OPEN_ACL_UNSAFE[0] not in acls
+
     async def close(self) -> None:
         await self._session.close()
 
@@ -261,11 +266,11 @@ class ZooKeeperStore:
             path=path,
         )
 
-    async def _read(self, request: Any, path: str) -> Any:
+    async def _read(self, request: Any, path: str, *, is_background: bool = False) -> Any:
         for _ in range(READ_TRIES_MAX):
             break_count = self._session.break_count
             try:
-                return await self._ask(request)
+                return await self._outbox.ask(request, is_background=is_background)
             except ConnectionLoss as error:
                 lost = error
                 await self._session.wait_break_reported(break_count)
@@ -275,10 +280,10 @@ class ZooKeeperStore:
                 raise error_of(error, path=path, is_write=False) from error
         raise UnavailableError("the connection broke again and again", path=path) from lost
 
-    async def _write_one(self, operation: Operation) -> Any:
+    async def _write_one(self, operation: Operation) -> OperationResult:
         check_size([operation], request_bytes_max=self.request_bytes_max)
         request = request_of(operation, is_secured=self._is_secured)
-        return await self._write(request, operation.path)
+        return _result_of(operation, await self._write(request, operation.path))
 
     async def _write(self, request: Any, path: str) -> Any:
         try:
@@ -318,11 +323,23 @@ def request_of(operation: Operation, *, is_secured: bool) -> Any:
             return serialization.CheckVersion(path, version)
 
 
+def _got(reply: Any, path: str) -> tuple[bytes, Stat] | NoNodeError | UnauthorizedError:
+    """Return one element of the reply to a MultiRead."""
+    if not isinstance(reply, Exception):
+        data, stat = reply
+        return data or b"", stat_of(stat)  # None: a znode that was created without data
+    error = error_of(reply, path=path, is_write=False)
+    if not isinstance(error, NoNodeError | UnauthorizedError):
+        raise error from reply
+    return error
+
+
 def stat_of(stat: ZnodeStat) -> Stat:
     return Stat(
         version=stat.version,
         czxid=stat.czxid,
         mzxid=stat.mzxid,
+        pzxid=stat.pzxid,
         ctime_ms=stat.ctime,
         mtime_ms=stat.mtime,
         ephemeral_owner=stat.ephemeralOwner,
@@ -364,9 +381,7 @@ def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
     for kind, ours, message in _ERRORS:
         if isinstance(error, kind):
             return ours(message, path=path)
-    return CorruptionError(
-        "ZooKeeper answered what we do not understand", path=path, error=repr(error)
-    )
+    return CorruptionError("unexpected answer from ZooKeeper", path=path, error=repr(error))
 
 
 _LOST_REPLIES = (kazoo.ConnectionLoss, kazoo.OperationTimeoutError, kazoo.RequestTimeoutError)
@@ -379,18 +394,20 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
     (
         kazoo.NoAuthError,
         UnauthorizedError,
-        "ZooKeeper's ACL of this znode denies access. A user with permission can change it with setAcl (see getAcl)",
+        "ZooKeeper's ACL of this znode denies access. Check security.zookeeper_user; or a user "
+        "with permission can change the ACL with setAcl (see getAcl)",
     ),
     (
         kazoo.InvalidACLError,
         UnauthorizedError,
-        "ZooKeeper refuses our ACL: a secured cluster needs credentials",
+        "ZooKeeper refuses our ACL, because it does not know who we are: set "
+        "security.zookeeper_user, or security.zookeeper_tls with a certificate",
     ),
     (kazoo.AuthFailedError, UnauthorizedError, "ZooKeeper refuses our credentials"),
     (
         kazoo.SessionClosedRequireSaslError,
         UnauthorizedError,
-        "ZooKeeper admits only clients that authenticate themselves",
+        SASL_REQUIRED,
     ),
     (
         kazoo.QuotaExceededError,

@@ -1,4 +1,4 @@
-"""A node's auditor half, put together as the daemon does, on a cluster in memory."""
+"""A node's auditor, put together as the daemon does, on a cluster in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine
@@ -20,6 +20,7 @@ from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
+from replication.history import HistoryWriter
 from replication.nodes import Membership, Role
 from replication.orders import OrderStore
 from replication.transactions import Batcher
@@ -41,6 +42,7 @@ class Leader:
     updater: LedgerMapUpdater
     auditor: Auditor
     drainer: Drainer
+    history: HistoryWriter
     task: "asyncio.Task[None] | None" = None
 
 
@@ -52,7 +54,7 @@ async def leading(
     hold: HoldSettings | None = None,
     outages: Outages | None = None,
 ) -> AsyncIterator[Leader]:
-    """A node that has won the election, with what runs beside its auditor."""
+    """Yield a node that has won the election, with everything that runs beside its auditor."""
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
     try:
@@ -64,6 +66,9 @@ async def leading(
         ).win()
         batcher = Batcher(store, leadership.guards)
         marker = Marker(store, batcher, PATHS, cluster.clock)
+        history = HistoryWriter(
+            batcher, PATHS, owner=membership.uuid, node=name, clock=cluster.clock
+        )
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
         records = Records(store, batcher, PATHS)
         settings = settings or AuditorSettings()
@@ -79,6 +84,7 @@ async def leading(
             paths=PATHS,
             settings=hold or HoldSettings(),
             clock=cluster.clock,
+            history=history,
         )
         tracker = LossTracker(
             store=store,
@@ -90,7 +96,7 @@ async def leading(
             clock=cluster.clock,
             outages=outages,
         )
-        beside += [asyncio.create_task(each.run()) for each in (batcher, views, updater)]
+        beside += [asyncio.create_task(e.run()) for e in (batcher, views, updater, history)]
         if outages is not None:
             beside.append(asyncio.create_task(outages.follow(store)))
         yield Leader(
@@ -112,6 +118,7 @@ async def leading(
                 records=records,
                 settings=settings,
                 clock=cluster.clock,
+                history=history,
             ),
             drainer=Drainer(
                 store=store,
@@ -122,7 +129,9 @@ async def leading(
                 marker=Marker(store, batcher, PATHS.private, cluster.clock),
                 records=records,
                 clock=cluster.clock,
+                history=history,
             ),
+            history=history,
         )
     finally:
         for task in beside:
@@ -139,7 +148,7 @@ async def auditing(
     hold: HoldSettings | None = None,
     outages: Outages | None = None,
 ) -> AsyncIterator[Leader]:
-    """The leader audits; what ends its auditor ends the test."""
+    """Yield a leader whose auditor runs. An error of the auditor ends the test."""
     async with (
         leading(cluster, name, settings, hold, outages) as leader,
         _running(leader.auditor.run()) as task,
@@ -150,7 +159,7 @@ async def auditing(
 
 @asynccontextmanager
 async def draining(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Leader]:
-    """The leader drains; what ends its drainer ends the test."""
+    """Yield a leader whose drainer runs. An error of the drainer ends the test."""
     async with leading(cluster, name) as leader, _running(leader.drainer.run()):
         yield leader
 

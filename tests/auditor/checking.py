@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from auditor.checks.base import Check, FindingReporter
-from auditor.checks.copies import AllLedgersCheck, CopyReader, ReplicasCheck
+from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
 from auditor.checks.records import (
     ALL_LEDGERS,
     PLACEMENT,
@@ -17,7 +17,7 @@ from auditor.checks.records import (
     CheckRecord,
     CheckRecords,
     CheckRun,
-    last_run_ms,
+    read_audit_time,
     read_check,
 )
 from auditor.checks.runner import CheckRunner
@@ -36,6 +36,7 @@ from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
+from replication.history import MemoryHistory
 from replication.marks import MarkTree
 from replication.nodes import Membership, Role
 from replication.orders import OrderStore
@@ -68,7 +69,7 @@ LEDGERS = 5
 
 
 class CountingCheck(Check):
-    """Takes ``part_s`` for a part, or a look, and remembers what it looked at, as it did so."""
+    """A check that needs ``part_s`` for a part or a call, and remembers the inspected ledgers."""
 
     def __init__(
         self,
@@ -105,7 +106,7 @@ class CountingCheck(Check):
 
 @dataclass(slots=True, kw_only=True)
 class Checker:
-    """An elected node's checks. ``is_audit_pending``, ``is_ledger_map_ready``: as the test likes."""
+    """The checks of an elected node. Tests set ``is_audit_pending`` and ``is_ledger_map_ready``."""
 
     store: MemoryStore
     views: ViewSource
@@ -114,6 +115,7 @@ class Checker:
     all_ledgers: AllLedgersCheck
     replicas: ReplicasCheck
     findings: Findings
+    history: MemoryHistory
     is_audit_pending: bool = False
     is_ledger_map_ready: bool = True
     tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
@@ -128,7 +130,8 @@ async def checker(
     bookies: Bookies | None = None,
     entry_lists: bool = False,
 ) -> AsyncIterator[Checker]:
-    """Won its election, knows every ledger; ``runner`` has ``checks`` and does not run yet."""
+    """Yield a leader that knows every ledger. Its ``runner`` has ``checks`` and does not run
+    yet."""
     settings = settings or ChecksSettings()
     store = MemoryStore(cluster.tree)
     beside: list[asyncio.Task[None]] = []
@@ -142,7 +145,7 @@ async def checker(
         batcher = Batcher(store, leadership.guards)
         beside += [asyncio.create_task(batcher.run()), asyncio.create_task(views.run())]
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
-        reader = CopyReader(
+        inspector = CopyInspector(
             manager=manager,
             bookies=QuarantiningBookies(
                 bookies or cluster.bookies, Quarantine(cluster.clock, views.life)
@@ -153,16 +156,18 @@ async def checker(
             fallback_digest=DIGEST,
             entry_lists=entry_lists,
         )
-        findings = Findings(store, batcher, PATHS, cluster.clock)
+        history = MemoryHistory(cluster.clock)
+        findings = Findings(store, batcher, PATHS, cluster.clock, history)
         reports = FindingReporter(FindingMarker(store, batcher, PATHS, cluster.clock), findings)
         made = Checker(
             store=store,
             views=views,
             ledger_map=await filled_ledger_map(manager),
             runner=None,  # type: ignore[arg-type]  # it asks the Checker
-            all_ledgers=AllLedgersCheck(reader, reports, share=settings.all_ledgers_share),
-            replicas=ReplicasCheck(reader, reports, MarkTree(store, PATHS)),
+            all_ledgers=AllLedgersCheck(inspector, reports, share=settings.all_ledgers_share),
+            replicas=ReplicasCheck(inspector, reports, MarkTree(store, PATHS)),
             findings=findings,
+            history=history,
         )
         made.runner = CheckRunner(
             checks,
@@ -175,6 +180,7 @@ async def checker(
             is_audit_pending=lambda: made.is_audit_pending,
             settings=settings,
             clock=cluster.clock,
+            history=history,
         )
         yield made
     finally:
@@ -186,7 +192,7 @@ async def checker(
 
 @asynccontextmanager
 async def running(made: Checker) -> AsyncIterator[None]:
-    """Its runner runs; what ends it ends the test."""
+    """Run the runner. An error of the runner ends the test."""
     task = asyncio.create_task(made.runner.run())
     try:
         yield
@@ -198,7 +204,7 @@ async def running(made: Checker) -> AsyncIterator[None]:
 
 
 async def filled_ledger_map(manager: LedgerManager) -> LedgerMap:
-    """As the leader's ledger map is once it is built."""
+    """Return the leader's ledger map as it is after the first scan."""
     ledger_map = LedgerMap()
     async for ledger_ids in manager.ledger_ids():
         for ledger_id in ledger_ids:
@@ -213,8 +219,10 @@ async def filled_ledger_map(manager: LedgerManager) -> LedgerMap:
 
 
 async def checked_at_ms(cluster: Cluster, kind: CheckKind = HOURLY) -> int | None:
-    """When the check was last completed, as Java sees it."""
-    return await last_run_ms(cluster.store, PATHS, kind.name, kind.audit)
+    """Return when the check was last completed, as Java reads it."""
+    if kind.audit is None:
+        return (await read_check(cluster.store, PATHS, kind.name)).last_ms
+    return (await read_audit_time(cluster.store, PATHS, kind.audit)).value
 
 
 async def store_time(cluster: Cluster, time_ms: int, audit: Audit = Audit.ALL_LEDGERS) -> None:
@@ -234,14 +242,15 @@ async def ten_ledgers() -> Cluster:
 
 
 async def five_ledgers() -> Cluster:
-    """0 to 4, entries 0 to 9, two copies of each on B1, B2 and B3."""
+    """Return a cluster with ledgers 0 to 4, entries 0 to 9, with two copies of each on B1, B2 and
+    B3."""
     return await with_ledgers(*[(B1, B2, B3)] * LEDGERS)
 
 
 async def look(
     cluster: Cluster, *ledger_ids: int, settings: ChecksSettings | None = None
 ) -> Counter[str]:
-    """The check of all ledgers, at these, or at all five."""
+    """Run the check of all ledgers on these ledgers, or on all five."""
     async with checker(cluster, settings=settings) as made:
         return await made.all_ledgers.check_ledgers(ledger_ids or range(LEDGERS))
 
@@ -255,10 +264,10 @@ def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:
 
 
 def lose_first(cluster: Cluster) -> None:
-    """An entry of ledger 3 is gone from a live bookie."""
+    """Lose an entry of ledger 3 on a registered bookie."""
     cluster.bookie(B2).lose(3, 0)
 
 
 def lose_the_ledger(cluster: Cluster) -> None:
-    """All that it has of ledger 3."""
+    """Lose everything of ledger 3 on a registered bookie."""
     cluster.bookie(B2)._ledgers.pop(3)

@@ -1,4 +1,4 @@
-"""What the tests of drains have in common."""
+"""Helpers for the tests of drains."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +26,7 @@ async def own_marks(cluster: Cluster) -> list[int]:
 
 @asynccontextmanager
 async def drained_soon(cluster: Cluster, *bookies: BookieId) -> AsyncIterator[Leader]:
-    """The orders are given, and the leader has had the time to see to them."""
+    """Yield after the orders are given and the leader has had time to handle them."""
     for bookie in bookies:
         await order_drain(cluster, bookie)
     async with draining(cluster) as leader:

@@ -1,4 +1,4 @@
-"""A ledger map that is kept, on ledgers that are znodes in memory."""
+"""A ledger map that follows ledgers in a metadata store in memory."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -32,7 +32,8 @@ def closed(*bookies: BookieId, length: int = 10) -> LedgerMetadata:
 
 
 class Ledgers:
-    """The znodes of a cluster, as their writers change them. Made within a running loop."""
+    """The znodes of a cluster's ledgers, changed as writers change them. Made within a running
+    loop."""
 
     def __init__(
         self, layout: Layout = Layout.HIERARCHICAL, tree: MemoryTree | None = None
@@ -47,7 +48,7 @@ class Ledgers:
         await self.store.create(f"{ROOT}/LAYOUT")
 
     async def write(self, ledger_id: int, *bookies: BookieId) -> VersionedMetadata:
-        """Create it, or move it to these bookies."""
+        """Create the ledger, or move it to these bookies."""
         metadata = closed(*(bookies or (B1, B2, B3)))
         if await self.store.exists(self.manager.path(ledger_id)) is None:
             return await self.manager.create(ledger_id, metadata)
@@ -55,7 +56,7 @@ class Ledgers:
         return await self.manager.write(ledger_id, metadata, read_as=read_as)
 
     async def append_segment(self, ledger_id: int, *bookies: BookieId) -> None:
-        """As a writer does when a bookie fails."""
+        """Append a segment, as a writer does when a bookie fails."""
         found = await self.manager.read(ledger_id)
         segment = Segment(first_entry_id=1, ensemble=bookies)
         await self.manager.write(ledger_id, found.metadata.with_segment(segment), read_as=found)
@@ -68,7 +69,7 @@ class Ledgers:
 
 
 async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledgers:
-    """Ledgers 0, 1, … on the first three bookies."""
+    """Return ledgers 0, 1, … on the first three bookies."""
     ledgers = Ledgers(layout)
     await ledgers.start()
     for ledger_id in range(count):
@@ -80,7 +81,7 @@ async def with_ledgers(count: int, layout: Layout = Layout.HIERARCHICAL) -> Ledg
 async def keeping(
     ledgers: Ledgers, *, is_built: bool = True, recent_writes: RecentWrites | None = None
 ) -> AsyncIterator[LedgerMapUpdater]:
-    """Somebody's ledger map, with a session of its own; complete unless ``is_built`` is False."""
+    """Yield an updater with its own session. Its map is complete unless ``is_built`` is False."""
     store = MemoryStore(ledgers.tree)
     updater = LedgerMapUpdater(
         store=store,
@@ -106,7 +107,7 @@ def store_of(updater: LedgerMapUpdater) -> MemoryStore:
 
 
 async def read_all(manager: LedgerManager) -> dict[int, MappedLedger]:
-    """Every ledger that can be read, from scratch."""
+    """Return the metadata of every readable ledger, read again."""
     found = {}
     async for ledger_ids in manager.ledger_ids():
         for read in await asyncio.gather(*map(manager.read, ledger_ids)):
@@ -115,11 +116,11 @@ async def read_all(manager: LedgerManager) -> dict[int, MappedLedger]:
 
 
 def contents(updater: LedgerMapUpdater) -> dict[int, MappedLedger | None]:
-    """All that the ledger map knows; None for an unreadable one."""
+    """Return everything that the ledger map knows; None for an unreadable ledger."""
     return {i: updater.ledger_map.get(i) for i in updater.ledger_map.ledger_ids(count_max=10**6)}
 
 
 async def soon(updater: LedgerMapUpdater) -> Sequence[int]:
-    """Known ledgers, once all that was told has been read."""
+    """Return the known ledgers after all reported changes have been read."""
     await asyncio.sleep(SOON_S)
     return updater.ledger_map.ledger_ids(count_max=10**6)

@@ -1,10 +1,9 @@
-"""A worker session's recheck of its copies, put together as the daemon does, on a cluster in
-memory."""
+"""The recheck of a worker session's copies, put together as the daemon does, in memory."""
 
 import random
 
 from auditor.checks.base import FindingReporter
-from auditor.checks.copies import CopyReader
+from auditor.checks.copies import CopyInspector
 from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings
 from auditor.recheck import CopyRecheck
@@ -13,14 +12,14 @@ from tests.replication.nodes import PATHS, Node
 
 
 def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
-    """Not running yet; the node's recorder tells it of copies."""
+    """Return a recheck that does not run yet. The node's recorder reports copies to it."""
     recheck = CopyRecheck(
         store=node.store,
         batcher=node.batcher,
         paths=PATHS,
         queue=node.queue,
         views=node.views,
-        reader=CopyReader(
+        inspector=CopyInspector(
             manager=node.manager,
             bookies=cluster.bookies,
             views=node.views,

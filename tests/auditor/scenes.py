@@ -1,4 +1,4 @@
-"""What the tests of the auditor have in common."""
+"""Helpers for the tests of the auditor."""
 
 import asyncio
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ SOON_S = 0.5
 
 
 async def with_ledgers(*ensembles: Sequence[BookieId]) -> Cluster:
-    """Closed ledgers 0, 1, … on these bookies."""
+    """Return a cluster with closed ledgers 0, 1, … on these bookies."""
     cluster = await Cluster.start()
     for ledger_id, ensemble in enumerate(ensembles):
         await cluster.write_ledger(ensemble, ledger_id=ledger_id)
@@ -42,13 +42,13 @@ async def marked_soon(cluster: Cluster) -> list[int]:
 async def replicas(
     cluster: Cluster, ledger_id: int, paths: MarkPaths = PATHS
 ) -> tuple[BookieId, ...]:
-    """Return the bookies in a ledger's mark, of the shared tree or our private one."""
+    """Return the bookies in a ledger's mark, in the shared tree or in our private one."""
     data, _ = await cluster.store.get(paths.mark(ledger_id))
     return znodes.parse_mark(data).replicas
 
 
 def count_audits(leader: Leader) -> list[float]:
-    """The times at which an audit was completed, as it happens."""
+    """Return a list that grows by the time of each completed audit."""
     times_s: list[float] = []
     write_audit = leader.records.write_audit
 

@@ -1,4 +1,4 @@
-"""The ledger map as it would be if memory were free: what the real one is compared with."""
+"""A simple ledger map that does not save memory, for comparison with the real one."""
 
 from auditor.ledger_map import MappedLedger
 from ledgers.model import BookieId, LedgerMetadata, LedgerState

@@ -1,5 +1,5 @@
-"""At which bookies clients are active, by how open ledgers grow: the reckoning, and the leader's
-watch."""
+"""Measuring by the growth of open ledgers on which bookies clients are active: decisions and rounds
+of reads."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ STEP_S = 0.25
 
 
 class Ledgers:
-    """Open ledgers, and looks at them."""
+    """Open ledgers, and rounds of reads of them."""
 
     def __init__(self, ensembles: dict[int, Sequence[BookieId]]) -> None:
         self.ensembles = ensembles
@@ -24,9 +24,9 @@ class Ledgers:
         self.known: set[int] | None = None
         self.now_s = 100.0
         self.read: list[int] = []
-        """In the last look."""
+        """In the last round."""
 
-    def look(self, *, count_max: int = READS_PER_LOOK, times: int = 1) -> None:
+    def read_round(self, *, count_max: int = READS_PER_LOOK, times: int = 1) -> None:
         for _ in range(times):
             self.now_s += STEP_S
             open_ids = self.ensembles.keys()
@@ -47,37 +47,38 @@ class Ledgers:
         self.last[ledger_id] = (self.last[ledger_id] or 0) + 1
 
     def wait(self, duration_s: float) -> None:
-        """Look until that is over."""
-        self.look(times=round(duration_s / STEP_S))
+        """Read rounds until the time is over."""
+        self.read_round(times=round(duration_s / STEP_S))
 
 
-def test_before_the_first_look_nothing_is_known() -> None:
+def test_nothing_is_known_before_the_first_round() -> None:
     assert Ledgers({1: (A, B)}).of(D) is Activity.UNKNOWN
 
 
-def test_a_bookie_of_no_open_ledger_is_quiet_after_one_look() -> None:
+def test_a_bookie_without_open_ledgers_is_quiet_after_one_round() -> None:
     ledgers = Ledgers({1: (A, B, C)})
 
-    ledgers.look()
+    ledgers.read_round()
 
     assert ledgers.of(D) is Activity.QUIET
     assert ledgers.of(A) is Activity.UNKNOWN
 
 
-def test_a_bookie_whose_open_ledgers_do_not_grow_is_quiet_after_two_looks() -> None:
+def test_a_bookie_whose_open_ledgers_do_not_grow_is_quiet() -> None:
+    """Two rounds of reads show that the ledgers do not grow."""
     ledgers = Ledgers({1: (A, B), 2: (B, C)})
 
-    ledgers.look(times=2)
+    ledgers.read_round(times=2)
 
     assert {ledgers.of(bookie) for bookie in ALL} == {Activity.QUIET}
 
 
-def test_a_ledger_that_grows_shows_clients_at_its_last_ensemble_alone() -> None:
+def test_growth_shows_a_client_on_the_last_ensemble_only() -> None:
     ledgers = Ledgers({1: (A, B), 2: (C,)})
-    ledgers.look()
+    ledgers.read_round()
     ledgers.grow(1)
 
-    ledgers.look()
+    ledgers.read_round()
 
     assert [ledgers.of(each) for each in (A, B, C, D)] == [
         Activity.ACTIVE,
@@ -87,138 +88,140 @@ def test_a_ledger_that_grows_shows_clients_at_its_last_ensemble_alone() -> None:
     ]
 
 
-def test_a_new_ledger_shows_a_client_before_it_has_any_entry() -> None:
+def test_a_new_ledger_shows_a_client_before_its_first_entry() -> None:
     ledgers = Ledgers({})
-    ledgers.look(times=2)
+    ledgers.read_round(times=2)
     ledgers.ensembles[7], ledgers.last[7] = (A, B), -1
 
-    ledgers.look()
+    ledgers.read_round()
 
     assert ledgers.of(A) is Activity.ACTIVE
     assert ledgers.of(C) is Activity.QUIET
 
 
-def test_an_old_ledger_that_is_written_again_is_noticed_in_the_next_look() -> None:
+def test_writes_to_an_old_ledger_are_noticed_in_the_next_round() -> None:
     ledgers = Ledgers({1: (A, B)})
     ledgers.wait(60)
     assert ledgers.of(A) is Activity.QUIET
 
     ledgers.grow(1)
-    ledgers.look()
+    ledgers.read_round()
 
     assert ledgers.of(A) is Activity.ACTIVE
 
 
 def test_pauses_of_a_client_change_nothing() -> None:
     ledgers = Ledgers({1: (A, B)})
-    ledgers.look(times=2)
+    ledgers.read_round(times=2)
     for _ in range(20):
         ledgers.grow(1)
         for _ in range(round((ACTIVE_FOR_S - 2) / STEP_S)):
-            ledgers.look()
+            ledgers.read_round()
             assert ledgers.of(A) is Activity.ACTIVE
 
 
 def test_a_client_that_stopped_is_forgotten_after_a_while() -> None:
     ledgers = Ledgers({1: (A, B)})
-    ledgers.look()
+    ledgers.read_round()
     ledgers.grow(1)
-    ledgers.look()
+    ledgers.read_round()
 
     ledgers.wait(ACTIVE_FOR_S + STEP_S)
 
     assert ledgers.of(A) is Activity.QUIET
 
 
-def test_a_ledger_that_is_closed_while_it_grows_leaves_its_bookies_active_for_a_while() -> None:
+def test_a_ledger_closed_while_it_grows_keeps_its_bookies_active() -> None:
+    """The bookies stay active for a while."""
     ledgers = Ledgers({1: (A, B)})
-    ledgers.look()
+    ledgers.read_round()
     ledgers.grow(1)
-    ledgers.look()
+    ledgers.read_round()
     del ledgers.ensembles[1]
 
-    ledgers.look()
+    ledgers.read_round()
     assert ledgers.of(A) is Activity.ACTIVE
     ledgers.wait(ACTIVE_FOR_S + STEP_S)
 
     assert ledgers.of(A) is Activity.QUIET
 
 
-def test_of_a_bookie_that_does_not_answer_nothing_is_known() -> None:
+def test_a_bookie_that_does_not_answer_is_unknown() -> None:
     ledgers = Ledgers({1: (A, B), 2: (C, D)})
     ledgers.last[1] = None
 
-    ledgers.look(times=10)
+    ledgers.read_round(times=10)
 
     assert ledgers.of(A) is Activity.UNKNOWN
     assert ledgers.of(C) is Activity.QUIET
 
 
-def test_an_earlier_entry_in_the_place_of_the_last_is_no_client() -> None:
-    """A bookie that gets copies of earlier entries names the latest of them for a moment."""
+def test_an_earlier_last_entry_shows_no_client() -> None:
+    """A bookie that receives copies names the latest of them as its last entry for a moment."""
     ledgers = Ledgers({1: (A, B)})
-    ledgers.look(times=3)
+    ledgers.read_round(times=3)
 
     for last in (4, 10):
         ledgers.last[1] = last
-        ledgers.look()
+        ledgers.read_round()
 
     assert ledgers.of(A) is Activity.QUIET
 
 
-# --- More ledgers than can be read in one look -----------------------------------------------------
+# --- More ledgers than can be read in one round ---------------------------------------------------
 
 
 def many() -> Ledgers:
     return Ledgers({n: (A, B) if n % 2 else (C, D) for n in range(1_000)})
 
 
-def test_no_look_reads_more_than_it_may() -> None:
+def test_a_round_reads_no_more_than_its_bound() -> None:
     ledgers = many()
     seen: set[int] = set()
 
     for _ in range(12):
-        ledgers.look(count_max=100)
+        ledgers.read_round(count_max=100)
         assert len(ledgers.read) <= 100
         seen.update(ledgers.read)
 
     assert len(seen) == 1_000
 
 
-def test_nothing_is_called_quiet_before_all_were_read_twice() -> None:
+def test_no_bookie_is_quiet_before_all_ledgers_were_read_twice() -> None:
     ledgers = many()
-    ledgers.look(count_max=100, times=15)
+    ledgers.read_round(count_max=100, times=15)
     assert ledgers.of(A) is Activity.UNKNOWN
 
-    ledgers.look(count_max=100, times=10)
+    ledgers.read_round(count_max=100, times=10)
 
     assert ledgers.of(A) is Activity.QUIET
 
 
-def test_a_bookie_stays_active_while_a_client_writes_whatever_else_is_open() -> None:
+def test_a_bookie_stays_active_while_a_client_writes() -> None:
+    """Any number of other ledgers may be open."""
     ledgers = many()
-    ledgers.look(count_max=10, times=101)  # a round takes 25 s
+    ledgers.read_round(count_max=10, times=101)  # a round takes 25 s
     while ledgers.of(A) is not Activity.ACTIVE:
         ledgers.grow(501)
-        ledgers.look(count_max=10)
+        ledgers.read_round(count_max=10)
 
     for _ in range(400):
         ledgers.grow(501)
-        ledgers.look(count_max=10)
+        ledgers.read_round(count_max=10)
         assert ledgers.of(A) is Activity.ACTIVE
 
 
-def test_a_bookie_that_was_active_is_quiet_only_after_a_whole_round_without_growth() -> None:
+def test_an_active_bookie_is_quiet_after_a_round_without_growth() -> None:
     ledgers = many()
-    ledgers.look(count_max=10, times=101)
+    ledgers.read_round(count_max=10, times=101)
     while ledgers.of(A) is not Activity.ACTIVE:
         ledgers.grow(501)
-        ledgers.look(count_max=10)
+        ledgers.read_round(count_max=10)
 
     ledgers.wait(0)
-    ledgers.look(count_max=10, times=round((ACTIVE_FOR_S + 1) / STEP_S))
+    ledgers.read_round(count_max=10, times=round((ACTIVE_FOR_S + 1) / STEP_S))
     assert ledgers.of(A) is Activity.UNKNOWN
-    ledgers.look(count_max=10, times=200)
+    ledgers.read_round(count_max=10, times=200)
 
     assert ledgers.of(A) is Activity.QUIET
 
@@ -226,9 +229,9 @@ def test_a_bookie_that_was_active_is_quiet_only_after_a_whole_round_without_grow
 @pytest.mark.parametrize("count_max", [1, 7, 125])
 def test_new_ledgers_are_read_first(count_max: int) -> None:
     ledgers = many()
-    ledgers.look(count_max=count_max, times=3)
+    ledgers.read_round(count_max=count_max, times=3)
     ledgers.ensembles[5_000], ledgers.last[5_000] = (A, B), 0
 
-    ledgers.look(count_max=count_max)
+    ledgers.read_round(count_max=count_max)
 
     assert 5_000 in ledgers.read

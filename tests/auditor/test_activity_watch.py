@@ -1,4 +1,4 @@
-"""The leader's watch over open ledgers, on a cluster in memory: what workers are told, and when."""
+"""The leader's watch over open ledgers, in memory: what workers are told, and when."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -27,7 +27,7 @@ SETTLED_S = 3.0
 
 @dataclass
 class Writer:
-    """Adds to one open ledger on B1 and B2 until it is told to stop."""
+    """Adds entries to one open ledger on B1 and B2 until it is told to stop."""
 
     cluster: Cluster
     is_writing: bool = False
@@ -43,7 +43,7 @@ class Writer:
 
 @asynccontextmanager
 async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
-    """By a leader, with an open ledger on B1 and B2."""
+    """Run a leader's watch, with an open ledger on B1 and B2."""
     await cluster.write_ledger((B1, B2), state=LedgerState.OPEN)
     writer = Writer(cluster)
     async with leading(cluster) as leader:
@@ -65,7 +65,7 @@ async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
 
 
 async def said_of(cluster: Cluster, bookie: BookieId) -> Activity | None:
-    """None: the leader has said nothing lately."""
+    """Return the recorded activity of the bookie; None if the leader wrote no recent record."""
     said = await read_activity(cluster.store, PATHS, now_ms=cluster.clock.wall_ms())
     return None if said is None else said.of(bookie)
 
@@ -75,7 +75,7 @@ async def all_quiet(cluster: Cluster) -> bool:
 
 
 def recorded_requests(cluster: Cluster) -> list[tuple[BookieId, Op]]:
-    """Those to bookies from now on, as they come."""
+    """Return a list that grows by each request to a bookie."""
     requests: list[tuple[BookieId, Op]] = []
 
     def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -87,7 +87,7 @@ def recorded_requests(cluster: Cluster) -> list[tuple[BookieId, Op]]:
 
 
 @in_virtual_time
-async def test_bookies_at_which_nobody_writes_are_quiet_soon() -> None:
+async def test_bookies_without_writers_are_soon_quiet() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         await asyncio.sleep(SETTLED_S)
@@ -96,7 +96,7 @@ async def test_bookies_at_which_nobody_writes_are_quiet_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_writer_is_told_of_within_a_second() -> None:
+async def test_a_writer_is_reported_within_a_second() -> None:
     cluster = await Cluster.start()
     async with watching(cluster) as writer:
         await asyncio.sleep(SETTLED_S)
@@ -110,7 +110,7 @@ async def test_a_writer_is_told_of_within_a_second() -> None:
 
 
 @in_virtual_time
-async def test_a_client_that_creates_a_ledger_is_told_of_within_a_second() -> None:
+async def test_a_new_ledgers_client_is_reported_within_a_second() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         await asyncio.sleep(SETTLED_S)
@@ -122,7 +122,7 @@ async def test_a_client_that_creates_a_ledger_is_told_of_within_a_second() -> No
 
 
 @in_virtual_time
-async def test_a_client_that_stopped_is_forgotten_soon() -> None:
+async def test_a_client_that_stopped_is_soon_forgotten() -> None:
     cluster = await Cluster.start()
     async with watching(cluster) as writer:
         writer.is_writing = True
@@ -137,7 +137,7 @@ async def test_a_client_that_stopped_is_forgotten_soon() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_does_not_answer_is_not_called_quiet() -> None:
+async def test_a_bookie_that_does_not_answer_is_not_quiet() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         for bookie in (B1, B2):
@@ -150,7 +150,7 @@ async def test_a_bookie_that_does_not_answer_is_not_called_quiet() -> None:
 
 
 @in_virtual_time
-async def test_nobody_is_watched_while_nothing_is_copied() -> None:
+async def test_no_bookie_is_watched_while_nothing_is_copied() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         await asyncio.sleep(GO_ON_S + STALE_AFTER_S + 1)
@@ -175,7 +175,7 @@ async def test_a_watch_begins_when_a_bookie_is_lost() -> None:
 
 
 @in_virtual_time
-async def test_it_goes_on_as_long_as_ledgers_are_under_lock() -> None:
+async def test_a_watch_continues_as_long_as_ledgers_are_locked() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):
         for number in range(3):
@@ -194,7 +194,7 @@ async def test_it_goes_on_as_long_as_ledgers_are_under_lock() -> None:
 
 
 @in_virtual_time
-async def test_where_entries_are_large_fewer_are_read() -> None:
+async def test_fewer_entries_are_read_where_entries_are_large() -> None:
     cluster = await Cluster.start()
     with patch("auditor.activity.BYTES_PER_LOOK", 3 * ENTRY_BYTES):
         async with watching(cluster):

@@ -1,5 +1,5 @@
-"""The Auditor in virtual time: whose ledgers it marks when a bookie is lost, in what order, and
-what it says of it."""
+"""The auditor in virtual time: which ledgers it marks after a loss, in which order, and what it
+reports."""
 
 import asyncio
 
@@ -27,7 +27,7 @@ from tests.replication.nodes import PATHS, ROOT, working
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testSimpleLedger", verdict="same")
 @in_virtual_time
-async def test_the_ledgers_of_a_bookie_that_goes_are_marked() -> None:
+async def test_the_ledgers_of_a_lost_bookie_are_marked() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with auditing(cluster):
         assert await marked_soon(cluster) == []
@@ -39,9 +39,8 @@ async def test_the_ledgers_of_a_bookie_that_goes_are_marked() -> None:
 
 
 @in_virtual_time
-async def test_workers_are_told_which_ledgers_are_the_most_endangered_and_when_none_is_any_more() -> (
-    None
-):
+async def test_workers_are_told_which_ledgers_are_urgent() -> None:
+    """The list of urgent ledgers is empty again once their marks are deleted."""
     cluster = await with_ledgers((B1, B2), (B1, B2, B3), (B1, B3), (B4, B5))
     async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=20)):
         await cluster.kill(B1, B3)
@@ -57,7 +56,7 @@ async def test_workers_are_told_which_ledgers_are_the_most_endangered_and_when_n
 
 
 @in_virtual_time
-async def test_bookies_lost_before_the_election_are_found_by_their_cookies() -> None:
+async def test_bookies_lost_before_the_election_are_found_by_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
 
@@ -66,7 +65,7 @@ async def test_bookies_lost_before_the_election_are_found_by_their_cookies() -> 
 
 
 @in_virtual_time
-async def test_a_bookie_that_a_ledger_names_though_it_has_no_cookie_is_lost_too() -> None:
+async def test_a_bookie_without_cookie_that_a_ledger_names_is_lost_too() -> None:
     cluster = await with_ledgers((B1, B2), (B3, BookieId("decommissioned:3181")))
 
     async with auditing(cluster):
@@ -74,7 +73,7 @@ async def test_a_bookie_that_a_ledger_names_though_it_has_no_cookie_is_lost_too(
 
 
 @in_virtual_time
-async def test_a_bookie_whose_cookie_was_deleted_while_it_ran_is_missed_when_it_goes() -> None:
+async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.delete(f"{ROOT}/cookies/{B1}")
 
@@ -86,7 +85,7 @@ async def test_a_bookie_whose_cookie_was_deleted_while_it_ran_is_missed_when_it_
 
 
 @in_virtual_time
-async def test_a_bookie_that_goes_together_with_its_cookie_is_missed() -> None:
+async def test_a_bookie_that_disappears_with_its_cookie_is_lost() -> None:
     cluster = await with_ledgers((B1, B2))
 
     async with auditing(cluster):
@@ -100,7 +99,7 @@ async def test_a_bookie_that_goes_together_with_its_cookie_is_missed() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_turns_read_only_is_not_lost_until_it_goes() -> None:
+async def test_a_read_only_bookie_is_lost_only_once_it_disappears() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.register(B1, is_read_only=True)
@@ -112,7 +111,7 @@ async def test_a_bookie_that_turns_read_only_is_not_lost_until_it_goes() -> None
 
 
 @in_virtual_time
-async def test_the_most_endangered_ledgers_are_marked_first(
+async def test_ledgers_with_the_fewest_copies_are_marked_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
@@ -122,10 +121,10 @@ async def test_the_most_endangered_ledgers_are_marked_first(
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0, 1]
 
-    graver, other = [await cluster.store.exists(PATHS.mark(i)) for i in (1, 0)]
-    assert graver is not None
+    worse, other = [await cluster.store.exists(PATHS.mark(i)) for i in (1, 0)]
+    assert worse is not None
     assert other is not None
-    assert graver.czxid < other.czxid
+    assert worse.czxid < other.czxid
     assert await replicas(cluster, 1) == (B1, B2)
 
 
@@ -144,7 +143,7 @@ async def test_a_loss_is_handled_once() -> None:
 
 
 @in_virtual_time
-async def test_a_lost_bookie_that_comes_back_and_goes_again_is_audited_again() -> None:
+async def test_a_bookie_that_is_lost_a_second_time_is_audited_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -159,7 +158,7 @@ async def test_a_lost_bookie_that_comes_back_and_goes_again_is_audited_again() -
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testRestartBookie", verdict="same")
 @in_virtual_time
-async def test_rule_s6_a_bookie_that_comes_back_withdraws_no_mark() -> None:
+async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -172,7 +171,7 @@ async def test_rule_s6_a_bookie_that_comes_back_withdraws_no_mark() -> None:
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testMultipleBookieFailures", verdict="same")
 @in_virtual_time
-async def test_a_ledger_whose_first_mark_was_worked_off_is_marked_for_the_next_loss() -> None:
+async def test_a_second_loss_marks_a_completed_ledger_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
@@ -191,7 +190,7 @@ async def test_a_ledger_whose_first_mark_was_worked_off_is_marked_for_the_next_l
     why="in the record of the last audit, and in bookmender_marks_total",
 )
 @in_virtual_time
-async def test_how_many_ledgers_a_loss_got_marked_is_told() -> None:
+async def test_the_number_of_marked_ledgers_is_logged() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 10, *[(B3, B4)] * 20)
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -215,7 +214,7 @@ async def _is_free_of(cluster: Cluster, bookie: BookieId) -> bool:
 
 
 @in_virtual_time
-async def test_a_ledger_that_misses_more_now_has_its_mark_extended() -> None:
+async def test_a_further_loss_extends_the_mark() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -227,7 +226,7 @@ async def test_a_ledger_that_misses_more_now_has_its_mark_extended() -> None:
 
 
 @in_virtual_time
-async def test_what_the_last_audit_found_is_told_to_everybody() -> None:
+async def test_the_result_of_the_last_audit_is_published() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     path = cluster.manager.path(1)
     _, stat = await cluster.store.get(path)

@@ -1,4 +1,5 @@
-"""Since when bookies are away, over changes of leader, and what never looks like many that are."""
+"""The leader measures absences across changes of the leader, and rejects lists of bookies that
+cannot be right."""
 
 import asyncio
 
@@ -37,7 +38,7 @@ async def stored(cluster: Cluster) -> StoredAbsences:
 
 
 @in_virtual_time
-async def test_the_delay_goes_on_when_another_node_leads() -> None:
+async def test_the_delay_continues_under_another_leader() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -52,7 +53,7 @@ async def test_the_delay_goes_on_when_another_node_leads() -> None:
 
 
 @in_virtual_time
-async def test_each_bookie_s_own_delay_goes_on() -> None:
+async def test_each_bookies_own_delay_continues_under_another_leader() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, "node-1", delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -69,7 +70,8 @@ async def test_each_bookie_s_own_delay_goes_on() -> None:
 
 
 @in_virtual_time
-async def test_a_rolling_restart_of_all_bookies_marks_nothing_whoever_leads() -> None:
+async def test_a_rolling_restart_of_all_bookies_marks_nothing() -> None:
+    """The leader changes in the middle."""
     bookies = (B1, B2, B3, B4, B5)
     cluster = await with_ledgers((B1, B2), (B3, B4), (B5, B1))
     async with auditing(cluster, "node-1", settings=delayed(60)):
@@ -92,7 +94,8 @@ async def test_a_rolling_restart_of_all_bookies_marks_nothing_whoever_leads() ->
 
 
 @in_virtual_time
-async def test_the_delay_goes_on_also_of_a_bookie_that_nothing_but_ledgers_tells_of() -> None:
+async def test_the_delay_of_a_bookie_without_cookie_continues_too() -> None:
+    """Only ledgers name this bookie."""
     cluster = await with_ledgers((B1, B2))
     await cluster.store.delete(f"{ROOT}/cookies/{B1}")
     async with auditing(cluster, "node-1", delayed(60)):
@@ -108,11 +111,11 @@ async def test_the_delay_goes_on_also_of_a_bookie_that_nothing_but_ledgers_tells
 
 
 @in_virtual_time
-async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_and_then() -> None:
+async def test_the_absence_record_is_updated_and_renewed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
-        assert await cluster.store.exists(ABSENCES) is None, "nobody was away yet"
+        assert await cluster.store.exists(ABSENCES) is None, "no bookie was absent yet"
 
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
@@ -132,7 +135,7 @@ async def test_what_is_noted_of_absences_changes_with_them_and_is_renewed_now_an
 
 
 @in_virtual_time
-async def test_how_many_ledgers_name_who_is_away_is_noted_and_follows_them() -> None:
+async def test_the_record_counts_the_ledgers_that_name_absent_bookies() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
@@ -149,7 +152,7 @@ async def test_how_many_ledgers_name_who_is_away_is_noted_and_follows_them() -> 
 
 
 @in_virtual_time
-async def test_an_absence_that_nobody_watched_for_long_begins_anew() -> None:
+async def test_an_absence_that_was_not_watched_for_long_starts_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(3600)):
         await asyncio.sleep(SOON_S)
@@ -165,7 +168,7 @@ async def test_an_absence_that_nobody_watched_for_long_begins_anew() -> None:
 
 
 @in_virtual_time
-async def test_the_record_goes_on_being_written_by_a_leader_that_found_one() -> None:
+async def test_a_leader_that_found_the_record_keeps_writing_it() -> None:
     cluster = await with_ledgers((B1, B2))
     for name in ("node-1", "node-2", "node-3"):
         async with auditing(cluster, name, delayed(2000)):
@@ -181,7 +184,7 @@ async def test_the_record_goes_on_being_written_by_a_leader_that_found_one() -> 
 
 
 @in_virtual_time
-async def test_an_audit_that_takes_long_does_not_let_the_record_grow_old() -> None:
+async def test_the_record_stays_fresh_during_a_long_audit() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(30)) as leader:
         await asyncio.sleep(SOON_S)
@@ -200,7 +203,7 @@ async def test_an_audit_that_takes_long_does_not_let_the_record_grow_old() -> No
 
 
 @in_virtual_time
-async def test_a_record_that_could_not_be_written_is_written_later_without_a_new_audit() -> None:
+async def test_a_failed_write_of_the_record_needs_no_new_audit() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
@@ -219,7 +222,7 @@ async def test_a_record_that_could_not_be_written_is_written_later_without_a_new
 
 
 @in_virtual_time
-async def test_a_maintenance_window_is_no_absence_that_is_noted() -> None:
+async def test_maintenance_is_not_recorded_as_an_absence() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     now_ms = cluster.clock.wall_ms()
@@ -230,6 +233,27 @@ async def test_a_maintenance_window_is_no_absence_that_is_noted() -> None:
         await asyncio.sleep(10)
 
         assert (await stored(cluster)).since_ms == {}
+
+
+@in_virtual_time
+async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_absence() -> None:
+    """status shows from this record when the bookie becomes lost."""
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    now_ms = cluster.clock.wall_ms()
+    window = b'{"version": 1, "since_ms": %d, "until_ms": %d}' % (now_ms, now_ms + 3_600_000)
+    path = f"{PATHS.private.directory}/orders/maintenance/{B1}"
+    await cluster.store.create(path, window, with_parents=True)
+    async with auditing(cluster, settings=delayed(60)):
+        await asyncio.sleep(10)
+        ended_ms = cluster.clock.wall_ms()
+        await cluster.store.delete(path)
+        await asyncio.sleep(SOON_S)
+
+        since_ms = (await stored(cluster)).since_ms
+
+    assert since_ms.keys() == {B1}
+    assert since_ms[B1] >= ended_ms
 
 
 # --- The delay in force ---------------------------------------------------------------------------
@@ -244,7 +268,7 @@ async def test_a_maintenance_window_is_no_absence_that_is_noted() -> None:
     ],
 )
 @in_virtual_time
-async def test_a_leader_says_at_its_start_which_delay_is_in_force_and_whence(
+async def test_a_new_leader_logs_its_delay_and_where_it_comes_from(
     znode: bytes | None, source: str, delay_s: int
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -260,7 +284,7 @@ async def test_a_leader_says_at_its_start_which_delay_is_in_force_and_whence(
 
 @pytest.mark.compat("G29", verdict="better", why="the watch stays when the znode is deleted")
 @in_virtual_time
-async def test_g29_a_delay_znode_that_is_deleted_and_made_anew_is_obeyed() -> None:
+async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -281,7 +305,7 @@ async def test_g29_a_delay_znode_that_is_deleted_and_made_anew_is_obeyed() -> No
 
 @pytest.mark.parametrize("name", ["available", "available/readonly"])
 @in_virtual_time
-async def test_rule_s8_a_list_of_bookies_that_breaks_off_marks_nothing(
+async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -305,7 +329,7 @@ async def test_rule_s8_a_list_of_bookies_that_breaks_off_marks_nothing(
 
 
 @in_virtual_time
-async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> None:
+async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -320,18 +344,18 @@ async def test_rule_s8_a_list_that_is_empty_for_a_while_leaves_nobody_lost() -> 
         assert (await stored(cluster)).since_ms == {}
 
 
-# --- Away again ------------------------------------------------------------------------------------
+# --- Absent again ---------------------------------------------------------------------------------
 
 
 async def mark_version(cluster: Cluster) -> int:
-    """Of ledger 0's."""
+    """Return the version of ledger 0's mark."""
     stat = await cluster.store.exists(PATHS.mark(0))
     assert stat is not None
     return stat.version
 
 
 async def flap(cluster: Cluster) -> int:
-    """``B1`` goes and comes back; the version of the mark that stands, as its worker knows it."""
+    """Let ``B1`` disappear and return. Return the version of the mark as a worker has read it."""
     await asyncio.sleep(SOON_S)
     await cluster.kill(B1)
     assert await marked_soon(cluster) == [0]
@@ -341,9 +365,8 @@ async def flap(cluster: Cluster) -> int:
 
 
 @in_virtual_time
-async def test_the_marks_of_who_goes_again_are_renewed_though_they_name_it() -> None:
-    """A worker that found it back, and stood still since, would take the old ones away (rule
-    S6)."""
+async def test_marks_are_renewed_if_a_bookie_disappears_again() -> None:
+    """A worker that saw the bookie registered could otherwise delete the old mark (rule S6)."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         before = await flap(cluster)
@@ -354,7 +377,8 @@ async def test_the_marks_of_who_goes_again_are_renewed_though_they_name_it() -> 
 
 
 @in_virtual_time
-async def test_so_does_another_leader_and_leaves_marks_alone_whose_bookie_was_not_back() -> None:
+async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned() -> None:
+    """It renews them once: the leader after it finds no return and leaves them alone."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1"):
         before = await flap(cluster)

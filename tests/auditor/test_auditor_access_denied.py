@@ -1,4 +1,4 @@
-"""Znodes of ours that ACLs shut away: what they would tell is done without, and no term ends."""
+"""Our znodes with denied access: the leader works without them, and its term does not end."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
 NOTE = LedgerMapRecord(session_id=1, written_ms=1, is_complete=True, ledger_count=1)
-AIDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "losses")]
+RECORDS = [f"{PATHS.private.directory}/{name}" for name in ("identities", "absences", "losses")]
 
 
 def refuse_writes(store: MetadataStore, path: str) -> None:
@@ -31,10 +31,10 @@ def refuse_writes(store: MetadataStore, path: str) -> None:
     store.multi = refused  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("path", AIDS, ids=lambda path: path.rpartition("/")[2])
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.rpartition("/")[2])
 @pytest.mark.parametrize("is_readable", [False, True], ids=["for reading", "for writing"])
 @in_virtual_time
-async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
+async def test_denied_access_to_the_leaders_records_is_survived(
     path: str, is_readable: bool
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
@@ -60,7 +60,7 @@ async def test_what_a_leader_leaves_for_the_next_may_be_shut_away(
 
 
 @in_virtual_time
-async def test_how_far_the_ledger_map_is_may_be_shut_away() -> None:
+async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         refuse_writes(leader.store, PATHS.ledger_map)
@@ -72,7 +72,7 @@ async def test_how_far_the_ledger_map_is_may_be_shut_away() -> None:
 
 
 @in_virtual_time
-async def test_a_disable_switch_that_is_shut_away_is_on() -> None:
+async def test_an_unreadable_disable_switch_counts_as_set() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())

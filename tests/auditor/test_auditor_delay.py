@@ -1,4 +1,4 @@
-"""The recovery delay and the disable switch: when the auditor acts on what it knows."""
+"""The recovery delay and the disable switch: when the auditor acts."""
 
 import asyncio
 import itertools
@@ -31,7 +31,7 @@ from tests.virtual_time import LoopClock
 
 
 @in_virtual_time
-async def test_the_first_leader_publishes_its_delay_and_later_ones_obey_what_stands() -> None:
+async def test_the_first_leaders_delay_is_published_and_obeyed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -45,7 +45,7 @@ async def test_the_first_leader_publishes_its_delay_and_later_ones_obey_what_sta
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testDelayedAuditOfLostBookies", verdict="same")
 @in_virtual_time
-async def test_each_lost_bookie_waits_out_its_own_delay() -> None:
+async def test_each_lost_bookie_has_its_own_delay() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
@@ -63,7 +63,7 @@ async def test_each_lost_bookie_waits_out_its_own_delay() -> None:
 
 
 @in_virtual_time
-async def test_a_delay_that_is_none_is_logged_by_the_leader_which_counts_its_own() -> None:
+async def test_an_invalid_delay_is_logged_and_the_setting_counts() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, b"-5", with_parents=True)
     with capture_logs() as logs:
@@ -80,7 +80,8 @@ async def test_a_delay_that_is_none_is_logged_by_the_leader_which_counts_its_own
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_back_within_the_delay_marks_nothing_and_begins_anew() -> None:
+async def test_a_bookie_back_within_the_delay_marks_nothing() -> None:
+    """Its delay starts again when it disappears again."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
@@ -101,18 +102,18 @@ async def test_a_bookie_that_is_back_within_the_delay_marks_nothing_and_begins_a
         pytest.param(
             0,
             20,
-            id="none any more",
+            id="no delay any more",
             marks=pytest.mark.compat(
                 "AuditorLedgerCheckerTest.testRescheduleOfDelayedAuditOfLostBookiesToStartImmediately",
                 "AuditorLedgerCheckerTest.testTriggerAuditorBySettingDelayToZeroWithPendingAuditTask",
                 verdict="same",
             ),
         ),
-        pytest.param(30, 30, id="a shorter one"),
+        pytest.param(30, 30, id="a shorter delay"),
         pytest.param(
             200,
             200,
-            id="a longer one",
+            id="a longer delay",
             marks=pytest.mark.compat(
                 "AuditorLedgerCheckerTest.testRescheduleOfDelayedAuditOfLostBookiesToStartLater",
                 verdict="better",
@@ -122,7 +123,7 @@ async def test_a_bookie_that_is_back_within_the_delay_marks_nothing_and_begins_a
     ],
 )
 @in_virtual_time
-async def test_a_delay_that_changes_counts_for_those_that_are_away_already(
+async def test_a_changed_delay_applies_to_bookies_absent_already(
     delay_s: int, marked_after_s: float
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -142,7 +143,8 @@ async def test_a_delay_that_changes_counts_for_those_that_are_away_already(
     "AuditorLedgerCheckerTest.testTriggerAuditorWithPendingAuditTask", verdict="same"
 )
 @in_virtual_time
-async def test_as_with_java_a_delay_written_unchanged_asks_not_to_wait_any_longer() -> None:
+async def test_writing_the_same_delay_again_ends_the_wait() -> None:
+    """Java's auditor does the same."""
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
@@ -159,7 +161,7 @@ async def test_as_with_java_a_delay_written_unchanged_asks_not_to_wait_any_longe
 
 
 class TickingClock(LoopClock):
-    """No two looks at it give the same time, as of a real one."""
+    """A clock on which no two readings are the same, like a real one."""
 
     def __init__(self) -> None:
         self._ticks = itertools.count()
@@ -169,7 +171,7 @@ class TickingClock(LoopClock):
 
 
 @in_virtual_time
-async def test_who_is_seen_to_be_away_only_when_it_is_asked_for_is_not_waited_for_either() -> None:
+async def test_the_request_covers_a_bookie_first_seen_absent_with_it() -> None:
     cluster = await with_ledgers((B1, B3))
     cluster.clock = TickingClock()
     async with leading(cluster, settings=delayed(3600)) as leader:
@@ -190,7 +192,7 @@ class ShiftedClock(LoopClock):
 
 
 @in_virtual_time
-async def test_a_bookie_that_becomes_lost_during_a_round_is_found_by_the_next_one_at_once(
+async def test_a_bookie_lost_during_an_audit_is_found_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B3))
@@ -218,7 +220,8 @@ async def test_a_bookie_that_becomes_lost_during_a_round_is_found_by_the_next_on
     "AuditorLedgerCheckerTest.testTriggerAuditorWithNoPendingAuditTask", verdict="same"
 )
 @in_virtual_time
-async def test_an_audit_that_is_triggered_while_nobody_is_away_makes_lost_marks_again() -> None:
+async def test_an_audit_on_request_restores_deleted_marks() -> None:
+    """No bookie is absent within its delay at that time."""
     cluster = await with_ledgers((B2, BookieId("never-seen:3181")))
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(61)
@@ -235,7 +238,7 @@ async def test_an_audit_that_is_triggered_while_nobody_is_away_makes_lost_marks_
     why="each bookie has its own delay; Java audits at once when a second bookie is absent",
 )
 @in_virtual_time
-async def test_the_mark_of_a_ledger_on_two_that_go_one_after_the_other_names_both() -> None:
+async def test_the_mark_of_two_successive_losses_names_both_bookies() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
@@ -252,7 +255,7 @@ async def test_the_mark_of_a_ledger_on_two_that_go_one_after_the_other_names_bot
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testDelayedAuditWithRollingUpgrade", verdict="same")
 @in_virtual_time
-async def test_one_that_comes_back_while_the_next_one_goes_leaves_that_its_own_delay() -> None:
+async def test_a_return_does_not_change_the_delay_of_another_bookie() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, settings=delayed(60)):
         await cluster.kill(B1)
@@ -267,7 +270,7 @@ async def test_one_that_comes_back_while_the_next_one_goes_leaves_that_its_own_d
 
 
 @in_virtual_time
-async def test_an_audit_that_is_asked_for_during_another_one_comes_after_it() -> None:
+async def test_an_audit_requested_during_another_one_follows_it() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -292,7 +295,7 @@ async def test_an_audit_that_is_asked_for_during_another_one_comes_after_it() ->
 
 @pytest.mark.parametrize("data", [b"", b"soon", b"-1"])
 @in_virtual_time
-async def test_a_delay_that_nobody_can_read_counts_as_the_settings(data: bytes) -> None:
+async def test_an_unreadable_delay_is_replaced_by_the_setting(data: bytes) -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, data)
     async with auditing(cluster, settings=delayed(60)):
@@ -304,7 +307,7 @@ async def test_a_delay_that_nobody_can_read_counts_as_the_settings(data: bytes) 
 
 
 @in_virtual_time
-async def test_a_delay_that_somebody_deletes_counts_as_the_settings() -> None:
+async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await asyncio.sleep(SOON_S)
@@ -318,7 +321,7 @@ async def test_a_delay_that_somebody_deletes_counts_as_the_settings() -> None:
 
 
 @in_virtual_time
-async def test_a_reconnection_makes_nobody_lost() -> None:
+async def test_a_reconnection_makes_no_bookie_lost() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
@@ -340,7 +343,7 @@ async def test_a_reconnection_makes_nobody_lost() -> None:
 )
 @pytest.mark.compat("AuditorLedgerCheckerTest.testToggleLedgerReplication", verdict="same")
 @in_virtual_time
-async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() -> None:
+async def test_losses_while_disabled_are_marked_when_enabled() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -355,7 +358,7 @@ async def test_what_is_lost_while_it_is_disabled_is_marked_when_it_is_enabled() 
 
 @pytest.mark.parametrize("is_lost", [False, True])
 @in_virtual_time
-async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: bool) -> None:
+async def test_a_disabled_auditor_waits_and_sends_no_requests(is_lost: bool) -> None:
     hour_s = 3600
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(PATHS.disable)
@@ -374,7 +377,8 @@ async def test_while_it_is_disabled_the_auditor_waits_and_asks_nothing(is_lost: 
 
 
 @in_virtual_time
-async def test_a_delay_that_acls_shut_away_is_the_settings_and_ends_no_term() -> None:
+async def test_denied_access_to_the_delay_uses_the_setting() -> None:
+    """The term of the leader does not end."""
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(PATHS.recovery_delay, b"600", with_parents=True)
     shut_out(cluster.store, PATHS.recovery_delay)

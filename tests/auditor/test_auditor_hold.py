@@ -1,5 +1,5 @@
-"""Many bookies gone at once: the leader holds, and marks nothing, until they are back or somebody
-says so."""
+"""Many bookies lost at once: the safety hold pauses marking until they return or an operator
+decides."""
 
 import asyncio
 
@@ -21,23 +21,23 @@ from tests.replication.repairs import watch_fencing
 
 HOLD = HoldSettings()
 LASTS_S = HOLD.lasts_s
-WAVE = (B1, B2, B3)
+FAILED = (B1, B2, B3)
 DELAYED = delayed(1)
 """So that a wave is seen whole before its first bookie is lost, as is the way of sessions that
 expire."""
 
 
-async def standing(cluster: Cluster) -> HoldOrder | None:
+async def current_hold(cluster: Cluster) -> HoldOrder | None:
     return (await OrderStore(cluster.store, PATHS).read()).at(cluster.clock.wall_ms()).hold
 
 
 async def is_held(cluster: Cluster) -> bool:
-    hold = await standing(cluster)
+    hold = await current_hold(cluster)
     return hold is not None and not hold.is_released
 
 
 async def release(cluster: Cluster, *bookies: BookieId) -> None:
-    """As an operator's command does."""
+    """Release the hold, as an operator's command does."""
     assert await end_hold(visiting(cluster), bookies, clock=cluster.clock)
 
 
@@ -50,15 +50,15 @@ async def order(cluster: Cluster, *, for_s: float | None = None) -> None:
 
 
 async def scene() -> Cluster:
-    """Ledgers 0, 1, … 6, each on two neighbours of seven bookies."""
+    """Return a cluster with ledgers 0 to 6, each on two neighbours of seven bookies."""
     return await with_ledgers(*zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
 
 
 @in_virtual_time
-async def test_a_mass_loss_is_held_and_nothing_marked_until_its_own_end() -> None:
+async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(LASTS_S - 1)
         assert await cluster.marked() == []
         assert await is_held(cluster)
@@ -71,41 +71,39 @@ async def test_a_mass_loss_is_held_and_nothing_marked_until_its_own_end() -> Non
 
 
 @in_virtual_time
-async def test_an_operator_who_ends_it_has_them_marked_at_once() -> None:
+async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(50)
 
-        await release(cluster, *WAVE)
+        await release(cluster, *FAILED)
 
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
 @in_virtual_time
-async def test_when_they_are_back_the_hold_ends_and_nothing_was_ever_marked() -> None:
+async def test_the_hold_ends_without_marks_when_the_bookies_are_back() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(50)
         assert await is_held(cluster)
 
-        for bookie in WAVE:
+        for bookie in FAILED:
             await cluster.revive(bookie)
             await asyncio.sleep(5)
         assert await is_held(cluster), "they might go again"
         await asyncio.sleep(CALM_S)
 
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
         await asyncio.sleep(LASTS_S)
         assert await cluster.marked() == []
 
 
 @in_virtual_time
-async def test_cookies_of_machines_that_no_ledger_names_hold_nothing_once_all_ledgers_were_read() -> (
-    None
-):
-    """They were replaced long ago, and never decommissioned."""
+async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold() -> None:
+    """Machines replaced long ago, never decommissioned; all ledgers were read."""
     cluster = await scene()
     for number in range(8):
         await cluster.store.create(f"{ROOT}/cookies/old{number}:3181")
@@ -118,24 +116,24 @@ async def test_cookies_of_machines_that_no_ledger_names_hold_nothing_once_all_le
 
 
 @in_virtual_time
-async def test_whoever_does_not_come_back_with_the_others_is_lost_when_the_hold_ends() -> None:
+async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(50)
         await cluster.revive(B1)
         await cluster.revive(B2)
         await asyncio.sleep(CALM_S + 1)
 
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
         assert await cluster.marked() == [1, 2]
 
 
 @in_virtual_time
-async def test_bookies_that_flap_do_not_end_it() -> None:
+async def test_flapping_bookies_do_not_end_the_hold() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(1)
         with capture_logs() as logs:
             for _ in range(10):
@@ -157,30 +155,30 @@ async def test_bookies_that_flap_do_not_end_it() -> None:
     ],
 )
 @in_virtual_time
-async def test_ordinary_losses_are_marked_as_ever(lost: tuple[BookieId, ...]) -> None:
+async def test_ordinary_losses_are_marked_as_usual(lost: tuple[BookieId, ...]) -> None:
     cluster = await scene()
     async with auditing(cluster):
         await cluster.kill(*lost)
 
         assert len(await marked_soon(cluster)) == len(lost) + 1
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
 
 
 @in_virtual_time
-async def test_three_that_go_one_after_the_other_are_three_ordinary_losses() -> None:
+async def test_three_successive_losses_are_ordinary_losses() -> None:
     cluster = await scene()
     async with auditing(cluster):
-        for bookie in WAVE:
+        for bookie in FAILED:
             await cluster.kill(bookie)
             await asyncio.sleep(HOLD.window_s + 1)
 
         assert await cluster.marked() == [0, 1, 2, 6]
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
 
 
 @in_virtual_time
-async def test_of_a_wave_without_a_recovery_delay_the_rest_is_held() -> None:
-    """The first two are marked at once; that more come nobody can know."""
+async def test_without_a_delay_the_rest_of_a_mass_failure_is_held() -> None:
+    """The first two are marked at once; no auditor can know that more bookies will follow."""
     cluster = await scene()
     async with auditing(cluster):
         await cluster.kill(B1, B2)
@@ -192,12 +190,13 @@ async def test_of_a_wave_without_a_recovery_delay_the_rest_is_held() -> None:
 
 
 @in_virtual_time
-async def test_a_further_wave_is_held_for_and_the_first_stays_marked() -> None:
+async def test_a_second_mass_failure_starts_another_hold() -> None:
+    """The marks of the first stay."""
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(5)
-        await release(cluster, *WAVE)
+        await release(cluster, *FAILED)
         assert await marked_soon(cluster) == [0, 1, 2, 6]
         await asyncio.sleep(HOLD.window_s)
 
@@ -209,8 +208,8 @@ async def test_a_further_wave_is_held_for_and_the_first_stays_marked() -> None:
 
 
 @in_virtual_time
-async def test_all_bookies_gone_and_back_one_by_one_mark_nothing() -> None:
-    """As when ZooKeeper itself was away for longer than their sessions lasted."""
+async def test_all_bookies_absent_and_back_one_by_one_mark_nothing() -> None:
+    """ZooKeeper itself was unreachable for longer than their sessions lasted."""
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
         await cluster.kill(*BOOKIES)
@@ -223,32 +222,32 @@ async def test_all_bookies_gone_and_back_one_by_one_mark_nothing() -> None:
             assert await cluster.marked() == []
         await asyncio.sleep(CALM_S + 1)
 
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
         assert await cluster.marked() == []
 
 
 @in_virtual_time
-async def test_a_leader_that_finds_most_bookies_away_holds() -> None:
-    """After a power cut they may come back later than the leader does."""
+async def test_a_new_leader_that_finds_most_bookies_absent_holds() -> None:
+    """After a power cut the bookies may return later than the leader."""
     cluster = await scene()
-    await cluster.kill(*WAVE)
+    await cluster.kill(*FAILED)
     async with auditing(cluster):
         assert await marked_soon(cluster) == []
         assert await is_held(cluster)
 
 
 @in_virtual_time
-async def test_a_hold_outlives_its_leader_and_so_does_its_end() -> None:
+async def test_the_hold_and_its_end_survive_a_change_of_leader() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(5)
     with capture_logs() as logs:
         async with auditing(cluster, "node-2", settings=DELAYED):
             await asyncio.sleep(5)
             assert await cluster.marked() == []
             assert "hold.found" in [each["event"] for each in logs]
-            await release(cluster, *WAVE)
+            await release(cluster, *FAILED)
             assert await marked_soon(cluster) == [0, 1, 2, 6]
     async with auditing(cluster, "node-3", settings=DELAYED):
         await asyncio.sleep(50)
@@ -256,28 +255,27 @@ async def test_a_hold_outlives_its_leader_and_so_does_its_end() -> None:
 
 
 @in_virtual_time
-async def test_bookies_lost_long_ago_are_no_wave_to_a_leader_that_comes_after_a_long_pause() -> (
-    None
-):
+async def test_losses_before_a_long_pause_are_no_mass_failure() -> None:
+    """A new leader leads after a pause."""
     cluster = await scene()
     async with auditing(cluster):
-        for bookie in WAVE:
+        for bookie in FAILED:
             await cluster.kill(bookie)
             await asyncio.sleep(HOLD.window_s + 1)
     await asyncio.sleep(100_000)
 
     async with auditing(cluster, "node-2"):
         await asyncio.sleep(5)
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
         await cluster.kill(B4)
         assert await marked_soon(cluster) == [0, 1, 2, 3, 6]
 
 
 @in_virtual_time
-async def test_asking_for_an_audit_ends_no_hold() -> None:
+async def test_an_audit_on_request_does_not_end_the_hold() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=delayed(60)):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(70)
 
         await set_delay(cluster, 60)
@@ -287,7 +285,7 @@ async def test_asking_for_an_audit_ends_no_hold() -> None:
 
 
 @in_virtual_time
-async def test_an_operators_hold_stands_whatever_the_bookies_do() -> None:
+async def test_an_operators_hold_does_not_depend_on_bookies() -> None:
     cluster = await scene()
     async with auditing(cluster):
         await order(cluster, for_s=200)
@@ -299,11 +297,11 @@ async def test_an_operators_hold_stands_whatever_the_bookies_do() -> None:
         await asyncio.sleep(101)
 
         assert await cluster.marked() == [0, 6]
-        assert await standing(cluster) is None
+        assert await current_hold(cluster) is None
 
 
 @in_virtual_time
-async def test_a_hold_that_nobody_can_read_is_kept_to_until_it_is_ended_by_command() -> None:
+async def test_an_unreadable_hold_counts_until_a_command_ends_it() -> None:
     cluster = await scene()
     async with auditing(cluster):
         await cluster.store.create(hold_znode(PATHS).path, b"hold it!", with_parents=True)
@@ -320,30 +318,31 @@ async def test_a_hold_that_nobody_can_read_is_kept_to_until_it_is_ended_by_comma
 
 
 @in_virtual_time
-async def test_an_operators_hold_that_ends_amid_a_mass_loss_is_followed_by_the_leaders() -> None:
+async def test_an_operators_hold_is_followed_by_the_leaders_own() -> None:
+    """It ends during a mass failure."""
     cluster = await scene()
     async with auditing(cluster):
         await order(cluster, for_s=200)
         await asyncio.sleep(1)
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(210)
 
         assert await cluster.marked() == []
-        hold = await standing(cluster)
+        hold = await current_hold(cluster)
         assert hold is not None
         assert not hold.is_by_operator
 
 
 @in_virtual_time
-async def test_it_is_said_loudly_once_with_the_next_step() -> None:
+async def test_the_hold_is_logged_once_as_an_error_with_the_next_step() -> None:
     cluster = await scene()
     with capture_logs() as logs:
         async with auditing(cluster, settings=DELAYED):
-            await cluster.kill(*WAVE)
+            await cluster.kill(*FAILED)
             await asyncio.sleep(50)
             await cluster.kill(B4)
             await asyncio.sleep(50)
-            await release(cluster, *WAVE, B4)
+            await release(cluster, *FAILED, B4)
             await asyncio.sleep(1)
 
     [begun, ended] = [each for each in logs if each["event"].startswith("hold.")]
@@ -353,16 +352,17 @@ async def test_it_is_said_loudly_once_with_the_next_step() -> None:
 
 
 @in_virtual_time
-async def test_it_can_be_switched_off() -> None:
+async def test_the_hold_can_be_switched_off() -> None:
     cluster = await scene()
     async with auditing(cluster, hold=HoldSettings(enabled=False)):
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
 
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
 @in_virtual_time
-async def test_nothing_is_fenced_by_any_node_and_closed_ledgers_are_repaired() -> None:
+async def test_during_a_hold_no_ledger_is_fenced() -> None:
+    """Closed ledgers are repaired."""
     cluster = await scene()
     await cluster.write_ledger(
         (B4, B5, B6), ledger_id=8, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
@@ -372,7 +372,7 @@ async def test_nothing_is_fenced_by_any_node_and_closed_ledgers_are_repaired() -
     async with auditing(cluster, settings=DELAYED), cluster.node() as node, working(node):
         await cluster.kill(B4)
         await asyncio.sleep(5)
-        await cluster.kill(*WAVE)
+        await cluster.kill(*FAILED)
         await asyncio.sleep(200)
 
         assert await is_held(cluster)
@@ -380,6 +380,6 @@ async def test_nothing_is_fenced_by_any_node_and_closed_ledgers_are_repaired() -
         assert B4 not in (await cluster.metadata(9)).bookies
         assert (await cluster.metadata(8)).state is LedgerState.OPEN
 
-        await release(cluster, *WAVE, B4)
+        await release(cluster, *FAILED, B4)
         await asyncio.sleep(100)
         assert (await cluster.metadata(8)).is_closed

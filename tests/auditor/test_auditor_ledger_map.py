@@ -1,5 +1,5 @@
-"""The auditor and its ledger map: a loss is answered at once, from what is known, whatever the ledger map is
-doing."""
+"""The auditor and its ledger map: a loss is handled at once with the known ledgers, in any state of
+the map."""
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -22,7 +22,8 @@ SPARES = [BookieId(f"spare-{number}:3181") for number in range(10)]
 
 
 async def with_many_ledgers(count: int) -> Cluster:
-    """On B1 and B2, in a cluster large enough that the loss of two bookies is an ordinary one."""
+    """Return ledgers on B1 and B2, in a cluster where the loss of two bookies is an ordinary
+    one."""
     cluster = await Cluster.start()
     for bookie in SPARES:
         await cluster.store.create(f"{ROOT}/cookies/{bookie}")
@@ -33,14 +34,14 @@ async def with_many_ledgers(count: int) -> Cluster:
 
 
 async def made(cluster: Cluster, ledger_id: int) -> int:
-    """The transaction that made the mark."""
+    """Return the transaction that created the mark."""
     stat = await cluster.store.exists(PATHS.mark(ledger_id))
     assert stat is not None
     return stat.czxid
 
 
 @in_virtual_time
-async def test_a_loss_is_answered_without_reading_any_metadata() -> None:
+async def test_a_loss_is_marked_without_reading_metadata() -> None:
     cluster = await with_many_ledgers(300)
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -52,7 +53,7 @@ async def test_a_loss_is_answered_without_reading_any_metadata() -> None:
 
 
 @in_virtual_time
-async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> None:
+async def test_the_first_marks_are_made_before_the_lookup_is_complete() -> None:
     cluster = await with_many_ledgers(4 * SLICE)
     looked_up = 0
     looked_up_at_first_mark: list[int] = []
@@ -82,8 +83,8 @@ async def test_the_first_marks_come_long_before_all_ledgers_are_looked_up() -> N
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-def hold_back(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """The keeper's reads of metadata wait until the event is set."""
+def delay_reads(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Let the updater's reads of metadata wait until the returned event is set."""
     is_released = asyncio.Event()
     read = leader.updater._reader.read
 
@@ -96,13 +97,14 @@ def hold_back(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
 
 
 @in_virtual_time
-async def test_a_loss_while_the_ledger_map_is_read_again_is_answered_at_once_and_completed_after(
+async def test_a_loss_during_a_rescan_is_marked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The marking is completed after the rescan."""
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
-        is_released = hold_back(leader, monkeypatch)
+        is_released = delay_reads(leader, monkeypatch)
         await cluster.write_ledger((B1, B4), ledger_id=3)
         leader.updater.rescan()
         await cluster.kill(B1)
@@ -113,12 +115,12 @@ async def test_a_loss_while_the_ledger_map_is_read_again_is_answered_at_once_and
 
 
 @in_virtual_time
-async def test_a_loss_while_the_ledger_map_is_being_built_is_completed_when_it_is(
+async def test_a_loss_during_the_first_scan_is_marked_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with leading(cluster) as leader:
-        is_released = hold_back(leader, monkeypatch)
+        is_released = delay_reads(leader, monkeypatch)
         auditor = asyncio.create_task(leader.auditor.run())
         await cluster.kill(B1)
         assert await marked_soon(cluster) == []
@@ -130,7 +132,7 @@ async def test_a_loss_while_the_ledger_map_is_being_built_is_completed_when_it_i
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_empty_is_not_done_with_before_all_ledgers_are_known(
+async def test_a_reformatted_bookie_waits_until_all_ledgers_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -140,7 +142,7 @@ async def test_a_bookie_that_came_back_empty_is_not_done_with_before_all_ledgers
     await cluster.wipe(B1)
     await cluster.revive(B1)
     async with leading(cluster, "node-2", delayed(3600)) as leader:
-        hold_back(leader, monkeypatch)
+        delay_reads(leader, monkeypatch)
         auditor = asyncio.create_task(leader.auditor.run())
         assert await marked_soon(cluster) == []
         auditor.cancel()
@@ -154,7 +156,7 @@ async def test_a_bookie_that_came_back_empty_is_not_done_with_before_all_ledgers
 async def marking_slowly(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Leader]:
-    """A leader that makes some 40 marks a second."""
+    """Run a leader that makes about 40 marks a second."""
     monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -164,7 +166,7 @@ async def marking_slowly(
 
 
 @in_virtual_time
-async def test_a_graver_loss_overtakes_one_whose_ledgers_are_still_being_marked(
+async def test_a_worse_loss_overtakes_one_that_is_still_being_marked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_many_ledgers(1000)
@@ -178,12 +180,12 @@ async def test_a_graver_loss_overtakes_one_whose_ledgers_are_still_being_marked(
         await asyncio.sleep(60)
 
     assert await cluster.marked() == [*range(1000), 5000]
-    graver, last = [await made(cluster, ledger_id) for ledger_id in (5000, 999)]
-    assert graver < last
+    worse, last = [await made(cluster, ledger_id) for ledger_id in (5000, 999)]
+    assert worse < last
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_back_while_its_ledgers_are_being_marked_ends_that(
+async def test_marking_stops_when_the_bookie_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_many_ledgers(1000)
@@ -197,9 +199,10 @@ async def test_a_bookie_that_comes_back_while_its_ledgers_are_being_marked_ends_
 
 
 @in_virtual_time
-async def test_one_that_came_back_while_its_ledgers_were_being_marked_and_goes_again_has_all_of_them_marked(
+async def test_a_second_loss_marks_all_ledgers_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The bookie returned while its ledgers were marked, and disappeared again."""
     cluster = await with_many_ledgers(1000)
     async with marking_slowly(cluster, monkeypatch):
         await cluster.kill(B1)

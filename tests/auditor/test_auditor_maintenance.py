@@ -1,4 +1,4 @@
-"""Bookies that are away on purpose: not lost before their maintenance window is over."""
+"""Bookies in maintenance are not lost before their window is over."""
 
 import asyncio
 
@@ -25,13 +25,13 @@ async def maintain(cluster: Cluster, bookie: BookieId, *, for_s: float) -> None:
 
 async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, bookie)
-    standing = await order_store.stored(znode)
-    assert standing is not None
-    await order_store.withdraw(znode, over=standing)
+    stored = await order_store.stored(znode)
+    assert stored is not None
+    await order_store.withdraw(znode, over=stored)
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_back_before_its_window_ends_marks_nothing() -> None:
+async def test_a_bookie_back_within_its_window_marks_nothing() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await maintain(cluster, B1, for_s=100)
@@ -46,7 +46,7 @@ async def test_a_bookie_that_is_back_before_its_window_ends_marks_nothing() -> N
 
 @pytest.mark.parametrize("delay_s", [0, 60], ids=["without a delay", "with a delay"])
 @in_virtual_time
-async def test_a_bookie_that_stays_away_is_lost_after_its_window_and_the_delay(
+async def test_a_bookie_is_lost_after_its_window_and_the_delay(
     delay_s: int,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -61,7 +61,7 @@ async def test_a_bookie_that_stays_away_is_lost_after_its_window_and_the_delay(
 
 
 @in_virtual_time
-async def test_a_window_that_is_ended_by_hand_or_shortened_counts_no_longer() -> None:
+async def test_a_window_that_is_ended_or_shortened_no_longer_counts() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster):
         for bookie in (B1, B2):
@@ -77,7 +77,8 @@ async def test_a_window_that_is_ended_by_hand_or_shortened_counts_no_longer() ->
 
 
 @in_virtual_time
-async def test_the_others_are_lost_as_ever_and_their_audit_does_not_touch_the_bookie() -> None:
+async def test_other_lost_bookies_are_marked_as_usual() -> None:
+    """Their audit does not mark the bookie in maintenance."""
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster):
         await maintain(cluster, B1, for_s=1_000)
@@ -87,7 +88,7 @@ async def test_the_others_are_lost_as_ever_and_their_audit_does_not_touch_the_bo
 
 
 @in_virtual_time
-async def test_asking_for_an_audit_does_not_end_a_window() -> None:
+async def test_an_audit_on_request_does_not_end_a_window() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
         await maintain(cluster, B1, for_s=1_000)
@@ -100,7 +101,7 @@ async def test_asking_for_an_audit_does_not_end_a_window() -> None:
 
 
 @in_virtual_time
-async def test_a_window_outlives_its_leader() -> None:
+async def test_a_window_survives_a_change_of_leader() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await maintain(cluster, B1, for_s=100)
@@ -115,7 +116,7 @@ async def test_a_window_outlives_its_leader() -> None:
 
 
 @in_virtual_time
-async def test_a_window_for_a_bookie_that_is_lost_already_takes_no_mark_back() -> None:
+async def test_a_window_for_a_lost_bookie_deletes_no_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -127,7 +128,8 @@ async def test_a_window_for_a_bookie_that_is_lost_already_takes_no_mark_back() -
 
 
 @in_virtual_time
-async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_absence() -> None:
+async def test_ledgers_of_bookies_in_maintenance_are_counted() -> None:
+    """The record does not name these bookies as absent."""
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster):
         for bookie in (B1, B4):
@@ -144,7 +146,7 @@ async def test_how_many_ledgers_name_who_is_away_on_purpose_is_noted_but_no_abse
 
 
 @in_virtual_time
-async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -> None:
+async def test_the_record_names_unavailable_ledgers_soon() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B2, B3), (B3, B4))
     noted: list[UnavailableLedgers | None] = []
     async with auditing(cluster):
@@ -167,10 +169,8 @@ async def test_how_many_ledgers_have_all_copies_on_who_is_away_is_noted_soon() -
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_ledger_map_is_complete() -> (
-    None
-):
-    """Its first note is of a ledger map that is still empty."""
+async def test_a_new_leader_counts_when_its_ledger_map_is_complete() -> None:
+    """Its first record is of a ledger map that is still empty."""
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     async with auditing(cluster):
@@ -182,9 +182,7 @@ async def test_a_new_leader_notes_at_once_what_names_who_is_away_when_its_ledger
 
 
 @in_virtual_time
-async def test_a_new_leader_notes_no_count_of_a_ledger_map_that_was_empty_as_one_of_all_ledgers() -> (
-    None
-):
+async def test_counts_of_an_empty_ledger_map_are_marked_as_incomplete() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     for bookie in (B1, B2):
         await maintain(cluster, bookie, for_s=3600)

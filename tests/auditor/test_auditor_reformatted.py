@@ -1,4 +1,4 @@
-"""Bookies that come back empty, or are new: whose ledgers are marked, once, and whose are not."""
+"""Reformatted and new bookies: which ledgers are marked once, and which are not."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from tests.replication.nodes import PATHS, ROOT
 
 
 @in_virtual_time
-async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() -> None:
+async def test_the_ledgers_of_a_reformatted_bookie_are_marked_once() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
         assert await marked_soon(cluster) == []
@@ -44,7 +44,7 @@ async def test_the_ledgers_of_a_bookie_that_was_set_up_anew_are_marked_once() ->
 
 
 @in_virtual_time
-async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails() -> None:
+async def test_a_handled_reformat_is_recorded_after_a_failed_try() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     losses = 1
 
@@ -69,7 +69,7 @@ async def test_that_a_bookie_was_dealt_with_is_noted_though_the_first_try_fails(
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_marked_too() -> None:
+async def test_a_ledger_written_after_the_reformat_is_marked_too() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
@@ -85,8 +85,8 @@ async def test_a_ledger_that_was_written_since_the_bookie_came_back_empty_is_mar
         assert await marked_soon(cluster) == [0]
 
 
-async def set_up_anew(cluster: Cluster, bookie: BookieId) -> None:
-    """And see it dealt with."""
+async def reformat(cluster: Cluster, bookie: BookieId) -> None:
+    """Reformat the bookie and wait until the auditor has handled it."""
     await cluster.kill(bookie)
     await cluster.wipe(bookie)
     await cluster.revive(bookie)
@@ -94,7 +94,7 @@ async def set_up_anew(cluster: Cluster, bookie: BookieId) -> None:
 
 
 async def move(cluster: Cluster, ledger_id: int, to: BookieId) -> None:
-    """As a worker does that has copied what its first bookie had."""
+    """Name the bookie instead of the first one, as a worker does that has copied the entries."""
     versioned = await cluster.manager.read(ledger_id)
     (segment,) = versioned.metadata.segments
     moved = versioned.metadata.with_segment(segment.with_bookies({0: to}))
@@ -102,12 +102,12 @@ async def move(cluster: Cluster, ledger_id: int, to: BookieId) -> None:
 
 
 @in_virtual_time
-async def test_what_comes_to_name_a_bookie_soon_after_it_was_set_up_anew_is_marked() -> None:
-    """A worker that stood still, within its session, names it for copies that it had before."""
+async def test_a_ledger_moved_to_a_newly_reformatted_bookie_is_marked() -> None:
+    """A worker that was suspended may name the bookie for copies from before."""
     cluster = await with_ledgers((B1, B2), (B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
 
         await move(cluster, 0, B3)
         assert await marked_soon(cluster) == [0]
@@ -119,7 +119,7 @@ async def test_what_comes_to_name_a_bookie_soon_after_it_was_set_up_anew_is_mark
 
 
 @in_virtual_time
-async def test_it_is_marked_also_where_all_ledgers_are_to_be_looked_at_just_then() -> None:
+async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -139,11 +139,11 @@ async def test_it_is_marked_also_where_all_ledgers_are_to_be_looked_at_just_then
 
 
 @in_virtual_time
-async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_marked() -> None:
+async def test_during_a_hold_such_a_ledger_is_not_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
         hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
         await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await asyncio.sleep(SOON_S)
@@ -157,11 +157,11 @@ async def test_under_a_hold_nothing_that_comes_to_name_a_bookie_set_up_anew_is_m
 
 
 @in_virtual_time
-async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
+async def test_while_disabled_the_reformatted_bookie_waits() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
         await cluster.store.create(PATHS.disable)
         await asyncio.sleep(SOON_S)
 
@@ -174,8 +174,8 @@ async def test_while_auto_recovery_is_disabled_it_waits_for_that() -> None:
 
 
 @in_virtual_time
-async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_through() -> None:
-    """A later write of the metadata, as of the close, does not hide that its entries are gone."""
+async def test_a_bookie_added_and_reformatted_while_disabled_is_marked() -> None:
+    """A later write of metadata, such as the close, does not hide that its entries are lost."""
     cluster = await Cluster.start(B1, B2)
     await cluster.store.create(PATHS.disable, with_parents=True)
     async with auditing(cluster, settings=delayed(3600)):
@@ -184,7 +184,7 @@ async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_thro
         await cluster.register(B3)
         await asyncio.sleep(SOON_S)
         await cluster.write_ledger((B1, B3), ledger_id=0)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
         await asyncio.sleep(SOON_S)
         versioned = await cluster.manager.read(0)
         await cluster.manager.write(0, versioned.metadata, read_as=versioned)
@@ -195,11 +195,11 @@ async def test_one_that_came_and_was_wiped_while_nobody_was_to_mark_is_seen_thro
 
 
 @in_virtual_time
-async def test_the_next_leader_marks_it() -> None:
+async def test_the_next_leader_marks_such_a_ledger() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
 
     await move(cluster, 0, B3)
     async with auditing(cluster, "node-2"):
@@ -207,18 +207,18 @@ async def test_the_next_leader_marks_it() -> None:
 
 
 @in_virtual_time
-async def test_it_is_marked_though_the_first_try_fails() -> None:
+async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
-        await set_up_anew(cluster, B3)
+        await reformat(cluster, B3)
         mark, tries = leader.marker.mark, 0
 
         async def failing(*args: Any, **options: Any) -> bool:
             nonlocal tries
             tries += 1
             if tries == 1:
-                raise UnavailableError("nobody answers")
+                raise UnavailableError("no answer")
             return await mark(*args, **options)
 
         leader.marker.mark = failing  # type: ignore[method-assign]
@@ -229,9 +229,8 @@ async def test_it_is_marked_though_the_first_try_fails() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> None:
-    """A check made it, for single entries; a worker that found the bookie whole, and stood still
-    since, would take it away (rule S6)."""
+async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
+    """A suspended worker that found the bookie whole would delete the old one (rule S6)."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
@@ -247,7 +246,7 @@ async def test_a_mark_that_names_a_bookie_set_up_anew_already_is_renewed() -> No
 
 
 @in_virtual_time
-async def test_of_bookies_that_are_gone_for_good_nothing_is_kept() -> None:
+async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)

@@ -1,10 +1,10 @@
-"""A leader's life as a seed draws it: whatever misses copies when all is quiet again has its mark.
+"""A leader under random faults: at the end every ledger that lacks copies has its mark.
 
-Bookies go, come back, and come back empty; operators set the switch, holds, windows and the delay;
-ledgers are made and deleted; leaders are cut off and replaced; replies are lost. The worker here is
-a sketch of one that makes no mistakes: it looks at a marked ledger, copies what is missing, and
-takes the mark away at the version it saw. So whatever has no mark in the end, and should have one,
-the leader forgot.
+Bookies are lost, return, and are reformatted. Operators set the switch, holds, windows and the
+delay. Ledgers are created and deleted, leaders are cut off and replaced, and replies are lost. The
+worker here makes no mistakes: it reads a marked ledger, copies what is missing, and deletes the
+mark at the version that it read. So the leader forgot every ledger that should have a mark at the
+end and has none.
 """
 
 import asyncio
@@ -51,21 +51,21 @@ QUIET_S = 120.0
 ALIVE_MIN = 3
 RETURN_S = 5.0
 """After an outage of the leader's connection."""
-WORLD = "world"
+INSTANT = "instant"
 """Tasks of this name wait for no network."""
 
 
 class TickingLoop(VirtualTimeLoop):
-    """Each look at the clock takes a moment, or a wait that is shorter than asyncio's timers can
-    tell would never end."""
+    """A loop whose clock moves a little at each reading. Otherwise a wait shorter than the
+    resolution of asyncio's timers would never end."""
 
     def time(self) -> float:
         self.now_s += 1e-9
         return super().time()
 
 
-class World:
-    """What is true, whoever knows it."""
+class Storm:
+    """The true state of the cluster, and the random faults."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
         self.cluster, self.rng = cluster, rng
@@ -83,7 +83,7 @@ class World:
 
     async def _latency(self) -> None:
         task = asyncio.current_task()
-        if task is not None and task.get_name() == WORLD:
+        if task is not None and task.get_name() == INSTANT:
             return
         await asyncio.sleep(self.rng.uniform(0, self.slow_s) if self.slow_s else 0)
 
@@ -97,14 +97,14 @@ class World:
     def say(self, what: str) -> None:
         self.log.append(f"{asyncio.get_running_loop().time():9.3f} {what}")
 
-    # --- Bookies -----------------------------------------------------------------------------------
+    # --- Bookies ----------------------------------------------------------------------------------
 
     @property
     def alive(self) -> list[BookieId]:
         return [b for b in BOOKIES if not self.cluster.bookie(b).is_down]
 
     @property
-    def away(self) -> list[BookieId]:
+    def absent(self) -> list[BookieId]:
         return [b for b in BOOKIES if self.cluster.bookie(b).is_down]
 
     def life(self, bookie: BookieId) -> int:
@@ -118,14 +118,14 @@ class World:
             await self.cluster.kill(bookie)
 
     async def revive(self) -> None:
-        if self.away:
-            bookie = self.rng.choice(self.away)
+        if self.absent:
+            bookie = self.rng.choice(self.absent)
             self.say(f"revive {bookie}")
             await self.cluster.revive(bookie)
 
     async def wipe(self) -> None:
-        if self.away:
-            bookie = self.rng.choice(self.away)
+        if self.absent:
+            bookie = self.rng.choice(self.absent)
             self.say(f"wipe {bookie}")
             await self.cluster.wipe(bookie)
             self.copies = {(i, b) for i, b in self.copies if b != bookie}
@@ -134,10 +134,10 @@ class World:
                 await self.cluster.revive(bookie)
 
     async def flap(self) -> None:
-        """Back, or back empty, and away again soon."""
-        if not self.away:
+        """Let the bookie return, perhaps reformatted, and disappear again soon."""
+        if not self.absent:
             return
-        bookie = self.rng.choice(self.away)
+        bookie = self.rng.choice(self.absent)
         if self.rng.random() < 0.5:
             self.say(f"wipe {bookie}")
             await self.cluster.wipe(bookie)
@@ -149,7 +149,7 @@ class World:
             self.say(f"flap {bookie} down")
             await self.cluster.kill(bookie)
 
-    # --- Ledgers -----------------------------------------------------------------------------------
+    # --- Ledgers ----------------------------------------------------------------------------------
 
     async def create(self) -> None:
         ensemble = self.rng.sample(self.alive, 3)
@@ -173,7 +173,7 @@ class World:
             await self.cluster.manager.delete(ledger_id, version=-1)
             self.say(f"delete {ledger_id}")
 
-    # --- The leader --------------------------------------------------------------------------------
+    # --- The leader -------------------------------------------------------------------------------
 
     async def replace(self) -> None:
         if self.leader is not None:
@@ -189,7 +189,7 @@ class World:
             if leader is self.leader:
                 self.cluster.tree.resume(leader.store)
 
-    # --- Orders ------------------------------------------------------------------------------------
+    # --- Orders -----------------------------------------------------------------------------------
 
     async def switch(self) -> None:
         path = PATHS.disable
@@ -213,13 +213,13 @@ class World:
     async def window(self) -> None:
         bookie = self.rng.choice(BOOKIES)
         order_store, znode = OrderStore(self.cluster.store, PATHS), maintenance_znode(PATHS, bookie)
-        standing = await order_store.stored(znode)
-        if standing is None or self.rng.random() < 0.5:
+        stored = await order_store.stored(znode)
+        if stored is None or self.rng.random() < 0.5:
             now_ms = self.cluster.clock.wall_ms()
             window = MaintenanceWindow(
                 since_ms=now_ms, until_ms=now_ms + self.rng.choice([500, 3000, 10000])
             )
-            await order_store.give(znode, window, over=standing)
+            await order_store.give(znode, window, over=stored)
             self.say(f"window {bookie}")
         else:
             with suppress(NoNodeError):
@@ -235,7 +235,7 @@ class World:
         self.faulty = self.rng.choice([0.0, 0.02, 0.2])
         self.say(f"faults {self.faulty}")
 
-    # --- All of it ---------------------------------------------------------------------------------
+    # --- All of it --------------------------------------------------------------------------------
 
     async def blow(self) -> None:
         happenings: list[Callable[[], Awaitable[None]]] = [
@@ -279,7 +279,7 @@ class World:
         self.forgotten = await self.unmarked()
 
     async def unmarked(self) -> list[tuple[int, BookieId]]:
-        """What misses a copy and whose mark does not say so."""
+        """Return the ledgers whose missing copies their marks do not name."""
         found = []
         async for ledger_ids in self.cluster.manager.ledger_ids():
             for ledger_id in ledger_ids:
@@ -300,15 +300,15 @@ class World:
 
 
 class SketchedWorker:
-    """Makes no mistakes, as far as it can be told."""
+    """A worker that makes no mistakes."""
 
-    def __init__(self, world: World) -> None:
-        self.world, self.cluster, self.rng = world, world.cluster, world.rng
+    def __init__(self, storm: Storm) -> None:
+        self.storm, self.cluster, self.rng = storm, storm.cluster, storm.rng
 
     async def run(self) -> None:
-        while not self.world.is_over:
+        while not self.storm.is_over:
             await asyncio.sleep(self.rng.choice([0.01, 0.1, 1]))
-            if self.world.is_over:
+            if self.storm.is_over:
                 return
             marked = await self.cluster.marked()
             if marked and await self.cluster.store.exists(PATHS.disable) is None:
@@ -316,7 +316,7 @@ class SketchedWorker:
                     await self.repair(self.rng.choice(marked))
 
     async def repair(self, ledger_id: int) -> None:
-        world = self.world
+        storm = self.storm
         path = PATHS.mark(ledger_id)
         stat = await self.cluster.store.exists(path)
         if stat is None:
@@ -330,74 +330,76 @@ class SketchedWorker:
         named = found.metadata.bookies
         moved: dict[BookieId, BookieId] = {}
         for bookie in sorted(named):
-            if bookie in world.alive:
-                world.copies.add((ledger_id, bookie))
+            if bookie in storm.alive:
+                storm.copies.add((ledger_id, bookie))
             else:
-                free = [b for b in world.alive if b not in named and b not in moved.values()]
+                free = [b for b in storm.alive if b not in named and b not in moved.values()]
                 if free and self.rng.random() >= 0.3:
                     moved[bookie] = self.rng.choice(free)
-        lives = {b: world.life(b) for b in {*named - moved.keys(), *moved.values()}}
-        world.copies |= {(ledger_id, b) for b in moved.values()}
+        lives = {b: storm.life(b) for b in {*named - moved.keys(), *moved.values()}}
+        storm.copies |= {(ledger_id, b) for b in moved.values()}
         await asyncio.sleep(self.rng.choice([0, 0.05, 0.5]))
-        if any(world.life(b) != life for b, life in lives.items()):
+        if any(storm.life(b) != life for b, life in lives.items()):
             return
         if moved:
             (segment,) = found.metadata.segments
             ensemble = tuple(moved.get(b, b) for b in segment.ensemble)
             metadata = found.metadata.with_segment(Segment(first_entry_id=0, ensemble=ensemble))
             await self.cluster.manager.write(ledger_id, metadata, read_as=found)
-            world.say(f"moved {ledger_id} {moved}")
+            storm.say(f"moved {ledger_id} {moved}")
         if 0 in lives.values():
             return
         await self.cluster.store.delete(path, version=version)
-        world.say(f"unmarked {ledger_id} v{version}")
+        storm.say(f"unmarked {ledger_id} v{version}")
 
 
-async def lead(world: World) -> None:
-    """One leader after the other, each with a session of its own, as the daemon has them."""
+async def lead(storm: Storm) -> None:
+    """Run one leader after the other, each with its own session, as the daemon does."""
     count = 0
-    outages = Outages(world.cluster.clock, return_s=RETURN_S)
+    outages = Outages(storm.cluster.clock, return_s=RETURN_S)
     while True:
         count += 1
         try:
             async with auditing(
-                world.cluster,
+                storm.cluster,
                 f"node-{count}",
                 settings=AuditorSettings(),
                 hold=HoldSettings(enabled=False),
                 outages=outages,
             ) as leader:
-                world.say(f"LEADS {count}")
-                world.leader = leader
+                storm.say(f"LEADS {count}")
+                storm.leader = leader
                 await leader.store.wait_lost()
         except* (SessionLostError, LeadershipLostError):
             pass
-        world.leader = None
+        storm.leader = None
         outages.begin()
-        await asyncio.sleep(world.rng.choice([0, 1, 3]))
+        await asyncio.sleep(storm.rng.choice([0, 1, 3]))
 
 
-async def storm(seed: int) -> World:
-    """The world when it is over."""
-    world = World(await Cluster.start(), random.Random(seed))
-    leading = asyncio.create_task(lead(world))
-    workers = [asyncio.create_task(SketchedWorker(world).run(), name=WORLD) for _ in range(2)]
-    await asyncio.create_task(world.blow(), name=WORLD)
+async def run_storm(seed: int) -> Storm:
+    """Run the storm of a seed and return it when it is over."""
+    storm = Storm(await Cluster.start(), random.Random(seed))
+    leading = asyncio.create_task(lead(storm))
+    workers = [asyncio.create_task(SketchedWorker(storm).run(), name=INSTANT) for _ in range(2)]
+    await asyncio.create_task(storm.blow(), name=INSTANT)
     leading.cancel()
     for result in await asyncio.gather(leading, *workers, return_exceptions=True):
         if isinstance(result, Exception):
             raise result
-    return world
+    return storm
 
 
 @pytest.mark.parametrize("seed", range(SEED_COUNT))
-def test_whatever_misses_copies_has_its_mark(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_ledger_that_lacks_copies_has_its_mark(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(marker, "MARKS_PER_MULTI", rng.choice([1, 2, 25]))
     monkeypatch.setattr(marker, "MULTIS_AT_ONCE", rng.choice([1, 2]))
     monkeypatch.setattr(marker, "SLICE", rng.choice([2, 500]))
 
     with asyncio.Runner(loop_factory=TickingLoop) as runner:
-        world = runner.run(storm(seed))
+        storm = runner.run(run_storm(seed))
 
-    assert not world.forgotten, (seed, *world.log)
+    assert not storm.forgotten, (seed, *storm.log)

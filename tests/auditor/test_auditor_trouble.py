@@ -1,5 +1,4 @@
-"""What goes wrong while an auditor works: it is tried again, passed over, or ends the leadership;
-never guessed."""
+"""Failures while an auditor works: it retries, skips, or ends its leadership, and never guesses."""
 
 import asyncio
 import random
@@ -34,7 +33,7 @@ from tests.replication.overload import overload, overloaded
     why="the audit is repeated, and nothing is shut down",
 )
 @in_virtual_time
-async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() -> None:
+async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
@@ -58,7 +57,7 @@ async def test_rule_s8_an_audit_that_fails_is_tried_again_until_it_has_marked() 
     "G4", verdict="better", why="the ledger is reported by id, and all others are marked"
 )
 @in_virtual_time
-async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -> None:
+async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_marking() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
     await cluster.kill(B1)
@@ -68,8 +67,8 @@ async def test_rule_s8_an_unreadable_ledger_keeps_no_other_from_being_marked() -
 
 
 @in_virtual_time
-async def test_a_directory_that_acls_shut_away_keeps_no_other_ledger_from_being_marked() -> None:
-    """Though the ledger map is never complete, and its bookie was lost before it was built."""
+async def test_denied_access_to_a_directory_does_not_stop_the_marking() -> None:
+    """The ledger map is never complete, and the bookie was lost before it was built."""
     cluster = await with_ledgers((B1, B2))
     await cluster.write_ledger((B1, B2), ledger_id=10_000)
     await cluster.kill(B1)
@@ -83,7 +82,8 @@ async def test_a_directory_that_acls_shut_away_keeps_no_other_ledger_from_being_
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
 @in_virtual_time
-async def test_rule_s8_an_empty_or_missing_list_of_bookies_marks_nothing(is_missing: bool) -> None:
+async def test_rule_s8_an_empty_list_of_bookies_marks_nothing(is_missing: bool) -> None:
+    """The same if the znode is missing."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -98,7 +98,7 @@ async def test_rule_s8_an_empty_or_missing_list_of_bookies_marks_nothing(is_miss
 
 
 @in_virtual_time
-async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
+async def test_a_new_leader_continues_an_interrupted_audit() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 20, *[(B3, B5)] * 5)
     async with auditing(cluster, "node-1") as first:
         await asyncio.sleep(SOON_S)
@@ -118,7 +118,8 @@ async def test_a_new_leader_goes_on_where_the_old_one_was_cut_off() -> None:
 
 
 @in_virtual_time
-async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_once_it_can() -> None:
+async def test_rule_s8_a_delay_counts_again_once_it_can_be_read() -> None:
+    """The former delay stays in force until then."""
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
         await asyncio.sleep(SOON_S)
@@ -142,7 +143,7 @@ async def test_rule_s8_a_delay_that_cannot_be_read_stays_in_force_and_counts_onc
     ids=lambda path: path.rpartition("/")[2],
 )
 @in_virtual_time
-async def test_rule_s8_a_leader_begins_once_it_knows_where_the_one_before_it_was(path: str) -> None:
+async def test_rule_s8_a_leader_waits_until_it_has_read_the_records(path: str) -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     async with leading(cluster) as leader:
@@ -150,7 +151,7 @@ async def test_rule_s8_a_leader_begins_once_it_knows_where_the_one_before_it_was
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(60)
         assert not auditor.done()
-        assert await cluster.marked() == [], "it may be neither away for long nor new"
+        assert await cluster.marked() == [], "the bookie may be neither absent for long nor new"
 
         throttled.clear()
         await asyncio.sleep(15)
@@ -160,13 +161,13 @@ async def test_rule_s8_a_leader_begins_once_it_knows_where_the_one_before_it_was
 
 
 @in_virtual_time
-async def test_rule_s8_before_its_first_look_no_leader_says_that_no_loss_is_pending() -> None:
+async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         throttled = overload(leader.store, DELAY)
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(60)
-        assert leader.auditor.is_loss_pending, "checks mark, and are to wait"
+        assert leader.auditor.is_loss_pending, "checks must wait, because they mark"
 
         throttled.clear()
         await asyncio.sleep(15)
@@ -176,7 +177,7 @@ async def test_rule_s8_before_its_first_look_no_leader_says_that_no_loss_is_pend
 
 
 @in_virtual_time
-async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() -> None:
+async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         throttled = overload(leader.store, PATHS.disable)
@@ -194,7 +195,7 @@ async def test_rule_s8_an_audit_waits_while_the_disable_switch_cannot_be_read() 
 
 @pytest.mark.parametrize("seed", range(5))
 @in_virtual_time
-async def test_an_auditor_outlives_an_overloaded_zookeeper(seed: int) -> None:
+async def test_an_auditor_survives_an_overloaded_zookeeper(seed: int) -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 8, *[(B3, B2)] * 3)
     async with leading(cluster) as leader:
         runs = [leader.auditor.run(), leader.drainer.run()]
@@ -226,7 +227,7 @@ async def test_a_lost_session_ends_the_audit() -> None:
 
 
 @in_virtual_time
-async def test_rule_s9_a_lost_vote_ends_it_before_anything_is_marked() -> None:
+async def test_rule_s9_a_lost_vote_ends_the_audit_before_any_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
         auditor = asyncio.create_task(leader.auditor.run())

@@ -1,4 +1,5 @@
-"""What checks and fsck find is mended, also where Java's workers take every mark that they see."""
+"""Findings of checks and fsck are repaired, even if Java's workers lease every mark that they
+see."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -43,7 +44,7 @@ Find = Callable[[Cluster], Awaitable[None]]
 
 
 async def a_ledger() -> Cluster:
-    """Entries 0 to 9, each on all three."""
+    """Return a cluster with a ledger whose entries 0 to 9 are each on all three bookies."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2)
     return cluster
@@ -58,7 +59,7 @@ def damage_middle(cluster: Cluster) -> None:
 
 
 def damage_end(cluster: Cluster) -> None:
-    """No digest is checked by Java's LedgerChecker."""
+    """Damage an end. Java's LedgerChecker verifies no digest."""
     cluster.bookie(B2).corrupt(LEDGER, 9)
 
 
@@ -80,7 +81,7 @@ by_harm = pytest.mark.parametrize(
 @by_each
 @by_harm
 @in_virtual_time
-async def test_what_javas_worker_would_find_whole_is_mended_by_ours(
+async def test_damage_that_javas_worker_does_not_see_is_repaired(
     harm: Callable[[Cluster], None], find: Find
 ) -> None:
     cluster = await a_ledger()
@@ -99,9 +100,10 @@ async def test_what_javas_worker_would_find_whole_is_mended_by_ours(
 
 @by_each
 @in_virtual_time
-async def test_of_a_ledger_with_both_kinds_the_finding_lives_as_long_as_the_mark_that_java_leaves(
+async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(
     find: Find,
 ) -> None:
+    """The ledger has damage of both kinds: one that Java sees and one that it does not."""
     cluster = await a_ledger()
     lose_an_end_and_a_middle(cluster)
 
@@ -122,11 +124,11 @@ async def test_of_a_ledger_with_both_kinds_the_finding_lives_as_long_as_the_mark
     [
         pytest.param(0, [LEDGER], [], id="the first entry"),
         pytest.param(9, [LEDGER], [], id="the last entry"),
-        pytest.param(4, [], [LEDGER], id="one between"),
+        pytest.param(4, [], [LEDGER], id="an entry between the ends"),
     ],
 )
 @in_virtual_time
-async def test_a_mark_stands_where_somebody_can_do_something_about_it(
+async def test_a_mark_is_in_the_queue_of_a_worker_that_can_repair_it(
     lost: int, shared: list[int], own: list[int], find: Find
 ) -> None:
     cluster = await a_ledger()

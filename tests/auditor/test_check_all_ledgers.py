@@ -1,4 +1,4 @@
-"""The check of all ledgers: what it asks, what it finds and marks, and that nothing stops it."""
+"""The check of all ledgers: what it reads, finds and marks, and that nothing stops it."""
 
 import asyncio
 from collections.abc import Callable
@@ -40,7 +40,7 @@ EVERY = ChecksSettings(all_ledgers_share=1.0)
 
 @pytest.mark.compat("AuditorCheckAllLedgersTaskTest.testCheckAllLedgers", verdict="same")
 @in_virtual_time
-async def test_healthy_ledgers_are_all_looked_at_and_none_is_marked() -> None:
+async def test_healthy_ledgers_are_all_checked_and_none_is_marked() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
 
     async with checker(cluster) as made:
@@ -73,9 +73,9 @@ def break_disk(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     ("harm", "what"),
     [
-        pytest.param(lose_first, "b2:3181 lacks entry 0", id="an entry is gone"),
+        pytest.param(lose_first, "b2:3181 lacks entry 0", id="an entry is missing"),
         pytest.param(
-            lose_the_ledger, "b2:3181 lacks 2 of the entries 0 to 9", id="the ledger is gone"
+            lose_the_ledger, "b2:3181 lacks 2 of the entries 0 to 9", id="the ledger is missing"
         ),
         pytest.param(
             damage_last,
@@ -87,9 +87,7 @@ def break_disk(cluster: Cluster) -> None:
     ],
 )
 @in_virtual_time
-async def test_what_a_live_bookie_lacks_is_marked_with_its_name_and_why(
-    harm: Harm, what: str
-) -> None:
+async def test_a_missing_copy_is_marked_with_bookie_and_reason(harm: Harm, what: str) -> None:
     cluster = await five_ledgers()
     harm(cluster)
 
@@ -104,7 +102,7 @@ async def test_what_a_live_bookie_lacks_is_marked_with_its_name_and_why(
 
 
 @in_virtual_time
-async def test_very_many_findings_are_all_marked_and_some_of_them_logged() -> None:
+async def test_very_many_findings_are_all_marked_and_some_are_logged() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 50)
     for ledger_id in range(50):
         cluster.bookie(B1).lose(ledger_id, 0)
@@ -118,7 +116,7 @@ async def test_very_many_findings_are_all_marked_and_some_of_them_logged() -> No
 
 
 @in_virtual_time
-async def test_what_is_found_again_changes_nothing() -> None:
+async def test_a_repeated_finding_changes_nothing() -> None:
     cluster = await five_ledgers()
     lose_first(cluster)
     await look(cluster)
@@ -138,9 +136,7 @@ async def test_what_is_found_again_changes_nothing() -> None:
 )
 @pytest.mark.compat("G12", verdict="better")
 @in_virtual_time
-async def test_damage_between_the_ends_is_found_by_a_share_that_meets_it(
-    share: float, is_found: bool
-) -> None:
+async def test_damage_between_the_ends_is_found_by_a_sample(share: float, is_found: bool) -> None:
     cluster = await five_ledgers()
     middle = sorted(cluster.bookie(B2).entry_ids(3))[2]
     cluster.bookie(B2).corrupt(3, middle)
@@ -151,7 +147,7 @@ async def test_damage_between_the_ends_is_found_by_a_share_that_meets_it(
 
 
 @in_virtual_time
-async def test_a_share_reads_so_many_entries_of_each_copy_once() -> None:
+async def test_a_sample_reads_its_share_of_each_copy_once() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, last=99)
 
@@ -167,7 +163,7 @@ async def test_a_share_reads_so_many_entries_of_each_copy_once() -> None:
     "G8", verdict="better", why="no bookie has the entry, so the ledger is marked and reported"
 )
 @in_virtual_time
-async def test_the_only_entry_of_a_closed_ledger_that_nobody_has_is_found() -> None:
+async def test_the_missing_only_entry_of_a_closed_ledger_is_found() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, last=0)
     for bookie in (B1, B2):
@@ -181,7 +177,7 @@ async def test_the_only_entry_of_a_closed_ledger_that_nobody_has_is_found() -> N
 
 @pytest.mark.compat("G23", verdict="better")
 @in_virtual_time
-async def test_all_bookies_that_lack_something_come_into_the_mark() -> None:
+async def test_the_mark_names_all_bookies_that_lack_something() -> None:
     cluster = await Cluster.start()
     ensemble = (B1, B2, B3, B4, B5, B6)
     await cluster.write_ledger(ensemble, ledger_id=0)
@@ -194,7 +190,8 @@ async def test_all_bookies_that_lack_something_come_into_the_mark() -> None:
 
 
 @in_virtual_time
-async def test_an_open_ledgers_closed_fragments_are_looked_at_and_its_open_one_is_not() -> None:
+async def test_closed_fragments_of_an_open_ledger_are_checked() -> None:
+    """The open fragment is not."""
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2), (B3, B4), starts=(0, 5), ledger_id=0, state=LedgerState.OPEN
@@ -211,7 +208,7 @@ async def test_an_open_ledgers_closed_fragments_are_looked_at_and_its_open_one_i
 
 
 @in_virtual_time
-async def test_a_ledger_whose_copies_are_being_written_is_not_asked_for() -> None:
+async def test_a_ledger_whose_copies_are_being_written_is_not_read() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
 
@@ -221,7 +218,7 @@ async def test_a_ledger_whose_copies_are_being_written_is_not_asked_for() -> Non
 
 @pytest.mark.compat("AuditorPeriodicCheckTest.testGetLedgerFromZookeeperThrottled", verdict="same")
 @in_virtual_time
-async def test_parts_smaller_than_the_cluster_add_up_to_all_of_it() -> None:
+async def test_shards_smaller_than_the_cluster_cover_all_of_it() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 30)
     cluster.bookie(B1).lose(29, 0)
 
@@ -239,7 +236,7 @@ async def test_parts_smaller_than_the_cluster_add_up_to_all_of_it() -> None:
 
 @pytest.mark.compat("G5", verdict="better", why="the ledger is counted, and the check continues")
 @in_virtual_time
-async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() -> None:
+async def test_a_ledger_that_cannot_be_opened_is_counted_and_skipped() -> None:
     cluster = await five_ledgers()
     await cluster.store.set(
         cluster.manager.path(1), b"BookieMetadataFormatVersion\t3\n\xff", version=-1
@@ -259,7 +256,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_the_rest_goes_on() 
 
 
 @in_virtual_time
-async def test_ledgers_of_very_many_entries_are_looked_at_a_few_at_a_time() -> None:
+async def test_very_large_ledgers_are_checked_a_few_at_a_time() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(20):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=1_200)
@@ -284,7 +281,7 @@ async def test_ledgers_of_very_many_entries_are_looked_at_a_few_at_a_time() -> N
 
 @pytest.mark.compat("AuditorPeriodicCheckTest.testFailedWriteRecovery", verdict="same")
 @in_virtual_time
-async def test_a_bookie_that_never_took_a_ledgers_entries_is_found_and_replaced() -> None:
+async def test_a_bookie_that_never_stored_the_entries_is_replaced() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, ack_quorum=1)
     cluster.bookie(B2)._ledgers.pop(0)

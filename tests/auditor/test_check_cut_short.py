@@ -1,5 +1,5 @@
-"""What becomes of a run of a periodic check that is cut short: by a leader's end, by ZooKeeper, by
-ourselves."""
+"""Periodic checks that are interrupted: by the end of a leader, by ZooKeeper, or by a defect of
+ours."""
 
 import asyncio
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from tests.replication.nodes import PATHS
 
 @pytest.mark.compat("G6", verdict="better")
 @in_virtual_time
-async def test_another_leader_goes_on_where_the_first_one_died() -> None:
+async def test_another_leader_continues_where_the_first_one_died() -> None:
     cluster = await ten_ledgers()
     first, second = CountingCheck(part_s=10), CountingCheck()
     async with checker(cluster, first, name="node-1", settings=HOURS) as made, running(made):
@@ -46,7 +46,7 @@ async def test_another_leader_goes_on_where_the_first_one_died() -> None:
 
 
 @in_virtual_time
-async def test_another_leader_goes_on_with_what_somebody_wanted_before_it_was_due() -> None:
+async def test_another_leader_continues_a_check_requested_early() -> None:
     cluster = await ten_ledgers()
     await store_time(cluster, cluster.clock.wall_ms())
     monthly = replace(HOURS, all_ledgers_interval_s=30 * 86_400)
@@ -63,7 +63,7 @@ async def test_another_leader_goes_on_with_what_somebody_wanted_before_it_was_du
 
 
 @in_virtual_time
-async def test_a_run_that_javas_auditor_has_overtaken_is_not_gone_on_with() -> None:
+async def test_a_run_overtaken_by_javas_auditor_is_not_continued() -> None:
     cluster = await ten_ledgers()
     first, second = CountingCheck(part_s=10), CountingCheck()
     async with checker(cluster, first, settings=HOURS) as made, running(made):
@@ -80,7 +80,7 @@ async def test_a_run_that_javas_auditor_has_overtaken_is_not_gone_on_with() -> N
 
 
 @in_virtual_time
-async def test_a_record_that_cannot_be_read_costs_a_run_from_the_beginning() -> None:
+async def test_an_unreadable_record_restarts_the_run() -> None:
     cluster = await ten_ledgers()
     await cluster.store.create(PATHS.check(HOURLY.name), b'{"version": 9}', with_parents=True)
     check = CountingCheck()
@@ -92,7 +92,7 @@ async def test_a_record_that_cannot_be_read_costs_a_run_from_the_beginning() -> 
 
 
 @in_virtual_time
-async def test_a_part_during_which_zookeeper_fails_is_done_again_and_counted_once() -> None:
+async def test_a_part_cut_short_is_repeated_and_counted_once() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
     failures = iter([UnavailableError("gone for a moment")] * 2)
@@ -111,9 +111,8 @@ async def test_a_part_during_which_zookeeper_fails_is_done_again_and_counted_onc
 
 
 @in_virtual_time
-async def test_a_ledger_that_our_own_code_cannot_cope_with_costs_neither_the_rest_nor_the_leader() -> (
-    None
-):
+async def test_a_defect_of_ours_skips_one_ledger() -> None:
+    """Neither the other ledgers nor the leadership suffer."""
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=5)
 
@@ -131,7 +130,7 @@ async def test_a_ledger_that_our_own_code_cannot_cope_with_costs_neither_the_res
 
 
 @in_virtual_time
-async def test_a_session_that_is_lost_ends_it() -> None:
+async def test_a_lost_session_ends_the_check() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
 
@@ -146,7 +145,7 @@ async def test_a_session_that_is_lost_ends_it() -> None:
 
 
 @in_virtual_time
-async def test_who_leads_no_more_stores_nothing() -> None:
+async def test_a_former_leader_stores_nothing() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_s=10)
 

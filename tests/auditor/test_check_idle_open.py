@@ -1,4 +1,4 @@
-"""Open ledgers that nobody writes any more: when one counts as idle, and what is kept of it."""
+"""Open ledgers without a writer: when they count as idle, and what is recorded of them."""
 
 import asyncio
 from collections import Counter
@@ -33,23 +33,30 @@ DAY_S = 86_400
 BEFORE = LastChange(last_entry_id=5, since_ms=1_000)
 
 
+async def stored_changes(cluster: Cluster) -> dict[int, LastChange]:
+    stored = (await read_last_changes(cluster.store, PATHS)).value
+    return {} if stored is None else stored.by_ledger()
+
+
 @pytest.mark.parametrize(
     ("before", "last_entry_id", "written_ms", "expected"),
     [
         pytest.param(None, 5, 0, LastChange(last_entry_id=5, since_ms=9_000), id="seen first"),
-        pytest.param(None, -1, 0, LastChange(last_entry_id=-1, since_ms=9_000), id="an empty one"),
+        pytest.param(
+            None, -1, 0, LastChange(last_entry_id=-1, since_ms=9_000), id="an empty ledger"
+        ),
         pytest.param(BEFORE, 5, 999, BEFORE, id="nothing came"),
         pytest.param(BEFORE, 6, 0, LastChange(last_entry_id=6, since_ms=9_000), id="an entry came"),
-        pytest.param(BEFORE, 4, 0, BEFORE, id="whoever has the last one is silent"),
+        pytest.param(BEFORE, 4, 0, BEFORE, id="the bookie with the last entry is unresponsive"),
         pytest.param(
             BEFORE, 5, 1_001, LastChange(last_entry_id=5, since_ms=9_000), id="metadata was written"
         ),
-        pytest.param(BEFORE, None, 0, BEFORE, id="nobody says anything"),
+        pytest.param(BEFORE, None, 0, BEFORE, id="no bookie answers"),
         pytest.param(BEFORE, None, 1_001, None, id="nor do we know anything any more"),
-        pytest.param(None, None, 0, None, id="nobody ever said anything"),
+        pytest.param(None, None, 0, None, id="no bookie ever answered"),
     ],
 )
-def test_what_is_known_of_a_ledger_that_is_seen_again(
+def test_the_last_change_follows_from_repeated_reads(
     before: LastChange | None,
     last_entry_id: int | None,
     written_ms: int,
@@ -60,12 +67,12 @@ def test_what_is_known_of_a_ledger_that_is_seen_again(
     assert found == expected
 
 
-# --- The check -------------------------------------------------------------------------------------
+# --- The check ------------------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
-    """Of a leader that has just been elected, and knows every ledger."""
+    """Return the check of a leader that has just been elected and knows every ledger."""
     batcher = Batcher(cluster.store, ())
     sending = asyncio.create_task(batcher.run())
     views = ViewSource(
@@ -87,7 +94,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
 
 
 async def run(cluster: Cluster) -> Counter[str]:
-    """By a leader of its own, as if each were elected for it."""
+    """Run the check under a new leader."""
     async with check(cluster) as made:
         await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
         counts = await made.check_ledgers(range(100))
@@ -104,7 +111,7 @@ async def open_ledgers(*ledger_ids: int) -> Cluster:
 
 async def idle_ids(cluster: Cluster) -> list[int]:
     now_ms = cluster.clock.wall_ms()
-    found = await read_last_changes(cluster.store, PATHS)
+    found = await stored_changes(cluster)
     return [i for i, each in found.items() if each.idle_s(now_ms) >= DAY_S]
 
 
@@ -114,7 +121,7 @@ async def idle_ids(cluster: Cluster) -> list[int]:
     why="it is reported with its age, across changes of leader; an operator closes it",
 )
 @in_virtual_time
-async def test_a_ledger_that_gets_no_entry_for_so_long_is_told_of_and_left_as_it_is() -> None:
+async def test_an_idle_open_ledger_is_reported_and_left_alone() -> None:
     cluster = await open_ledgers(1, 2)
     await cluster.write_ledger((B1, B2), ledger_id=3)
     fenced = watch_fencing(cluster)
@@ -134,7 +141,7 @@ async def test_a_ledger_that_gets_no_entry_for_so_long_is_told_of_and_left_as_it
 
 
 @in_virtual_time
-async def test_a_warning_is_of_news_and_a_later_look_that_finds_the_same_is_no_news() -> None:
+async def test_only_new_idle_ledgers_are_logged() -> None:
     cluster = await open_ledgers(1, 2)
     levels = []
     async with check(cluster) as made:
@@ -163,7 +170,7 @@ async def test_a_warning_is_of_news_and_a_later_look_that_finds_the_same_is_no_n
 
 
 @in_virtual_time
-async def test_one_look_too_early_makes_nothing_idle() -> None:
+async def test_no_ledger_is_idle_before_the_time_is_over() -> None:
     cluster = await open_ledgers(1)
 
     assert await run(cluster) == {"open": 1}
@@ -173,7 +180,7 @@ async def test_one_look_too_early_makes_nothing_idle() -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_that_somebody_began_and_left_counts_as_well() -> None:
+async def test_an_abandoned_recovery_is_idle_as_well() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
 
@@ -184,7 +191,7 @@ async def test_a_recovery_that_somebody_began_and_left_counts_as_well() -> None:
 
 
 @in_virtual_time
-async def test_a_writer_that_changes_its_bookies_is_alive() -> None:
+async def test_a_changed_ensemble_shows_that_the_writer_is_alive() -> None:
     cluster = await open_ledgers(1)
     await run(cluster)
     await asyncio.sleep(DAY_S)
@@ -196,20 +203,20 @@ async def test_a_writer_that_changes_its_bookies_is_alive() -> None:
 
 
 @in_virtual_time
-async def test_where_no_bookie_answers_nothing_is_known() -> None:
+async def test_nothing_is_known_if_no_bookie_answers() -> None:
     cluster = await open_ledgers(1)
     for bookie in (B1, B2, B3):
         cluster.bookie(bookie).is_down = True
 
     assert await run(cluster) == {"open": 1, "unknown": 1}
-    assert await read_last_changes(cluster.store, PATHS) == {}
+    assert await stored_changes(cluster) == {}
 
 
 @in_virtual_time
-async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
+async def test_closed_and_deleted_ledgers_are_forgotten() -> None:
     cluster = await open_ledgers(1, 2, 3)
     await run(cluster)
-    assert set(await read_last_changes(cluster.store, PATHS)) == {1, 2, 3}
+    assert set(await stored_changes(cluster)) == {1, 2, 3}
     await cluster.manager.delete(1, version=-1)
     versioned = await cluster.manager.read(2)
     closed = versioned.metadata.with_state(LedgerState.IN_RECOVERY).closed(
@@ -218,11 +225,11 @@ async def test_what_was_closed_or_deleted_meanwhile_is_forgotten() -> None:
     await cluster.manager.write(2, closed, read_as=versioned)
 
     assert await run(cluster) == {"open": 1}
-    assert set(await read_last_changes(cluster.store, PATHS)) == {3}
+    assert set(await stored_changes(cluster)) == {3}
 
 
 @in_virtual_time
-async def test_a_run_that_another_leader_goes_on_with_forgets_nothing_of_the_one_before() -> None:
+async def test_a_run_continued_by_another_leader_forgets_nothing() -> None:
     cluster = await open_ledgers(1, 2)
     await run(cluster)
     await asyncio.sleep(DAY_S)
@@ -236,7 +243,7 @@ async def test_a_run_that_another_leader_goes_on_with_forgets_nothing_of_the_one
 
 
 @in_virtual_time
-async def test_no_more_is_read_in_a_second_than_is_allowed() -> None:
+async def test_reads_stay_within_the_rate_limit() -> None:
     cluster = await open_ledgers(*range(100))
     began_s = cluster.clock.now_s()
 
@@ -245,11 +252,11 @@ async def test_no_more_is_read_in_a_second_than_is_allowed() -> None:
     assert 0.25 <= cluster.clock.now_s() - began_s <= 1
 
 
-# --- What is kept ------------------------------------------------------------------------------------
+# --- Kept records ---------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_of_too_many_those_of_the_longest_standing_are_kept(
+async def test_of_too_many_ledgers_the_oldest_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(idle, "KEPT_MAX", 2)
@@ -260,10 +267,10 @@ async def test_of_too_many_those_of_the_longest_standing_are_kept(
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
         await run(cluster)
 
-    assert list(await read_last_changes(cluster.store, PATHS)) == [1, 2]
+    assert list(await stored_changes(cluster)) == [1, 2]
 
 
-def test_ten_thousand_fit_into_a_znode() -> None:
+def test_ten_thousand_ledgers_fit_into_a_znode() -> None:
     many = {10**9 + i: LastChange(last_entry_id=10**6, since_ms=10**12 + i) for i in range(10_000)}
 
     assert len(last_changes_to_json(many)) < 400_000
@@ -281,9 +288,21 @@ def test_ten_thousand_fit_into_a_znode() -> None:
     ],
 )
 @in_virtual_time
-async def test_what_cannot_be_read_counts_as_nothing(data: bytes) -> None:
+async def test_an_unreadable_record_counts_as_empty(data: bytes) -> None:
     cluster = await open_ledgers(1)
     await cluster.store.create(PATHS.idle, data, with_parents=True)
 
-    assert await read_last_changes(cluster.store, PATHS) == {}
+    assert await stored_changes(cluster) == {}
     assert await run(cluster) == {"open": 1}
+
+
+@in_virtual_time
+async def test_a_pace_that_is_changed_counts_at_once() -> None:
+    cluster = await open_ledgers(*range(10))
+    async with check(cluster) as made:
+        await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
+        made.reads_per_s = 1
+        began_s = cluster.clock.now_s()
+        await made.check_ledgers(range(10))
+
+    assert cluster.clock.now_s() - began_s >= 9 * 3, "three members of each ledger"

@@ -1,4 +1,4 @@
-"""Marks that have stood for too long."""
+"""Marks that exist for too long."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def watching(cluster: Cluster, *, after_s: float = DAY_S) -> AsyncIterator
 
 
 async def two_marked() -> Cluster:
-    """A closed ledger, 0, and an open one, 1, both marked now."""
+    """Return a cluster with a closed ledger 0 and an open ledger 1, both marked now."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0)
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.OPEN)
@@ -63,7 +63,7 @@ async def two_marked() -> Cluster:
     ],
 )
 @in_virtual_time
-async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
+async def test_old_marks_are_reported_of_open_ledgers_too(
     age_s: float, expected: list[int]
 ) -> None:
     cluster = await two_marked()
@@ -82,7 +82,8 @@ async def test_marks_that_stand_for_longer_are_told_open_ledgers_too(
     "G27", verdict="better", why="the age of the znode counts, whatever the mark says"
 )
 @in_virtual_time
-async def test_a_mark_whose_time_is_moved_by_a_later_loss_is_as_old_as_it_is() -> None:
+async def test_a_later_loss_does_not_make_a_mark_younger() -> None:
+    """Java's auditor sets a new time in the mark."""
     cluster = await two_marked()
     await asyncio.sleep(DAY_S)
     await cluster.mark(B1, B2, ledger_id=0, ctime_ms=cluster.clock.wall_ms())
@@ -93,7 +94,7 @@ async def test_a_mark_whose_time_is_moved_by_a_later_loss_is_as_old_as_it_is() -
 
 
 @in_virtual_time
-async def test_a_mark_made_anew_is_as_old_as_the_first_loss_that_it_tells_of() -> None:
+async def test_a_recreated_mark_is_as_old_as_the_first_loss_it_names() -> None:
     cluster = await two_marked()
     await asyncio.sleep(DAY_S)
     path = PATHS.mark(0)
@@ -107,9 +108,8 @@ async def test_a_mark_made_anew_is_as_old_as_the_first_loss_that_it_tells_of() -
 
 
 @in_virtual_time
-async def test_damage_that_java_does_not_see_is_overdue_too_and_what_is_but_to_be_moved_is_not() -> (
-    None
-):
+async def test_overdue_marks_include_our_own_queue_except_moves() -> None:
+    """Java does not see this damage; a ledger marked only to be moved is not overdue."""
     cluster = await two_marked()
     found = Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     for ledger_id in (1, 2, 3):
@@ -128,7 +128,7 @@ async def test_damage_that_java_does_not_see_is_overdue_too_and_what_is_but_to_b
 
 
 @in_virtual_time
-async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_znode() -> None:
+async def test_the_age_of_an_unreadable_mark_is_that_of_its_znode() -> None:
     cluster = await two_marked()
     for ledger_id, data in ((0, b"\xff"), (1, b'replica: "b1:3181"\n')):
         await cluster.store.set(PATHS.mark(ledger_id), data, version=-1)
@@ -139,7 +139,8 @@ async def test_a_mark_that_cannot_be_read_and_one_without_a_time_count_by_the_zn
 
 
 @in_virtual_time
-async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -> None:
+async def test_denied_access_to_a_mark_hides_no_other() -> None:
+    """It is reported once."""
     cluster = await two_marked()
     shut = shut_out(cluster.store, PATHS.mark(0))
     await asyncio.sleep(DAY_S + 60)
@@ -159,7 +160,7 @@ async def test_a_mark_that_acls_shut_away_is_told_of_once_and_hides_no_other() -
 
 
 @in_virtual_time
-async def test_a_queue_that_acls_shut_away_is_told_of_and_looked_at_again() -> None:
+async def test_denied_access_to_a_queue_is_reported_and_retried() -> None:
     cluster = await two_marked()
     shut = shut_out(cluster.store, PATHS.marks)
 
@@ -178,7 +179,7 @@ async def test_a_queue_that_acls_shut_away_is_told_of_and_looked_at_again() -> N
 
 
 @in_virtual_time
-async def test_they_are_told_once_and_again_when_others_come() -> None:
+async def test_overdue_marks_are_logged_again_only_when_others_join() -> None:
     cluster = await two_marked()
 
     async with watching(cluster) as marks:
@@ -196,7 +197,8 @@ async def test_they_are_told_once_and_again_when_others_come() -> None:
 
 
 @in_virtual_time
-async def test_that_some_of_them_were_repaired_is_no_new_error_and_the_last_one_ends_it() -> None:
+async def test_the_end_of_the_problem_is_logged_with_the_last_repair() -> None:
+    """The repair of some of them is no new error."""
     cluster = await two_marked()
     await asyncio.sleep(2 * DAY_S)
 
@@ -216,7 +218,7 @@ async def test_that_some_of_them_were_repaired_is_no_new_error_and_the_last_one_
 
 
 @in_virtual_time
-async def test_those_that_are_new_are_named() -> None:
+async def test_newly_overdue_ledgers_are_named() -> None:
     cluster = await two_marked()
     await asyncio.sleep(2 * DAY_S)
 
@@ -231,7 +233,7 @@ async def test_those_that_are_new_are_named() -> None:
 
 
 @in_virtual_time
-async def test_where_none_is_ever_overdue_nobody_looks() -> None:
+async def test_the_queue_is_not_read_where_no_mark_is_ever_overdue() -> None:
     cluster = await two_marked()
 
     async with watching(cluster, after_s=0) as marks:
@@ -241,7 +243,6 @@ async def test_where_none_is_ever_overdue_nobody_looks() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "expected_s"), [(60, 60), (DAY_S, 3_600), (6_000, 600)])
-def test_the_queue_is_looked_at_ten_times_before_a_mark_is_overdue_within_bounds(
-    after_s: float, expected_s: float
-) -> None:
+def test_the_queue_is_read_ten_times_per_bound(after_s: float, expected_s: float) -> None:
+    """Ten times until a mark is overdue, within a shortest and a longest interval."""
     assert look_interval_s(after_s) == expected_s

@@ -1,4 +1,4 @@
-"""What makes periodic checks wait, and that a run which waited goes on where it was."""
+"""Reasons for which periodic checks wait, and how a run continues after a pause."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,13 +12,13 @@ from ledgers.errors import UnavailableError
 from replication.orders import (
     ChecksOrder,
     HoldOrder,
-    Order,
     Orders,
     OrderStore,
     OrderZnode,
     checks_znode,
     hold_znode,
 )
+from replication.records import Record
 from tests.auditor.checking import (
     HOUR_S,
     HOURS,
@@ -34,7 +34,7 @@ from tests.auditor.checking import (
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import PATHS
 
-T = TypeVar("T", bound=Order)
+T = TypeVar("T", bound=Record)
 
 DISABLE = PATHS.disable
 
@@ -98,7 +98,7 @@ PAUSES = [
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("kind", JAVAS_CHECKS, ids=lambda kind: kind.name)
 @in_virtual_time
-async def test_nothing_is_looked_at_during_a_pause_and_everything_after_it(
+async def test_nothing_is_checked_during_a_pause_but_all_after_it(
     kind: CheckKind,
     pause: Pausing,
 ) -> None:
@@ -123,7 +123,7 @@ async def test_nothing_is_looked_at_during_a_pause_and_everything_after_it(
 )
 @pytest.mark.parametrize("pause", PAUSES)
 @in_virtual_time
-async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_then(
+async def test_a_paused_run_continues_where_it_was(
     pause: Pausing,
 ) -> None:
     cluster = await ten_ledgers()
@@ -150,7 +150,7 @@ async def test_a_run_that_is_paused_goes_on_where_it_was_and_is_complete_only_th
 
 
 @in_virtual_time
-async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_again() -> None:
+async def test_an_interrupted_part_does_not_check_ledgers_twice() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=10, call_size=1)
     trouble = [UnavailableError("no answer")]
@@ -193,7 +193,7 @@ async def test_of_a_part_that_is_cut_short_what_was_looked_at_is_not_looked_at_a
         pytest.param(Orders(), False, True, "an absent bookie is not lost yet", id="a delay runs"),
     ],
 )
-def test_why_checks_wait(
+def test_the_reason_why_checks_wait(
     orders: Orders, is_disabled: bool, is_audit_pending: bool, expected: str
 ) -> None:
     assert pause_of(orders, is_disabled=is_disabled, is_audit_pending=is_audit_pending) == expected

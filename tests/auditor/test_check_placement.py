@@ -26,18 +26,18 @@ from tests.auditor.checking import filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, ROOT
-from tests.replication.repairs import keep_away
+from tests.replication.repairs import order_maintenance
 
 RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b"}
-"""Where B6 and B7 are, nobody knows."""
+"""The racks of B6 and B7 are unknown."""
 CHECK = "AuditorPlacementPolicyCheckTest"
 OWN = PATHS.private
 
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """One run over all ledgers. ``marked``: what it marked, with the bookies that the marks
-    name."""
+    """One run over all ledgers. ``marked``: the ledgers it marked, with the bookies in the
+    marks."""
 
     counts: Counter[str]
     marked: dict[int, tuple[BookieId, ...]]
@@ -88,7 +88,7 @@ async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     await asyncio.gather(sender, return_exceptions=True)
 
 
-# --- What is counted -----------------------------------------------------------------------------
+# --- Counts ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -96,7 +96,7 @@ async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     verdict="same",
 )
 @in_virtual_time
-async def test_ten_ledgers_in_one_rack_are_ten_that_fail() -> None:
+async def test_ten_ledgers_in_one_rack_are_all_misplaced() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
@@ -122,7 +122,7 @@ async def test_ledgers_in_different_racks_are_well_placed() -> None:
     why="ledgers that are not closed are counted too, separately",
 )
 @in_virtual_time
-async def test_ledgers_that_fail_are_counted_and_open_ones_apart() -> None:
+async def test_misplaced_ledgers_are_counted_open_ones_separately() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B4), ledger_id=2)
@@ -139,7 +139,7 @@ async def test_ledgers_that_fail_are_counted_and_open_ones_apart() -> None:
     verdict="same",
 )
 @in_virtual_time
-async def test_a_ledger_with_several_segments_that_fail_counts_once() -> None:
+async def test_a_ledger_with_several_misplaced_segments_counts_once() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), (B2, B3), (B1, B4), starts=(0, 3, 6), ledger_id=1, last=9)
     await cluster.write_ledger((B1, B4), (B2, B5), starts=(0, 5), ledger_id=2)
@@ -149,7 +149,7 @@ async def test_a_ledger_with_several_segments_that_fail_counts_once() -> None:
 
 @pytest.mark.compat(f"{CHECK}.testZoneawarePlacementPolicyCheck", verdict="same")
 @in_virtual_time
-async def test_by_zones_ledgers_are_strictly_right_or_just_so_or_wrong() -> None:
+async def test_by_zones_placement_is_strict_or_soft_or_wrong() -> None:
     cluster = await Cluster.start()
     zones = {B1: "/x/1", B2: "/x/2", B3: "/y/1", B4: "/z/1", B5: "/x/1", B6: "/y/2"}
     for ledger_id, ensemble in enumerate(
@@ -170,7 +170,7 @@ async def test_by_zones_ledgers_are_strictly_right_or_just_so_or_wrong() -> None
     ],
 )
 @in_virtual_time
-async def test_without_a_source_of_racks_there_is_nothing_to_compare(
+async def test_without_a_source_of_racks_nothing_is_compared(
     rule: Rule, counts: dict[str, int]
 ) -> None:
     cluster = await Cluster.start()
@@ -188,7 +188,7 @@ async def test_without_a_source_of_racks_there_is_nothing_to_compare(
     why="the last known rack of an absent bookie counts; without one the verdict is unknown",
 )
 @in_virtual_time
-async def test_a_bookie_that_is_down_makes_no_ledger_fail() -> None:
+async def test_a_lost_bookie_makes_no_ledger_misplaced() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B4), ledger_id=1)
     await cluster.write_ledger((B1, B6), ledger_id=2)
@@ -201,7 +201,7 @@ async def test_a_bookie_that_is_down_makes_no_ledger_fail() -> None:
 
 
 @in_virtual_time
-async def test_without_any_racks_nothing_is_said_of_where_copies_are() -> None:
+async def test_without_any_racks_nothing_is_reported() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1,), ledger_id=2, write_quorum=1)
@@ -210,7 +210,7 @@ async def test_without_any_racks_nothing_is_said_of_where_copies_are() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_cannot_be_read_stops_nothing() -> None:
+async def test_an_unreadable_ledger_does_not_stop_the_check() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B4), ledger_id=2)
@@ -219,11 +219,11 @@ async def test_a_ledger_that_cannot_be_read_stops_nothing() -> None:
     assert (await check(cluster)).counts == {"unreadable": 1, "strict": 1}
 
 
-# --- What is marked --------------------------------------------------------------------------------
+# --- Marks ----------------------------------------------------------------------------------------
 
 
 async def one_of_each() -> Cluster:
-    """Ledger 1 fails, 2 is well placed, 3 fails and is open."""
+    """Return misplaced ledger 1, well placed ledger 2, and misplaced open ledger 3."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B4), ledger_id=2)
@@ -236,7 +236,7 @@ async def one_of_each() -> Cluster:
     verdict="same",
 )
 @in_virtual_time
-async def test_nothing_is_marked_where_nobody_wants_it() -> None:
+async def test_nothing_is_marked_unless_the_setting_says_so() -> None:
     assert not (await check(await one_of_each())).marked
 
 
@@ -246,7 +246,7 @@ async def test_nothing_is_marked_where_nobody_wants_it() -> None:
     why="in the private queue, so no Java worker unmarks the ledger or moves it by another policy",
 )
 @in_virtual_time
-async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() -> None:
+async def test_only_misplaced_closed_ledgers_are_marked() -> None:
     cluster = await one_of_each()
 
     found = await check(cluster, marks=True)
@@ -264,7 +264,7 @@ async def test_where_it_is_wanted_just_the_closed_ledger_that_fails_is_marked() 
     why="a ledger whose placement no bookie improves is counted, but not marked",
 )
 @in_virtual_time
-async def test_where_no_bookie_is_in_a_better_place_nothing_is_marked() -> None:
+async def test_nothing_is_marked_if_no_bookie_is_better_placed() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2))
 
@@ -275,17 +275,17 @@ async def test_where_no_bookie_is_in_a_better_place_nothing_is_marked() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_under_maintenance_is_no_better_place() -> None:
+async def test_a_bookie_in_maintenance_is_not_better_placed() -> None:
     cluster = await Cluster.start(B1, B2, B4)
     await cluster.write_ledger((B1, B2))
-    await keep_away(cluster, B4)
+    await order_maintenance(cluster, B4)
 
     assert not (await check(cluster, marks=True)).marked
 
 
 @in_virtual_time
-async def test_while_a_bookie_of_it_is_away_a_ledger_is_not_marked() -> None:
-    """A worker would take it for lost before its time."""
+async def test_a_ledger_is_not_marked_while_a_bookie_of_it_is_absent() -> None:
+    """A worker would treat the bookie as lost before its delay is over."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.kill(B2)
@@ -297,7 +297,9 @@ async def test_while_a_bookie_of_it_is_away_a_ledger_is_not_marked() -> None:
 
 
 @in_virtual_time
-async def test_one_run_marks_so_many_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_marks_a_limited_number_and_the_next_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(placement, "MARKS_MAX", 3)
     monkeypatch.setattr(placement, "REPORTS_AT_ONCE", 1)
     cluster = await Cluster.start()

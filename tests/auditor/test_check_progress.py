@@ -1,4 +1,4 @@
-"""What is told of a periodic check while it runs, and kept of it afterwards."""
+"""Progress of a periodic check while it runs, and its record afterwards."""
 
 import asyncio
 from collections import Counter
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from prometheus_client import REGISTRY
 
 from auditor.checks.base import Check
 from auditor.checks.records import (
@@ -17,7 +18,6 @@ from auditor.checks.records import (
     CheckRun,
 )
 from auditor.checks.runner import FORCED_MS
-from replication.znodes import parse_record
 from tests.auditor.checking import (
     HOUR_S,
     HOURLY,
@@ -36,7 +36,7 @@ from tests.replication.nodes import PATHS
 
 
 @in_virtual_time
-async def test_how_far_a_run_is_stands_in_its_record_with_the_time_that_is_left() -> None:
+async def test_the_record_tells_progress_and_the_time_left() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=2, part_s=10)
 
@@ -51,7 +51,24 @@ async def test_how_far_a_run_is_stands_in_its_record_with_the_time_that_is_left(
 
 
 @in_virtual_time
-async def test_a_run_under_way_leaves_what_the_last_one_found() -> None:
+async def test_a_metric_tells_the_interval_while_this_node_leads() -> None:
+    def interval_s() -> float | None:
+        name, labels = "bookmender_check_interval_seconds", {"check": HOURLY.name}
+        return REGISTRY.get_sample_value(name, labels)
+
+    cluster = await ten_ledgers()
+    async with checker(cluster, CountingCheck(), settings=HOURS) as made, running(made):
+        await asyncio.sleep(1)
+        assert interval_s() == HOUR_S
+        made.runner.apply(replace(HOURS, all_ledgers_interval_s=0))
+        await asyncio.sleep(60)
+        assert interval_s() == 0
+
+    assert interval_s() is None
+
+
+@in_virtual_time
+async def test_a_run_in_progress_keeps_the_last_result() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=2, part_s=10)
 
@@ -97,7 +114,7 @@ def test_a_record_reads_back_as_it_was_written() -> None:
         CheckRecord(running=replace(run, pause="by order"), last=replace(run, finished_ms=6)),
         CheckRecord(last_ms=0),
     ):
-        assert CheckRecord.parse(parse_record(found.to_json())) == found
+        assert CheckRecord.parse(found.to_json()) == found
 
 
 @pytest.mark.parametrize(
@@ -118,7 +135,7 @@ def test_a_record_reads_back_as_it_was_written() -> None:
     ],
 )
 @in_virtual_time
-async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -> None:
+async def test_the_time_of_the_last_run_is_stored_as_java_writes_it(kind: CheckKind) -> None:
     cluster = await ten_ledgers()
     assert kind.audit is not None
     assert await checked_at_ms(cluster, kind) is None
@@ -139,7 +156,7 @@ async def test_when_a_check_ran_last_stands_as_java_writes_it(kind: CheckKind) -
 
 
 @in_virtual_time
-async def test_a_check_that_java_does_not_know_keeps_its_time_in_its_record() -> None:
+async def test_a_check_unknown_to_java_stores_its_time_in_its_record() -> None:
     cluster = await ten_ledgers()
     ours = replace(HOURLY, name="ours", audit=None)
     check = CountingCheck(ours)
@@ -164,7 +181,7 @@ class _Plain(Check):
 
 
 @in_virtual_time
-async def test_a_check_needs_no_more_than_to_look() -> None:
+async def test_a_minimal_check_only_needs_to_inspect_ledgers() -> None:
     cluster = await ten_ledgers()
 
     async with checker(cluster, _Plain(), settings=HOURS) as made, running(made):

@@ -1,18 +1,19 @@
-"""The replicas check: how many copies each entry has, by what its bookies say."""
+"""The replicas check: how many copies each entry has, by the answers of its bookies."""
 
 import asyncio
 from collections import Counter
 
 import pytest
 
-from auditor.checks.copies import CopyReport, DamagedCopy, max_damaged_count
+from auditor.checks.copies import CopyReport, max_damaged_count
 from auditor.checks.records import REPLICAS
 from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
-from replication.entry_runs import NO_ENTRIES, EntryRuns
+from replication.copy_reader import ReadFailures
+from replication.entry_runs import EntryRuns
 from tests.auditor.checking import checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
@@ -32,7 +33,7 @@ async def count(cluster: Cluster, *ledger_ids: int, entry_lists: bool = False) -
 
 
 async def one_ledger(**fields: object) -> Cluster:
-    """Entries 0 to 9, three copies of each, of which two are acknowledged."""
+    """Return a ledger of entries 0 to 9 with three copies of each; the ack quorum is two."""
     cluster = await Cluster.start()
     options = {"ledger_id": 0, "write_quorum": 3, "ack_quorum": 2} | fields
     await cluster.write_ledger((B1, B2, B3), **options)  # type: ignore[arg-type]
@@ -85,7 +86,7 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
                 verdict="better",
                 why="the ledger is marked too",
             ),
-            id="nobody has it",
+            id="no bookie has the entry",
         ),
         pytest.param(
             (B1, B3),
@@ -95,7 +96,7 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
                 verdict="better",
                 why="the ledger is marked too",
             ),
-            id="one of three has it",
+            id="one of three has the entry",
         ),
         pytest.param(
             (B2,),
@@ -114,9 +115,10 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
 )
 @by_both_means
 @in_virtual_time
-async def test_the_worst_entry_decides_and_the_ledger_is_marked(
+async def test_the_entry_with_the_fewest_copies_decides(
     entry_lists: bool, lacking: tuple[BookieId, ...], expected: str
 ) -> None:
+    """The ledger is marked in our own queue, with a finding."""
     cluster = await one_ledger()
     cluster.bookie(B3).lose(0, 7)  # another entry, of which two copies are left in any case
     for bookie in lacking:
@@ -135,7 +137,7 @@ async def test_the_worst_entry_decides_and_the_ledger_is_marked(
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica", verdict="better")
 @by_both_means
 @in_virtual_time
-async def test_a_ledger_that_its_bookies_do_not_know_has_no_copy(entry_lists: bool) -> None:
+async def test_a_ledger_unknown_to_its_bookies_has_no_copy(entry_lists: bool) -> None:
     cluster = await one_ledger()
     for bookie in (B1, B2, B3):
         cluster.bookie(bookie)._ledgers.pop(0)
@@ -148,7 +150,7 @@ async def test_a_ledger_that_its_bookies_do_not_know_has_no_copy(entry_lists: bo
 )
 @by_both_means
 @in_virtual_time
-async def test_a_copy_beside_the_stripe_does_not_count(entry_lists: bool) -> None:
+async def test_a_copy_outside_the_stripe_does_not_count(entry_lists: bool) -> None:
     cluster = await one_ledger(write_quorum=2)
     cluster.put(0, 0, B3)  # belongs on B1 and B2
     cluster.bookie(B2).lose(0, 0)
@@ -157,7 +159,7 @@ async def test_a_copy_beside_the_stripe_does_not_count(entry_lists: bool) -> Non
 
 
 @in_virtual_time
-async def test_a_copy_that_is_damaged_does_not_count() -> None:
+async def test_a_damaged_copy_does_not_count() -> None:
     cluster = await one_ledger()
     cluster.bookie(B2).corrupt(0, 4)
 
@@ -168,9 +170,9 @@ async def test_a_copy_that_is_damaged_does_not_count() -> None:
 @pytest.mark.parametrize(
     "starts",
     [
-        pytest.param((0, 5, 10), id="the last one is empty"),
-        pytest.param((0, 10, 12), id="so is the one before"),
-        pytest.param((0, 5, 6), id="one of a single entry, of which a bookie stores none"),
+        pytest.param((0, 5, 10), id="the last segment is empty"),
+        pytest.param((0, 10, 12), id="so is the segment before"),
+        pytest.param((0, 5, 6), id="a segment of a single entry, of which a bookie stores none"),
     ],
 )
 @pytest.mark.parametrize("is_harmed", [False, True])
@@ -191,7 +193,7 @@ async def test_empty_segments_change_nothing(
 
 
 @in_virtual_time
-async def test_open_empty_and_marked_ledgers_are_passed_over() -> None:
+async def test_open_empty_and_marked_ledgers_are_skipped() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
     await cluster.write_ledger((B1, B2), ledger_id=1, last=-1)
@@ -221,7 +223,8 @@ async def test_the_counts_are_of_the_whole_run() -> None:
 
 
 @in_virtual_time
-async def test_who_lists_its_entries_is_asked_for_the_ends_alone_and_who_does_not_for_all() -> None:
+async def test_a_bookie_that_lists_its_entries_gives_only_the_ends() -> None:
+    """The others are asked for every entry."""
     cluster = await one_ledger()
     cluster.bookie(B2).lists_entries = False
 
@@ -232,7 +235,7 @@ async def test_who_lists_its_entries_is_asked_for_the_ends_alone_and_who_does_no
 
 
 @in_virtual_time
-async def test_what_a_list_leaves_out_and_a_read_finds_is_there() -> None:
+async def test_an_entry_missing_in_a_list_but_found_by_a_read_is_there() -> None:
     cluster = await one_ledger()
     cluster.bookie(B2)._ledgers[0].unflushed.clear()
     whole = cluster.bookie(B2).list_entries
@@ -242,7 +245,7 @@ async def test_what_a_list_leaves_out_and_a_read_finds_is_there() -> None:
 
 
 @in_virtual_time
-async def test_many_answers_that_do_not_come_are_no_missing_copies() -> None:
+async def test_many_unanswered_reads_are_no_missing_copies() -> None:
     cluster = await one_ledger()
     cluster.bookies.faults = lambda bookie, op, ledger_id: (
         Fault(error=UnavailableError) if op is Op.READ and bookie != B1 else Fault()
@@ -251,8 +254,8 @@ async def test_many_answers_that_do_not_come_are_no_missing_copies() -> None:
     assert await count(cluster) == {"unknown": 1}
 
 
-def runs(*entry_ids: int) -> DamagedCopy:
-    return DamagedCopy(absent=EntryRuns(entry_ids), mismatched=NO_ENTRIES, unreadable=NO_ENTRIES)
+def runs(*entry_ids: int) -> ReadFailures:
+    return ReadFailures(absent=EntryRuns(entry_ids))
 
 
 @pytest.mark.parametrize(
@@ -266,8 +269,8 @@ def runs(*entry_ids: int) -> DamagedCopy:
         pytest.param({B1: runs(10, 11), B2: runs(11)}, 0, id="entries of another fragment"),
     ],
 )
-def test_the_worst_entry_is_that_of_which_most_copies_are_bad(
-    bad: dict[BookieId, DamagedCopy], expected: int
+def test_the_worst_entry_is_the_one_with_most_damaged_copies(
+    bad: dict[BookieId, ReadFailures], expected: int
 ) -> None:
     copies = CopyReport(
         metadata=closed_ledger((B1, B2, B3)), fragments=(fragment((B1, B2, B3)),), damaged=bad
@@ -276,14 +279,12 @@ def test_the_worst_entry_is_that_of_which_most_copies_are_bad(
     assert max_damaged_count(copies) == expected
 
 
-def test_a_bookie_that_lacks_millions_of_entries_weighs_nothing() -> None:
+def test_millions_of_missing_entries_need_little_memory() -> None:
     count = 10_000_000
     empty = EntryRuns()
     empty._append_run(0, count)
     whole = fragment((B1, B2), last=count - 1)
-    bad = {
-        b: DamagedCopy(absent=empty, mismatched=NO_ENTRIES, unreadable=NO_ENTRIES) for b in (B1, B2)
-    }
+    bad = dict.fromkeys((B1, B2), ReadFailures(absent=empty))
 
     assert (
         max_damaged_count(

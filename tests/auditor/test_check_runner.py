@@ -1,5 +1,4 @@
-"""When periodic checks run: by the time of the last run, one at a time, and whenever somebody wants
-one."""
+"""Periodic checks run by the time of the last run, one at a time, and on request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -43,13 +42,13 @@ from tests.replication.nodes import PATHS
     ("age_s", "wait_s"),
     [
         pytest.param(None, 0, id="never run: at once"),
-        pytest.param(HOUR_S - 60, 60, id="nearly due: after what is left"),
+        pytest.param(HOUR_S - 60, 60, id="nearly due: after the time that is left"),
         pytest.param(HOUR_S + 60, 0, id="overdue: at once"),
         pytest.param(-HOUR_S, HOUR_S, id="in the future: after the whole interval"),
     ],
 )
 @in_virtual_time
-async def test_the_first_run_follows_from_the_last_whoever_led_then(
+async def test_the_first_run_is_due_by_the_last_run_under_any_leader(
     kind: CheckKind, age_s: int | None, wait_s: int
 ) -> None:
     cluster = await ten_ledgers()
@@ -71,7 +70,7 @@ async def test_the_first_run_follows_from_the_last_whoever_led_then(
 
 
 @in_virtual_time
-async def test_the_next_run_begins_an_interval_after_the_end_of_the_last() -> None:
+async def test_the_next_run_is_due_an_interval_after_the_last_end() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=10, part_s=100)
 
@@ -85,7 +84,7 @@ async def test_the_next_run_begins_an_interval_after_the_end_of_the_last() -> No
 
 
 @in_virtual_time
-async def test_a_check_that_is_switched_off_never_runs() -> None:
+async def test_a_disabled_check_never_runs() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
 
@@ -97,9 +96,10 @@ async def test_a_check_that_is_switched_off_never_runs() -> None:
 
 @pytest.mark.parametrize("what", ["its record", "the time of its last run"])
 @in_virtual_time
-async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_opened_and_ends_no_other(
+async def test_denied_access_to_a_checks_znodes_delays_only_this_check(
     what: str,
 ) -> None:
+    """It runs when access is granted."""
     cluster = await ten_ledgers()
     shut_check, other = CountingCheck(ALL_LEDGERS), CountingCheck(REPLICAS)
     async with checker(cluster, shut_check, other, settings=HOURS) as made:
@@ -125,7 +125,7 @@ async def test_a_check_whose_own_znodes_acls_shut_away_waits_until_they_are_open
 
 
 @in_virtual_time
-async def test_of_several_that_are_due_one_runs_at_a_time_the_longest_due_first() -> None:
+async def test_due_checks_run_one_at_a_time_the_longest_overdue_first() -> None:
     cluster = await ten_ledgers()
     now_ms = cluster.clock.wall_ms()
     begun: list[tuple[str, float]] = []
@@ -146,10 +146,10 @@ async def test_of_several_that_are_due_one_runs_at_a_time_the_longest_due_first(
 
 
 @pytest.mark.compat("G34", verdict="better", why="the leader watches the znode of the last run")
-@pytest.mark.parametrize("age_days", [21, None], ids=["taken back by 21 days", "deleted"])
+@pytest.mark.parametrize("age_days", [21, None], ids=["set back by 21 days", "deleted"])
 @pytest.mark.parametrize("interval_s", [HOUR_S, 30 * 24 * HOUR_S, 0])
 @in_virtual_time
-async def test_a_check_that_somebody_wants_runs_at_once_without_a_restart(
+async def test_a_requested_check_runs_at_once_without_a_restart(
     age_days: int | None, interval_s: int
 ) -> None:
     cluster = await ten_ledgers()
@@ -172,7 +172,7 @@ async def test_a_check_that_somebody_wants_runs_at_once_without_a_restart(
 
 
 @in_virtual_time
-async def test_what_somebody_wants_while_nobody_leads_the_next_leader_does() -> None:
+async def test_a_check_requested_without_a_leader_is_run_by_the_next() -> None:
     cluster = await ten_ledgers()
     await store_time(cluster, FORCED_MS)
     check = CountingCheck()
@@ -199,3 +199,17 @@ async def test_no_check_begins_before_all_ledgers_are_known() -> None:
             await asyncio.sleep(10)
 
     assert check.looked_at == list(range(10))
+
+
+@in_virtual_time
+async def test_an_interval_that_is_applied_counts_at_once() -> None:
+    cluster = await ten_ledgers()
+    check = CountingCheck(part_size=10, part_s=0)
+
+    async with checker(cluster, check, settings=NEVER) as made, running(made):
+        await asyncio.sleep(HOUR_S)
+        before = list(check.looked_at)
+        made.runner.apply(HOURS)
+        await asyncio.sleep(2)
+
+    assert (before, check.looked_at) == ([], list(range(10)))

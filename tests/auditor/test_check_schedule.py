@@ -1,4 +1,4 @@
-"""When periodic checks are due: values in, values out."""
+"""Due times of periodic checks: a function of times."""
 
 from math import inf
 
@@ -42,7 +42,7 @@ def test_a_check_is_due_an_interval_after_its_last_run(
         pytest.param(None, None, False, id="never run"),
     ],
 )
-def test_a_time_that_goes_backwards_asks_for_the_check(
+def test_an_earlier_time_of_the_last_run_requests_the_check(
     before_ms: int | None, last_ms: int | None, expected: bool
 ) -> None:
     assert is_requested(before_ms, last_ms) is expected
@@ -78,7 +78,7 @@ def test_the_check_that_has_been_due_for_longest_comes_first() -> None:
     assert timetable.next() == ("b", 100.0 - 2 * HOUR_S)
 
 
-def test_where_all_are_switched_off_none_is_ever_due() -> None:
+def test_without_enabled_checks_none_is_due() -> None:
     timetable = Timetable()
 
     note(timetable, "a", NOW_MS, interval_s=0)
@@ -86,7 +86,7 @@ def test_where_all_are_switched_off_none_is_ever_due() -> None:
     assert timetable.next() is None
 
 
-def test_a_clock_set_back_later_puts_nothing_off() -> None:
+def test_a_clock_set_back_later_delays_nothing() -> None:
     timetable = Timetable()
     note(timetable, "a", NOW_MS)
 
@@ -98,11 +98,11 @@ def test_a_clock_set_back_later_puts_nothing_off() -> None:
 @pytest.mark.parametrize(
     ("interval_s", "expected_s"),
     [
-        pytest.param(HOUR_S, -inf, id="it goes on at once"),
+        pytest.param(HOUR_S, -inf, id="the run continues at once"),
         pytest.param(0, None, id="unless it was switched off since"),
     ],
 )
-def test_a_run_that_an_earlier_leader_left_goes_on(
+def test_an_earlier_leaders_unfinished_run_is_continued(
     interval_s: float, expected_s: float | None
 ) -> None:
     timetable = Timetable()
@@ -114,7 +114,7 @@ def test_a_run_that_an_earlier_leader_left_goes_on(
 
 
 @pytest.mark.parametrize("interval_s", [HOUR_S, 1_000 * HOUR_S, 0])
-def test_whoever_takes_the_time_back_has_the_check_whatever_its_interval(interval_s: float) -> None:
+def test_a_time_set_back_starts_a_check_of_any_interval(interval_s: float) -> None:
     timetable = Timetable()
     note(timetable, "a", NOW_MS, interval_s=interval_s)
 

@@ -1,4 +1,4 @@
-"""Directories that an operator deletes while everything runs: repairs go on."""
+"""An operator deletes directories while everything runs: repairs continue."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,14 +17,14 @@ BEFORE, LEDGERS = 3, 6
 
 
 async def delete_all(cluster: Cluster, path: str) -> None:
-    """As ZooKeeper's command line does with deleteall."""
+    """Delete the path and everything below it, as ``deleteall`` of ZooKeeper's shell does."""
     for name in await children_if_any(cluster.store, path):
         await delete_all(cluster, f"{path}/{name}")
     await cluster.store.delete(path)
 
 
 async def restarting(session: Callable[[], Awaitable[None]]) -> None:
-    """As ``daemon.threads`` does: a session that ends is followed by another one."""
+    """Start a new session whenever one ends, as ``daemon.threads`` does."""
     while True:
         try:
             await session()
@@ -41,7 +41,6 @@ async def restarting(session: Callable[[], Awaitable[None]]) -> None:
         pytest.param(PATHS.election, id="election"),
         pytest.param(PATHS.waiting, id="waiting"),
         pytest.param(PATHS.findings, id="findings"),
-        pytest.param(PATHS.unproven_ends, id="unproven ends"),
         pytest.param(PATHS.recent_copies, id="recent copies"),
         pytest.param(PATHS.orders, id="orders"),
         pytest.param(PATHS.nodes, id="nodes"),

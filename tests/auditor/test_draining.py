@@ -1,4 +1,4 @@
-"""What the leader does about bookies that are to be drained. The workers' part is done by hand."""
+"""The leader's work for draining bookies. The tests do the workers' part."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ async def unmark(cluster: Cluster, ledger_id: int) -> None:
     await cluster.store.delete(path.rpartition("/")[0])
 
 
-async def move(cluster: Cluster, ledger_id: int, *, away: BookieId, to: BookieId) -> None:
-    """As a worker would, copies left out: in the metadata, then the mark goes."""
+async def move(cluster: Cluster, ledger_id: int, *, source: BookieId, to: BookieId) -> None:
+    """Move a copy in the metadata and delete the mark, as a worker would."""
     cluster.tree.watcher = lambda *_: None
     versioned = await cluster.manager.read(ledger_id)
     segments = tuple(
-        segment.with_bookies({i: to for i, b in enumerate(segment.ensemble) if b == away})
+        segment.with_bookies({i: to for i, b in enumerate(segment.ensemble) if b == source})
         for segment in versioned.metadata.segments
     )
     await cluster.manager.write(
@@ -53,11 +53,11 @@ async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
     return {b: (p.ledgers_left, p.ledgers_most, p.is_drained) for b, p in record.bookies.items()}
 
 
-# --- Finding and marking ---------------------------------------------------------------------------
+# --- Finding and marking --------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_rule_s16_ledgers_of_a_draining_bookie_are_marked_in_our_own_queue_alone() -> None:
+async def test_rule_s16_draining_marks_are_made_in_our_own_queue_only() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
     async with draining(cluster):
         await asyncio.sleep(SOON_S)
@@ -85,7 +85,7 @@ async def test_several_bookies_are_drained_at_once() -> None:
 
 
 @in_virtual_time
-async def test_marks_come_in_the_order_of_danger() -> None:
+async def test_marks_come_in_the_order_of_risk() -> None:
     cluster = await with_ledgers((B3, B1), (B1, B2))
     marked: list[int] = []
 
@@ -104,7 +104,7 @@ async def test_marks_come_in_the_order_of_danger() -> None:
 
 
 @in_virtual_time
-async def test_a_further_order_is_looked_for_at_once() -> None:
+async def test_a_further_order_is_handled_at_once() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     async with drained_soon(cluster, B1):
         await order_drain(cluster, B3)
@@ -114,7 +114,7 @@ async def test_a_further_order_is_looked_for_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_directory_of_our_queue_that_acls_shut_away_ends_no_term() -> None:
+async def test_denied_access_to_a_directory_of_our_queue_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     directory = OWN.mark(0).rsplit("/", 2)[0]
     await cluster.store.create(directory, with_parents=True)
@@ -141,19 +141,19 @@ async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
         assert await own_marks(cluster) == [0]
 
 
-# --- Until none names it ---------------------------------------------------------------------------
+# --- Until no ledger names it ---------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_drain_is_finished_when_no_ledger_names_the_bookie_any_more() -> None:
+async def test_a_drain_is_finished_when_no_ledger_names_the_bookie() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with drained_soon(cluster, B1):
-        await move(cluster, 0, away=B1, to=B4)
+        await move(cluster, 0, source=B1, to=B4)
         await asyncio.sleep(LOOK_S + SOON_S)
         assert await progress(cluster) == {B1: (1, 2, False)}
 
         with capture_logs() as logs:
-            await move(cluster, 1, away=B1, to=B4)
+            await move(cluster, 1, source=B1, to=B4)
             await asyncio.sleep(LOOK_S + SOON_S)
 
         assert await progress(cluster) == {B1: (0, 2, True)}
@@ -161,16 +161,16 @@ async def test_a_drain_is_finished_when_no_ledger_names_the_bookie_any_more() ->
 
 
 @in_virtual_time
-async def test_ledgers_that_are_put_on_a_bookie_while_it_drains_are_marked_as_well() -> None:
+async def test_new_ledgers_on_a_draining_bookie_are_marked_too() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
         await cluster.write_ledger((B1, B3), ledger_id=1, state=LedgerState.OPEN)
         await asyncio.sleep(LOOK_S + SOON_S)
         assert await own_marks(cluster) == [0, 1]
 
-        await move(cluster, 0, away=B1, to=B4)
+        await move(cluster, 0, source=B1, to=B4)
         await cluster.write_ledger((B1, B3), ledger_id=2)
-        await move(cluster, 1, away=B1, to=B4)
+        await move(cluster, 1, source=B1, to=B4)
         await asyncio.sleep(LOOK_S + SOON_S)
 
         assert await own_marks(cluster) == [2]
@@ -178,7 +178,7 @@ async def test_ledgers_that_are_put_on_a_bookie_while_it_drains_are_marked_as_we
 
 
 @in_virtual_time
-async def test_marks_that_are_taken_away_while_the_ledger_names_the_bookie_are_made_again() -> None:
+async def test_marks_deleted_during_a_drain_are_restored() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
         for _ in range(2):
@@ -191,7 +191,8 @@ async def test_marks_that_are_taken_away_while_the_ledger_names_the_bookie_are_m
 
 
 @in_virtual_time
-async def test_a_drain_that_does_not_get_on_costs_a_request_every_few_seconds() -> None:
+async def test_a_drain_without_progress_costs_few_requests() -> None:
+    """One request every few seconds."""
     cluster = await with_ledgers((B1, B2))
     hour_s = 3600
     async with drained_soon(cluster, B1) as leader:
@@ -203,7 +204,7 @@ async def test_a_drain_that_does_not_get_on_costs_a_request_every_few_seconds() 
 
 
 @in_virtual_time
-async def test_rule_s8_while_the_ledger_map_is_incomplete_nothing_is_said_to_be_drained(
+async def test_rule_s8_the_map_must_be_complete_to_end_a_drain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -218,7 +219,7 @@ async def test_rule_s8_while_the_ledger_map_is_incomplete_nothing_is_said_to_be_
 
 
 @in_virtual_time
-async def test_a_drained_bookie_that_takes_writes_again_is_looked_for_at_once() -> None:
+async def test_new_writes_to_a_drained_bookie_are_noticed_at_once() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
@@ -237,11 +238,11 @@ async def test_a_drained_bookie_that_takes_writes_again_is_looked_for_at_once() 
         assert await progress(cluster) == {B1: (1, 1, False)}
 
 
-# --- Orders and leaders come and go ----------------------------------------------------------------
+# --- Changes of orders and leaders ----------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay_to_be_worked_off() -> None:
+async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     async with drained_soon(cluster, B1, B3):
         await cancel_drain(cluster, B1)
@@ -255,10 +256,10 @@ async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay_to_be_worked_of
 
 
 @in_virtual_time
-async def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
+async def test_a_new_leader_continues_a_drain() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     async with drained_soon(cluster, B1):
-        await move(cluster, 0, away=B1, to=B5)
+        await move(cluster, 0, source=B1, to=B5)
         await asyncio.sleep(LOOK_S + SOON_S)
 
     async with draining(cluster, "node-2"):
@@ -269,10 +270,10 @@ async def test_a_new_leader_goes_on_where_the_last_one_was() -> None:
 
 
 @in_virtual_time
-async def test_a_drain_that_is_ordered_anew_begins_anew() -> None:
+async def test_a_drain_that_is_ordered_again_starts_again() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with drained_soon(cluster, B1):
-        await move(cluster, 0, away=B1, to=B5)
+        await move(cluster, 0, source=B1, to=B5)
         await asyncio.sleep(SOON_S)
         await cancel_drain(cluster, B1)
         await order_drain(cluster, B1, since_ms=2)
@@ -282,7 +283,7 @@ async def test_a_drain_that_is_ordered_anew_begins_anew() -> None:
 
 
 @in_virtual_time
-async def test_what_fails_is_tried_again() -> None:
+async def test_failures_are_retried() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
     async with draining(cluster) as leader:

@@ -1,4 +1,4 @@
-"""Who leads, in the znodes that Java's AutoRecovery uses too."""
+"""The election, in the znodes that Java's AutoRecovery uses too."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ ELECTION = PATHS.election
 
 
 class Candidate:
-    """A session that stands for election."""
+    """A session that is a candidate."""
 
     def __init__(self, store: MemoryStore, membership: Membership, name: str) -> None:
         self.store = store
@@ -49,7 +49,7 @@ class Candidate:
 
 
 @in_virtual_time
-async def test_the_first_vote_leads_and_everybody_can_read_whose_it_is() -> None:
+async def test_the_first_vote_leads_and_names_its_node() -> None:
     cluster = await Cluster.start()
     one = await Candidate.stand(cluster, "bookie-1:3181")
     two = await Candidate.stand(cluster, "bookie-2:3181")
@@ -67,7 +67,7 @@ async def test_the_first_vote_leads_and_everybody_can_read_whose_it_is() -> None
 
 
 @in_virtual_time
-async def test_a_vote_that_nobody_can_read_leads_all_the_same() -> None:
+async def test_an_unreadable_vote_leads_all_the_same() -> None:
     cluster = await Cluster.start()
     await cluster.store.create(f"{ELECTION}/V_0000000000", b"\xff", is_ephemeral=True)
 
@@ -76,9 +76,9 @@ async def test_a_vote_that_nobody_can_read_leads_all_the_same() -> None:
     )
 
 
-@pytest.mark.parametrize("is_session_gone", [False, True], ids=["vote gone", "session gone"])
+@pytest.mark.parametrize("is_session_gone", [False, True], ids=["vote deleted", "session ended"])
 @in_virtual_time
-async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
+async def test_rule_s9_only_a_node_that_leads_is_announced_as_leader(
     is_session_gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await Cluster.start()
@@ -96,7 +96,7 @@ async def test_rule_s9_nobody_is_announced_as_leader_who_does_not_lead(
 
 
 @in_virtual_time
-async def test_when_the_leader_goes_the_next_one_leads() -> None:
+async def test_the_next_node_leads_when_the_leader_stops() -> None:
     cluster = await Cluster.start()
     candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
 
@@ -111,7 +111,7 @@ async def test_when_the_leader_goes_the_next_one_leads() -> None:
 
 
 @in_virtual_time
-async def test_a_candidate_that_gives_up_in_the_middle_makes_nobody_leader() -> None:
+async def test_a_candidate_that_gives_up_early_makes_no_leader() -> None:
     cluster = await Cluster.start()
     one, two, three = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
 
@@ -125,7 +125,7 @@ async def test_a_candidate_that_gives_up_in_the_middle_makes_nobody_leader() -> 
 
 
 @in_virtual_time
-async def test_everybody_watches_only_the_vote_right_before_its_own() -> None:
+async def test_each_candidate_watches_only_the_vote_before_its_own() -> None:
     cluster = await Cluster.start()
     candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(5)]
     before = [candidate.store.request_count for candidate in candidates]
@@ -141,7 +141,7 @@ async def test_everybody_watches_only_the_vote_right_before_its_own() -> None:
 
 
 @in_virtual_time
-async def test_a_java_node_that_leads_is_waited_for() -> None:
+async def test_candidates_wait_for_a_java_node_that_leads() -> None:
     cluster = await Cluster.start()
     java = MemoryStore(cluster.tree)
     await java.create(
@@ -157,7 +157,7 @@ async def test_a_java_node_that_leads_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_strange_znodes_beside_the_votes_are_nobodys() -> None:
+async def test_unknown_znodes_beside_the_votes_are_ignored() -> None:
     cluster = await Cluster.start()
     for name in ("V_", "V_x", "vote", "W_0000000000"):
         await cluster.store.create(f"{ELECTION}/{name}")
@@ -169,7 +169,7 @@ async def test_strange_znodes_beside_the_votes_are_nobodys() -> None:
 
 
 @in_virtual_time
-async def test_the_znode_of_the_election_is_made_where_it_is_missing() -> None:
+async def test_a_missing_election_znode_is_created() -> None:
     cluster = await Cluster.start()
     await cluster.store.delete(ELECTION)
 
@@ -182,7 +182,7 @@ async def test_the_znode_of_the_election_is_made_where_it_is_missing() -> None:
 @pytest.mark.compat("G1", verdict="better")
 @pytest.mark.parametrize("is_expired", [False, True], ids=["deleted by hand", "session expired"])
 @in_virtual_time
-async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -> None:
+async def test_rule_s9_a_leader_learns_that_its_vote_is_deleted(is_expired: bool) -> None:
     cluster = await Cluster.start()
     ours = await Candidate.stand(cluster, "node-1")
     leadership = await ours.leadership()
@@ -206,7 +206,7 @@ async def test_rule_s9_a_leader_learns_that_its_vote_is_gone(is_expired: bool) -
     "G1", verdict="better", why="the leader watches its vote, and each write checks it"
 )
 @in_virtual_time
-async def test_g1_a_candidate_whose_vote_is_deleted_learns_that_at_once() -> None:
+async def test_g1_a_candidate_learns_at_once_that_its_vote_is_deleted() -> None:
     cluster = await Cluster.start()
     one = await Candidate.stand(cluster, "node-1")
     two = await Candidate.stand(cluster, "node-2")
@@ -221,7 +221,7 @@ async def test_g1_a_candidate_whose_vote_is_deleted_learns_that_at_once() -> Non
 
 
 @in_virtual_time
-async def test_a_candidate_whose_session_ends_while_it_waits_learns_that() -> None:
+async def test_a_waiting_candidate_learns_that_its_session_ended() -> None:
     cluster = await Cluster.start()
     one = await Candidate.stand(cluster, "node-1")
     two = await Candidate.stand(cluster, "node-2")
@@ -235,7 +235,7 @@ async def test_a_candidate_whose_session_ends_while_it_waits_learns_that() -> No
 
 
 @in_virtual_time
-async def test_rule_s8_a_leader_whose_vote_cannot_be_read_goes_on_leading() -> None:
+async def test_rule_s8_a_leader_with_an_unreadable_vote_keeps_leading() -> None:
     cluster = await Cluster.start()
     ours = await Candidate.stand(cluster, "node-1")
     leadership = await ours.leadership()
@@ -254,7 +254,7 @@ async def test_rule_s8_a_leader_whose_vote_cannot_be_read_goes_on_leading() -> N
 
 
 @in_virtual_time
-async def test_a_vote_that_went_while_it_could_not_be_read_is_found_gone() -> None:
+async def test_a_vote_deleted_while_it_was_unreadable_is_noticed() -> None:
     cluster = await Cluster.start()
     ours = await Candidate.stand(cluster, "node-1")
     leadership = await ours.leadership()
@@ -273,7 +273,7 @@ async def test_a_vote_that_went_while_it_could_not_be_read_is_found_gone() -> No
     "path", [f"{ELECTION}/V_0000000000", ELECTION], ids=["the vote before", "the list of votes"]
 )
 @in_virtual_time
-async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not_lead(
+async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits(
     path: str,
 ) -> None:
     cluster = await Cluster.start()
@@ -295,7 +295,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits_and_does_not
 
 
 @in_virtual_time
-async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_leads() -> None:
+async def test_rule_s9_a_lost_reply_to_the_announcement_is_made_up_for() -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
     membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))
@@ -308,7 +308,7 @@ async def test_rule_s9_an_announcement_that_was_lost_is_made_again_by_who_still_
 
 
 @in_virtual_time
-async def test_without_an_election_nobody_leads() -> None:
+async def test_without_an_election_no_node_leads() -> None:
     cluster = Cluster()
 
     assert await current_leader(cluster.store, PATHS) is None

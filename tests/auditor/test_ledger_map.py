@@ -1,4 +1,4 @@
-"""The ledger map: against a simple one, and what it weighs."""
+"""The ledger map compared with a simple one, and its memory."""
 
 import random
 import tracemalloc
@@ -46,7 +46,7 @@ def metadata(draw: st.DrawFn) -> LedgerMetadata:
 
 
 AGES = st.integers(0, 12)
-"""How many changes ago a read was made."""
+"""Number of changes since a read was made."""
 CHANGES = st.one_of(
     st.tuples(st.just("put"), AGES, IDS, metadata()),
     st.tuples(st.just("put_unreadable"), AGES, IDS),
@@ -56,7 +56,7 @@ CHANGES = st.one_of(
 
 @contextmanager
 def tiny_blocks() -> Iterator[None]:
-    """So that a few ledgers fill many of them."""
+    """Make the blocks so small that a few ledgers fill many of them."""
     with (
         patch.object(ledger_map, "BLOCK_MAX", 4),
         patch.object(ledger_map, "BLOCK_MAX", 3),
@@ -67,7 +67,7 @@ def tiny_blocks() -> Iterator[None]:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(CHANGES, max_size=80), IDS, st.integers(1, 10))
-def test_it_says_what_a_simple_ledger_map_says(
+def test_it_agrees_with_a_simple_ledger_map(
     changes: list[tuple[Any, ...]], first: int, count_max: int
 ) -> None:
     ledger_map, simple = LedgerMap(), SimpleLedgerMap()
@@ -97,7 +97,7 @@ def test_it_says_what_a_simple_ledger_map_says(
         assert ledger_map.naming_count(bookie) == len(simple.naming(bookie))
 
 
-def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
+def test_reads_that_arrive_in_another_order_keep_the_newest() -> None:
     ledger_map = LedgerMap()
     newest = Stat(version=2, mzxid=20)
 
@@ -110,7 +110,8 @@ def test_reads_that_come_back_in_another_order_leave_the_newest() -> None:
     assert ledger_map.naming(NAMES[3]) == []
 
 
-def test_what_could_not_be_read_gives_way_to_what_can_though_it_was_not_written() -> None:
+def test_a_readable_value_replaces_an_unreadable_one() -> None:
+    """The version of the znode is the same."""
     ledger_map, stat = LedgerMap(), Stat(version=1, mzxid=10)
     assert ledger_map.put_unreadable(1, stat)
 
@@ -125,9 +126,10 @@ LEDGERS = 8_000
 
 
 @pytest.mark.parametrize("is_ascending", [True, False], ids=["in order", "in any order"])
-def test_a_typical_ledger_weighs_at_most_150_bytes_though_none_shares_its_ensemble(
+def test_a_ledger_needs_150_bytes_at_most(
     is_ascending: bool,
 ) -> None:
+    """No two ledgers share an ensemble."""
     rng = random.Random(1)
     bookies = [BookieId(f"bookie-{number:03}.storage.example:3181") for number in range(400)]
     ids = range(LEDGERS) if is_ascending else rng.sample(range(LEDGERS), LEDGERS)
@@ -154,7 +156,7 @@ def three(ensemble: list[BookieId]) -> LedgerMetadata:
     )
 
 
-def test_ledgers_that_were_opened_since_a_count_are_told_in_their_order() -> None:
+def test_ledgers_opened_since_a_change_count_come_in_their_order() -> None:
     ledger_map = LedgerMap()
     opened = LedgerMetadata(
         ensemble_size=1,

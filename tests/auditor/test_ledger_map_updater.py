@@ -1,12 +1,13 @@
-"""The ledger map is built by one walk and kept true by what the watch tells."""
+"""The ledger map is built by one scan and kept current by watches."""
 
 import asyncio
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from auditor import ledger_map_updater
-from auditor import ledger_map_updater as keeper_module
+from auditor import ledger_map_updater as updater_module
 from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
 from tests.auditor.ledger_map_scenes import (
@@ -29,7 +30,7 @@ LONG = 2**40
 @pytest.mark.compat("BookieLedgerIndexTest.testSimpleBookieLedgerMapping", verdict="same")
 @pytest.mark.parametrize("layout", list(Layout))
 @in_virtual_time
-async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
+async def test_all_ledgers_are_known_after_the_first_scan(layout: Layout) -> None:
     ledgers = await with_ledgers(25, layout)
     if layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
         await ledgers.write(LONG, B1, B4)
@@ -43,7 +44,7 @@ async def test_all_ledgers_are_known_once_it_is_built(layout: Layout) -> None:
 
 
 @in_virtual_time
-async def test_a_cluster_without_ledgers_is_known_as_such() -> None:
+async def test_a_cluster_without_ledgers_is_complete() -> None:
     async with keeping(await with_ledgers(0)) as updater:
         assert len(updater.ledger_map) == 0
         assert updater.completed_count == 1
@@ -51,7 +52,7 @@ async def test_a_cluster_without_ledgers_is_known_as_such() -> None:
 
 @pytest.mark.parametrize("layout", list(Layout))
 @in_virtual_time
-async def test_what_happens_to_a_ledger_is_known_at_once(layout: Layout) -> None:
+async def test_changes_of_a_ledger_are_known_at_once(layout: Layout) -> None:
     ledgers = await with_ledgers(3, layout)
     async with keeping(ledgers) as updater:
         await ledgers.write(1, B1, B4)
@@ -67,7 +68,18 @@ async def test_what_happens_to_a_ledger_is_known_at_once(layout: Layout) -> None
 
 
 @in_virtual_time
-async def test_a_ledger_in_a_directory_that_is_new_at_the_root_is_known_too() -> None:
+async def test_no_change_waits_after_an_event_that_tells_nothing_new() -> None:
+    """A ledger changed twice, and the read after the first event returned the second change."""
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as updater:
+        updater._stale.add(1, (await ledgers.manager.read(1)).stat.mzxid)
+        await asyncio.sleep(SOON_S)
+
+        assert REGISTRY.get_sample_value("bookmender_ledger_map_changes_waiting") == 0
+
+
+@in_virtual_time
+async def test_a_ledger_in_a_new_directory_of_the_root_is_known_too() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
         await ledgers.write(LONG)
@@ -80,7 +92,7 @@ async def test_a_ledger_in_a_directory_that_is_new_at_the_root_is_known_too() ->
 
 
 @in_virtual_time
-async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
+async def test_changes_of_marks_and_locks_cost_no_read() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
         await asyncio.sleep(SOON_S)
@@ -98,7 +110,7 @@ async def test_what_a_repair_does_to_marks_and_locks_costs_no_read() -> None:
     why="a watch reports the change, and only this ledger is read",
 )
 @in_virtual_time
-async def test_after_a_change_of_ensemble_its_old_and_its_new_bookies_name_the_ledger() -> None:
+async def test_after_an_ensemble_change_old_and_new_bookies_name_it() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
         await asyncio.sleep(SOON_S)
@@ -127,7 +139,7 @@ async def test_without_zookeeper_the_ledger_map_is_not_complete() -> None:
 
 
 @in_virtual_time
-async def test_what_a_suspended_session_missed_is_found_when_it_is_resumed() -> None:
+async def test_changes_during_a_suspended_session_are_found_later() -> None:
     ledgers = await with_ledgers(5)
     async with keeping(ledgers) as updater:
         ledgers.tree.suspend(store_of(updater))
@@ -146,7 +158,7 @@ async def test_what_a_suspended_session_missed_is_found_when_it_is_resumed() -> 
 
 
 @in_virtual_time
-async def test_a_directory_that_went_unseen_leaves_no_ledger_behind() -> None:
+async def test_a_directory_deleted_without_an_event_leaves_no_ledger() -> None:
     ledgers = await with_ledgers(2)
     await ledgers.write(LONG)
     async with keeping(ledgers) as updater:
@@ -158,7 +170,7 @@ async def test_a_directory_that_went_unseen_leaves_no_ledger_behind() -> None:
 
 
 @in_virtual_time
-async def test_a_rescan_that_is_asked_for_reads_everything_again() -> None:
+async def test_a_requested_rescan_reads_everything_again() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
         updater.rescan()
@@ -171,10 +183,11 @@ async def test_a_rescan_that_is_asked_for_reads_everything_again() -> None:
 
 
 @in_virtual_time
-async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
+async def test_ledgers_that_change_during_a_scan_are_right_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 3)
+    monkeypatch.setattr(ledger_map_updater, "CHANGES_AT_ONCE", 2)
     ledgers = await with_ledgers(20)
     async with keeping(ledgers, is_built=False) as updater:
         for ledger_id in range(0, 20, 2):
@@ -188,10 +201,10 @@ async def test_ledgers_that_change_while_they_are_scanned_are_right_in_the_end(
 
 
 @in_virtual_time
-async def test_when_more_was_touched_than_is_remembered_all_is_to_be_looked_at(
+async def test_too_many_changed_ledgers_make_all_ledgers_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(keeper_module, "TOUCHED_MAX", 5)
+    monkeypatch.setattr(updater_module, "TOUCHED_MAX", 5)
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:
         for ledger_id in range(6):
@@ -203,7 +216,7 @@ async def test_when_more_was_touched_than_is_remembered_all_is_to_be_looked_at(
 
 
 @in_virtual_time
-async def test_who_waits_for_a_change_hears_of_it() -> None:
+async def test_a_waiting_caller_is_told_of_a_change() -> None:
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:
         seen = updater.change_count
@@ -217,7 +230,7 @@ async def test_who_waits_for_a_change_hears_of_it() -> None:
 
 
 @in_virtual_time
-async def test_keeping_the_ledger_map_ends_with_the_session() -> None:
+async def test_the_updater_ends_with_the_session() -> None:
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:
         running = asyncio.create_task(updater.run())
@@ -228,11 +241,11 @@ async def test_keeping_the_ledger_map_ends_with_the_session() -> None:
         assert ended.group_contains(SessionLostError)
 
 
-# --- ZooKeeper before 3.6 --------------------------------------------------------------------------
+# --- ZooKeeper before 3.6 -------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() -> None:
+async def test_without_events_all_ledgers_are_read_periodically() -> None:
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
     with capture_logs() as logs:
@@ -253,7 +266,7 @@ async def test_where_changes_are_not_told_all_is_read_again_from_time_to_time() 
 
 
 @in_virtual_time
-async def test_where_changes_are_not_told_a_rescan_is_made_at_once_when_asked_for() -> None:
+async def test_without_events_a_rescan_is_made_at_once_when_requested() -> None:
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
     async with keeping(ledgers) as updater:
@@ -264,7 +277,8 @@ async def test_where_changes_are_not_told_a_rescan_is_made_at_once_when_asked_fo
 
 
 @in_virtual_time
-async def test_where_changes_are_not_told_new_directories_and_reconnections_still_are() -> None:
+async def test_without_events_new_directories_are_noticed() -> None:
+    """Reconnections too."""
     ledgers = await with_ledgers(3)
     ledgers.tree.has_recursive_watches = False
     async with keeping(ledgers) as updater:

@@ -1,4 +1,4 @@
-"""Why ledgers are marked: what the leader notes of bookies, and what follows from it."""
+"""Why ledgers are marked: the recorded losses, and the reasons that follow from them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
-# --- What is noted of bookies ---------------------------------------------------------------------
+# --- Records of losses ----------------------------------------------------------------------------
 
 
 def lost(since_ms: int, ended_ms: int | None = None) -> LossRecord:
@@ -37,10 +37,10 @@ def lost(since_ms: int, ended_ms: int | None = None) -> LossRecord:
 @pytest.mark.parametrize(
     ("known", "current", "after"),
     [
-        pytest.param({}, {B1: lost(5)}, {B1: lost(5)}, id="a new one"),
-        pytest.param({B1: lost(5)}, {B1: lost(7)}, {B1: lost(5)}, id="one that goes on"),
-        pytest.param({B1: lost(5)}, {}, {B1: lost(5, 100)}, id="one that is over"),
-        pytest.param({B1: lost(5, 50)}, {}, {B1: lost(5, 50)}, id="one that was over"),
+        pytest.param({}, {B1: lost(5)}, {B1: lost(5)}, id="a new loss"),
+        pytest.param({B1: lost(5)}, {B1: lost(7)}, {B1: lost(5)}, id="a loss that continues"),
+        pytest.param({B1: lost(5)}, {}, {B1: lost(5, 100)}, id="a loss that ends"),
+        pytest.param({B1: lost(5, 50)}, {}, {B1: lost(5, 50)}, id="a loss that had ended"),
         pytest.param({B1: lost(5, 50)}, {B1: lost(7)}, {B1: lost(7)}, id="lost once more"),
         pytest.param({B1: lost(5, 100 - KEPT_MS)}, {}, {}, id="over for long"),
         pytest.param(
@@ -51,7 +51,7 @@ def lost(since_ms: int, ended_ms: int | None = None) -> LossRecord:
         ),
     ],
 )
-def test_causes_are_kept_for_as_long_as_marks_may_stand(
+def test_losses_are_kept_as_long_as_their_marks_may_last(
     known: dict[BookieId, LossRecord],
     current: dict[BookieId, LossRecord],
     after: dict[BookieId, LossRecord],
@@ -59,7 +59,7 @@ def test_causes_are_kept_for_as_long_as_marks_may_stand(
     assert updated_losses(known, current, now_ms=100) == after
 
 
-def test_of_very_many_those_that_go_on_are_kept() -> None:
+def test_of_very_many_losses_the_current_ones_are_kept() -> None:
     known = {BookieId(f"old-{i}:3181"): lost(1, i) for i in range(KEPT_MAX)}
 
     causes = updated_losses(known, {B1: lost(5)}, now_ms=KEPT_MAX)
@@ -70,7 +70,7 @@ def test_of_very_many_those_that_go_on_are_kept() -> None:
 
 
 @in_virtual_time
-async def test_the_leader_notes_since_when_a_bookie_is_lost_and_when_it_was_back() -> None:
+async def test_the_leader_records_when_a_loss_begins_and_ends() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(30)):
         await asyncio.sleep(SOON_S)
@@ -89,7 +89,7 @@ async def test_the_leader_notes_since_when_a_bookie_is_lost_and_when_it_was_back
 
 
 @in_virtual_time
-async def test_a_new_leader_keeps_what_was_noted() -> None:
+async def test_a_new_leader_keeps_the_recorded_losses() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1"):
         await asyncio.sleep(SOON_S)
@@ -104,7 +104,7 @@ async def test_a_new_leader_keeps_what_was_noted() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_empty_is_another_cause() -> None:
+async def test_a_reformatted_bookie_is_a_loss_of_another_kind() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
         await asyncio.sleep(SOON_S)
@@ -118,7 +118,7 @@ async def test_a_bookie_that_came_back_empty_is_another_cause() -> None:
 
 
 @in_virtual_time
-async def test_bookies_that_are_seen_for_the_first_time_are_no_cause() -> None:
+async def test_bookies_seen_for_the_first_time_are_no_loss() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(10)
@@ -143,7 +143,7 @@ KNOWN = MarkExplainer(
 
 
 @pytest.mark.parametrize(
-    ("ledger_id", "named", "is_own", "reasons"),
+    ("ledger_id", "named", "is_private", "reasons"),
     [
         pytest.param(1, [B1], False, [{"cause": "lost", "bookie": B1, "since_ms": 5}], id="lost"),
         pytest.param(
@@ -167,7 +167,7 @@ KNOWN = MarkExplainer(
             [{"cause": "unknown", "bookie": "other:3181", "detail": "marked by another auditor"}],
             id="Java's",
         ),
-        pytest.param(1, [], False, [{"cause": "unknown"}], id="names nobody"),
+        pytest.param(1, [], False, [{"cause": "unknown"}], id="names no bookie"),
         pytest.param(
             1, [B1], True, [{"cause": "drained", "bookie": B1, "since_ms": 4}], id="drained"
         ),
@@ -187,7 +187,7 @@ KNOWN = MarkExplainer(
                 {"cause": "replicas", "bookie": B1, "since_ms": 11, "detail": "entry 3 is gone"},
                 {"cause": "lost", "bookie": B2, "since_ms": 6, "detail": "registered again"},
             ],
-            id="found by a check, and another one lost",
+            id="found by a check, and another bookie is lost",
         ),
         pytest.param(
             8,
@@ -198,32 +198,34 @@ KNOWN = MarkExplainer(
         ),
     ],
 )
-def test_the_reason_of_a_mark_follows_from_what_it_names(
-    ledger_id: int, named: Sequence[BookieId], is_own: bool, reasons: list[dict[str, Any]]
+def test_the_reason_of_a_mark_follows_from_the_bookies_it_names(
+    ledger_id: int, named: Sequence[BookieId], is_private: bool, reasons: list[dict[str, Any]]
 ) -> None:
     mark = Mark(replicas=tuple(named), ctime_ms=8)
 
-    assert KNOWN.explain(ledger_id, mark, is_own=is_own) == [MarkReason(**each) for each in reasons]
+    assert KNOWN.explain(ledger_id, mark, is_private=is_private) == [
+        MarkReason(**each) for each in reasons
+    ]
 
 
 @pytest.mark.parametrize("kind", LossKind)
 @pytest.mark.parametrize(
     ("ended_ms", "ctime_ms", "is_told"),
     [
-        pytest.param(None, 900_000, True, id="it goes on"),
+        pytest.param(None, 900_000, True, id="the loss continues"),
         pytest.param(500_000, 499_999, True, id="the mark was made meanwhile"),
-        pytest.param(500_000, 50_000, True, id="the mark stood before, for another loss maybe"),
+        pytest.param(500_000, 50_000, True, id="the mark existed before, perhaps for another loss"),
         pytest.param(500_000, 500_000 + CLOCKS_APART_MS, True, id="clocks differ"),
         pytest.param(500_000, 500_001 + CLOCKS_APART_MS, False, id="it was over: Java's mark"),
-        pytest.param(500_000, None, True, id="nobody knows when the mark was made"),
+        pytest.param(500_000, None, True, id="the time of the mark is unknown"),
     ],
 )
-def test_a_cause_that_was_over_is_none_of_a_later_mark(
+def test_a_loss_that_ended_does_not_explain_a_later_mark(
     kind: LossKind, ended_ms: int | None, ctime_ms: int | None, is_told: bool
 ) -> None:
     reasons = MarkExplainer(losses={B1: LossRecord(kind=kind, since_ms=100_000, ended_ms=ended_ms)})
 
-    [reason] = reasons.explain(1, Mark(replicas=(B1,), ctime_ms=ctime_ms), is_own=False)
+    [reason] = reasons.explain(1, Mark(replicas=(B1,), ctime_ms=ctime_ms), is_private=False)
 
     if is_told:
         assert (reason.cause, reason.since_ms) == (kind.value, 100_000)
@@ -231,5 +233,5 @@ def test_a_cause_that_was_over_is_none_of_a_later_mark(
         assert reason == MarkReason(cause="unknown", bookie=B1, detail="marked by another auditor")
 
 
-def test_a_mark_that_cannot_be_read_names_nobody() -> None:
-    assert KNOWN.explain(1, None, is_own=False) == [MarkReason(cause="unknown")]
+def test_an_unreadable_mark_names_no_bookie() -> None:
+    assert KNOWN.explain(1, None, is_private=False) == [MarkReason(cause="unknown")]

@@ -10,7 +10,7 @@ import pytest
 from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.mark_reasons import Finding, LossKind, LossRecord, losses_path, losses_to_bytes
+from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
 from auditor.observer import BookieCondition, Observation, Observer
 from auditor.safety_hold import CALM_S, SafetyHoldPolicy, SimulatedHolds
 from auditor.settings import AuditorSettings, HoldSettings
@@ -229,7 +229,7 @@ def scenes(table: Sequence[Scene]) -> pytest.MarkDecorator:
 
 @scenes(SCENES)
 @in_virtual_time
-async def test_an_observer_decides_what_a_leader_in_its_place_decides(scene: Scene) -> None:
+async def test_an_observer_decides_what_a_leader_would_decide(scene: Scene) -> None:
     observed, led = await ring(), await ring()
 
     async with observing(observed) as observer:
@@ -246,7 +246,7 @@ async def test_an_observer_decides_what_a_leader_in_its_place_decides(scene: Sce
 
 @scenes(BEFORE_THE_START)
 @in_virtual_time
-async def test_an_observer_that_starts_late_decides_what_a_new_leader_decides(scene: Scene) -> None:
+async def test_an_observer_that_starts_late_decides_like_a_new_leader(scene: Scene) -> None:
     observed, led = await ring(), await ring()
     await scene(observed)
     await scene(led)
@@ -281,7 +281,7 @@ async def assert_same_decisions(seen: Observation, observed: Cluster, led: Clust
 
 
 @in_virtual_time
-async def test_once_a_leader_has_marked_there_is_nothing_left_to_mark() -> None:
+async def test_nothing_is_left_to_mark_after_a_leader_has_marked() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_two(cluster)
@@ -298,7 +298,7 @@ async def test_once_a_leader_has_marked_there_is_nothing_left_to_mark() -> None:
 
 
 @in_virtual_time
-async def test_what_a_leader_recorded_of_a_reformatted_bookie_is_not_marked_again() -> None:
+async def test_reformatted_bookies_that_a_leader_recorded_are_skipped() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await reformat_one(cluster)
@@ -313,11 +313,11 @@ async def test_what_a_leader_recorded_of_a_reformatted_bookie_is_not_marked_agai
     assert (seen.would_mark, seen.difference.surplus) == ((), tuple(made))
 
 
-# --- What a look says -----------------------------------------------------------------------------
+# --- A look ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_the_most_endangered_come_first_and_are_counted_by_copies_left() -> None:
+async def test_ledgers_are_ordered_and_counted_by_copies_left() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_two(cluster)
@@ -330,15 +330,20 @@ async def test_the_most_endangered_come_first_and_are_counted_by_copies_left() -
 
 
 @in_virtual_time
-async def test_an_absence_counts_from_the_first_look_and_the_znode_decides_the_delay() -> None:
+async def test_an_absence_counts_from_the_first_look() -> None:
+    """The znode decides the delay."""
     cluster = await ring()
     await set_delay(cluster, 100)
     async with observing(cluster) as observer:
         await cluster.kill(B1)
-        [away] = (await look(cluster, observer)).affected
-        assert (away.bookie, away.condition, away.ledger_count) == (B1, BookieCondition.ABSENT, 2)
-        assert 99 <= away.left_s <= 100
-        assert observer.wait_s == away.left_s
+        [absent] = (await look(cluster, observer)).affected
+        assert (absent.bookie, absent.condition, absent.ledger_count) == (
+            B1,
+            BookieCondition.ABSENT,
+            2,
+        )
+        assert 99 <= absent.left_s <= 100
+        assert observer.wait_s == absent.left_s
 
         await asyncio.sleep(50)
         assert not (await look(cluster, observer)).would_mark
@@ -363,7 +368,7 @@ async def test_an_operator_can_ask_to_treat_absent_bookies_as_lost() -> None:
 
 
 @in_virtual_time
-async def test_after_an_outage_of_its_own_session_an_absent_bookie_has_time_to_return() -> None:
+async def test_absent_bookies_get_time_to_return_after_its_own_outage() -> None:
     cluster = await ring()
     outages = Outages(cluster.clock, return_s=60)
     async with observing(cluster, outages=outages) as observer:
@@ -387,13 +392,14 @@ async def test_it_continues_the_absences_that_a_leader_recorded() -> None:
         await cluster.kill(B1)
         await asyncio.sleep(70)
         async with observing(cluster) as observer:
-            [away] = (await look(cluster, observer)).affected
+            [absent] = (await look(cluster, observer)).affected
 
-    assert 25 <= away.left_s <= 30
+    assert 25 <= absent.left_s <= 30
 
 
 @in_virtual_time
-async def test_a_safety_hold_would_last_until_enough_bookies_are_back_for_a_while() -> None:
+async def test_a_safety_hold_would_last_until_bookies_are_back() -> None:
+    """Enough of them, for long enough."""
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_all_but_two(cluster)
@@ -415,7 +421,7 @@ async def test_a_safety_hold_would_last_until_enough_bookies_are_back_for_a_whil
 
 
 @in_virtual_time
-async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold() -> None:
+async def test_losses_marked_long_ago_cause_no_safety_hold() -> None:
     cluster = await ring()
     long_ago_ms = cluster.clock.wall_ms() - 3_600_000
     causes = {
@@ -424,7 +430,9 @@ async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold()
     await lose_all_but_two(cluster)
     async with observing(cluster) as observer:
         assert (await look(cluster, observer)).hold is not None, "no record names them"
-    await cluster.store.create(losses_path(PATHS), losses_to_bytes(causes), with_parents=True)
+    await cluster.store.create(
+        PATHS.losses, LossRecords(bookies=causes).to_json(), with_parents=True
+    )
 
     async with observing(cluster) as observer:
         seen = await look(cluster, observer)
@@ -434,7 +442,7 @@ async def test_bookies_whose_ledgers_were_marked_long_ago_cause_no_safety_hold()
 
 
 @in_virtual_time
-async def test_an_operators_order_has_priority_over_the_hold_that_we_would_begin() -> None:
+async def test_an_operators_order_overrides_our_own_hold() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_all_but_two(cluster)
@@ -453,7 +461,8 @@ async def test_an_operators_order_has_priority_over_the_hold_that_we_would_begin
 
 
 @in_virtual_time
-async def test_marks_of_another_auditor_are_read_as_they_appear_grow_and_disappear() -> None:
+async def test_changes_of_another_auditors_marks_are_followed() -> None:
+    """Marks appear, grow and disappear."""
     cluster = await ring()
     async with observing(cluster) as observer:
         await lose_two(cluster)
@@ -474,7 +483,8 @@ async def test_marks_of_another_auditor_are_read_as_they_appear_grow_and_disappe
 
 
 @in_virtual_time
-async def test_our_own_queue_is_counted_apart_and_without_ledgers_in_the_shared_queue() -> None:
+async def test_our_own_queue_is_counted_separately() -> None:
+    """Without ledgers that are in the shared queue too."""
     cluster = await ring()
     own, found = PATHS.private, Finding(check="fsck", bookies=(B1,), detail="bad", found_ms=1)
     async with observing(cluster) as observer:
@@ -486,21 +496,21 @@ async def test_our_own_queue_is_counted_apart_and_without_ledgers_in_the_shared_
             await cluster.store.create(path, found.to_json(), with_parents=True)
         await cluster.mark(B1, ledger_id=6)
         seen = await look(cluster, observer)
-        assert (seen.own.damaged, seen.own.others) == ((4,), (5,))
+        assert (seen.private.damaged, seen.private.others) == ((4,), (5,))
         assert (seen.marked_count, seen.queued_count) == (1, 3)
 
         await cluster.store.delete(PATHS.mark(6))
-        assert (await look(cluster, observer)).own.damaged == (4, 6)
+        assert (await look(cluster, observer)).private.damaged == (4, 6)
 
         await cluster.store.delete(own.mark(4))
         await cluster.store.delete(own.mark(4).rpartition("/")[0])
         seen = await look(cluster, observer)
 
-    assert (seen.own.damaged, seen.own.others) == ((6,), (5,))
+    assert (seen.private.damaged, seen.private.others) == ((6,), (5,))
 
 
 @in_virtual_time
-async def test_an_unreadable_ledger_is_reported_and_all_others_are_judged() -> None:
+async def test_an_unreadable_ledger_is_reported_and_others_are_judged() -> None:
     cluster = await ring()
     await cluster.store.set(cluster.manager.path(0), b"no metadata", version=-1)
     async with observing(cluster) as observer:

@@ -1,4 +1,4 @@
-"""Recent copies that are read again: found, repaired, and remembered through every interruption."""
+"""Recent copies are read again: missing ones are found, and records survive every interruption."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ AFTER_S = 120.0
 
 @asynccontextmanager
 async def rechecking_node(cluster: Cluster, name: str = "node-1") -> AsyncIterator[Node]:
-    """A node that repairs, and reads its copies again."""
+    """Yield a node that repairs ledgers and reads its copies again."""
     async with cluster.node(name) as node:
         recheck = asyncio.create_task(recheck_of(node, cluster, after_s=AFTER_S).run())
         try:
@@ -39,7 +39,7 @@ async def records(cluster: Cluster) -> list[str]:
 
 
 async def lost_b2_with_one_spare() -> Cluster:
-    """A marked ledger on B1, B2 and B3, of which B2 is lost: only B4 can take over."""
+    """Return a marked ledger on B1, B2 and B3, of which B2 is lost. Only B4 can be a target."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -53,7 +53,7 @@ async def repaired(cluster: Cluster) -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_a_late_index_deletion_removed_is_made_again() -> None:
+async def test_a_copy_removed_by_a_late_index_deletion_is_made_again() -> None:
     cluster = await lost_b2_with_one_spare()
     cluster.bookie(B4).collect_late(LEDGER)
     async with rechecking_node(cluster):
@@ -68,7 +68,7 @@ async def test_a_copy_that_a_late_index_deletion_removed_is_made_again() -> None
 
 
 @in_virtual_time
-async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None:
+async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
     cluster = await lost_b2_with_one_spare()
     async with cluster.node() as node:
         recheck = recheck_of(node, cluster, after_s=AFTER_S)
@@ -86,7 +86,7 @@ async def test_a_missing_copy_is_reported_with_the_bookie_that_lost_it() -> None
 
 
 @in_virtual_time
-async def test_copies_that_are_still_there_leave_nothing_behind() -> None:
+async def test_intact_copies_leave_nothing_behind() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
         await repaired(cluster)
@@ -118,7 +118,7 @@ async def test_copies_are_not_read_before_their_time() -> None:
 
 
 @in_virtual_time
-async def test_another_node_takes_over_what_a_dead_one_recorded() -> None:
+async def test_another_node_adopts_the_records_of_a_dead_one() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster, "node-1"):
         await repaired(cluster)
@@ -132,7 +132,7 @@ async def test_another_node_takes_over_what_a_dead_one_recorded() -> None:
 
 
 @in_virtual_time
-async def test_only_one_of_several_nodes_takes_a_record_over() -> None:
+async def test_only_one_node_adopts_a_record() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster, "node-1"):
         await repaired(cluster)
@@ -154,8 +154,8 @@ async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
         await repaired(cluster)
-        silent = Fault(error=NoAnswerError)
-        cluster.bookies.faults = lambda b, op, i: silent if b == B4 else NO_FAULT
+        unresponsive = Fault(error=NoAnswerError)
+        cluster.bookies.faults = lambda b, op, i: unresponsive if b == B4 else NO_FAULT
         await asyncio.sleep(AFTER_S + 10)
         assert len(await records(cluster)) == 1
         cluster.bookies.faults = lambda b, op, i: NO_FAULT
@@ -167,9 +167,8 @@ async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_is_away_for_less_than_the_recovery_delay_is_asked_when_it_is_back() -> (
-    None
-):
+async def test_an_absent_target_is_asked_when_it_returns() -> None:
+    """Its absence is shorter than the recovery delay."""
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
         await repaired(cluster)
@@ -185,7 +184,7 @@ async def test_a_target_that_is_away_for_less_than_the_recovery_delay_is_asked_w
 
 
 @in_virtual_time
-async def test_a_copy_that_metadata_does_not_name_any_more_is_not_read() -> None:
+async def test_a_copy_that_metadata_no_longer_names_is_not_read() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
         await repaired(cluster)
@@ -217,7 +216,7 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
 
 
 @in_virtual_time
-async def test_a_record_that_cannot_be_read_stays_and_stops_nothing() -> None:
+async def test_an_unreadable_record_stays_and_stops_nothing() -> None:
     cluster = await lost_b2_with_one_spare()
     path = f"{PATHS.recent_copies}/of-a-later-release.0"
     await cluster.store.create(path, b'{"version": 9}', with_parents=True)
@@ -233,10 +232,10 @@ async def test_a_record_that_cannot_be_read_stays_and_stops_nothing() -> None:
     ("names", "expected"),
     [
         pytest.param(["a.0", "a.1"], [], id="a live session reads its own records"),
-        pytest.param(["b.0"], ["b.0"], id="an ended session's record is taken over"),
-        pytest.param(["c.0"], [], id="a record is taken over once"),
+        pytest.param(["b.0"], ["b.0"], id="an ended session's record is adopted"),
+        pytest.param(["c.0"], [], id="a record is adopted once"),
         pytest.param(["junk"], ["junk"], id="a name without a number has no live session"),
     ],
 )
-def test_orphans(names: list[str], expected: list[str]) -> None:
+def test_records_of_dead_sessions_are_orphans(names: list[str], expected: list[str]) -> None:
     assert orphans(names, alive=["a"], known=["c.0"]) == expected

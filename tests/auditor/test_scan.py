@@ -1,4 +1,4 @@
-"""Reading all metadata for what a loss touches."""
+"""Reading all metadata for the ledgers that a loss affects."""
 
 from collections.abc import Collection, Sequence
 
@@ -19,7 +19,7 @@ async def scanned(cluster: Cluster, lost: Collection[BookieId]) -> Scan:
 
 
 @in_virtual_time
-async def test_the_ledgers_that_name_a_lost_bookie_are_found_among_all() -> None:
+async def test_all_ledgers_that_name_a_lost_bookie_are_found() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(30):
         members = (B1, B2, B3) if ledger_id % 3 else (B1, B4, B3)
@@ -34,7 +34,7 @@ async def test_the_ledgers_that_name_a_lost_bookie_are_found_among_all() -> None
 
 
 @in_virtual_time
-async def test_more_ledgers_than_are_read_at_once_are_read_all(
+async def test_more_ledgers_than_are_read_at_once_are_all_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(scan, "READS_AT_ONCE", 4)
@@ -46,7 +46,8 @@ async def test_more_ledgers_than_are_read_at_once_are_read_all(
 
 
 @in_virtual_time
-async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on() -> None:
+async def test_rule_s8_an_unreadable_ledger_is_reported() -> None:
+    """All others are judged."""
     cluster = await Cluster.start()
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
@@ -61,7 +62,8 @@ async def test_rule_s8_an_unreadable_ledger_is_reported_and_the_rest_goes_on() -
 
 
 @in_virtual_time
-async def test_a_ledger_that_may_not_be_read_is_reported_and_may_name_anybody() -> None:
+async def test_a_ledger_with_denied_access_may_name_any_bookie() -> None:
+    """It is reported."""
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
@@ -76,7 +78,7 @@ async def test_a_ledger_that_may_not_be_read_is_reported_and_may_name_anybody() 
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_deleted_during_the_scan_is_no_failure() -> None:
+async def test_a_ledger_deleted_during_the_scan_is_no_failure() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(5):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
@@ -96,7 +98,7 @@ async def test_a_ledger_that_is_deleted_during_the_scan_is_no_failure() -> None:
 
 
 @in_virtual_time
-async def test_rule_s8_a_listing_that_breaks_off_fails_the_scan() -> None:
+async def test_rule_s8_an_interrupted_listing_fails_the_scan() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), last=-1)
 

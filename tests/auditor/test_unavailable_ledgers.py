@@ -1,5 +1,4 @@
-"""Which ledgers have entries whose every copy is on bookies that are away, and how the leader
-counts them."""
+"""Ledgers with an entry on absent bookies only, and how the leader counts them."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -26,7 +25,7 @@ A, B, C, D = B1, B2, B3, B4
 def ledger(
     *segments: tuple[int, Sequence[BookieId]], write_quorum: int, last: int | None
 ) -> LedgerMetadata:
-    """Of segments, each with its first entry; open where no last entry is given."""
+    """Return a ledger of segments by first entry. Without a last entry it is open."""
     return LedgerMetadata(
         ensemble_size=len(segments[0][1]),
         write_quorum=write_quorum,
@@ -60,10 +59,16 @@ def ledger(
             ledger((0, (A, B, C)), write_quorum=3, last=9), [A, B], False, id="two of three"
         ),
         pytest.param(
-            ledger((0, (A, B, C)), write_quorum=2, last=0), [B, C], False, id="one entry, elsewhere"
+            ledger((0, (A, B, C)), write_quorum=2, last=0),
+            [B, C],
+            False,
+            id="one entry, on other bookies",
         ),
         pytest.param(
-            ledger((0, (A, B, C)), write_quorum=2, last=0), [A, B], True, id="one entry, there"
+            ledger((0, (A, B, C)), write_quorum=2, last=0),
+            [A, B],
+            True,
+            id="one entry, on an absent bookie",
         ),
         pytest.param(ledger((0, (A, B)), write_quorum=2, last=-1), [A, B], False, id="no entry"),
         pytest.param(
@@ -92,9 +97,10 @@ def ledger(
         ),
     ],
 )
-def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
+def test_a_ledger_is_unavailable_if_a_whole_write_set_is_absent(
     metadata: LedgerMetadata, away: Collection[BookieId], is_so: bool
 ) -> None:
+    """The write set must have entries."""
     ledger_map, stat = LedgerMap(), Stat(version=0, czxid=1, mzxid=1)
     ledger_map.put(7, metadata, stat)
     mapped = ledger_map.get(7)
@@ -104,7 +110,7 @@ def test_a_ledger_is_so_if_all_of_a_write_set_that_has_entries_is_away(
 
 
 @in_virtual_time
-async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
+async def test_they_are_counted_at_once_when_a_bookie_disappears() -> None:
     ledgers = await with_ledgers(0)
     for ledger_id, bookies in enumerate([(A, B), (A, B), (A, C), (C, D)]):
         await ledgers.write(ledger_id, *bookies)
@@ -126,7 +132,7 @@ async def test_they_are_counted_at_once_when_another_bookie_goes() -> None:
 
 
 @in_virtual_time
-async def test_ledgers_that_change_are_counted_after_a_while() -> None:
+async def test_changed_ledgers_are_counted_after_a_while() -> None:
     ledgers = await with_ledgers(0)
     away = frozenset([A, B])
 
@@ -143,7 +149,7 @@ async def test_ledgers_that_change_are_counted_after_a_while() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_goes_while_they_are_counted_is_counted_with() -> None:
+async def test_a_bookie_that_disappears_during_a_count_is_included() -> None:
     ledgers = await with_ledgers(0)
     for ledger_id in range(3):
         await ledgers.write(ledger_id, A, B)
@@ -166,7 +172,7 @@ def count_of(counter: UnavailableLedgerCounter, away: Collection[BookieId]) -> i
 
 
 @in_virtual_time
-async def test_some_of_them_are_named_and_whose_return_is_enough_for_how_many() -> None:
+async def test_some_are_named_with_the_bookies_that_restore_them() -> None:
     ledgers = await with_ledgers(0)
     of_two_segments = ledger((0, (A, B)), (3, (C, D)), write_quorum=2, last=9)
     for ledger_id, bookies in {1: (A, B), 2: (A, C), 4: (A, D)}.items():
@@ -203,7 +209,7 @@ async def test_of_very_many_the_first_are_named() -> None:
     assert (found.count, found.first) == (IDS_KEPT_MAX + 5, tuple(range(IDS_KEPT_MAX)))
 
 
-def test_whoever_names_several_is_found_a_block_at_a_time() -> None:
+def test_ledgers_of_several_bookies_are_found_block_by_block() -> None:
     ledger_map = LedgerMap()
     for ledger_id in range(5_000):
         bookies = (A, B) if ledger_id % 3 == 0 else (A, C) if ledger_id % 3 == 1 else (C, D)

@@ -1,4 +1,4 @@
-"""Runs as a bench records them, for tests of what is made of them."""
+"""Runs as a bench records them, for the tests of reports."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is made of the auditors' measurements."""
+"""The reports of the auditors' measurements."""
 
 from typing import Any
 
@@ -30,15 +30,14 @@ def loss(contender: str = OURS.name, **changes: Any) -> Loss:
 
 
 def goals(*records: Record) -> dict[str, list[str]]:
-    """Per goal what was measured, wanted, and the verdict."""
+    """Return for each goal the measured value, the wanted value, and the verdict."""
     section = report(records).split("## Goals")[1].split("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:2] == "| "]
     return {row[0]: row[1:] for row in rows}
 
 
-def test_everybody_loses_as_often_as_asked_turn_about_and_the_second_time_the_other_way_round() -> (
-    None
-):
+def test_all_contenders_lose_bookies_equally_often_in_turn() -> None:
+    """The second time in the opposite order."""
     turns = list(plan(CONTENDERS, size=SIZES[0], repeat=5))
 
     assert [turn.contender for turn in turns] == [JAVA, OURS, OURS, JAVA]
@@ -47,7 +46,7 @@ def test_everybody_loses_as_often_as_asked_turn_about_and_the_second_time_the_ot
         assert repeats == [1, 2, 3, 4, 5]
 
 
-def test_java_meets_the_largest_size_once() -> None:
+def test_java_runs_the_largest_size_once() -> None:
     turns = list(plan(CONTENDERS, size=SIZES[-1], repeat=6))
 
     assert [turn.repeats for turn in turns if turn.contender is JAVA] == [(1,)]
@@ -61,7 +60,7 @@ def test_java_meets_the_largest_size_once() -> None:
         pytest.param(2.4, "48", "MISSED", id="not quite"),
     ],
 )
-def test_how_much_sooner_is_told_of_medians(java_first_s: float, shown: str, verdict: str) -> None:
+def test_times_sooner_compares_medians(java_first_s: float, shown: str, verdict: str) -> None:
     java = loss(JAVA.name, first_mark_s=java_first_s, all_marked_s=5.0)
     outliers = [loss(repeat=2, first_mark_s=0.001), loss(repeat=3, first_mark_s=9.0)]
 
@@ -70,14 +69,15 @@ def test_how_much_sooner_is_told_of_medians(java_first_s: float, shown: str, ver
     assert told["first mark, times sooner"] == [shown, "≥ 50", verdict]
 
 
-def test_who_was_not_in_time_once_has_no_time() -> None:
+def test_a_contender_that_once_timed_out_has_no_time() -> None:
     told = goals(loss(JAVA.name), loss(), loss(repeat=2, first_mark_s=None, all_marked_s=None))
 
     assert "first mark, times sooner" not in told
     assert "| not in time |" in report([loss(all_marked_s=None)])
 
 
-def test_memory_a_ledger_is_what_the_daemon_grew_by_and_what_the_ledger_map_weighs_alone() -> None:
+def test_memory_per_ledger_is_the_growth_of_the_daemon() -> None:
+    """The ledger map is measured separately too."""
     few = loss(size=10_000, rss_bytes=50_000_000)
     many = loss(size=100_000, rss_bytes=64_400_000)
     weight = Weight(size=100_000, ledger_map_bytes=9_000_000)
@@ -86,7 +86,7 @@ def test_memory_a_ledger_is_what_the_daemon_grew_by_and_what_the_ledger_map_weig
     assert "| RSS a ledger beyond the fewest, B | 160 |" in report([few, many, weight])
 
 
-def test_an_idle_node_is_held_against_its_goals() -> None:
+def test_an_idle_node_is_compared_with_its_goals() -> None:
     idle = Idle(
         size=100_000,
         contender=OURS.name,
@@ -102,7 +102,7 @@ def test_an_idle_node_is_held_against_its_goals() -> None:
     assert told["idle node, of a core"] == ["1 %", "≤ 0.5 %", "MISSED"]
 
 
-def test_the_plot_shows_a_line_for_each_kind_of_mark_and_contender() -> None:
+def test_the_plot_shows_a_line_for_each_mark_and_contender() -> None:
     records = [
         loss(name, size=size) for name in (JAVA.name, OURS.name) for size in (10_000, 100_000)
     ]

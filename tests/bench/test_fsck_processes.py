@@ -1,4 +1,4 @@
-"""How the bench of fsck counts what a run used, and gives it fewer cores."""
+"""Counting what a run of fsck used, and restricting its cores."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ WITH_CHILD = (
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """It has a child of its own, which has been busy."""
+    """Yield a process with a child of its own that has been busy."""
     command = [sys.executable, "-c", WITH_CHILD]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -29,14 +29,14 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.stdin.close()
 
 
-def test_what_a_childs_children_use_is_the_workers(child: subprocess.Popen[bytes]) -> None:
+def test_cpu_of_a_childs_children_is_counted_as_the_workers(child: subprocess.Popen[bytes]) -> None:
     spent = SparkCpu.now()
 
     assert spent.workers_s > 0
     assert spent.total_s == spent.driver_s + spent.jvm_s + spent.workers_s
 
 
-def test_all_that_is_there_and_comes_later_shares_the_cores(
+def test_present_and_later_processes_share_the_cores(
     child: subprocess.Popen[bytes],
 ) -> None:
     before = os.sched_getaffinity(0)
@@ -49,9 +49,13 @@ def test_all_that_is_there_and_comes_later_shares_the_cores(
     assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == before
 
 
-def test_what_a_second_core_is_worth_is_a_ratio_of_what_gets_done(
+def test_the_scaling_of_cores_is_a_ratio_of_completed_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("bench.fsck.processes.LOOP_S", 0.2)
+    """Both loops count on two cores, and only the first on one."""
+    first, second = sorted(os.sched_getaffinity(0))[:2]
+    rounds = {first: 100, second: 70}
+    loop = f"import sys; print({rounds}[int(sys.argv[2])])"
+    monkeypatch.setattr("bench.fsck.processes._LOOP", loop)
 
-    assert 0.5 < scaling_of_cores() < 5
+    assert scaling_of_cores() == 1.7

@@ -1,4 +1,4 @@
-"""What the bench of fsck says of its passes."""
+"""The report of the fsck bench."""
 
 from typing import Any
 
@@ -27,13 +27,13 @@ def looked(**changes: Any) -> Pass:
 
 
 def row(text: str, *starts: str) -> list[str]:
-    """The cells behind those that it starts with."""
+    """Return the cells behind those that the row starts with."""
     start = f"| {' | '.join(starts)} |"
     (line,) = [line for line in text.splitlines() if line.startswith(start)]
     return [cell.strip() for cell in line.removeprefix(start).strip("|").split("|")]
 
 
-def test_of_several_passes_the_median_is_told() -> None:
+def test_of_several_passes_the_median_is_reported() -> None:
     passes = [looked(repeat=n, elapsed_s=s) for n, s in enumerate((1.0, 30.0, 2.0), 1)]
 
     told = row(report(passes, failures=[]), "1 KB", "full", "ours")
@@ -41,7 +41,8 @@ def test_of_several_passes_the_median_is_told() -> None:
     assert told == ["3", "5", "150,000", "159", "500,000", "530", "2.00", "4.00"]
 
 
-def test_our_copies_a_second_stand_against_javas_on_the_same_load() -> None:
+def test_copies_per_second_are_compared_with_javas() -> None:
+    """On the same load."""
     java = looked(contender="Java", elapsed_s=3.0)
 
     text = report([looked(), java], failures=[])
@@ -51,7 +52,7 @@ def test_our_copies_a_second_stand_against_javas_on_the_same_load() -> None:
 
 
 def on_spark(contender: str, elapsed_s: float) -> Pass:
-    """Of 1,000,000 ledgers as znodes."""
+    """Return a run over 1,000,000 ledgers that are only znodes."""
     return looked(
         load="znodes",
         level="metadata",
@@ -66,7 +67,7 @@ def on_spark(contender: str, elapsed_s: float) -> Pass:
     )
 
 
-def test_two_cores_stand_against_one_where_no_copy_is_read() -> None:
+def test_two_cores_are_compared_with_one_if_no_copy_is_read() -> None:
     one_core, one, two = (
         on_spark("local[1], all on one core", 12.0),
         on_spark("local[1]", 9.0),
@@ -85,7 +86,7 @@ def test_two_cores_stand_against_one_where_no_copy_is_read() -> None:
     )
 
 
-def test_what_the_cores_themselves_were_worth_is_told_beside_it() -> None:
+def test_the_scaling_of_the_cores_themselves_is_reported_too() -> None:
     one = on_spark("local[1], all on one core", 12.0)
     two = [
         replace(on_spark("local[2]", 7.5), repeat=number, scaling_of_cores=worth)
@@ -97,7 +98,7 @@ def test_what_the_cores_themselves_were_worth_is_told_beside_it() -> None:
     assert "nothing 1.60 times as much was done (1.50 to 1.70) on two in the same minutes." in text
 
 
-def test_runs_in_a_session_that_has_run_before_stand_against_each_other() -> None:
+def test_repeated_runs_of_a_session_are_compared_with_each_other() -> None:
     again = ", in a session that has run before"
     first = [on_spark("local[1], all on one core", 9.0), on_spark("local[2]", 6.0)]
     second = [on_spark(f"local[1], all on one core{again}", 8.0), on_spark(f"local[2]{again}", 4.0)]
@@ -108,7 +109,7 @@ def test_runs_in_a_session_that_has_run_before_stand_against_each_other() -> Non
     assert f"level metadata{again}: two cores are 2.00 times as fast" in text
 
 
-def test_of_a_run_on_spark_each_partys_cpu_is_told() -> None:
+def test_the_cpu_of_each_process_of_a_spark_run_is_reported() -> None:
     text = report([on_spark("local[1]", 9.0)], failures=[])
 
     parties = text.partition("who used the CPU")[2]
@@ -116,5 +117,5 @@ def test_of_a_run_on_spark_each_partys_cpu_is_told() -> None:
     assert told == ["1", "6", "2", "1", "2", "1.25"]
 
 
-def test_what_failed_is_told_whatever_else_there_is() -> None:
+def test_failures_are_reported_in_any_case() -> None:
     assert "Failed: the bookies are gone" in report([], failures=["the bookies are gone"])

@@ -1,4 +1,4 @@
-"""What a bookie's journal says it was given."""
+"""Reading what a bookie stored from its journal."""
 
 import struct
 from pathlib import Path
@@ -49,7 +49,7 @@ def journal(folder: Path, content: bytes) -> Path:
         ),
     ],
 )
-def test_records_are_read_to_where_the_bookie_stopped(
+def test_records_are_read_up_to_where_the_bookie_stopped(
     content: bytes, found: list[tuple[int, int, int]], tmp_path: Path
 ) -> None:
     path = journal(tmp_path, content)
@@ -57,7 +57,7 @@ def test_records_are_read_to_where_the_bookie_stopped(
     assert list(records(path)) == found
 
 
-def test_each_copy_of_an_entry_counts_and_nothing_else(tmp_path: Path) -> None:
+def test_only_copies_of_entries_count(tmp_path: Path) -> None:
     fence, other_ledger = record(7, -0x2000, 20), record(8, 0, 60)
     journal(tmp_path, HEADER + record(7, 0, 40) + fence + other_ledger + record(7, 0, 40))
 

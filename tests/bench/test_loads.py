@@ -1,4 +1,4 @@
-"""The ledgers of the bench: who holds what, and what a death takes away."""
+"""The ledgers of the bench: which bookies store them, and what a loss affects."""
 
 import pytest
 
@@ -9,7 +9,7 @@ BOOKIES = [BookieId(f"127.0.0.1:{port}") for port in range(5)]
 VICTIM = BOOKIES[VICTIM_INDEX]
 
 
-def test_each_entry_lies_on_as_many_bookies_as_its_write_quorum_says() -> None:
+def test_each_entry_is_on_write_quorum_bookies() -> None:
     part = Part(ledger_count=1, entry_count=7, ensemble_size=4, write_quorum=2)
     (ledger,) = Load(name="x", title="", parts=(part,)).ledgers(BOOKIES, first_ledger_id=1)
 
@@ -20,7 +20,7 @@ def test_each_entry_lies_on_as_many_bookies_as_its_write_quorum_says() -> None:
     assert holders == [2] * 7
 
 
-def test_entries_are_good_and_lie_where_the_metadata_says() -> None:
+def test_entries_are_good_and_stored_where_the_metadata_says() -> None:
     part = Part(ledger_count=1, entry_count=3, payload_bytes=65_536)
     (ledger,) = Load(name="x", title="", parts=(part,)).ledgers(BOOKIES, first_ledger_id=9)
 
@@ -32,7 +32,7 @@ def test_entries_are_good_and_lie_where_the_metadata_says() -> None:
         assert DIGEST.is_good(entry, ledger_id=9, entry_id=entry_id)
 
 
-def test_open_ledgers_are_left_open_and_counted() -> None:
+def test_open_ledgers_stay_open_and_are_counted() -> None:
     parts = (Part(ledger_count=5, entry_count=2), Part(ledger_count=5, entry_count=2, is_open=True))
     ledgers = Load(name="x", title="", parts=parts).ledgers(BOOKIES, first_ledger_id=1)
 
@@ -43,7 +43,7 @@ def test_open_ledgers_are_left_open_and_counted() -> None:
 
 
 @pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
-def test_a_quick_load_is_much_less_of_the_same(load: Load) -> None:
+def test_a_quick_load_is_a_much_smaller_one_of_the_same_kind(load: Load) -> None:
     quick = stake(load.quick().ledgers(BOOKIES, first_ledger_id=1), VICTIM)
     full = stake(load.ledgers(BOOKIES, first_ledger_id=1), VICTIM)
 

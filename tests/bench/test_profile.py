@@ -1,4 +1,4 @@
-"""What a daemon's CPU time is charged to."""
+"""The groups to which a daemon's CPU time is charged."""
 
 from pathlib import Path
 
@@ -27,14 +27,14 @@ def sample(*stack: str, cpu_s: float = 1.0, at_s: float = 0.0) -> Sample:
         pytest.param(
             [f"{STANDARD}/dataclasses.py:replace", f"{REPOSITORY}/replication/planning/plan.py:f"],
             "planning, checks",
-            id="the standard library counts for who called it",
+            id="the standard library counts for its caller",
         ),
         pytest.param(
             [f"{STANDARD}/asyncio/events.py:Handle._run", f"{REPOSITORY}/daemon/node.py:f"],
             "tasks, event loop",
             id="but the event loop for itself",
         ),
-        pytest.param([f"{STANDARD}/threading.py:run"], "the rest", id="nobody's"),
+        pytest.param([f"{STANDARD}/threading.py:run"], "the rest", id="no group"),
     ],
 )
 def test_cpu_time_is_charged_to_the_innermost_group(stack: list[str], group: str) -> None:
@@ -47,14 +47,14 @@ def test_functions_are_named_from_their_package_on() -> None:
     assert set(by_function(samples)) == {"ledgers/digest.py:f", "kazoo/client.py:g"}
 
 
-def test_only_the_repairs_own_time_is_looked_at(tmp_path: Path) -> None:
+def test_only_the_time_of_the_repair_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "samples.json"
     path.write_text('[[1.0, 0.5, ["a"]], [2.0, 0.5, ["b"]], [3.0, 0.5, ["c"]]]')
 
     assert [each.stack for each in load_samples(path, begin_s=1.5, end_s=2.5)] == [("b",)]
 
 
-def test_a_thread_found_waiting_says_nothing_of_where_it_was_busy(tmp_path: Path) -> None:
+def test_a_waiting_thread_does_not_show_where_it_was_busy(tmp_path: Path) -> None:
     path = tmp_path / "samples.json"
     path.write_text('[[1.0, 0.5, ["selectors.py:EpollSelector.select"]], [1.0, 0.5, ["x.py:f"]]]')
 
@@ -73,7 +73,7 @@ def test_percentiles_are_values_that_occurred(share: float, value: float) -> Non
     assert percentile([float(each) for each in range(1, 101)], share) == value
 
 
-def test_latencies_are_put_in_order_first() -> None:
+def test_latencies_are_sorted_first() -> None:
     latency = Latency.of([3.0, 1.0, 2.0])
 
     assert (latency.adds, latency.p50_ms, latency.p99_ms) == (3, 2.0, 3.0)

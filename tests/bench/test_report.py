@@ -1,4 +1,4 @@
-"""What the bench says of its runs: figures, goals, and what is left out."""
+"""The report of the bench: figures, goals, and omitted values."""
 
 import xml.etree.ElementTree as ElementTree
 
@@ -22,7 +22,7 @@ def disturbed(p99_ms: float) -> Disturbance:
     return Disturbance(before=latency(10), during=latency(p99_ms), after=latency(20))
 
 
-def test_the_best_of_several_runs_stands_beside_their_median() -> None:
+def test_the_best_of_several_runs_is_shown_beside_their_median() -> None:
     runs = [run("ours", repeat=number, whole_s=s) for number, s in enumerate((3.0, 1.0, 2.0), 1)]
 
     summary = WHOLE_S.summary(runs)
@@ -30,7 +30,7 @@ def test_the_best_of_several_runs_stands_beside_their_median() -> None:
     assert (summary.best, summary.median) == (1.0, 2.0)
 
 
-def test_times_sooner_compares_medians_with_medians_and_the_best_with_the_best() -> None:
+def test_times_sooner_compares_medians_and_best_runs_separately() -> None:
     java = [
         run(JAVA.name, repeat=number, whole_s=s) for number, s in enumerate((10.0, 30.0, 20.0), 1)
     ]
@@ -44,17 +44,17 @@ def test_times_sooner_compares_medians_with_medians_and_the_best_with_the_best()
     assert (ratio.best, ratio.median) == (10.0, 10.0)
 
 
-def test_nothing_is_said_of_a_ratio_whose_other_half_was_not_measured() -> None:
+def test_without_one_of_its_sides_a_ratio_is_omitted() -> None:
     assert times_sooner(OURS_OPEN, JAVA)(Figures([run(OURS_OPEN.name)]), "a") is None
 
 
-def test_runs_beside_a_writer_are_not_mixed_with_those_alone() -> None:
+def test_runs_with_and_without_a_writer_are_not_mixed() -> None:
     beside = run(JAVA.name, of_pass=Pass.BESIDE_WRITER, whole_s=99.0)
 
     assert times_sooner(OURS_OPEN, JAVA)(Figures([run(OURS_OPEN.name), beside]), "a") is None
 
 
-def test_a_writers_p99_is_held_against_what_it_is_beside_java() -> None:
+def test_a_writers_p99_is_compared_with_its_p99_beside_java() -> None:
     figures = Figures(
         run(contender.name, of_pass=Pass.BESIDE_WRITER, writer=disturbed(p99_ms))
         for contender, p99_ms in ((OURS, 30.0), (JAVA, 60.0))
@@ -74,7 +74,7 @@ def test_a_writers_p99_is_held_against_what_it_is_beside_java() -> None:
         pytest.param(4.0, ["MISSED", "MISSED"], id="5 times: neither"),
     ],
 )
-def test_goals_are_said_to_be_met_or_missed(whole_s: float, verdicts: list[str]) -> None:
+def test_goals_are_reported_as_met_or_missed(whole_s: float, verdicts: list[str]) -> None:
     figures = Figures([run(JAVA.name, whole_s=20.0), run(OURS.name, whole_s=whole_s)])
 
     (row,) = [
@@ -84,7 +84,7 @@ def test_goals_are_said_to_be_met_or_missed(whole_s: float, verdicts: list[str])
     assert [cell.strip() for cell in row.split("|")][-3:-1] == verdicts
 
 
-def test_what_was_not_measured_is_left_out_of_the_report() -> None:
+def test_missing_measurements_are_omitted_from_the_report() -> None:
     text = report([run(JAVA.name), run(OURS_OPEN.name)], failures=["Java: it broke"])
 
     assert "## a: " in text
@@ -93,7 +93,7 @@ def test_what_was_not_measured_is_left_out_of_the_report() -> None:
     assert "Java: it broke" in text
 
 
-def test_a_load_without_entries_says_nothing_of_them() -> None:
+def test_a_load_without_entries_has_no_rate_of_entries() -> None:
     text = report([run(OURS_OPEN.name, load="e", lost_entries=0, lost_bytes=0, copied_bytes=0)])
 
     assert "nan" not in text
@@ -102,5 +102,5 @@ def test_a_load_without_entries_says_nothing_of_them() -> None:
 @pytest.mark.parametrize(
     "runs", [[], [run(JAVA.name), run(OURS.name, load="f")]], ids=["none", "two"]
 )
-def test_the_plot_is_an_image_whatever_was_measured(runs: list[object]) -> None:
+def test_the_plot_is_an_image_for_any_measurements(runs: list[object]) -> None:
     ElementTree.fromstring(plot(runs))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Which runs there are to be, which there were, and who has his turn when."""
+"""Planned runs, recorded runs, and the order of contenders."""
 
 from collections import Counter
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.runs import Pass, Run, RunFile
 from tests.bench.bench_runs import run
 
 
-def test_every_contender_meets_its_loads_as_often_as_asked() -> None:
+def test_every_contender_runs_its_loads_as_often_as_requested() -> None:
     turns = plan(CONTENDERS, list(LOADS.values()), repeat=3, writer_repeat=1)
 
     keys = [key for turn in turns for key in turn.keys]
@@ -21,14 +21,14 @@ def test_every_contender_meets_its_loads_as_often_as_asked() -> None:
     assert len(keys) - len(alone) == len(BESIDE_WRITER) * len(LOADS)
 
 
-def test_the_order_of_contenders_is_turned_round_each_time() -> None:
+def test_the_order_of_contenders_is_reversed_each_time() -> None:
     turns = plan(CONTENDERS, list(LOADS.values()), repeat=2, writer_repeat=0)
 
     first, second = turns[: len(CONTENDERS)], turns[len(CONTENDERS) :]
     assert [turn.contender for turn in second] == [turn.contender for turn in reversed(first)]
 
 
-def test_recorded_runs_outlive_the_process(tmp_path: Path) -> None:
+def test_recorded_runs_survive_the_process(tmp_path: Path) -> None:
     path = tmp_path / "repair.jsonl"
     run_file(path).add(run("ours"))
     run_file(path).add(run("java"))
@@ -36,7 +36,7 @@ def test_recorded_runs_outlive_the_process(tmp_path: Path) -> None:
     assert [each.contender for each in run_file(path)] == ["ours", "java"]
 
 
-def test_what_is_measured_again_replaces_what_was_and_leaves_the_rest(tmp_path: Path) -> None:
+def test_a_repeated_measurement_replaces_only_the_earlier_one(tmp_path: Path) -> None:
     path = tmp_path / "repair.jsonl"
     before = run_file(path)
     before.add(run("ours", whole_s=5.0))

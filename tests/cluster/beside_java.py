@@ -1,4 +1,4 @@
-"""Java beside our daemons: its AutoRecovery, and its client's word on what ledgers hold."""
+"""Helpers for tests with Java beside our daemons: its AutoRecovery, and its client as a judge."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -20,8 +20,10 @@ QUICK = {
 
 @asynccontextmanager
 async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
-    """Starts Java's AutoRecovery daemons. They are killed in the end: told to end, one may hang for
-    long."""
+    """Yield a function that starts Java's AutoRecovery daemons, and kill them at the end.
+
+    The daemons are not asked to stop, because one that is may hang for long.
+    """
     started: list[Child] = []
 
     def start(**settings: str) -> Child:
@@ -37,8 +39,7 @@ async def javas(cluster: LocalCluster) -> AsyncIterator[Callable[..., Child]]:
 
 
 def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
-    """Every copy that the metadata names is there, and Java's client reads what was
-    acknowledged."""
+    """Assert that every named copy exists, and that Java reads all acknowledged entries."""
     expected = [
         Expected(
             ledger=ledger.ledger_id,

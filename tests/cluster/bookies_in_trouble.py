@@ -1,7 +1,8 @@
-"""Bookies in trouble: dead, read-only, or alive where ZooKeeper does not show it.
+"""Helpers that put bookies in trouble: dead, read-only, or alive but not registered in ZooKeeper.
 
-Clusters for this have long sessions: a Java bookie whose session ends in an outage of ZooKeeper may
-shut itself down. So what the expiry of a dead one's session would do is done by hand, at once.
+Clusters for this have long sessions, because a Java bookie whose session ends in an outage of
+ZooKeeper may shut itself down. So these helpers end the session of a dead bookie themselves, at
+once.
 """
 
 from collections.abc import AsyncIterator
@@ -15,13 +16,13 @@ from ledgers.model import BookieId
 from tests.cluster.steps import Bench
 
 SESSION_TIMEOUT_S = 10.0
-"""For a cluster that only one test uses."""
+"""Session timeout of a cluster that only one test uses."""
 READ_ONLY_SURVIVES_RESTART = {"persistBookieStatusEnabled": "true"}
 """A setting of the bookies that ``make_read_only`` needs."""
 
 
 def kill_and_expire(cluster: LocalCluster, bookie: BookieId) -> None:
-    """As a crash would, and time."""
+    """Kill the bookie, and end its session as its timeout would."""
     cluster.kill(bookie)
     expire(cluster, bookie)
 
@@ -33,7 +34,7 @@ def terminate(cluster: LocalCluster, bookie: BookieId) -> None:
 
 
 def expire(cluster: LocalCluster, bookie: BookieId) -> None:
-    """The session of a bookie that was killed is over."""
+    """End the session of a bookie that was killed."""
     with znodes.session(cluster.spec.zookeeper_port) as tree:
         tree.delete_registration(bookie)
 
@@ -53,14 +54,14 @@ def make_writable(cluster: LocalCluster, bookie: BookieId) -> None:
 
 
 def status_file(cluster: LocalCluster, bookie: BookieId) -> Path:
-    """Where a bookie with ``persistBookieStatusEnabled`` keeps what it shall be after a restart."""
+    """Return the file in which ``persistBookieStatusEnabled`` stores a bookie's next state."""
     ledgers = cluster.data / "bookies" / str(port_of(bookie)) / "ledgers"
     return ledgers / "current" / "BOOKIE_STATUS"
 
 
 @asynccontextmanager
 async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
-    """The bookie's process runs on without a znode; afterwards it has one, which nobody owns."""
+    """Delete the znode of a running bookie for a while. Afterwards the znode has no owner."""
     path = f"{on.seen.settings.uri.root}/available/{bookie}"
     data, _ = await on.seen.store.get(path)
     await on.seen.store.delete(path)
@@ -68,8 +69,8 @@ async def unregistered(on: Bench, bookie: BookieId) -> AsyncIterator[None]:
     await on.seen.store.create(path, data)
 
 
-def register_anew(cluster: LocalCluster, bookie: BookieId) -> None:
-    """With a znode of its own again."""
+def register_again(cluster: LocalCluster, bookie: BookieId) -> None:
+    """Restart the bookie, so that it owns its znode again."""
     cluster.terminate(bookie)
     expire(cluster, bookie)
     cluster.start_bookie(bookie)

@@ -1,8 +1,9 @@
-"""The command ``bookmender``, run as a user would."""
+"""Run the command ``bookmender`` as a user would."""
 
 import asyncio
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from tests.forked import run
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What a command printed, and how it ended."""
+    """The output of a command, and its exit code."""
 
     exit_code: int
     out: str
@@ -25,20 +26,29 @@ class Said:
 
     @property
     def complaint(self) -> str:
-        """The only line that it wrote, to standard error."""
+        """Return the only line on standard error."""
         assert self.out == ""
         (line,) = self.err.splitlines()
         return line
 
 
-async def bookmender(uri: str | None, *arguments: str, state: Path | None = None) -> Said:
-    """Run the command. ``state``: where a daemon may keep its journal."""
+async def bookmender(
+    uri: str | None,
+    *arguments: str,
+    state: Path | None = None,
+    settings: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Said:
+    """Run the command. ``state``: where a daemon may keep its journal. ``settings``: without their
+    prefix, as in ``SECURITY_BOOKIE_TLS``. ``variables``: other variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     environment["BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S"] = "1"
     if uri is not None:
         environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
     if state is not None:
         environment["BOOKMENDER_NODE_STATE_DIR"] = str(state)
+    environment |= {f"BOOKMENDER_{key}": value for key, value in (settings or {}).items()}
+    environment |= variables or {}
     ended = await asyncio.to_thread(run, ["daemon", *arguments], environment, timeout_s=WAIT_S)
     return Said(exit_code=ended.returncode, out=ended.stdout, err=ended.stderr)
 

@@ -48,7 +48,7 @@ def uri(module_cluster: LocalCluster) -> str:
 def make_cluster(
     _prerequisites: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[MakeCluster]:
-    """Starts clusters for one test, which are stopped after it."""
+    """Yield a function that starts clusters for one test. They are stopped after the test."""
 
     def make(**options: Any) -> LocalCluster:
         options = {"session_timeout_s": SESSION_TIMEOUT_S} | options
@@ -62,7 +62,7 @@ def make_cluster(
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperServer]:
-    """A ZooKeeper server alone. Tests may kill it, and then start it again."""
+    """Yield a ZooKeeper server without bookies. Tests may kill it and start it again."""
     with running_zookeeper(tmp_path_factory.mktemp("zookeeper")) as server:
         yield server
 
@@ -77,7 +77,7 @@ def no_session_thread_is_left() -> Iterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A failed test says where the servers' logs are."""
+    """Add the paths of the servers' logs to the report of a failed test."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         clusters = [each for each in item.funcargs.values() if isinstance(each, LocalCluster)]

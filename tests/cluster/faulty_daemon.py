@@ -1,13 +1,14 @@
-"""``python -m tests.cluster.faulty_daemon POINT SIGNAL``: a daemon that is struck at a named point.
+"""``python -m tests.cluster.faulty_daemon POINT SIGNAL``: a daemon that stops at a named point.
 
-The daemon as it is, with its queue and its bulk path wrapped: the first time a repair comes to the
-point, the process sends itself the signal (SIGKILL: it is gone; SIGSTOP: it is frozen, and goes on
-there when it gets SIGCONT).
+The daemon is the real one, with its queue and its bulk path wrapped. The first time that a repair
+reaches the point, the process sends itself the signal. SIGKILL ends it; SIGSTOP freezes it until it
+gets SIGCONT.
 """
 
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from enum import Enum
 
@@ -23,7 +24,7 @@ from replication.work_queue import OnApplied, Queue
 
 
 class Point(Enum):
-    """The steps of a repair between which it may be cut short."""
+    """The steps of a repair between which it may be interrupted."""
 
     BEFORE_LOCK = "before-lock"
     AFTER_LOCK = "after-lock"
@@ -31,6 +32,10 @@ class Point(Enum):
     BEFORE_COMPARE_AND_SET = "before-compare-and-set"
     AFTER_COMPARE_AND_SET = "after-compare-and-set"
     BEFORE_UNMARK = "before-unmark"
+
+
+STOP_S = 0.3
+"""Another thread may receive the signal, and a busy machine may take a while to stop this one."""
 
 
 class Striker:
@@ -41,12 +46,13 @@ class Striker:
         self._is_done = False
 
     def reach(self, point: Point) -> bool:
-        """Whether this was the strike, survived."""
+        """Send the signal if this is the point. Return True if the process survived the signal."""
         if point is not self._point or self._is_done:
             return False
         self._is_done = True
         print(f'{{"event": "struck", "point": "{point.value}"}}', file=sys.stderr, flush=True)
         os.kill(os.getpid(), self._number)
+        time.sleep(STOP_S)
         return True
 
     def aims_at(self, point: Point) -> bool:
@@ -54,46 +60,46 @@ class Striker:
 
 
 def install(striker: Striker) -> None:
-    """Wrap the steps. What is not named in ``Point`` is left as it is."""
+    """Wrap the steps that ``Point`` names. Everything else stays as it is."""
     lease, finish, write = Queue.lease, Queue.complete, Queue.write
     transfer = BulkTransfers.transfer
 
-    async def struck_take(self: Queue, queued: QueuedLedger) -> LedgerLease | None:
+    async def lease_with_signals(self: Queue, queued: QueuedLedger) -> LedgerLease | None:
         striker.reach(Point.BEFORE_LOCK)
-        taken = await lease(self, queued)
-        if taken is not None:
+        leased = await lease(self, queued)
+        if leased is not None:
             striker.reach(Point.AFTER_LOCK)
-        return taken
+        return leased
 
-    async def struck_finish(
-        self: Queue, taken: LedgerLease, extra: Sequence[Operation] = (), **options: OnApplied
+    async def complete_with_signals(
+        self: Queue, leased: LedgerLease, extra: Sequence[Operation] = (), **options: OnApplied
     ) -> bool:
         is_writing = not all(isinstance(each, Check) for each in extra)
         striker.reach(Point.BEFORE_COMPARE_AND_SET if is_writing else Point.BEFORE_UNMARK)
-        result = await finish(self, taken, extra, **options)
+        result = await finish(self, leased, extra, **options)
         if is_writing:
             striker.reach(Point.AFTER_COMPARE_AND_SET)
         return result
 
-    async def struck_write(
-        self: Queue, taken: LedgerLease, operations: Sequence[Operation]
+    async def write_with_signals(
+        self: Queue, leased: LedgerLease, operations: Sequence[Operation]
     ) -> list[OperationResult]:
         striker.reach(Point.BEFORE_COMPARE_AND_SET)
-        results = await write(self, taken, operations)
+        results = await write(self, leased, operations)
         striker.reach(Point.AFTER_COMPARE_AND_SET)
         return results
 
-    async def struck_transfer(self: BulkTransfers, asked: Transfer) -> TransferResult:
+    async def transfer_with_signals(self: BulkTransfers, asked: Transfer) -> TransferResult:
         if asked.target is not None and striker.aims_at(Point.MID_COPY):
             await transfer(self, replace(asked, reads=_first_half(asked)))
             striker.reach(Point.MID_COPY)
         return await transfer(self, asked)
 
     for owner, name, struck in (
-        (Queue, "lease", struck_take),
-        (Queue, "complete", struck_finish),
-        (Queue, "write", struck_write),
-        (BulkTransfers, "transfer", struck_transfer),
+        (Queue, "lease", lease_with_signals),
+        (Queue, "complete", complete_with_signals),
+        (Queue, "write", write_with_signals),
+        (BulkTransfers, "transfer", transfer_with_signals),
     ):
         setattr(owner, name, struck)
 

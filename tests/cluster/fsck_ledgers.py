@@ -1,5 +1,4 @@
-"""Ledgers for runs of fsck to look at: many that are whole, and some whose metadata says what is
-not."""
+"""Ledgers for runs of fsck: many that are whole, and some with wrong metadata."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,13 @@ PAYLOAD_BYTES = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ledgers:
-    """Closed ledgers of ``ENTRY_COUNT`` entries, two copies of each entry, on two bookies."""
+    """Closed ledgers of ``ENTRY_COUNT`` entries, with two copies of each entry on two bookies."""
 
     whole: Sequence[int]
     lacking: int
-    """One of its copies is not where the metadata says."""
+    """A ledger with one copy that is not where the metadata says."""
     lost: int
-    """Its metadata says that there is one entry more."""
+    """A ledger whose metadata claims one entry too many."""
 
     @property
     def all(self) -> list[int]:
@@ -31,7 +30,7 @@ class Ledgers:
 
     @property
     def verdicts(self) -> Mapping[int, str]:
-        """What a run that reads all is to say, by ledger."""
+        """Return the verdicts of a run that reads everything, by ledger."""
         return {
             **dict.fromkeys(self.whole, "whole"),
             self.lacking: "at_risk",
@@ -62,7 +61,7 @@ async def delete_ledger(metadata_service_uri: str, ledger_id: int) -> None:
 
 
 def verdicts_of(output: Path, run: str) -> dict[int, str]:
-    """What the run's results say, by ledger; each stands there once."""
+    """Return the verdicts in the results of the run, and assert that each ledger has one row."""
     paths = sorted((output / "ledgers" / f"run={run}").glob("*.parquet"))
     rows = [row for path in paths for row in pq.ParquetFile(path).read().to_pylist()]
     found = {row["ledger_id"]: row["verdict"] for row in rows}
@@ -71,7 +70,7 @@ def verdicts_of(output: Path, run: str) -> dict[int, str]:
 
 
 def written_parts(folder: Path) -> dict[str, int]:
-    """When each part's rows below it were written, in nanoseconds, by file name."""
+    """Return when the rows of each part were written, in nanoseconds, by file name."""
     return {path.name: path.stat().st_mtime_ns for path in folder.rglob("part-*.parquet")}
 
 
@@ -85,7 +84,7 @@ async def _write(client: OurClient) -> int:
 
 
 async def _misname_a_bookie(client: OurClient, ledger_id: int) -> None:
-    """In the metadata: one that has none of its entries."""
+    """Write a bookie without any of the entries into the metadata."""
     versioned = await client.manager.read(ledger_id)
     segment = versioned.metadata.last_segment
     others = [each.bookie for each in await client.pool.writable()]

@@ -27,7 +27,7 @@ TIMEOUT_S = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurClient:
-    """What our functions ask for, bound to one cluster."""
+    """Everything that our client functions need, bound to one cluster."""
 
     store: MetadataStore
     uri: MetadataUri
@@ -50,7 +50,7 @@ class OurClient:
         )
 
     async def read(self, ledger_id: int) -> tuple[int, str]:
-        """The LAC, and the sha256 over all payloads up to it, in hex."""
+        """Return the LAC, and the sha256 over all payloads up to it, in hex."""
         versioned = await self.manager.read(ledger_id)
         opened = await find_end(versioned, bookies=self.bookies, clock=self.clock)
         reader = LedgerReader(
@@ -63,8 +63,10 @@ class OurClient:
         return opened.lac, sha256.hexdigest()
 
     async def write_lac(self, writer: LedgerWriter) -> None:
-        """Tell its bookies the LAC, which otherwise only the next entry would: as Java's writers
-        may."""
+        """Send the LAC to the bookies, as Java's writers may.
+
+        Otherwise only the next entry has it.
+        """
         digest = ledger_digest(writer.metadata)
         record = digest.pack_lac_record(ledger_id=writer.ledger_id, lac=writer.lac)
         for bookie in writer.metadata.last_segment.ensemble:
@@ -73,8 +75,7 @@ class OurClient:
             )
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
-        """Once more from the beginning whenever somebody else has written the metadata
-        meanwhile."""
+        """Recover the ledger. Start again whenever another client has written the metadata."""
         while True:
             with suppress(ConflictError):
                 return await recover_ledger(
@@ -88,7 +89,7 @@ class OurClient:
 
 @asynccontextmanager
 async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
-    """Within a deadline, so that no test hangs."""
+    """Open the client within a deadline, so that no test hangs."""
     uri, clock = MetadataUri.parse(metadata_service_uri), SystemClock()
     async with asyncio.timeout(TIMEOUT_S):
         store = await ZooKeeperStore.open(uri.hosts, session_timeout_s=PATIENT_SESSION_S)
@@ -98,7 +99,9 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
             return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
         try:
-            async with open_bookies(clock=clock, rng=random.Random(1)) as bookies:
+            async with open_bookies(
+                clock=clock, rng=random.Random(1), reads_in_flight_max=64
+            ) as bookies:
                 yield OurClient(
                     store=store,
                     uri=uri,

@@ -1,4 +1,4 @@
-"""Steps that cluster tests share: ledgers that miss a bookie, daemons, waiting, the proof."""
+"""Steps that cluster tests share: ledgers that miss a bookie, daemons, waiting, proofs."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from auditor.election import current_leader
 from daemon.admin_session import AdminSession, admin_session
 from daemon.demo.proof import LedgerProof, Prover
 from daemon.demo.workload import Ending, Shape, Workload, Written, open_workload
@@ -18,15 +19,18 @@ from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.errors import NodeExistsError
 from ledgers.model import BookieId, DigestType, LedgerMetadata
+from ledgers.security import OPEN, SecuritySettings
+from ledgers.store import MetadataStore
 from replication import znodes
 from replication.marks import locked_ledger_ids, marked_ledger_ids
-from replication.znodes import Mark
+from replication.nodes import live_nodes
+from replication.znodes import ClusterPaths, Mark
 from tests.forked import ForkedChild
 from tests.zookeeper_server import PATIENT_SESSION_S
 
-GONE = BookieId("127.0.0.1:9")
-"""A bookie that was never there: naming it makes a ledger under-replicated without killing
-anybody."""
+NONEXISTENT = BookieId("127.0.0.1:9")
+"""A bookie that never existed. A ledger that names it is under-replicated without killing a
+bookie."""
 WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 """Settings of ``start_node``."""
@@ -49,23 +53,31 @@ class Bench:
         return self.workload.written[before:]
 
     async def lose(self, written: Sequence[Written], *, index: int = 0) -> None:
-        """Make each ledger name a bookie that is gone, in every segment, and mark it."""
+        """Make each ledger name a bookie that does not exist, in every segment, and mark it."""
         await self.forget(written, index=index)
         await self.mark([ledger.ledger_id for ledger in written])
 
     async def forget(self, written: Sequence[Written], *, index: int = 0) -> None:
-        """Make each ledger name a bookie that is gone, in every segment; an audit will find it."""
+        """Make each ledger name a bookie that does not exist, in every segment.
+
+        An audit will find it.
+        """
         manager = self.seen.manager
         for ledger in written:
             versioned = await manager.read(ledger.ledger_id)
-            segments = tuple(s.with_bookies({index: GONE}) for s in versioned.metadata.segments)
+            segments = tuple(
+                s.with_bookies({index: NONEXISTENT}) for s in versioned.metadata.segments
+            )
             metadata = replace(versioned.metadata, segments=segments)
             await manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
     async def mark(self, ledger_ids: Sequence[int]) -> None:
-        """As an auditor would that found ``GONE`` gone; a leader of ours may have been quicker."""
+        """Mark the ledgers for ``NONEXISTENT``, as an auditor would.
+
+        Our leader may have marked some already.
+        """
         store, paths = self.seen.store, self.seen.paths
-        data = znodes.mark_to_bytes(Mark(replicas=(GONE,), ctime_ms=1))
+        data = znodes.mark_to_bytes(Mark(replicas=(NONEXISTENT,), ctime_ms=1))
         for ledger_id in ledger_ids:
             with suppress(NodeExistsError):
                 await store.create(paths.mark(ledger_id), data, with_parents=True)
@@ -74,15 +86,15 @@ class Bench:
         return (await self.seen.manager.read(written.ledger_id)).metadata
 
     async def names(self, written: Sequence[Written], bookie: BookieId) -> list[int]:
-        """Of these ledgers those whose metadata names the bookie."""
+        """Return those of the ledgers whose metadata names the bookie."""
         return [w.ledger_id for w in written if bookie in (await self.metadata(w)).bookies]
 
     async def has_marked(self, ledger_ids: Sequence[int]) -> bool:
-        """Whether these ledgers, and no others, are marked."""
+        """Return True if exactly these ledgers are marked."""
         return await marked_ledger_ids(self.seen.store, self.seen.paths) == sorted(ledger_ids)
 
     async def is_idle(self) -> bool:
-        """No mark, no lock."""
+        """Return True if there is no mark and no lock."""
         store, paths = self.seen.store, self.seen.paths
         return not await marked_ledger_ids(store, paths) and not await locked_ledger_ids(
             store, paths
@@ -92,7 +104,7 @@ class Bench:
         await wait_for(self.is_idle, "an empty queue without locks")
 
     async def wait_repaired(self, written: Sequence[Written], lost: BookieId) -> None:
-        """Until none of the ledgers names the bookie, and the queue is empty."""
+        """Wait until none of the ledgers names the bookie, and the queue is empty."""
 
         async def is_repaired() -> bool:
             return not await self.names(written, lost) and await self.is_idle()
@@ -111,7 +123,7 @@ class Bench:
         return await prover.prove(written)
 
     async def assert_whole(self, written: Sequence[Written]) -> None:
-        """No entry lost or wrong, and every copy that the metadata names is there."""
+        """Assert that no entry is lost or wrong, and that every named copy exists."""
         for proof in await self.prove(written):
             assert not proof.lost, proof
             assert not proof.wrong, proof
@@ -119,10 +131,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench(uri: str) -> AsyncIterator[Bench]:
-    """Its own session outlives what a test does to ZooKeeper."""
+async def bench(uri: str, *, security: SecuritySettings = OPEN) -> AsyncIterator[Bench]:
+    """Open a bench. Its own session survives what a test does to ZooKeeper."""
     patient = ZooKeeperSettings(session_timeout_s=PATIENT_SESSION_S)
-    settings = Settings(metadata_service_uri=uri, zookeeper=patient)
+    settings = Settings(metadata_service_uri=uri, zookeeper=patient, security=security)
     rng = random.Random(SEED)
     async with admin_session(settings) as seen, open_workload(seen, rng) as workload:
         try:
@@ -155,8 +167,7 @@ def shape(
 
 
 async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float = WAIT_S) -> Any:
-    """Until the condition, a function or a coroutine function, gives something true: returns
-    that."""
+    """Wait until the condition, perhaps a coroutine function, is true. Return its value."""
     deadline_s = time.monotonic() + within_s
     while True:
         found = condition()
@@ -165,7 +176,7 @@ async def wait_for(condition: Callable[[], Any], what: str, *, within_s: float =
         if found:
             return found
         assert time.monotonic() < deadline_s, f"no {what} within {within_s:g} s"
-        await asyncio.sleep(POLL_S)  # the condition lies in other processes
+        await asyncio.sleep(POLL_S)  # the condition depends on other processes
 
 
 def start_node(
@@ -176,14 +187,15 @@ def start_node(
     command: Sequence[str] = ("daemon", "daemon"),
     settings: Mapping[str, str] | None = None,
 ) -> Child:
-    """A daemon process; ``settings`` without their prefix, as in ``AUDITOR_ENABLED``."""
+    """Start a daemon process. ``settings`` have no prefix, as in ``AUDITOR_ENABLED``."""
     ours = {
         "METADATA_SERVICE_URI": uri,
         "NODE_STATE_DIR": str(folder / name),
         "NODE_NICE": "0",  # tests wait for it
         "ZOOKEEPER_SESSION_TIMEOUT_S": "2",
         "REPLICATION_IDLE_WAIT_S": "0.3",
-        "REPLICATION_FREE_DISK_SHARE_MIN": "0",  # whatever the disk of this machine is like
+        "REPLICATION_FREE_DISK_SHARE_MIN": "0",  # independent of the disk of this machine
+        "HTTP_ENABLED": "false",  # several nodes share this machine's ports
         "LOG_LEVEL": "debug",
         "LOG_FORMAT": "json",
         **(settings or {}),
@@ -195,8 +207,10 @@ def start_node(
 
 @asynccontextmanager
 async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
-    """Starts daemons, as ``start_node`` does. At the end they are told to end: they leave no
-    trace."""
+    """Yield ``start_node`` for this cluster.
+
+    At the end, all daemons are stopped and leave no trace.
+    """
     started: list[Child] = []
 
     def start(name: str, **options: Any) -> Child:
@@ -209,14 +223,21 @@ async def nodes(uri: str, folder: Path) -> AsyncIterator[Callable[..., Child]]:
         await asyncio.to_thread(stop_all, started, timeout_s=STOP_TIMEOUT_S)
 
 
+async def leading_pid(store: MetadataStore, paths: ClusterPaths) -> int | None:
+    """Return the process id of the node that leads. May raise UnavailableError."""
+    leader = await current_leader(store, paths)
+    live = {node.session_id: node.info.pid for node in await live_nodes(store, paths)}
+    return None if leader is None else live.get(leader.session_id)
+
+
 def is_frozen(node: Child) -> bool:
-    """By SIGSTOP."""
+    """Return True if SIGSTOP has stopped the process."""
     stat = Path(f"/proc/{node.pid}/stat").read_text()
     return stat.rpartition(")")[2].split()[0] == "T"
 
 
 def events(node: Child, name: str) -> list[dict[str, Any]]:
-    """What the daemon logged under this name."""
+    """Return the events that the daemon logged under this name."""
     return [event for event in _log(node) if event.get("event") == name]
 
 

@@ -1,5 +1,4 @@
-"""The auditor on a real ZooKeeper: leaders cut off in the middle of marking, and bookies that are
-read-only."""
+"""The auditor on a real ZooKeeper: leaders cut off while they mark, and read-only bookies."""
 
 import asyncio
 import os
@@ -28,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 CLUSTER = {"bookies": 4}
 
 GHOST = BookieId("127.0.0.1:9")
-"""Registered by the test, and lost when that says so."""
+"""A bookie that the test registers and makes lost."""
 LEDGERS = range(1_000_000, 1_001_000)
 SLOWLY = LimitsOrder(requests_per_s=12)
 """Some 300 marks a second."""
@@ -36,7 +35,7 @@ SLOWLY = LimitsOrder(requests_per_s=12)
 
 @asynccontextmanager
 async def ledgers_on_a_ghost(on: Bench) -> AsyncIterator[None]:
-    """Their metadata alone; at the end they are gone, and their marks."""
+    """Create the metadata of ledgers on the ghost. At the end, delete it with the marks."""
     store, root = on.seen.store, on.seen.settings.uri.root
     await store.create(f"{root}/cookies/{GHOST}")
     await store.create(f"{root}/available/{GHOST}", is_ephemeral=True)
@@ -68,8 +67,10 @@ async def _each(act: Any) -> None:
 
 
 async def assert_each_is_marked(on: Bench) -> None:
-    """Once renewed at most: a leader that finds no note of the loss takes it for a new one (rule
-    S6)."""
+    """Assert that each ledger is marked for the ghost, and its mark written twice at most.
+
+    A leader that finds no record of the loss treats the loss as a new one (rule S6).
+    """
     assert await marked_ledger_ids(on.seen.store, on.seen.paths) == list(LEDGERS)
 
     async def look(ledger_id: int) -> None:
@@ -82,18 +83,18 @@ async def assert_each_is_marked(on: Bench) -> None:
 
 @asynccontextmanager
 async def slowed_down(on: Bench) -> AsyncIterator[None]:
-    """All nodes ask little of ZooKeeper."""
+    """Order a low limit of ZooKeeper requests for all nodes."""
     order_store, znode = OrderStore(on.seen.store, on.seen.paths), limits_znode(on.seen.paths)
     await order_store.give(znode, SLOWLY, over=None)
-    await asyncio.sleep(0.2)  # until they know
+    await asyncio.sleep(0.2)  # until the nodes know the order
     yield
-    standing = await order_store.stored(znode)
-    assert standing is not None
-    await order_store.withdraw(znode, over=standing)
+    stored = await order_store.stored(znode)
+    assert stored is not None
+    await order_store.withdraw(znode, over=stored)
 
 
 async def until_marking(on: Bench) -> None:
-    """Some are marked, and by far not all."""
+    """Wait until some ledgers are marked, and assert that most are not."""
     marked: Sequence[int] = ()
 
     async def are_some() -> bool:
@@ -102,7 +103,7 @@ async def until_marking(on: Bench) -> None:
         return bool(marked)
 
     await wait_for(are_some, "first marks")
-    assert len(marked) < len(LEDGERS) / 2, "it was too quick for this test"
+    assert len(marked) < len(LEDGERS) / 2, "the leader was too quick for this test"
 
 
 async def until_all_are_marked(on: Bench) -> None:
@@ -115,7 +116,7 @@ async def until_all_are_marked(on: Bench) -> None:
 @pytest.mark.parametrize(
     "is_killed", [pytest.param(True, id="killed"), pytest.param(False, id="frozen, and expired")]
 )
-def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark(
+def test_a_leader_cut_off_while_marking_loses_no_mark(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, is_killed: bool
 ) -> None:
     root = "/ledgers"
@@ -123,7 +124,7 @@ def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark(
     async def run() -> None:
         async with bench(uri) as on, ledgers_on_a_ghost(on), nodes(uri, tmp_path) as start:
             first = start("first", settings=AUDITOR_ONLY)
-            await wait_for(lambda: _has_looked(first), "first audit")
+            await wait_for(lambda: _has_audited(first), "first audit")
             second = start("second", settings=AUDITOR_ONLY)
             await wait_for(lambda: events(second, "election.entered"), "second vote")
 
@@ -143,8 +144,8 @@ def test_a_leader_that_is_cut_off_in_the_middle_of_marking_loses_no_mark(
     asyncio.run(run())
 
 
-def _has_looked(node: Child) -> bool:
-    """At all ledgers, once they were known."""
+def _has_audited(node: Child) -> bool:
+    """Return True if the node has audited all ledgers with a complete ledger map."""
     return any(audit["is_ledger_map_complete"] for audit in events(node, "audit.finished"))
 
 
@@ -153,7 +154,7 @@ def _has_looked(node: Child) -> bool:
     "AuditorLedgerCheckerTest.testReadOnlyBookieShutdown",
     verdict="same",
 )
-def test_a_bookie_that_turns_read_only_is_not_lost_until_it_stops(
+def test_a_read_only_bookie_is_lost_only_after_it_stops(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     bookie = module_cluster.bookies[1]
@@ -166,7 +167,7 @@ def test_a_bookie_that_turns_read_only_is_not_lost_until_it_stops(
             await asyncio.to_thread(make_read_only, module_cluster, bookie)
             node = start("node", settings=AUDITOR_ONLY)
             try:
-                await wait_for(lambda: _has_looked(node), "first audit")
+                await wait_for(lambda: _has_audited(node), "first audit")
                 assert await marked_ledger_ids(on.seen.store, on.seen.paths) == []
             finally:
                 kill_and_expire(module_cluster, bookie)

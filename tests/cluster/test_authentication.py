@@ -1,5 +1,4 @@
-"""Bookies that answer nobody who has not authenticated (SASL): it is told as such, by every path to
-them."""
+"""Bookies that require authentication (SASL): every path to them reports that as the reason."""
 
 import asyncio
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ def cluster_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[s
         yield {"bookie_settings": SASL}
 
 
-def test_a_question_over_v3_tells_that_it_is_authentication(module_cluster: LocalCluster) -> None:
+def test_requests_over_v3_fail_with_authentication_required(module_cluster: LocalCluster) -> None:
     async def run() -> None:
         async with our_client(module_cluster.metadata_service_uri) as client:
             bookie = module_cluster.bookies[0]
@@ -48,7 +47,7 @@ def test_a_question_over_v3_tells_that_it_is_authentication(module_cluster: Loca
     asyncio.run(run())
 
 
-def test_a_node_leaves_such_bookies_alone_and_tells_why(
+def test_a_node_quarantines_such_bookies_and_logs_why(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     async def run() -> None:

@@ -1,9 +1,8 @@
-"""A bookie that hangs, is slow, is full or talks nonsense delays no ledger but those that it is
-needed for.
+"""A bookie that hangs, is slow or full or sends garbage delays only ledgers that need it.
 
-Between our daemon and the bad bookie stands a proxy, which its registration names in its place.
-What is compared is the order of what happens: all the other ledgers are repaired before the first
-of those that touch the bad bookie is finished with, though these came first.
+A proxy between our daemon and the bad bookie is registered in place of the bookie. The tests
+compare the order of events: all other ledgers are repaired before the first ledger that touches the
+bad bookie is done, although the latter were marked first.
 """
 
 import asyncio
@@ -27,17 +26,17 @@ from tests.cluster.bookies_in_trouble import (
     make_read_only,
     make_writable,
 )
-from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 SLOTS = 20
 FEW, CROWD = SLOTS // 2, 2 * SLOTS
-"""Ledgers that touch the bad bookie: some of the slots that a worker has, or more than all."""
+"""Ledgers that touch the bad bookie: some of the slots of a worker, or more than all."""
 OTHERS = 30
 SLOW_S = 3.0
-"""Longer than it takes to repair all the others, shorter than what a bookie is given to answer."""
+"""Longer than the repair of all other ledgers, and shorter than the timeout of a bookie."""
 SEED = 7
 
 
@@ -49,21 +48,24 @@ def be_slow(proxy: TcpProxy) -> None:
     proxy.reply_delay_s = SLOW_S
 
 
-def talk_nonsense(proxy: TcpProxy) -> None:
+def send_garbage(proxy: TcpProxy) -> None:
     noise = random.Random(SEED)
     proxy.garble = lambda piece: noise.randbytes(len(piece))
 
 
-@pytest.mark.parametrize(
+with_each_trouble = pytest.mark.parametrize(
     ("trouble", "touching_count"),
     [
         pytest.param(hang, FEW, id="it hangs"),
         pytest.param(hang, CROWD, id="it hangs, and more ledgers need it than a worker has slots"),
         pytest.param(be_slow, FEW, id="it is slow"),
-        pytest.param(talk_nonsense, CROWD, id="it talks nonsense"),
+        pytest.param(send_garbage, CROWD, id="it sends garbage"),
     ],
 )
-def test_a_bad_member_delays_only_its_own_ledgers(
+
+
+@with_each_trouble
+def test_a_bad_source_delays_only_its_own_ledgers(
     module_cluster: LocalCluster,
     tmp_path: Path,
     trouble: Callable[[TcpProxy], None],
@@ -74,7 +76,7 @@ def test_a_bad_member_delays_only_its_own_ledgers(
     async def run() -> None:
         async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
             touching, others = await write_apart(on, bad, touching_count=touching_count)
-            await proxy.register(is_writable=False)  # so that it is no target
+            await proxy.register(is_writable=False)  # so that the bookie is no target
             trouble(proxy)
             node = start()
             for number, ledger in enumerate(touching):
@@ -86,7 +88,9 @@ def test_a_bad_member_delays_only_its_own_ledgers(
             assert_others_first(ids(others), ids(touching), node, trouble)
             assert errors(node) == []
             if trouble is hang:
-                await wait_for(lambda: ids(touching) <= set(concluded(node)), "silence noticed")
+                await wait_for(
+                    lambda: ids(touching) <= set(concluded(node)), "unresponsive bookie noticed"
+                )
                 assert [e["bookie"] for e in events(node, "bookie.quarantined")] == [bad]
             await get_well(on, proxy)
             await on.assert_whole([*touching, *others])
@@ -94,23 +98,14 @@ def test_a_bad_member_delays_only_its_own_ledgers(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    ("trouble", "touching_count"),
-    [
-        pytest.param(hang, FEW, id="it hangs"),
-        pytest.param(hang, CROWD, id="it hangs, and more ledgers go there than a worker has slots"),
-        pytest.param(be_slow, FEW, id="it is slow"),
-        pytest.param(talk_nonsense, CROWD, id="it talks nonsense"),
-    ],
-)
-def test_a_bad_target_delays_only_what_goes_there(
+@with_each_trouble
+def test_a_bad_target_delays_only_its_own_ledgers(
     module_cluster: LocalCluster,
     tmp_path: Path,
     trouble: Callable[[TcpProxy], None],
     touching_count: int,
 ) -> None:
-    """It is the only possible target of ledgers that lie on all bookies but it; then it counts as
-    read-only, so that the others cannot go there."""
+    """The bad bookie is the only possible target of wide ledgers. Then it counts as read-only."""
     bad = module_cluster.bookies[0]
 
     async def run() -> None:
@@ -136,11 +131,10 @@ def test_a_bad_target_delays_only_what_goes_there(
     asyncio.run(run())
 
 
-def test_a_full_bookie_gets_nothing_and_delays_nobody(
+def test_a_full_bookie_gets_no_copy_and_causes_no_delay(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    """It refuses all adds, as those that ran out of room do, while its registration says
-    writable."""
+    """A full bookie refuses all adds, while its registration still says writable."""
     full = module_cluster.bookies[0]
 
     async def run() -> None:
@@ -149,7 +143,7 @@ def test_a_full_bookie_gets_nothing_and_delays_nobody(
             node = start()
             await proxy.register(is_writable=True)
             await on.lose(written)
-            await on.wait_repaired(written, GONE)
+            await on.wait_repaired(written, NONEXISTENT)
 
             assert events(node, "ledger.deferred") == []
             assert errors(node) == []
@@ -165,8 +159,10 @@ def test_a_full_bookie_gets_nothing_and_delays_nobody(
 def assert_others_first(
     others: set[int], touching: set[int], node: Child, trouble: Callable[[TcpProxy], None]
 ) -> None:
-    """Each of the others was repaired at the first try; and, where the bad bookie costs time,
-    before any ledger that it cost time: all that touch it but those that were never sent there."""
+    """Assert that each other ledger was repaired at the first try.
+
+    If the bad bookie costs time, they were also repaired before every ledger that was sent there.
+    """
     spared = {
         event["ledger_id"]
         for event in events(node, "ledger.deferred")
@@ -174,7 +170,7 @@ def assert_others_first(
     }
     order = [i for i in concluded(node) if i in others | (touching - spared)]
     assert sorted(i for i in order if i in others) == sorted(others)
-    if trouble is not talk_nonsense:  # which is quickly found out
+    if trouble is not send_garbage:  # which shows at the first read
         assert set(order[: len(others)]) == others, order
 
 
@@ -183,7 +179,7 @@ def ids(written: Sequence[Written]) -> set[int]:
 
 
 def concluded(node: Child) -> list[int]:
-    """Ledgers in the order in which a repair of them ended, well or not."""
+    """Return ledgers in the order in which their repairs ended, completed or deferred."""
     found = [*events(node, "ledger.repaired"), *events(node, "ledger.deferred")]
     return [event["ledger_id"] for event in sorted(found, key=lambda each: each["timestamp"])]
 
@@ -191,7 +187,7 @@ def concluded(node: Child) -> list[int]:
 async def write_apart(
     on: Bench, bad: BookieId, *, touching_count: int
 ) -> tuple[list[Written], list[Written]]:
-    """Ledgers that the bookie is a member of, as many as asked for; and others that it is not."""
+    """Write ledgers on the bookie, as many as asked for, and others without the bookie."""
     touching: list[Written] = []
     others: list[Written] = []
     while len(touching) < touching_count or len(others) < OTHERS:
@@ -221,11 +217,11 @@ class BadBookie(TcpProxy):
         self._available = f"{on.seen.settings.uri.root}/available"
 
     async def register(self, *, is_writable: bool) -> None:
-        """In the bookie's place."""
+        """Register the proxy in place of the bookie."""
         await self._register(self.address, is_writable=is_writable)
 
     async def step_aside(self) -> None:
-        """The bookie is registered again, by a znode that nobody owns."""
+        """Register the bookie itself again, with a znode that has no owner."""
         await self._register(self._bookie, is_writable=True)
 
     async def _register(self, address: str, *, is_writable: bool) -> None:
@@ -240,7 +236,7 @@ class BadBookie(TcpProxy):
 
 
 async def get_well(on: Bench, proxy: BadBookie) -> None:
-    """Return when all that waited for the bookie is repaired."""
+    """End the trouble. Return when all ledgers that waited for the bookie are repaired."""
     proxy.reply_delay_s = 0.0
     proxy.garble = lambda piece: piece
     proxy.restore()
@@ -252,7 +248,7 @@ async def get_well(on: Bench, proxy: BadBookie) -> None:
 async def scene(
     cluster: LocalCluster, bad: BookieId, folder: Path
 ) -> AsyncIterator[tuple[Bench, BadBookie, Callable[[], Child]]]:
-    """What may come in front of the bad bookie, and what starts our daemon."""
+    """Yield the bench, the proxy of the bad bookie, and a function that starts our daemon."""
     settings = {
         "AUDITOR_ENABLED": "false",
         "REPLICATION_RETRY_MIN_S": "0.5",
@@ -265,7 +261,7 @@ async def scene(
             async with nodes(cluster.metadata_service_uri, folder) as start:
                 try:
                     yield on, proxy, lambda: start("node", settings=settings)
-                finally:  # the next test is to find an empty queue, also after a failure
+                finally:  # the next test needs an empty queue, even after a failure
                     await get_well(on, proxy)
         finally:
             await proxy.close()

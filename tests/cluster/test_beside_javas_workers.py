@@ -1,5 +1,4 @@
-"""Beside Java's AutoRecovery, whose workers take every mark that they see: what they would find
-whole is mended."""
+"""Java's workers lease every mark, but damage that they cannot see is repaired too."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +27,7 @@ EVERY_ENTRY = AUDITOR_ONLY | {"CHECKS_ALL_LEDGERS_SHARE": "1", "CHECKS_READS_PER
 JAVA_HAD_TIME_S = 5.0
 
 
-def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
+def test_an_entry_lost_between_the_ends_is_copied_back(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, ensemble = module_cluster.metadata_service_uri, tuple(module_cluster.bookies)
@@ -73,12 +72,12 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
                 )
                 return dict((await client.bookies.transfer(asked)).failures.get(victim, {}))
 
-            async def is_mended() -> bool:
+            async def is_repaired() -> bool:
                 return not await refused() and not await all_marked(on.seen)
 
             assert await refused() == {LOST: Answer.ABSENT}
             start("auditor", settings=EVERY_ENTRY)
-            await bookmender(uri, "check", "run", "all-ledgers", "--wait")  # ours leads
+            await bookmender(uri, "check", "run", "all-ledgers", "--wait")  # our auditor leads
             start_java()
             await asyncio.sleep(JAVA_HAD_TIME_S)
             found = await bookmender(uri, "check", "run", "all-ledgers", "--wait", "-o", "json")
@@ -92,6 +91,6 @@ def test_an_entry_that_a_bookie_lost_between_the_ends_is_given_back_to_it(
             assert has_condition(status, "NO_WORKERS", "ERROR")
 
             start("worker", settings=WORKER_ONLY)
-            await wait_for(is_mended, "entry on its bookie")
+            await wait_for(is_repaired, "entry on its bookie")
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""The client against bookies that differ, break or reach a limit; see also the contract tests."""
+"""The client against bookies that differ, fail or reach a limit. See also the contract tests."""
 
 import asyncio
 import random
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.cluster
 DIGEST = EntryDigest(DigestType.DUMMY, b"foobar")
 KEY = DIGEST.master_key
 LARGEST_V2_PAYLOAD_BYTES = 5 * 1024 * 1024 - 4 - 24 - 32
-"""What fits into a frame beside its length, the header word with the master key, and the entry's
-header."""
+"""The payload that fits in a frame beside its length, the header word with the master key, and the
+entry's header."""
 
 
 def entry(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:
@@ -41,7 +41,7 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:
 async def client(
     *, protocol: Literal["v2", "v3"] = "v3", request_timeout_s: float = 5.0
 ) -> AsyncIterator[BookieClient]:
-    budgets = Budgets()
+    budgets = Budgets(reads_in_flight_max=64)
     made = BookieClient(
         resolve=spelled_address,
         budgets=budgets,
@@ -60,7 +60,7 @@ async def client(
         await made.close()
 
 
-def test_the_largest_entry_of_v2_comes_back_over_v3(cluster: LocalCluster) -> None:
+def test_the_largest_entry_of_v2_can_be_read_over_v3(cluster: LocalCluster) -> None:
     bookie, ledger_id = cluster.bookies[0], 9_100_000_000
     largest = entry(ledger_id, 0, bytes(LARGEST_V2_PAYLOAD_BYTES))
 
@@ -79,10 +79,10 @@ def test_the_largest_entry_of_v2_comes_back_over_v3(cluster: LocalCluster) -> No
     asyncio.run(main())
 
 
-def test_the_largest_entry_of_v2_can_be_added_again_as_recoveries_do(
+def test_a_recovery_can_add_the_largest_entry_of_v2(
     cluster: LocalCluster,
 ) -> None:
-    """In a V3 frame it would be too long for the bookie."""
+    """In a V3 frame, the entry would be too long for the bookie."""
     bookie, ledger_id = cluster.bookies[0], 9_100_000_001
     largest = entry(ledger_id, 0, bytes(LARGEST_V2_PAYLOAD_BYTES))
 
@@ -95,9 +95,10 @@ def test_the_largest_entry_of_v2_can_be_added_again_as_recoveries_do(
     asyncio.run(main())
 
 
-def test_what_bookies_with_a_raised_frame_limit_took_is_copied_and_added_again(
+def test_entries_above_the_default_frame_limit_are_copied(
     make_cluster: MakeCluster,
 ) -> None:
+    """The bookies have a raised limit."""
     cluster = make_cluster(bookies=2, bookie_settings={"nettyMaxFrameSizeBytes": str(9 << 20)})
     source, target = cluster.bookies
     large = [entry(1, n, random.Random(n).randbytes(8 << 20)) for n in range(3)]
@@ -116,7 +117,7 @@ def test_what_bookies_with_a_raised_frame_limit_took_is_copied_and_added_again(
     asyncio.run(main())
 
 
-def test_a_bookie_before_4_17_is_read_singly(make_cluster: MakeCluster) -> None:
+def test_a_bookie_before_4_17_is_read_entry_by_entry(make_cluster: MakeCluster) -> None:
     (bookie,) = make_cluster(bookies=1, bookkeeper="4.16.6").bookies
 
     async def main() -> None:
@@ -135,9 +136,10 @@ def test_a_bookie_before_4_17_is_read_singly(make_cluster: MakeCluster) -> None:
     asyncio.run(main())
 
 
-def test_db_storage_is_silent_about_entries_and_the_connection_stays_good(
+def test_db_storage_does_not_answer_list_entries(
     make_cluster: MakeCluster,
 ) -> None:
+    """The connection stays usable."""
     (bookie,) = make_cluster(bookies=1, storage=Storage.DB).bookies
 
     async def main() -> None:
@@ -153,7 +155,7 @@ def test_db_storage_is_silent_about_entries_and_the_connection_stays_good(
     asyncio.run(main())
 
 
-def test_a_killed_bookie_fails_requests_and_serves_them_after_its_return(
+def test_a_killed_bookie_serves_requests_after_its_return(
     cluster: LocalCluster,
 ) -> None:
     bookie, ledger_id = cluster.bookies[0], 9_100_000_002
@@ -174,7 +176,7 @@ def test_a_killed_bookie_fails_requests_and_serves_them_after_its_return(
     asyncio.run(main())
 
 
-def test_a_bookie_that_hangs_is_given_up_in_time_and_served_again(
+def test_a_bookie_that_hangs_times_out_and_is_used_again(
     cluster: LocalCluster,
 ) -> None:
     bookie, ledger_id = cluster.bookies[0], 9_100_000_003
@@ -196,7 +198,7 @@ def test_a_bookie_that_hangs_is_given_up_in_time_and_served_again(
 
 
 async def eventually(request: Callable[[], Awaitable[bytes]]) -> bytes:
-    """Its answer, once there is one; the client's own time-outs and pauses set the pace."""
+    """Repeat the request until it succeeds. The client's own timeouts and pauses set the pace."""
     while True:
         try:
             return await request()

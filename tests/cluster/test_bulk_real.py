@@ -1,4 +1,4 @@
-"""The bulk path between real bookies: what it copies can be read back, byte for byte."""
+"""The bulk path between real bookies: copied entries can be read back, byte for byte."""
 
 import asyncio
 import itertools
@@ -19,7 +19,7 @@ from ledgers.model import BookieId, DigestType
 pytestmark = pytest.mark.cluster
 
 _ledger_ids = itertools.count(0x42_0000_0000)
-"""Far from those that the cluster gives out itself."""
+"""Ids far from those that the cluster assigns itself."""
 
 
 def _pack(digest: EntryDigest, ledger_id: int, payloads: Sequence[bytes]) -> list[bytes]:
@@ -37,10 +37,10 @@ def _pack(digest: EntryDigest, ledger_id: int, payloads: Sequence[bytes]) -> lis
 
 
 def _run(*transfers: Transfer) -> list[TransferResult]:
-    """All at once, over connections of their own."""
+    """Run all transfers concurrently, over connections of their own."""
 
     async def run() -> list[TransferResult]:
-        bulk = BulkTransfers(Budgets())
+        bulk = BulkTransfers(Budgets(reads_in_flight_max=64))
         try:
             return await asyncio.gather(*map(bulk.transfer, transfers))
         finally:
@@ -81,7 +81,7 @@ def test_copied_entries_can_be_read_back(cluster: LocalCluster, digest_type: Dig
     assert found.failures == {target: {len(entries): Answer.ABSENT}}
 
 
-def test_the_largest_entries_that_a_bookie_takes_are_copied(cluster: LocalCluster) -> None:
+def test_the_largest_entries_that_a_bookie_accepts_are_copied(cluster: LocalCluster) -> None:
     source, target = cluster.bookies[:2]
     digest, ledger_id = EntryDigest(DigestType.CRC32C, b""), next(_ledger_ids)
     entries = _pack(digest, ledger_id, [bytes(5_242_816)] * 3)
@@ -94,7 +94,7 @@ def test_the_largest_entries_that_a_bookie_takes_are_copied(cluster: LocalCluste
 
 
 @pytest.mark.compat("BookieRecoveryUseIOThreadTest.testRecoveryClosedLedger", verdict="same")
-def test_many_small_ledgers_are_copied_at_once(cluster: LocalCluster) -> None:
+def test_many_small_ledgers_are_copied_concurrently(cluster: LocalCluster) -> None:
     sources, target = cluster.bookies[:2], cluster.bookies[2]
     digest = EntryDigest(DigestType.CRC32C, b"")
     ledger_ids = [next(_ledger_ids) for _ in range(200)]

@@ -1,4 +1,4 @@
-"""The check of all ledgers, on bookies whose files are damaged for real."""
+"""The check of all ledgers, on bookies with damaged files."""
 
 import asyncio
 import subprocess
@@ -30,7 +30,7 @@ from tests.cluster.steps import (
 from tests.fsck.damage import cut_entry_logs, stopped, storage
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-CLUSTER = {"bookies": 4, "session_timeout_s": 90}  # with damaged files, so others do not get it
+CLUSTER = {"bookies": 4, "session_timeout_s": 90}  # not shared, because its files are damaged
 
 JAVA = "AuditorPeriodicCheckTest"
 LEDGERS = 8
@@ -54,7 +54,7 @@ def damaged(cluster: LocalCluster, bookie: BookieId, damage: Callable[[Path], No
             0,
             cut_entry_logs,
             marks=pytest.mark.compat(f"{JAVA}.testEntryLogCorruption", verdict="same"),
-            id="entry logs are cut off",
+            id="entry logs are truncated",
         ),
         pytest.param(
             1,
@@ -64,7 +64,7 @@ def damaged(cluster: LocalCluster, bookie: BookieId, damage: Callable[[Path], No
         ),
     ],
 )
-def test_what_a_live_bookie_has_lost_is_found_marked_and_repaired(
+def test_damage_on_a_live_bookie_is_found_marked_and_repaired(
     number: int, damage: Callable[[Path], None], module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, victim = module_cluster.metadata_service_uri, module_cluster.bookies[number]
@@ -84,16 +84,17 @@ def test_what_a_live_bookie_has_lost_is_found_marked_and_repaired(
             await on.wait_idle()
             await on.assert_whole(written)
             assert (await check_all_ledgers(uri)).exit_code == 0
-            # A bookie with SortedLedgerStorage that gets an entry again, whose index points to
-            # where nothing is, does not find it until it flushes: keep them out of the other tests.
+            # SortedLedgerStorage does not find a new entry whose old index refers to nothing,
+            # until it flushes. Keep such ledgers out of the other tests.
             await delete(on, written)
 
     asyncio.run(run())
 
 
-def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_marks_none(
+def test_a_bookie_that_hangs_makes_its_ledgers_unknown(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """No ledger is marked."""
     uri, hung = module_cluster.metadata_service_uri, module_cluster.bookies[2]
 
     async def run() -> None:
@@ -115,7 +116,7 @@ def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_marks_none(
 
 
 @pytest.mark.compat("G6", verdict="better")
-def test_a_run_whose_leader_is_killed_goes_on_with_the_next_one(
+def test_the_next_leader_continues_the_run_of_a_killed_one(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, count = module_cluster.metadata_service_uri, 300
@@ -148,7 +149,7 @@ def test_a_run_whose_leader_is_killed_goes_on_with_the_next_one(
 
 
 @pytest.mark.compat("G34", verdict="better")
-def test_javas_own_tool_has_our_leader_run_its_checks_at_once(
+def test_javas_tool_can_request_a_check_by_our_leader(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri = module_cluster.metadata_service_uri
@@ -173,7 +174,7 @@ def run_count(node: Child) -> int:
 
 
 def java_shell(cluster: LocalCluster, folder: Path, *arguments: str) -> None:
-    """``bookkeeper shell``."""
+    """Run ``bookkeeper shell``."""
     settings = folder / "shell.conf"
     settings.write_text(f"metadataServiceUri={cluster.metadata_service_uri}\n")
     classpath = jars.bookkeeper_classpath(cluster.spec.bookkeeper)

@@ -1,5 +1,4 @@
-"""Clients of real bookies: the leader sees where they are active, a repair goes on beside them, and
-its pace is told."""
+"""Clients of real bookies: the leader sees their activity, and repairs continue."""
 
 import asyncio
 import json
@@ -39,7 +38,7 @@ async def wait_until(on: Bench, activity: Activity, *bookies: BookieId) -> None:
 
 @asynccontextmanager
 async def adding(writer: LedgerWriter) -> AsyncIterator[None]:
-    """One entry after the other, a hundred a second."""
+    """Add one entry after the other, a hundred a second."""
 
     async def add() -> None:
         while True:
@@ -55,7 +54,7 @@ async def adding(writer: LedgerWriter) -> AsyncIterator[None]:
             await task
 
 
-def test_bookies_are_quiet_until_a_client_writes_there_and_again_after_it_stopped(
+def test_bookies_are_active_only_while_a_client_writes(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -79,7 +78,7 @@ def test_bookies_are_quiet_until_a_client_writes_there_and_again_after_it_stoppe
     asyncio.run(run())
 
 
-def test_beside_a_client_ledgers_are_repaired_and_the_pace_is_told(
+def test_repairs_continue_beside_a_client_and_show_their_pace(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     wide = LedgerOptions(ensemble_size=4, write_quorum=2, ack_quorum=2)

@@ -1,5 +1,4 @@
-"""The last resort on real bookies: a ledger whose last entry has a wrong digest on each of them is
-closed before it."""
+"""A ledger whose last entry has a wrong digest on each bookie can be closed before that entry."""
 
 import asyncio
 from hashlib import sha256
@@ -24,8 +23,10 @@ PAYLOADS = [b"entry %d" % entry_id for entry_id in range(LAST_GOOD + 1)]
 
 
 async def with_a_damaged_last_entry(uri: str) -> int:
-    """A ledger whose writer is gone: E 3, W 3, A 2, entries 0 to 5, and a wrong digest of entry 5
-    on all three bookies."""
+    """Create an abandoned ledger with entries 0 to 5 and E 3, W 3, A 2.
+
+    Entry 5 has a wrong digest on all three bookies.
+    """
     async with our_client(uri) as client:
         wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
         async with client.create(wide) as writer:
@@ -47,7 +48,7 @@ async def state_of(uri: str, ledger_id: int) -> LedgerState:
         return (await client.manager.read(ledger_id)).metadata.state
 
 
-def test_java_reads_the_closed_ledger_whole_up_to_its_end(
+def test_java_reads_the_closed_ledger_up_to_its_new_end(
     java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def close() -> int:

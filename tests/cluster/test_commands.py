@@ -1,4 +1,4 @@
-"""What the commands say of a real cluster, by their output and their exit codes."""
+"""Output and exit codes of the commands on a real cluster."""
 
 import asyncio
 import socket
@@ -27,10 +27,10 @@ ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
 NO_SUCH_LEDGER = "123456"
 
 
-# --- A cluster that has lost a bookie --------------------------------------------------------------
+# --- A lost bookie --------------------------------------------------------------------------------
 
 
-def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
+def test_commands_report_a_lost_bookie_until_it_returns(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     victim = module_cluster.bookies[0]
@@ -66,7 +66,10 @@ def test_commands_tell_what_a_lost_bookie_means_until_it_is_back(
 async def assert_repairing(
     uri: str, at_risk: list[int], *, victim: BookieId, leader_pid: int
 ) -> None:
-    """Nobody repairs: the queue stays as it is while we look."""
+    """Assert what the commands say of marked ledgers.
+
+    No worker runs, so the queue does not change.
+    """
     ledger_id = str(at_risk[0])
     status, status_json, queue, queue_json, ledger, ledger_json = await gather(
         bookmender(uri, "status"),
@@ -106,7 +109,7 @@ async def assert_repairing(
 
 
 async def assert_blocked(uri: str, ledger_id: int, *, victim: BookieId) -> None:
-    """One ledger is left, which every bookie that is there holds already."""
+    """Assert what the commands say of one ledger that every registered bookie stores already."""
     await wait_for(lambda: is_blocked(uri, ledger_id, "no-target"), "reason in the status")
     status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
     assert (status.exit_code, queue.exit_code) == (1, 1)
@@ -117,16 +120,16 @@ async def assert_blocked(uri: str, ledger_id: int, *, victim: BookieId) -> None:
 
 
 async def is_blocked(uri: str, ledger_id: int, reason: str) -> bool:
-    """Whether that is told of the ledger, and nothing else is being repaired any more."""
+    """Return True if status has this reason for the ledger and no repair is under way."""
     status = (await bookmender(uri, "status", "-o", "json")).record
     waiting = [(note["ledger_id"], note["reason"]) for note in status["waiting"]["ledgers"]]
     return has_condition(status, "REPAIRS_BLOCKED", "ERROR") and (ledger_id, reason) in waiting
 
 
-# --- What is corrupt -------------------------------------------------------------------------------
+# --- Corrupt data ---------------------------------------------------------------------------------
 
 
-def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
+def test_commands_name_corrupt_ledgers_and_marks(uri: str, tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             store = on.seen.store
@@ -148,7 +151,7 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
             assert "its metadata cannot be read" in shown.complaint
             assert f"ledger_id={bad_id}" in shown.complaint
             assert none.complaint == f"bookmender: no such ledger (ledger_id={NO_SUCH_LEDGER})"
-            assert f"ledger {bad_mark.ledger_id}: its mark is damaged; " in queue.out
+            assert f"ledger {bad_mark.ledger_id}: its mark is unreadable, but " in queue.out
 
             start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
             await wait_for(
@@ -166,7 +169,7 @@ def test_commands_name_what_is_corrupt(uri: str, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-# --- A wrong address, or a door that is shut -------------------------------------------------------
+# --- A wrong URI, or denied access ----------------------------------------------------------------
 
 Commands = Sequence[str]
 DAEMON: Commands = ("daemon",)
@@ -226,14 +229,15 @@ def test_a_wrong_address_is_refused_in_one_line(
     [
         pytest.param("/ledgers/LAYOUT", COMMANDS, id="the cluster"),
         pytest.param("/ledgers/available", COMMANDS, id="the bookies"),
-        pytest.param("/ledgers/underreplication", DAEMON, id="the queue, which looking is open to"),
+        pytest.param("/ledgers/underreplication", DAEMON, id="the queue, which commands may read"),
     ],
 )
-def test_an_acl_that_shuts_us_out_is_told_in_one_line(
+def test_a_denied_znode_is_reported_in_one_line(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, path: str, commands: Commands
 ) -> None:
     complaint = (
-        "ACL of this znode denies access. A user with permission can change it with setAcl (see getAcl) "
+        "ACL of this znode denies access. Check security.zookeeper_user; or a user with permission "
+        "can change the ACL with setAcl (see getAcl) "
         f"(path={path}"
     )
 
@@ -241,7 +245,7 @@ def test_an_acl_that_shuts_us_out_is_told_in_one_line(
         asyncio.run(assert_refused(uri, commands, tmp_path, exit_code=3, complaint=complaint))
 
 
-def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
+def test_a_repair_by_hand_ends_if_its_mark_is_denied(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -255,13 +259,13 @@ def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
                 said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
 
             unread = (
-                f"ledger {shut}: its mark cannot be read, so that no node takes it: ZooKeeper's ACL"
+                f"ledger {shut}: its mark cannot be read, so no node leases it: ZooKeeper's ACL"
             )
             assert unread in listed.out, listed
             assert said.exit_code == 1, said
             first, last = said.out.splitlines()
             assert first.startswith(f"ledger {shut}: its mark cannot be read: ZooKeeper's ACL")
-            assert last == "1 ledger whole, as far as repair looks"
+            assert last == "1 ledger checked and whole"
             opened = await bookmender(uri, "repair", str(shut), state=tmp_path)
             assert opened.exit_code == 0, opened
 
@@ -270,11 +274,11 @@ def test_a_repair_by_hand_ends_where_an_acl_keeps_its_own_mark_from_everybody(
 
 @contextmanager
 def only_for_another(cluster: LocalCluster, path: str) -> Iterator[None]:
-    """A znode that a digest identity, not ours, may use, and nobody else."""
+    """Restrict a znode to a digest identity that is not ours."""
     other = KazooClient(cluster.zookeeper_address, auth_data=[("digest", "other:secret")])
     other.start()
     try:
-        other.ensure_path(path)  # nothing of ours has run here yet, if this is the first test
+        other.ensure_path(path)  # our daemon has not run yet if this is the first test
         other.set_acls(path, [make_digest_acl("other", "secret", all=True)])
         yield
     finally:

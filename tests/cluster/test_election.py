@@ -1,4 +1,4 @@
-"""Who leads, on a real ZooKeeper: leaders that stop, are killed, lose their vote or everything."""
+"""Elections on a real ZooKeeper: leaders that stop, are killed, or lose their vote or session."""
 
 import asyncio
 import os
@@ -23,28 +23,28 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 CLUSTER = {"bookies": 4}
 
 LONG_S = 30.0
-"""A session that lasts so long after its process has gone does not end within a test's wait by
-itself."""
+"""A session timeout so long that the session of a killed process does not end during a test's
+wait."""
 SOON_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
 class Electorate:
-    """Daemons that stand for election."""
+    """Daemons that are candidates."""
 
     on: Bench
     start_node: Any
     running: dict[str, Child] = field(default_factory=dict)
 
     async def start(self, name: str, **settings: str) -> Child:
-        """One that has cast its vote."""
+        """Start a daemon, and wait for its vote."""
         node: Child = self.start_node(name, settings={**AUDITOR_ONLY, **settings})
         self.running[name] = node
         await wait_for(lambda: events(node, "election.entered"), f"vote of {name}")
         return node
 
     async def leader(self) -> str | None:
-        """The name of the daemon that leads; None while none does."""
+        """Return the name of the daemon that leads, or None."""
         store, paths = self.on.seen.store, self.on.seen.paths
         leader = await current_leader(store, paths)
         live = {node.session_id: node.info.pid for node in await live_nodes(store, paths)}
@@ -80,9 +80,11 @@ async def electorate(uri: str, folder: Path) -> AsyncIterator[Electorate]:
 
 
 @pytest.mark.compat("AuditorBookieTest.testShutdown", verdict="same")
-def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_who_knows_all_ledgers(
+def test_a_standby_with_a_ledger_map_replaces_a_stopped_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """The stopped leader's vote is deleted, so the standby leads at once."""
+
     async def run() -> None:
         async with electorate(uri, tmp_path) as nodes:
             await nodes.on.write(shape(1))
@@ -91,14 +93,14 @@ def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_wh
             await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_LEDGER_MAP="true")
             (first, _) = await nodes.votes()
             standby = nodes.running["two"]
-            await wait_for(lambda: events(standby, "ledger_map.built"), "index of the standby")
+            await wait_for(lambda: events(standby, "ledger_map.built"), "ledger map of the standby")
             assert await nodes.wait_leader({"one"}) == "one"
 
             await nodes.stop("one")
             assert await nodes.wait_leader({"two"}) == "two"
 
             assert first not in await nodes.votes()
-            assert len(events(standby, "ledger_map.built")) == 1, "it had it"
+            assert len(events(standby, "ledger_map.built")) == 1, "it already had its ledger map"
             await wait_for(lambda: events(standby, "audit.finished"), "first audit")
 
     asyncio.run(run())
@@ -110,9 +112,11 @@ def test_a_leader_that_stops_leaves_no_vote_behind_and_is_followed_at_once_by_wh
     "AuditorBookieTest.testEnsureOnlySingleAuditor",
     verdict="same",
 )
-def test_leaders_that_are_killed_are_followed_by_one_each_and_do_not_take_the_lead_away_again(
+def test_each_killed_leader_has_one_successor(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """A killed leader that restarts does not take the lead back."""
+
     async def run() -> None:
         async with electorate(uri, tmp_path) as nodes:
             for name in ("one", "two", "three"):
@@ -134,9 +138,11 @@ def test_leaders_that_are_killed_are_followed_by_one_each_and_do_not_take_the_le
 @pytest.mark.compat(
     "G1", verdict="better", why="the leader watches its vote, and each write checks it"
 )
-def test_g1_a_leader_whose_vote_is_deleted_by_hand_lets_another_lead_and_stands_again(
+def test_g1_a_leader_whose_vote_is_deleted_stops_leading(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """Another node leads, and the former leader votes again."""
+
     async def run() -> None:
         async with electorate(uri, tmp_path) as nodes:
             one = await nodes.start("one")
@@ -155,9 +161,11 @@ def test_g1_a_leader_whose_vote_is_deleted_by_hand_lets_another_lead_and_stands_
 
 @pytest.mark.compat("AuditorBookieTest.testBookieClusterRestart", verdict="same")
 @pytest.mark.compat("G2", verdict="better", why="the end of a session does not end the process")
-def test_after_a_restart_of_zookeeper_and_of_all_nodes_but_one_there_is_one_leader(
+def test_after_a_restart_of_zookeeper_there_is_one_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """One node keeps running; the other is killed and started again."""
+
     async def run() -> None:
         async with electorate(uri, tmp_path) as nodes:
             survivor = await nodes.start("one", ZOOKEEPER_SESSION_TIMEOUT_S="1")
@@ -182,9 +190,10 @@ def _has_voted_twice(node: Child) -> bool:
 
 
 @pytest.mark.compat("AuditorRollingRestartTest.testAuditingDuringRollingRestart", verdict="same")
-def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_the_old_one(
+def test_a_new_leader_marks_nothing_while_recovery_is_disabled(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """A bookie and the old leader are killed together."""
     victim = module_cluster.bookies[0]
 
     async def run() -> None:
@@ -200,8 +209,10 @@ def test_while_disabled_a_new_leader_marks_nothing_for_a_bookie_that_died_with_t
                 nodes.kill("one")
                 kill_and_expire(module_cluster, victim)
                 await nodes.wait_leader({"two"})
-                await wait_for(lambda: events(two, "ledger_map.built"), "index of the new leader")
-                await asyncio.sleep(1)  # for what must not happen
+                await wait_for(
+                    lambda: events(two, "ledger_map.built"), "ledger map of the new leader"
+                )
+                await asyncio.sleep(1)  # time for a mark that must not appear
                 assert await marked_ledger_ids(store, paths) == []
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)

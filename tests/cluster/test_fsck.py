@@ -1,5 +1,4 @@
-"""fsck on real bookies, without Spark: healthy ledgers first, then each kind of damage at each
-level."""
+"""fsck on real bookies, without Spark: healthy ledgers, then each kind of damage at each level."""
 
 import asyncio
 import os
@@ -28,12 +27,13 @@ HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
 
 @pytest.fixture(scope="module")
 def cluster_options() -> dict[str, Any]:
-    return {"bookies": BOOKIES, "session_timeout_s": 90}  # one that hangs stays registered
+    return {"bookies": BOOKIES, "session_timeout_s": 90}  # a bookie that hangs stays registered
 
 
-def test_healthy_ledgers_give_no_alarm_while_others_are_written_and_deleted(
+def test_healthy_ledgers_have_no_findings_during_changes(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """Other ledgers are written and deleted meanwhile."""
     healthy = make_healthy(module_cluster, java, tmp_path, count=HEALTHY_LEDGERS)
     doomed = [each.ledger for each in java.write(uri, messages.Shape(count=20))]
     with writing(uri) as writer:
@@ -53,7 +53,7 @@ def test_healthy_ledgers_give_no_alarm_while_others_are_written_and_deleted(
 
 
 async def run_while_deleting(uri: str, ledger_ids: Sequence[int]) -> dict[int, LedgerVerdict]:
-    """As soon as there is a verdict, the ledgers are deleted, those that come last first."""
+    """Run fsck. At its first verdict, delete the ledgers, those that come last first."""
     async with bench(uri) as on:
 
         async def delete() -> None:
@@ -64,7 +64,7 @@ async def run_while_deleting(uri: str, ledger_ids: Sequence[int]) -> dict[int, L
         return await run(wanted, ledger_ids, on_first=delete)
 
 
-def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_nothing_else(
+def test_a_bookie_that_hangs_makes_only_its_ledgers_unknown(
     module_cluster: LocalCluster, java: JavaTool, uri: str
 ) -> None:
     hung = module_cluster.bookies[2]
@@ -83,7 +83,7 @@ def test_a_bookie_that_hangs_makes_its_ledgers_unknown_and_nothing_else(
     }
 
 
-def test_an_open_ledger_is_idle_where_its_end_stands(java: JavaTool, uri: str) -> None:
+def test_an_open_ledger_without_new_entries_is_idle(java: JavaTool, uri: str) -> None:
     (left,) = java.write(uri, messages.Shape(close=False))
     with writing(uri) as writer:
         wanted = options(uri, Level.ENDS, idle_open_after_s=0)
@@ -99,7 +99,7 @@ def ensembles(java: JavaTool, uri: str, ledger_id: int) -> set[str]:
     return {b for each in java.metadata(uri, ledger_id).ensembles.values() for b in each}
 
 
-# --- Damage: for good, so these come last ------------------------------------------------------------
+# --- Lasting damage, so these come last -----------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def scene(module_cluster: LocalCluster, java: JavaTool) -> Scene:
 
 
 @pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
-def test_each_kind_of_damage_gets_the_verdict_that_the_level_can_give(
+def test_each_kind_of_damage_gets_the_verdict_of_the_level(
     level: Level, scene: Scene, uri: str
 ) -> None:
     verdicts = asyncio.run(run(options(uri, level), scene.ledger_ids))
@@ -118,7 +118,7 @@ def test_each_kind_of_damage_gets_the_verdict_that_the_level_can_give(
 
 
 def named(told_of: dict[int, Told], scene: Scene) -> dict[str, Told]:
-    """By the kind of damage, for whoever reads the difference."""
+    """Return the verdicts by the kind of damage, so that a difference is easy to read."""
     return {f"{ledger_id}: {name(ledger_id, scene)}": each for ledger_id, each in told_of.items()}
 
 

@@ -1,5 +1,4 @@
-"""``bookmender fsck run`` on a host of another Spark, in a pod, with the URI of a configuration
-file."""
+"""``bookmender fsck run`` on a host with another Spark, in a pod."""
 
 import asyncio
 import json
@@ -16,7 +15,7 @@ from tests.spark_cluster import QUICK_TO_START
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
-def test_a_run_on_this_machine_needs_nothing_of_its_surroundings(uri: str, tmp_path: Path) -> None:
+def test_a_local_run_ignores_the_spark_of_the_host(uri: str, tmp_path: Path) -> None:
     ledgers = asyncio.run(make_ledgers(uri))
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"

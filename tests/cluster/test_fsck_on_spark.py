@@ -1,5 +1,4 @@
-"""fsck on Spark, on real bookies: the sources, and runs that are whole, cut short and gone on
-with."""
+"""fsck on Spark, on real bookies: the sources, and complete and interrupted runs."""
 
 import asyncio
 import os
@@ -15,9 +14,10 @@ from pyspark.sql import SparkSession
 from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.run_folder import unfinished_runs
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.spark.dispatch import Dispatch, Work
-from auditor.fsck.spark.job import run_fsck
+from auditor.fsck.run import run_fsck
+from auditor.fsck.spark.dispatch import Dispatch
 from auditor.fsck.spark.sources import register
+from auditor.fsck.tasks import Work
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
 from replication import znodes
@@ -53,7 +53,7 @@ def ledgers(uri: str) -> Ledgers:
     return asyncio.run(make_ledgers(uri))
 
 
-# --- Sources ---------------------------------------------------------------------------------------
+# --- Sources --------------------------------------------------------------------------------------
 
 
 def read(spark: SparkSession, uri: str, source: str, **options: str) -> Any:
@@ -61,7 +61,7 @@ def read(spark: SparkSession, uri: str, source: str, **options: str) -> Any:
     return reader.options(**options).load()
 
 
-def test_ledgers_are_read_once_each_with_their_metadata(
+def test_each_ledger_is_one_row_with_its_metadata(
     spark: SparkSession, uri: str, ledgers: Ledgers
 ) -> None:
     found = read(spark, uri, "bookkeeper-ledgers", numPartitions="5")
@@ -87,7 +87,7 @@ def test_ledgers_are_read_once_each_with_their_metadata(
         pytest.param("ledger_id > 987654321", 0, id="none"),
     ],
 )
-def test_only_the_ledgers_that_a_query_asks_for_are_planned(
+def test_only_ledgers_that_match_the_query_are_planned(
     spark: SparkSession, uri: str, ledgers: Ledgers, condition: str, count: int
 ) -> None:
     found = read(spark, uri, "bookkeeper-ledgers", numPartitions="20").where(
@@ -138,7 +138,7 @@ def test_every_copy_of_an_entry_is_a_row(spark: SparkSession, uri: str, ledgers:
     )
 
 
-# --- Runs ------------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 def options(uri: str, level: Level = Level.FULL) -> FsckOptions:
@@ -155,10 +155,10 @@ def run(
     **more: Any,
 ) -> Summary:
     job = FsckJob(run=name, output=output, **{"partition_count": 3, **more})
-    return run_fsck(spark.sparkContext, options, job, on_progress)
+    return run_fsck(Dispatch(spark.sparkContext, f"fsck {job.run}"), options, job, on_progress)
 
 
-def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
+def test_the_next_run_leaves_out_ledgers_that_are_fine(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     seen: list[FsckProgress] = []
@@ -190,7 +190,7 @@ def test_a_run_tells_what_is_wrong_and_the_next_one_leaves_out_what_is_not(
     assert verdicts_of(tmp_path, "later") == {ledgers.lacking: "at_risk", ledgers.lost: "lost"}
 
 
-def test_a_run_without_time_leaves_ledgers_for_the_next(
+def test_a_run_without_time_leaves_ledgers_for_the_next_run(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     first = run(
@@ -210,7 +210,7 @@ class DriverDied(Exception):
     pass
 
 
-def test_a_run_that_was_cut_short_does_nothing_twice(
+def test_a_continued_run_repeats_no_finished_part(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     def die(progress: FsckProgress) -> None:
@@ -221,7 +221,7 @@ def test_a_run_that_was_cut_short_does_nothing_twice(
         run(spark, tmp_path, options(uri), on_progress=die)
     assert list(unfinished_runs(tmp_path)) == [RUN]
     parts = written_parts(tmp_path)
-    assert not (tmp_path / "ledgers").exists(), "readers see no half a run"
+    assert not (tmp_path / "ledgers").exists(), "readers see no incomplete run"
 
     summary = run(spark, tmp_path, options(uri))
 
@@ -232,7 +232,7 @@ def test_a_run_that_was_cut_short_does_nothing_twice(
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_what_is_deleted_in_mid_run_leaves_the_report(
+def test_ledgers_deleted_during_a_run_are_not_in_its_results(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
     doomed = asyncio.run(make_lost_ledger(uri))
@@ -247,13 +247,13 @@ def test_what_is_deleted_in_mid_run_leaves_the_report(
     assert summary.gone == 1
 
 
-# --- Tasks -----------------------------------------------------------------------------------------
+# --- Tasks ----------------------------------------------------------------------------------------
 
 NUMBERS = pa.schema([("number", pa.int64())])
 
 
 def failing_once(folder: Path) -> Callable[[Sequence[int]], Work]:
-    """Each task gives some rows, and dies at its first attempt."""
+    """Return work whose tasks give some rows and fail at their first attempt."""
 
     def work(numbers: Sequence[int]) -> Work:
         def rows(position: int) -> Iterator[pa.RecordBatch]:
@@ -268,7 +268,7 @@ def failing_once(folder: Path) -> Callable[[Sequence[int]], Work]:
     return work
 
 
-def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_retried_task_gives_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
     dispatch = Dispatch(spark.sparkContext, "tried again")
 
     results = list(dispatch.results([1, 2, 3], failing_once(tmp_path), NUMBERS))
@@ -277,7 +277,7 @@ def test_a_task_that_is_tried_again_doubles_no_row(spark: SparkSession, tmp_path
     assert len(list(tmp_path.iterdir())) == 3
 
 
-# --- Helpers ---------------------------------------------------------------------------------------
+# --- Helpers --------------------------------------------------------------------------------------
 
 
 async def _mark(uri: str, ledger_id: int, bookie: str) -> None:

@@ -1,4 +1,4 @@
-"""A run of fsck on a standalone Spark cluster, whose processes die in the middle of it."""
+"""A run of fsck on a standalone Spark cluster whose processes die during the run."""
 
 import asyncio
 import json
@@ -71,7 +71,7 @@ def test_a_run_survives_its_driver_and_an_executor(
 
 
 def _wait(is_so: Callable[[], bool]) -> None:
-    """For what other processes do."""
+    """Wait for something that other processes do."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not is_so():
         assert time.monotonic() < deadline_s

@@ -1,5 +1,4 @@
-"""A safety hold on real servers: three of five bookies go at once and come back, a rack goes for
-good."""
+"""A safety hold on real servers: bookies fail at once and return; a rack is lost for good."""
 
 import asyncio
 from pathlib import Path
@@ -30,12 +29,12 @@ SETTINGS = {
 }
 
 
-async def is_held(on: Bench) -> bool:
+async def hold_is_in_force(on: Bench) -> bool:
     return (await OrderStore(on.seen.store, on.seen.paths).read()).is_held
 
 
 async def ask_for_audit(on: Bench) -> None:
-    """As Java's triggeraudit does, for all that are away now."""
+    """Trigger an audit of all bookies that are absent now, as Java's triggeraudit does."""
     data = znodes.recovery_delay_to_bytes(DELAY_S)
     await on.seen.store.set(on.seen.paths.recovery_delay, data, version=-1)
 
@@ -44,14 +43,13 @@ async def marked(on: Bench) -> list[int]:
     return await marked_ledger_ids(on.seen.store, on.seen.paths)
 
 
-async def is_held_back(on: Bench, written: Written) -> bool:
+async def is_deferred_by_hold(on: Bench, written: Written) -> bool:
     note = await WaitingNotes(on.seen.store, on.seen.paths).read(written.ledger_id)
     return note is not None and note.reason is Reason.HOLD
 
 
-def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_says_they_are_lost(
-    module_cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_a_mass_failure_begins_a_safety_hold(module_cluster: LocalCluster, tmp_path: Path) -> None:
+    """The hold ends when the bookies return, or when an operator ends it."""
     cluster = module_cluster
     uri, wave, rack = cluster.metadata_service_uri, cluster.bookies[:3], cluster.bookies[:2]
     racks = dict(zip(cluster.bookies, ("/a", "/a", "/b", "/c", "/c"), strict=True))
@@ -69,11 +67,11 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             async def are_remembered() -> bool:
                 return await remembered_racks(on.seen.store, on.seen.paths) == racks
 
-            await wait_for(are_remembered, "racks that are remembered")
+            await wait_for(are_remembered, "racks in the record")
 
             for bookie in wave:
                 await asyncio.to_thread(kill_and_expire, cluster, bookie)
-            await wait_for(lambda: is_held(on), "hold")
+            await wait_for(lambda: hold_is_in_force(on), "hold")
             audit_count = len(events(node, "audit.finished"))
             await ask_for_audit(on)
             await wait_for(lambda: len(events(node, "audit.finished")) > audit_count, "audit")
@@ -85,16 +83,18 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             assert "on hold for" in shown.out
             unmeant = await bookmender(uri, "hold", "end")
             assert unmeant.exit_code == 1
-            assert "3 of 5 bookies are away" in unmeant.out
+            assert "3 of 5 bookies are absent" in unmeant.out
 
             await on.mark([unclosed.ledger_id])
-            await wait_for(lambda: is_held_back(on, unclosed), "open ledger that is held back")
+            await wait_for(
+                lambda: is_deferred_by_hold(on, unclosed), "open ledger deferred by the hold"
+            )
 
             for bookie in wave:
                 await asyncio.to_thread(cluster.start_bookie, bookie)
             await wait_for(lambda: events(node, "hold.ended"), "end of the hold")
             await on.wait_idle()
-            assert not await is_held(on)
+            assert not await hold_is_in_force(on)
             assert not events(node, "bookies.lost")
             assert not events(node, "ledger.recovered")
             assert (await on.metadata(unclosed)).state is LedgerState.OPEN
@@ -103,7 +103,7 @@ def test_bookies_that_go_at_once_are_held_for_until_they_are_back_or_somebody_sa
             for bookie in rack:
                 await asyncio.to_thread(kill_and_expire, cluster, bookie)
             await wait_for(
-                lambda: is_held(on), "hold for a whole rack, though it is but two bookies"
+                lambda: hold_is_in_force(on), "hold for a whole rack of only two bookies"
             )
             meant = await bookmender(uri, "hold", "end", "--yes")
             assert meant.exit_code == 0, meant

@@ -1,5 +1,4 @@
-"""A bookie is set up under another id at the address of one that is gone for good, on real bookies
-(rule S5)."""
+"""A bookie with another id at the address of a bookie that is lost for good (rule S5)."""
 
 import asyncio
 import shutil
@@ -19,9 +18,10 @@ CLUSTER = {"bookies": 4}
 SETTINGS = {"REPLICATION_OPEN_LEDGER_GRACE_S": "3", "HOLD_ENABLED": "false"}
 
 
-def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
+def test_an_entry_survives_a_new_bookie_at_an_old_address(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """The new bookie answers that it has no such entry."""
     cluster = module_cluster
     uri = cluster.metadata_service_uri
 
@@ -49,13 +49,13 @@ def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
             for bookie in (gone, slow):
                 await on.workload.bookies.add(bookie, entry, master_key=digest.master_key)
 
-            # 2. One of the two dies with its disk, and a newcomer gets its address.
+            # 2. One of the two dies with its disk, and a new bookie gets its address.
             await asyncio.to_thread(cluster.terminate, gone)
             shutil.rmtree(cluster._servers.bookie_folder(gone))
-            settings = {**cluster.spec.bookie_settings, "bookieId": "newcomer"}
+            settings = {**cluster.spec.bookie_settings, "bookieId": "new-bookie"}
             spec = replace(cluster.spec, bookie_settings=settings)
             cluster._bookies[gone] = cluster._servers.bookie(spec, gone)
-            await wait_for(lambda: "newcomer" in cluster.writable(), "newcomer")
+            await wait_for(lambda: "new-bookie" in cluster.writable(), "new bookie")
 
             # 3. The other one hangs for a moment, just when the ledger is recovered.
             node = start("node", settings=SETTINGS)
@@ -69,7 +69,7 @@ def test_an_acknowledged_entry_survives_the_no_of_a_newcomer(
                     lambda: any(
                         "grace" not in e["reason"] for e in events(node, "ledger.deferred")
                     ),
-                    "recovery that failed",
+                    "failed recovery",
                 )
                 assert not (await on.metadata(ledger)).is_closed
             finally:

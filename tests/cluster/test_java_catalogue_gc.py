@@ -1,7 +1,7 @@
-"""Bookies that collect copies which no ensemble names, every second instead of once a day.
+"""Bookies that collect copies named by no ensemble, every second instead of once a day.
 
-What a bookie collected it refuses from then on; what is being copied it leaves alone, because of
-the ledger's lock.
+A bookie refuses a ledger that it has collected. It does not collect a copy under way, because the
+ledger is locked.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from tests.java.tool import JavaTool
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 CLUSTER = {
-    # The sorted storage goes on showing a collected ledger until its write cache is flushed.
+    # The sorted storage shows a collected ledger until it flushes its write cache.
     "storage": Storage.INTERLEAVED,
     "bookie_settings": {"gcWaitTime": "500", "gcOverreplicatedLedgerWaitTime": "500"},
 }
@@ -42,14 +42,14 @@ CLUSTER = {
 ON_THREE = (3, 3, 3)
 ENTRY_COUNT = 20
 LONG_SESSION = {"ZOOKEEPER_SESSION_TIMEOUT_S": "60"}
-"""A node that is frozen keeps its locks for as long."""
+"""A frozen node keeps its locks for this long."""
 
 
-# --- What bookies hold -----------------------------------------------------------------------------
+# --- Entries on bookies ---------------------------------------------------------------------------
 
 
-async def held(on: Bench, bookie: BookieId, ledger: Written) -> set[int]:
-    """The ids of the entries that the bookie has."""
+async def stored_entries(on: Bench, bookie: BookieId, ledger: Written) -> set[int]:
+    """Return the ids of the entries that the bookie has."""
     try:
         runs = await on.workload.bookies.list_entries(bookie, ledger.ledger_id)
     except NoSuchEntryError:
@@ -60,9 +60,9 @@ async def held(on: Bench, bookie: BookieId, ledger: Written) -> set[int]:
 async def wait_collected(on: Bench, bookie: BookieId, ledger: Written) -> None:
     async def is_collected() -> bool:
         try:
-            return not await held(on, bookie, ledger)
+            return not await stored_entries(on, bookie, ledger)
         except UnavailableError:
-            return False  # in the moment of collecting it, the bookie answers with an I/O error
+            return False  # while the bookie collects the ledger, it answers with an I/O error
 
     await wait_for(is_collected, f"bookie {bookie} without ledger {ledger.ledger_id}")
 
@@ -72,7 +72,7 @@ async def members(on: Bench, ledger: Written) -> tuple[BookieId, ...]:
 
 
 async def copy_one_entry(on: Bench, ledger: Written, target: BookieId) -> None:
-    """Entry 0, as a repair would that holds no lock."""
+    """Copy entry 0, like a repair without a lock."""
     metadata, bookies = await on.metadata(ledger), on.workload.bookies
     assert metadata.password is not None
     assert metadata.digest_type is not None
@@ -81,13 +81,13 @@ async def copy_one_entry(on: Bench, ledger: Written, target: BookieId) -> None:
     await bookies.add(target, entry, master_key=key, is_recovery=True)
 
 
-async def assert_members_hold_all(on: Bench, ledgers: Iterable[Written]) -> None:
+async def assert_members_store_all(on: Bench, ledgers: Iterable[Written]) -> None:
     for ledger in ledgers:
         for bookie in await members(on, ledger):
-            assert await held(on, bookie, ledger) == set(range(ENTRY_COUNT))
+            assert await stored_entries(on, bookie, ledger) == set(range(ENTRY_COUNT))
 
 
-# --- The tests -------------------------------------------------------------------------------------
+# --- The tests ------------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -96,18 +96,18 @@ async def assert_members_hold_all(on: Bench, ledgers: Iterable[Written]) -> None
     why="a bookie that refuses adds after garbage collection is no target for that ledger",
 )
 @pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcOfLedger", verdict="same")
-def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
+def test_a_bookie_that_collected_a_ledger_is_no_target_for_it(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> Written:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             (ledger,) = await on.write(shape(0, entry_count=ENTRY_COUNT, quorums=ON_THREE))
             collector, *others = await members(on, ledger)
-            assert await held(on, collector, ledger) == set(range(ENTRY_COUNT))
-            await on.forget([ledger])  # so that no ensemble names the first one any more
+            assert await stored_entries(on, collector, ledger) == set(range(ENTRY_COUNT))
+            await on.forget([ledger])  # so that no ensemble names the first bookie
             await wait_collected(on, collector, ledger)
             for bookie in others:
-                assert await held(on, bookie, ledger) == set(range(ENTRY_COUNT))
+                assert await stored_entries(on, bookie, ledger) == set(range(ENTRY_COUNT))
 
             await on.mark([ledger.ledger_id])
             node = start("node", settings=WORKER_ONLY | {"NODE_BOOKIE_ID": collector})
@@ -115,7 +115,7 @@ def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
             await on.wait_idle()
             assert collector in {event["bookie"] for event in events(node, "copy.refused")}
             assert collector not in await members(on, ledger)
-            await assert_members_hold_all(on, [ledger])
+            await assert_members_store_all(on, [ledger])
             assert not errors(node)
             return ledger
 
@@ -129,7 +129,7 @@ def test_a_bookie_that_collected_a_ledger_refuses_it_and_another_one_takes_it(
     verdict="better",
     why="every repair, by hand too, runs under the ledger's lock",
 )
-def test_a_copy_under_way_is_not_collected_because_its_ledger_is_locked(
+def test_the_ledger_lock_protects_a_copy_under_way(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> list[Written]:
@@ -145,19 +145,19 @@ def test_a_copy_under_way_is_not_collected_because_its_ledger_is_locked(
                 settings=WORKER_ONLY | LONG_SESSION | {"NODE_BOOKIE_ID": target},
             )
             await wait_for(lambda: is_frozen(node), "copy under way")
-            begun = await held(on, target, ledger)
+            begun = await stored_entries(on, target, ledger)
             assert 0 < len(begun) < ENTRY_COUNT
 
-            # What the bookie gets now without a lock, it collects; so it has been looking.
+            # The bookie collects a copy that comes without a lock, so its collector is running.
             for other in [each for each in others if target not in await members(on, each)][:2]:
                 await copy_one_entry(on, other, target)
                 await wait_collected(on, target, other)
-            assert await held(on, target, ledger) == begun
+            assert await stored_entries(on, target, ledger) == begun
 
             node.resume()
             await on.wait_idle()
             assert target in await members(on, ledger)
-            await assert_members_hold_all(on, [ledger, *others])
+            await assert_members_store_all(on, [ledger, *others])
             assert not errors(node)
             return [ledger, *others]
 

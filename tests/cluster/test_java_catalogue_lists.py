@@ -1,5 +1,4 @@
-"""What real bookies list of the ledgers that Java wrote, as against what the metadata says they
-should."""
+"""Entry lists of real bookies for ledgers by Java, compared with the metadata."""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +28,7 @@ async def listed(bookies: Bookies, bookie: BookieId, ledger_id: int) -> list[int
 
 
 def whole(ledger_id: int, metadata: LedgerMetadata, entry_count: int) -> Sequence[Fragment]:
-    """Its fragments; of an open ledger as if it ended with its last entry."""
+    """Return the fragments of the ledger. An open ledger counts as closed after its last entry."""
     if not metadata.is_closed:
         metadata = metadata.closed(last_entry_id=entry_count - 1, length=0)
     return fragments(ledger_id, metadata)
@@ -60,7 +59,7 @@ def whole(ledger_id: int, metadata: LedgerMetadata, entry_count: int) -> Sequenc
         ),
         pytest.param(
             Shape(ensemble_size=4, write_quorum=2, ack_quorum=2, entries=1),
-            id="a bookie to which no entry falls",
+            id="a bookie without any entry",
             marks=pytest.mark.compat(
                 f"{ADMIN}.testGetListOfEntriesOfLedgerWithEntriesNotStripedToABookie",
                 verdict="same",
@@ -68,7 +67,7 @@ def whole(ledger_id: int, metadata: LedgerMetadata, entry_count: int) -> Sequenc
         ),
     ],
 )
-def test_every_bookie_lists_just_the_entries_of_its_index(
+def test_every_bookie_lists_the_entries_of_its_bookie_index(
     cluster: LocalCluster, java: JavaTool, shape: Shape
 ) -> None:
     uri = cluster.metadata_service_uri

@@ -1,7 +1,7 @@
-"""Repairs on real bookies that go by what bookies have and by which of them there are.
+"""Repairs on real bookies that depend on what bookies store and which bookies are registered.
 
-Rows of docs/compatibility.md that fakes cannot show. Each test leaves every bookie up and the queue
-empty; the last one adds a bookie.
+These are rows of docs/compatibility.md that fakes cannot show. Each test leaves every bookie
+running and the queue empty; the last test adds a bookie.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from replication.marks import locked_ledger_ids
 from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import kill_and_expire, terminate
 from tests.cluster.steps import (
-    GONE,
+    NONEXISTENT,
     WORKER_ONLY,
     Bench,
     bench,
@@ -38,23 +38,23 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 ON_ALL, ON_THREE, ON_ONE = (5, 5, 5), (3, 3, 3), (1, 1, 1)
 HALF_WAY = 10
-"""The entry at which the second segment of a ledger begins that has two."""
+"""The first entry of the second segment, in ledgers with two segments."""
 
 
 async def wait_note(on: Bench, ledger: Written, reason: Reason) -> WaitingNote:
-    """Until the ledger is put aside for this reason, as everybody can read."""
+    """Wait until the ledger is deferred for this reason, and return the note."""
     notes = WaitingNotes(on.seen.store, on.seen.paths)
 
     async def fitting() -> WaitingNote | None:
         note = await notes.read(ledger.ledger_id)
         return note if note is not None and note.reason is reason else None
 
-    found: WaitingNote = await wait_for(fitting, f"note that says {reason.value}")
+    found: WaitingNote = await wait_for(fitting, f"note with {reason.value}")
     return found
 
 
-async def is_free(on: Bench) -> bool:
-    """Whether nobody holds any ledger."""
+async def is_unlocked(on: Bench) -> bool:
+    """Return True if no ledger is locked."""
     return not await locked_ledger_ids(on.seen.store, on.seen.paths)
 
 
@@ -63,13 +63,15 @@ def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
     assert report.verdict is Verdict.WHOLE, report
 
 
-# --- A bookie that is there, but not with all it had ------------------------------------------------
+# --- A registered bookie without all its data -----------------------------------------------------
 
 
 @pytest.mark.compat("G11", "G12", verdict="better")
-def test_a_wiped_bookie_gets_back_what_it_lacks_and_damage_is_moved_elsewhere(
+def test_a_reformatted_bookie_gets_its_missing_copies_back(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """A ledger with a damaged copy is moved to another bookie."""
+
     async def run() -> list[Written]:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             everywhere, *others = await on.write(
@@ -87,7 +89,7 @@ def test_a_wiped_bookie_gets_back_what_it_lacks_and_damage_is_moved_elsewhere(
             node = start("node", settings=WORKER_ONLY)
 
             await on.wait_idle()
-            assert await on.metadata(everywhere) == before, "there was no other bookie"
+            assert await on.metadata(everywhere) == before, "no other bookie was registered"
             assert wiped not in (await on.metadata(others[0])).last_segment.ensemble
             assert not errors(node)
             return written
@@ -96,7 +98,7 @@ def test_a_wiped_bookie_gets_back_what_it_lacks_and_damage_is_moved_elsewhere(
 
 
 async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
-    """Entry 0, of which one bit is wrong: bookies do not look."""
+    """Store entry 0 with one wrong bit. Bookies do not check digests."""
     metadata, bookies = await on.metadata(ledger), on.workload.bookies
     assert metadata.password is not None
     assert metadata.digest_type is not None
@@ -106,14 +108,14 @@ async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
     await bookies.add(bookie, bytes(entry), master_key=key, is_recovery=True)
 
 
-# --- Beside Java's worker ----------------------------------------------------------------------------
+# --- Beside Java's worker -------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
     "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
     verdict="same",
 )
-def test_javas_worker_and_ours_compete_for_ledgers_of_two_fragments_each(
+def test_java_and_bookmender_workers_share_two_fragment_ledgers(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     quick = {"rwRereplicateBackoffMs": "200", "zkTimeout": "4000"}
@@ -126,13 +128,13 @@ def test_javas_worker_and_ours_compete_for_ledgers_of_two_fragments_each(
             javas = module_cluster.start_autorecovery(settings=quick)
             node = start("node", settings=WORKER_ONLY | {"REPLICATION_LEDGERS_AT_ONCE": "1"})
             try:
-                await wait_for(lambda: events(node, "node.started"), "worker of ours")
+                await wait_for(lambda: events(node, "node.started"), "our worker")
                 await on.mark([ledger.ledger_id for ledger in written])
-                await on.wait_repaired(written, GONE)
+                await on.wait_repaired(written, NONEXISTENT)
                 assert javas.is_running
             finally:
                 javas.kill()
-            # Split and lost were one write of ours; Java writes once for each fragment, we once.
+            # The test wrote each ledger once. Java writes once for each fragment, we write once.
             versions = [(await on.seen.manager.read(w.ledger_id)).version for w in written]
             assert set(versions) <= {3, 4}, "a fragment was repaired twice"
             assert not errors(node)
@@ -142,25 +144,27 @@ def test_javas_worker_and_ours_compete_for_ledgers_of_two_fragments_each(
 
 
 async def lose_of_two_fragments(on: Bench, ledger: Written) -> None:
-    """The ledger has two segments from now on, each of which misses another index."""
+    """Give the ledger two segments, each of which misses another bookie index."""
     versioned = await on.seen.manager.read(ledger.ledger_id)
     (segment,) = versioned.metadata.segments
     second = Segment(first_entry_id=HALF_WAY, ensemble=segment.ensemble)
-    segments = (segment.with_bookies({0: GONE}), second.with_bookies({1: GONE}))
+    segments = (segment.with_bookies({0: NONEXISTENT}), second.with_bookies({1: NONEXISTENT}))
     metadata = replace(versioned.metadata, segments=segments)
     await on.seen.manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
 
-# --- Bookies that come (back) ------------------------------------------------------------------------
+# --- New and returning bookies --------------------------------------------------------------------
 
 
 @pytest.mark.compat(
     "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker", verdict="better"
 )
 @pytest.mark.compat("G13", verdict="better")
-def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie_is_back(
+def test_an_unreadable_ledger_is_retried_when_its_bookie_returns(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """Before that, two workers try it only a few times."""
+
     async def run() -> list[Written]:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             (ledger,) = await on.write(shape(0, quorums=ON_ONE))
@@ -171,7 +175,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
                 await on.mark([ledger.ledger_id])
                 note = await wait_note(on, ledger, Reason.NO_COPY)
                 assert only in note.blocked.facts.absent
-                await wait_for(lambda: is_free(on), "lock given back")
+                await wait_for(lambda: is_unlocked(on), "released lock")
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, only)
 
@@ -194,7 +198,7 @@ def test_two_workers_try_an_unreadable_ledger_seldom_and_at_once_when_its_bookie
     "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",
     verdict="other",
 )
-def test_a_ledger_waits_for_a_bookie_to_copy_to_and_one_that_joins_gets_what_was_lost(
+def test_a_new_bookie_becomes_the_target_of_a_waiting_ledger(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> list[Written]:

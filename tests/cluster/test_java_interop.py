@@ -1,4 +1,4 @@
-"""Ledgers of ours in Java's hands, and Java's in ours: every byte, every end, every fence."""
+"""Ledgers by us read by Java, and ledgers by Java read by us: content, ends and fencing."""
 
 import asyncio
 import random
@@ -74,7 +74,7 @@ def payloads(*sizes: int) -> list[bytes]:
         pytest.param(LedgerOptions(), (5, 5), LONG_LEDGER_ID, id="a ledger id of 41 bits"),
     ],
 )
-def test_java_reads_back_what_we_wrote(
+def test_java_reads_our_ledgers(
     java: JavaTool, uri: str, options: LedgerOptions, sizes: tuple[int, ...], ledger_id: int | None
 ) -> None:
     async def write() -> int:
@@ -93,7 +93,7 @@ def test_java_reads_back_what_we_wrote(
 
 
 @pytest.mark.parametrize("metadata_version", [2, 3])
-def test_we_read_back_what_java_wrote_and_would_write_its_metadata_alike(
+def test_we_read_javas_ledgers_and_serialise_equal_metadata(
     java: JavaTool, uri: str, metadata_version: int
 ) -> None:
     shapes = [
@@ -124,13 +124,13 @@ def test_we_read_back_what_java_wrote_and_would_write_its_metadata_alike(
 # --- Open ledgers --------------------------------------------------------------------------------
 
 
-def test_both_find_the_same_end_of_an_open_ledger(java: JavaTool, uri: str) -> None:
+def test_java_and_we_find_the_same_end_of_an_open_ledger(java: JavaTool, uri: str) -> None:
     async def look() -> None:
         async with our_client(uri) as ours, ours.create(ON_THREE) as writer:
             for payload in payloads(1, 2, 3):
                 await writer.add(payload)
 
-            assert java.read(uri, writer.ledger_id).last == 1  # as entry 2 says
+            assert java.read(uri, writer.ledger_id).last == 1  # the LAC of entry 2
             assert (await ours.read(writer.ledger_id))[0] == 1
 
             await ours.write_lac(writer)
@@ -149,9 +149,7 @@ def recovered_by_us(uri: str, ledger_id: int) -> LedgerMetadata:
     return asyncio.run(recover())
 
 
-def test_we_recover_what_a_killed_java_writer_left_and_java_reads_it(
-    java: JavaTool, uri: str
-) -> None:
+def test_our_recovery_of_a_killed_java_writer_is_read_by_java(java: JavaTool, uri: str) -> None:
     shape = Shape(ensemble_size=5, sizes=(10, 1_000, 20_000), seed=7)
     with JavaWriter(uri, shape, window=20) as writer:
         writer.wait_acknowledged(100)
@@ -161,7 +159,7 @@ def test_we_recover_what_a_killed_java_writer_left_and_java_reads_it(
 
     assert closed.state is LedgerState.CLOSED
     assert closed.last_entry_id >= last_acknowledged
-    # The same payloads, as many as were recovered.
+    # The same payloads, for as many entries as were recovered.
     whole = msgspec.structs.replace(shape, entries=closed.last_entry_id + 1)
     (twin,) = java.write(uri, whole)
     expected = msgspec.structs.replace(twin, ledger=writer.ledger_id)
@@ -183,7 +181,7 @@ def test_a_surviving_java_writer_is_fenced_by_our_recovery(java: JavaTool, uri: 
     assert acknowledged.sha256 == stopped.sha256
 
 
-def test_we_read_a_ledger_whose_bookie_java_replaced_while_writing(
+def test_we_read_a_ledger_with_an_ensemble_change_by_java(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     with JavaWriter(uri, Shape(), window=5) as writer:

@@ -1,6 +1,6 @@
-"""The judge judged: a checker that cannot find anything wrong is worthless.
+"""The Java judge finds damage: a checker that finds nothing would be worthless.
 
-The bookies here are killed and wiped, so each test looks at the ledgers that it wrote itself.
+The bookies here are killed and wiped, so each test checks only the ledgers that it wrote.
 """
 
 import socket
@@ -56,7 +56,7 @@ def test_ledgers_of_every_kind_are_found_whole(java: JavaTool, uri: str) -> None
     assert report.summary.good == report.summary.copies
 
 
-def test_without_a_list_every_ledger_in_the_metadata_is_judged(java: JavaTool, uri: str) -> None:
+def test_without_a_list_every_ledger_is_judged(java: JavaTool, uri: str) -> None:
     written = java.write(uri, Shape(count=3))
 
     report = java.judge(uri)
@@ -72,7 +72,7 @@ def test_an_open_ledger_is_judged_up_to_its_last_add_confirmed(java: JavaTool, u
     report = java.judge(uri, [writer.ledger_id])
 
     assert report.verdict is Verdict.WHOLE
-    # The last entry on a bookie tells of the entry before it, so one or two are not seen yet.
+    # The LAC of the last entry is the entry before it, so one or two entries are not seen yet.
     assert last - 1 <= (report.ledgers[writer.ledger_id].entries or 0) <= last + 1
 
 
@@ -95,7 +95,7 @@ def test_every_copy_on_a_killed_bookie_is_missing(
     assert afterwards.verdict is Verdict.WHOLE
 
 
-def test_a_bookie_that_left_makes_even_an_empty_ledger_incomplete(
+def test_an_absent_bookie_makes_even_an_empty_ledger_incomplete(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     empty = msgspec.structs.replace(ON_EVERY_BOOKIE, entries=0)
@@ -110,7 +110,7 @@ def test_a_bookie_that_left_makes_even_an_empty_ledger_incomplete(
     assert all(ledger.gone_bookies == (victim,) for ledger in report.ledgers.values())
 
 
-def test_copies_that_a_wiped_bookie_lacks_or_stores_wrongly_are_missing(
+def test_absent_and_damaged_copies_of_a_wiped_bookie_are_missing(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     (written,) = java.write(uri, ON_EVERY_BOOKIE)
@@ -131,12 +131,10 @@ def test_copies_that_a_wiped_bookie_lacks_or_stores_wrongly_are_missing(
     assert report.verdict is Verdict.MISSING
     assert problems["digest-mismatch"] == 1
     assert problems["absent"] == ENTRIES - 2
-    assert problems["differs"] >= 1, "whose payload is the right one cannot be told"
+    assert problems["differs"] >= 1, "it is unknown which payload is right"
 
 
-def test_content_other_than_expected_is_found_although_every_copy_is_good(
-    java: JavaTool, uri: str
-) -> None:
+def test_unexpected_content_is_found_though_all_copies_are_good(java: JavaTool, uri: str) -> None:
     first, second = java.write(uri, Shape(count=2))
     swapped = Expected(ledger=first.ledger, last=first.last, sha256=second.sha256)
     too_long = Expected(ledger=second.ledger, last=second.last + 1, sha256=second.sha256)
@@ -148,7 +146,7 @@ def test_content_other_than_expected_is_found_although_every_copy_is_good(
     assert report.summary.contents[Verdict.MISSING] == 2
 
 
-def test_a_bookie_that_does_not_answer_leaves_the_judge_in_doubt(
+def test_a_bookie_that_does_not_answer_makes_a_ledger_unknown(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     (written,) = java.write(uri, ON_EVERY_BOOKIE)
@@ -163,16 +161,14 @@ def test_a_bookie_that_does_not_answer_leaves_the_judge_in_doubt(
     assert report.ledgers[written.ledger].problems == {"unknown": ENTRIES}
 
 
-def test_a_ledger_that_the_metadata_does_not_know_is_missing(java: JavaTool, uri: str) -> None:
+def test_a_ledger_without_metadata_is_missing(java: JavaTool, uri: str) -> None:
     report = java.judge(uri, [2**40])
 
     assert report.ledgers[2**40].error == "no such ledger in the metadata"
     assert report.verdict is Verdict.MISSING
 
 
-def test_a_surviving_java_writer_learns_that_its_ledger_was_recovered(
-    java: JavaTool, uri: str
-) -> None:
+def test_a_java_writer_is_fenced_by_a_recovery_of_its_ledger(java: JavaTool, uri: str) -> None:
     with JavaWriter(uri, Shape()) as writer:
         writer.wait_acknowledged(10)
 
@@ -214,25 +210,23 @@ def test_the_command_names_the_ledger_whose_copies_are_missing(
     assert command.stdout.splitlines()[-1] == "verdict: COPIES ARE MISSING"
 
 
-def test_a_path_without_a_cluster_is_refused_and_left_alone(
-    uri: str, module_cluster: LocalCluster
-) -> None:
+def test_a_path_without_a_cluster_is_refused(uri: str, module_cluster: LocalCluster) -> None:
     with pytest.raises(SettingsError, match="no BookKeeper cluster"):
         judge.check_cluster(f"{uri}/elsewhere")
 
 
-def test_a_layout_that_is_not_the_clusters_is_refused(uri: str) -> None:
+def test_the_layout_of_another_cluster_is_refused(uri: str) -> None:
     with pytest.raises(SettingsError, match="layout is another one: HIERARCHICAL"):
         judge.check_cluster(uri.replace("zk+hierarchical:", "zk+longhierarchical:"))
 
 
-# --- A raw V2 add, as re-replication sends it, of bytes of our choice ----------------------------
+# --- A raw V2 add of any bytes, as re-replication sends it ----------------------------------------
 
 RECOVERY_ADD = bytes.fromhex("02010002")
 
 
 def packed(digest: EntryDigest, ledger_id: int, *, entry_id: int) -> bytes:
-    """An entry with a good digest and a payload that nobody wrote."""
+    """Return an entry with a good digest and a payload that was never written."""
     return digest.pack(
         ledger_id=ledger_id, entry_id=entry_id, lac=-1, length=100, payload=bytes(100)
     )

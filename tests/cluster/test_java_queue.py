@@ -1,6 +1,6 @@
-"""Marks, locks and votes of ours as Java's classes and Java's AutoRecovery daemon see them.
+"""Our marks, locks and votes as Java's classes and Java's AutoRecovery daemon see them.
 
-Each test leaves the queue empty and nobody in office.
+Each test leaves the queue empty and no auditor elected.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ ON_FOUR = Shape(ensemble_size=4, write_quorum=4, ack_quorum=4, count=20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OurNode:
-    """The halves of a node of ours that touch what is shared, bound to one session."""
+    """The parts of our node that touch shared znodes, bound to one session."""
 
     client: OurClient
     paths: ClusterPaths
@@ -52,7 +52,7 @@ class OurNode:
         ).win()
 
     async def lease(self, ledger_id: int) -> LedgerLease:
-        """Lock a marked ledger that nobody holds."""
+        """Lock a marked ledger that is not locked."""
         (queued,) = await self.queue.read([ledger_id])
         lease = await self.queue.lease(queued)
         assert lease is not None
@@ -81,7 +81,7 @@ async def our_node(uri: str) -> AsyncIterator[OurNode]:
 
 @contextmanager
 def autorecovery(cluster: LocalCluster) -> Iterator[None]:
-    """Java's daemon: its auditor stands for election, its worker takes marked ledgers."""
+    """Run Java's daemon: its auditor is a candidate, and its worker leases marked ledgers."""
     settings = {"rwRereplicateBackoffMs": "100", "openLedgerRereplicationGracePeriod": "1000"}
     daemon = cluster.start_autorecovery(settings=settings)
     try:
@@ -92,10 +92,10 @@ def autorecovery(cluster: LocalCluster) -> Iterator[None]:
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    """Ask again and again, off the loop."""
+    """Ask repeatedly, outside the loop's thread, until the answer is yes."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while not await asyncio.to_thread(is_so):
-        assert time.monotonic() < deadline_s, "it did not come to pass in time"
+        assert time.monotonic() < deadline_s, "it did not happen in time"
         await asyncio.sleep(POLL_S)
 
 
@@ -103,10 +103,10 @@ async def until(is_so: Callable[[], bool]) -> None:
     "TestLedgerUnderreplicationManager.testGetReplicationWorkerIdRereplicatingLedger",
     verdict="same",
 )
-def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> None:
+def test_java_sees_our_marks_and_the_owner_of_a_lock(java: JavaTool, uri: str) -> None:
     (written,) = java.write(uri, Shape())
 
-    async def mark_take_and_finish() -> list[list[Mark]]:
+    async def mark_lease_and_complete() -> list[list[Mark]]:
         async with our_node(uri) as us:
             await us.marker.mark(written.ledger, [LOST])
             seen = [java.under_replicated(uri)]
@@ -116,7 +116,7 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
             seen.append(java.under_replicated(uri))
             return seen
 
-    marked, taken, finished = asyncio.run(mark_take_and_finish())
+    marked, taken, finished = asyncio.run(mark_lease_and_complete())
 
     assert [(mark.ledger, mark.replicas, mark.locked_by) for mark in marked] == [
         (written.ledger, (LOST,), None)
@@ -126,11 +126,11 @@ def test_java_sees_our_marks_and_who_holds_a_lock(java: JavaTool, uri: str) -> N
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testRelease", verdict="same")
-def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
+def test_a_java_worker_repairs_our_marks_except_locked_ledgers(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     victim = module_cluster.bookies[0]
-    held, free, *_ = [
+    locked, free, *_ = [
         ledger
         for ledger in java.write(uri, ON_FOUR)
         if victim in java.metadata(uri, ledger.ledger).ensembles[0]
@@ -140,42 +140,43 @@ def test_a_java_worker_repairs_what_we_marked_and_leaves_what_we_hold(
     def verdict(ledger_id: int) -> Verdict:
         return java.judge(uri, [ledger_id]).verdict
 
-    async def mark_both_and_hold_one(daemon: ExitStack) -> None:
+    async def mark_both_and_lock_one(daemon: ExitStack) -> None:
         async with our_node(uri) as us:
-            await us.win_election()  # else Java's auditor would mark the others too
-            await us.marker.mark(held.ledger, [victim])
-            lease = await us.lease(held.ledger)
+            await us.win_election()  # otherwise Java's auditor would mark the others too
+            await us.marker.mark(locked.ledger, [victim])
+            lease = await us.lease(locked.ledger)
             await us.marker.mark(free.ledger, [victim])
             daemon.enter_context(autorecovery(module_cluster))
             await until(lambda: verdict(free.ledger) is Verdict.WHOLE)
             assert java.auditor(uri) == US
-            assert verdict(held.ledger) is Verdict.MISSING
+            assert verdict(locked.ledger) is Verdict.MISSING
 
             await us.queue.release(lease)
-            await until(lambda: verdict(held.ledger) is Verdict.WHOLE)
+            await until(lambda: verdict(locked.ledger) is Verdict.WHOLE)
             await until(lambda: java.under_replicated(uri) == [])
 
-    with ExitStack() as daemon:  # ends after our term of office: its candidate waits for that
-        asyncio.run(mark_both_and_hold_one(daemon))
+    # Ends after our node no longer leads, because its candidate waits for that.
+    with ExitStack() as daemon:
+        asyncio.run(mark_both_and_lock_one(daemon))
     module_cluster.start_bookie(victim)
-    report = java.judge(uri, [held.ledger, free.ledger], expected=[held, free])
+    report = java.judge(uri, [locked.ledger, free.ledger], expected=[locked, free])
 
     assert report.verdict is Verdict.WHOLE
 
 
-def test_java_takes_office_when_we_leave_it_and_finds_the_lost_bookie(
+def test_a_java_auditor_succeeds_our_leader_and_finds_the_loss(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     written, *_ = java.write(uri, ON_FOUR)
     victim = BookieId(java.metadata(uri, written.ledger).ensembles[0][0])
 
-    async def hold_office_and_leave() -> None:
+    async def lead_and_leave() -> None:
         async with our_node(uri) as us:
             await us.win_election()
             assert java.auditor(uri) == US
 
     with autorecovery(module_cluster):
-        asyncio.run(hold_office_and_leave())
+        asyncio.run(lead_and_leave())
         asyncio.run(until(lambda: java.auditor(uri) not in (US, None)))
         terminate(module_cluster, victim)
         asyncio.run(until(lambda: java.judge(uri, [written.ledger]).verdict is Verdict.WHOLE))

@@ -1,7 +1,7 @@
-"""A repair cut short at each of its steps: the next node finishes it, and nothing is lost.
+"""A repair interrupted at each of its steps: the next node finishes it, and no entry is lost.
 
-SIGKILL: the node is gone, its session ends by time-out. SIGSTOP for longer than the session: the
-node wakes up in the middle of a repair that is no longer its own.
+SIGKILL: the node ends, and its session times out. SIGSTOP for longer than the session: the node
+wakes up in a repair that another node owns.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from tests.cluster.steps import (
     bench,
     errors,
     events,
+    is_frozen,
     shape,
     start_node,
     wait_for,
@@ -29,8 +30,8 @@ from tests.cluster.steps import (
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 LARGE_ENTRIES = 2_000
-"""More than a repair copies without judging the survivors again: its unmark is a step of its
-own."""
+"""More than a repair copies without checking the remaining copies again. Deleting the mark is then
+a separate step."""
 
 
 def start_faulty(cluster: LocalCluster, folder: Path, point: Point, signal_name: str) -> Child:
@@ -47,18 +48,16 @@ def start_healthy(cluster: LocalCluster, folder: Path) -> Child:
     return start_node("healthy", cluster.metadata_service_uri, folder, settings=WORKER_ONLY)
 
 
-def is_frozen(node: Child) -> bool:
-    stat = Path(f"/proc/{node.pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "T"
-
-
-async def is_gone(on: Bench, node: Child) -> bool:
-    """Whether ZooKeeper has given up the node's session."""
+async def is_expired(on: Bench, node: Child) -> bool:
+    """Return True if ZooKeeper has expired the node's session."""
     return node.pid not in {n.info.pid for n in await live_nodes(on.seen.store, on.seen.paths)}
 
 
 async def write_and_lose(on: Bench, point: Point) -> list[Written]:
-    """Small ledgers, whose unmark rides with the metadata, or for that point a larger one."""
+    """Write small ledgers, whose mark is deleted in one transaction with the metadata write.
+
+    For the point before the deletion of the mark, write one larger ledger.
+    """
     shapes = [shape(number) for number in range(3)]
     if point is Point.BEFORE_UNMARK:
         shapes = [shape(0, entry_count=LARGE_ENTRIES, entry_bytes=10)]
@@ -73,14 +72,16 @@ async def write_and_lose(on: Bench, point: Point) -> list[Written]:
     why="also with SIGKILL and SIGSTOP at each step; the metadata never names a missing copy",
 )
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
-def test_another_node_finishes_what_a_killed_one_began(
+def test_another_node_finishes_the_repair_of_a_killed_node(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     async def run() -> None:
         async with bench(module_cluster.metadata_service_uri) as on:
             written = await write_and_lose(on, point)
             faulty = start_faulty(module_cluster, tmp_path, point, "SIGKILL")
-            assert await asyncio.to_thread(faulty.wait, timeout_s=WAIT_S), "it was never struck"
+            assert await asyncio.to_thread(faulty.wait, timeout_s=WAIT_S), (
+                "the signal was never sent"
+            )
             assert events(faulty, "struck")
 
             healthy = start_healthy(module_cluster, tmp_path)
@@ -100,9 +101,11 @@ def test_another_node_finishes_what_a_killed_one_began(
     verdict="better",
 )
 @pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
-def test_a_node_that_slept_through_its_session_does_no_harm_and_works_on(
+def test_a_node_frozen_beyond_its_session_does_no_harm(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
+    """It continues with a new session."""
+
     async def run() -> None:
         async with bench(module_cluster.metadata_service_uri) as on:
             written = await write_and_lose(on, point)
@@ -110,13 +113,13 @@ def test_a_node_that_slept_through_its_session_does_no_harm_and_works_on(
             await wait_for(lambda: is_frozen(faulty), f"freeze {point.value}")
             healthy = start_healthy(module_cluster, tmp_path)
             try:
-                await wait_for(lambda: is_gone(on, faulty), "end of the sleeper's session")
+                await wait_for(lambda: is_expired(on, faulty), "end of the frozen node's session")
                 await on.wait_idle()
                 before = len(events(faulty, "session.opened"))
 
                 faulty.resume()
                 await wait_for(
-                    lambda: len(events(faulty, "session.opened")) > before, "session in place"
+                    lambda: len(events(faulty, "session.opened")) > before, "new session"
                 )
                 await asyncio.to_thread(healthy.kill)
                 later = await on.write(shape(4))

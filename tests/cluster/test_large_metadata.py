@@ -1,5 +1,4 @@
-"""Metadata beyond 1 MiB, on servers whose jute.maxbuffer was raised as Pulsar's start scripts
-do."""
+"""Metadata beyond 1 MiB, on servers whose jute.maxbuffer is raised as by Pulsar's start scripts."""
 
 import asyncio
 from dataclasses import replace

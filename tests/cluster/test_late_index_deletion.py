@@ -1,8 +1,7 @@
-"""DbLedgerStorage drops what is copied to a bookie right after that bookie collected the same
-ledger.
+"""DbLedgerStorage drops copies that it gets right after it collected the same ledger.
 
-The deletion of a ledger's index waits for the next checkpoint, and takes entries along that were
-added and acknowledged in between. Reading the copy again after the flush interval finds that out.
+The storage deletes a ledger's index at the next checkpoint, together with entries that were added
+and acknowledged in between. Reading the copy again after the flush interval shows that.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ def cluster_options() -> dict[str, Any]:
     }
 
 
-def test_a_copy_that_the_bookie_dropped_after_acknowledging_it_is_made_again(
+def test_a_copy_dropped_after_its_acknowledgement_is_repeated(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -48,15 +47,16 @@ def test_a_copy_that_the_bookie_dropped_after_acknowledging_it_is_made_again(
 
             # 1. The ledger moves from one bookie to the fourth, while the bookie is down.
             await asyncio.to_thread(module_cluster.terminate, collecting)
-            await wait_for(lambda: collecting not in module_cluster.writable(), "bookie gone")
+            await wait_for(
+                lambda: collecting not in module_cluster.writable(), "absence of the bookie"
+            )
             await on.lose([ledger], index=2)
             await on.wait_idle()
 
-            # 2. Another bookie goes. The first one is back: it collects its leftover copy, and is
-            # the only
-            #    one that can take over.
+            # 2. Another bookie stops. The first one returns, collects its old copy, and is the
+            #    only possible target.
             await asyncio.to_thread(module_cluster.terminate, first)
-            await wait_for(lambda: first not in module_cluster.writable(), "bookie gone")
+            await wait_for(lambda: first not in module_cluster.writable(), "absence of the bookie")
             await asyncio.to_thread(module_cluster.start_bookie, collecting)
             log = module_cluster.logs / f"bookie-{collecting.rpartition(':')[2]}.log"
             collected = "Removed over-replicated ledgers"

@@ -1,5 +1,4 @@
-"""The ledger map on a real ZooKeeper: right in the end, whatever happens while it is
-built and kept."""
+"""The ledger map on a real ZooKeeper is right in the end, despite changes meanwhile."""
 
 import asyncio
 import random
@@ -12,13 +11,13 @@ from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
-from ledgers.clock import SystemClock
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.auditor.ledger_map_scenes import closed, contents, read_all
+from tests.cluster.ledger_maps import running_updater, wait_complete
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
@@ -32,8 +31,7 @@ WRITES_AT_ONCE = 100
 
 
 class Writers:
-    """Create, change and delete ledgers as a seed draws them: some with short ids, some with long
-    ones."""
+    """Creates, changes and deletes ledgers with short and long ids, as a seed draws them."""
 
     def __init__(self, store: ZooKeeperStore, *, seed: int) -> None:
         print(f"seed: {seed}")
@@ -51,12 +49,12 @@ class Writers:
             await asyncio.gather(*map(self._change_one, part))
 
     def some(self, count: int) -> list[int]:
-        """Ids that there may be or not."""
+        """Return ids that may or may not exist."""
         numbers = self._rng.sample(range(2 * LEDGERS), count)
         return [number if number < LEDGERS else 2**40 + number for number in numbers]
 
     async def _change_one(self, ledger_id: int) -> None:
-        """Whatever there is now is deleted or moved; what is not there comes."""
+        """Delete or move the ledger if it exists; create it if not."""
         try:
             found = await self.manager.read(ledger_id)
         except NoSuchLedgerError:
@@ -72,30 +70,21 @@ class Writers:
 
 
 @asynccontextmanager
-async def keeping(address: str) -> AsyncIterator[LedgerMapUpdater]:
+async def keeping_map(address: str) -> AsyncIterator[LedgerMapUpdater]:
+    """Run an updater with a session of its own."""
     store = await ZooKeeperStore.open(address, session_timeout_s=PATIENT_SESSION_S)
-    updater = LedgerMapUpdater(
-        store=store,
-        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
-        clock=SystemClock(),
-        rescan_interval_s=3_600,
-    )
-    task = asyncio.create_task(updater.run())
     try:
-        yield updater
+        async with running_updater(store, ROOT) as updater:
+            yield updater
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
         await store.close()
 
 
-async def complete(updater: LedgerMapUpdater, count: int) -> None:
-    while updater.completed_count < count or not updater.is_complete:
-        await updater.wait_change(updater.change_count)
-
-
 async def assert_comes_to_be(updater: LedgerMapUpdater, expected: dict[int, MappedLedger]) -> None:
-    """The events of the last writes may still be on their way."""
+    """Assert that the map becomes as expected.
+
+    Events of the last writes may still be on their way.
+    """
     try:
         async with asyncio.timeout(20):
             while not updater.is_complete or contents(updater) != expected:
@@ -105,14 +94,15 @@ async def assert_comes_to_be(updater: LedgerMapUpdater, expected: dict[int, Mapp
 
 
 @on_loop
-async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_its_session_is_cut(
+async def test_the_ledger_map_follows_every_change(
     server: ZooKeeperServer,
 ) -> None:
+    """Ledgers change while the map is built, and while its session is cut off."""
     ours = await ZooKeeperStore.open(server.address, session_timeout_s=PATIENT_SESSION_S)
     writers = Writers(ours, seed=random.randrange(2**32))
     await writers.create(range(LEDGERS))
     proxy = TcpProxy(server.port)
-    async with keeping(await proxy.start()) as updater:
+    async with keeping_map(await proxy.start()) as updater:
         while len(updater.ledger_map) < LEDGERS / 4:
             await updater.wait_change(updater.change_count)
         assert not updater.is_complete
@@ -120,7 +110,7 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
         proxy.cut()
         await writers.change(writers.some(500))
         proxy.restore()
-        await complete(updater, 1)
+        await wait_complete(updater, 1)
         await writers.change(writers.some(500))
         await assert_comes_to_be(updater, await read_all(writers.manager))
 
@@ -129,7 +119,7 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
         proxy.cut()
         await writers.change(writers.some(500))
         proxy.restore()
-        await complete(updater, scans + 1)
+        await wait_complete(updater, scans + 1)
         await writers.change(writers.some(500))
         await assert_comes_to_be(updater, await read_all(writers.manager))
 
@@ -141,7 +131,7 @@ async def test_the_index_follows_all_that_happens_while_it_is_built_and_while_it
 
 
 @on_loop
-async def test_rule_s8_a_ledger_that_acls_shut_away_is_unreadable_and_the_rest_goes_on(
+async def test_rule_s8_a_denied_ledger_is_unreadable_in_the_ledger_map(
     server: ZooKeeperServer,
 ) -> None:
     ours = await ZooKeeperStore.open(server.address, session_timeout_s=PATIENT_SESSION_S)
@@ -153,20 +143,20 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_is_unreadable_and_the_rest_g
         set_permissions, server, manager.path(shut), Permissions.ALL & ~Permissions.READ
     )
 
-    async with keeping(server.address) as updater, asyncio.timeout(20):
-        await complete(updater, 1)
+    async with keeping_map(server.address) as updater, asyncio.timeout(20):
+        await wait_complete(updater, 1)
         assert updater.ledger_map.unreadable == {shut}
         assert updater.ledger_map.get(open_one) is not None
 
         await manager.delete(shut, version=-1)
         updater.rescan()
-        await complete(updater, 2)
+        await wait_complete(updater, 2)
         assert updater.ledger_map.unreadable == set()
     await ours.close()
 
 
 def set_permissions(server: ZooKeeperServer, path: str, permissions: int) -> None:
-    """For everybody."""
+    """Set the permissions of the znode for all users."""
     client = KazooClient(hosts=server.address)
     client.start()
     try:

@@ -57,8 +57,7 @@ class Client:
         )
 
     async def recover(self, ledger_id: int) -> LedgerMetadata:
-        """Once more from the beginning whenever somebody else has written the metadata
-        meanwhile."""
+        """Recover the ledger. Start again whenever another client has written the metadata."""
         while True:
             with suppress(ConflictError):
                 versioned = await recover_ledger(
@@ -90,7 +89,9 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
         return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
     try:
-        async with open_bookies(view.locate, clock=CLOCK, rng=Random()) as bookies:
+        async with open_bookies(
+            view.locate, clock=CLOCK, rng=Random(), reads_in_flight_max=64
+        ) as bookies:
             yield Client(
                 manager=await LedgerManager.open(store, uri),
                 bookies=bookies,
@@ -105,19 +106,19 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 
 
 def payloads(count: int = 20) -> list[bytes]:
-    """Small ones and, now and then, one of 50,000 bytes."""
+    """Return small payloads, and every seventh of 50,000 bytes."""
     return [b"%d" % number * (10_000 if number % 7 == 3 else 1) for number in range(count)]
 
 
 async def write(writer: LedgerWriter, parts: Sequence[bytes]) -> None:
-    """Pipelined; returns when all are acknowledged."""
+    """Send all payloads pipelined, and return when all are acknowledged."""
     adds = [await writer.send(part) for part in parts]
     await asyncio.gather(*adds)
 
 
 @pytest.mark.parametrize("digest_type", DigestType)
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (4, 2, 2)], ids=str)
-def test_a_ledger_of_ours_is_read_by_us_and_by_java(
+def test_our_ledger_is_read_by_us_and_by_java(
     cluster: LocalCluster, java: JavaTool, digest_type: DigestType, quorums: tuple[int, int, int]
 ) -> None:
     ensemble_size, write_quorum, ack_quorum = quorums
@@ -156,7 +157,7 @@ def test_a_ledger_of_ours_is_read_by_us_and_by_java(
 )
 @pytest.mark.parametrize("digest", ["CRC32", "CRC32C", "MAC", "DUMMY"])
 @pytest.mark.parametrize("entries", [0, 1, 25])
-def test_a_ledger_that_java_left_open_is_recovered_with_all_its_entries(
+def test_an_open_java_ledger_is_recovered_with_all_entries(
     cluster: LocalCluster, java: JavaTool, digest: str, entries: int
 ) -> None:
     uri = cluster.metadata_service_uri
@@ -174,7 +175,7 @@ def test_a_ledger_that_java_left_open_is_recovered_with_all_its_entries(
     assert report.verdict is Verdict.WHOLE
 
 
-def test_a_java_writer_is_fenced_and_loses_nothing_that_was_acknowledged(
+def test_fencing_a_java_writer_loses_no_acknowledged_entry(
     cluster: LocalCluster, java: JavaTool
 ) -> None:
     uri = cluster.metadata_service_uri
@@ -190,8 +191,8 @@ def test_a_java_writer_is_fenced_and_loses_nothing_that_was_acknowledged(
     stopped = writer.wait_stopped()
     assert stopped.error is not None
     assert writer.last_acknowledged <= closed.last_entry_id
-    # The slowest of three bookies may lack entries up to the LAC that two acknowledged: they were
-    # on their way when it was fenced, and a recovery writes again only what is beyond the LAC.
+    # The slowest of three bookies may lack entries up to the LAC, which two acknowledged: they
+    # were on their way when it was fenced. A recovery writes only entries beyond the LAC again.
     judged = java.judge(uri, [writer.ledger_id]).ledgers[writer.ledger_id]
     assert judged.error is None
     assert judged.problems.keys() <= {"absent"}, judged
@@ -199,7 +200,7 @@ def test_a_java_writer_is_fenced_and_loses_nothing_that_was_acknowledged(
     assert set(lacking.values()) <= {1}, "two bookies have every entry"
 
 
-def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowledged(
+def test_fencing_by_java_loses_no_entry_that_we_acknowledged(
     cluster: LocalCluster, java: JavaTool
 ) -> None:
     uri = cluster.metadata_service_uri
@@ -240,7 +241,7 @@ def test_a_writer_of_ours_is_fenced_by_java_and_loses_nothing_that_was_acknowled
     "ParallelLedgerRecoveryTest.testConcurrentRecovery4",
     verdict="same",
 )
-def test_ours_and_javas_recovery_at_once_agree(cluster: LocalCluster, java: JavaTool) -> None:
+def test_concurrent_recoveries_by_java_and_us_agree(cluster: LocalCluster, java: JavaTool) -> None:
     uri = cluster.metadata_service_uri
     ledgers = java.write(uri, Shape(entries=5, close=False, count=10))
 
@@ -262,9 +263,7 @@ def test_ours_and_javas_recovery_at_once_agree(cluster: LocalCluster, java: Java
     assert java.judge(uri, [w.ledger for w in ledgers], expected=ledgers).verdict is Verdict.WHOLE
 
 
-def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
-    cluster: LocalCluster, java: JavaTool
-) -> None:
+def test_a_bookie_killed_during_writes_is_replaced(cluster: LocalCluster, java: JavaTool) -> None:
     options = LedgerOptions(write_quorum=3, ack_quorum=3, password=b"secret")
 
     async def scenario() -> LedgerMetadata:
@@ -290,7 +289,7 @@ def test_a_bookie_killed_under_a_writer_is_replaced_and_nothing_is_lost(
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testEnsembleChangeDuringRecovery", verdict="same")
-def test_an_abandoned_ledger_is_recovered_although_one_of_its_bookies_is_dead(
+def test_an_abandoned_ledger_is_recovered_with_one_bookie_dead(
     cluster: LocalCluster, java: JavaTool
 ) -> None:
     uri = cluster.metadata_service_uri

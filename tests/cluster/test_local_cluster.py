@@ -43,7 +43,7 @@ def states(cluster: LocalCluster) -> list[str]:
     return [bookie.state for bookie in observe(cluster).bookies]
 
 
-def test_every_bookie_is_writable_and_small_once_the_cluster_is_up(
+def test_every_bookie_is_writable_and_small_after_the_start(
     module_cluster: LocalCluster,
 ) -> None:
     status = observe(module_cluster)
@@ -55,7 +55,7 @@ def test_every_bookie_is_writable_and_small_once_the_cluster_is_up(
     assert all(0 < (bookie.rss_bytes or 0) <= RSS_BYTES_MAX for bookie in status.bookies)
 
 
-def test_zookeeper_tells_how_many_requests_it_got(module_cluster: LocalCluster) -> None:
+def test_zookeeper_reports_its_number_of_requests(module_cluster: LocalCluster) -> None:
     before = int(module_cluster.zookeeper_monitor()["zk_packets_received"])
 
     module_cluster.writable()
@@ -63,7 +63,7 @@ def test_zookeeper_tells_how_many_requests_it_got(module_cluster: LocalCluster) 
     assert int(module_cluster.zookeeper_monitor()["zk_packets_received"]) > before
 
 
-def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expires(
+def test_a_killed_bookie_is_registered_until_its_session_expires(
     module_cluster: LocalCluster,
 ) -> None:
     bookie = module_cluster.bookies[0]
@@ -79,8 +79,8 @@ def test_a_killed_bookie_is_down_at_once_and_registered_until_its_session_expire
     assert observe(module_cluster).is_whole
 
 
-def test_a_bookie_that_is_asked_to_end_takes_its_leave(module_cluster: LocalCluster) -> None:
-    bookie = module_cluster.bookies[2]  # not one that has only just started: such a one may hang
+def test_a_terminated_bookie_deletes_its_registration(module_cluster: LocalCluster) -> None:
+    bookie = module_cluster.bookies[2]  # not one that has just started, because that may hang
 
     assert module_cluster.terminate(bookie)
 
@@ -99,20 +99,20 @@ def test_a_bookie_that_does_not_end_in_time_is_killed(module_cluster: LocalClust
     module_cluster.start_bookie(bookie)
 
 
-def test_a_killed_bookie_comes_back_only_after_its_former_session(
+def test_a_killed_bookie_restarts_after_its_former_session(
     module_cluster: LocalCluster,
 ) -> None:
     bookie = module_cluster.bookies[1]
     files = {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
     module_cluster.kill(bookie)
 
-    module_cluster.start_bookie(bookie)  # at once: the znode of the former session is still there
+    module_cluster.start_bookie(bookie)  # at once, while the znode of the former session exists
 
     assert observe(module_cluster).is_whole
     assert files <= {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
 
 
-def test_a_bookie_comes_back_though_its_former_session_lasts_too_long(
+def test_a_bookie_restarts_though_its_old_session_lasts_too_long(
     module_cluster: LocalCluster,
 ) -> None:
     bookie = module_cluster.bookies[1]
@@ -123,7 +123,7 @@ def test_a_bookie_comes_back_though_its_former_session_lasts_too_long(
     try:
         client.create(f"/ledgers/available/{bookie}", ephemeral=True)
 
-        module_cluster.start_bookie(bookie)  # which would wait, give up, and hang
+        module_cluster.start_bookie(bookie)  # otherwise it would wait, give up, and hang
 
         assert observe(module_cluster).is_whole
     finally:
@@ -131,7 +131,7 @@ def test_a_bookie_comes_back_though_its_former_session_lasts_too_long(
         client.close()
 
 
-def test_a_wiped_bookie_can_start_again_as_an_empty_one(module_cluster: LocalCluster) -> None:
+def test_a_wiped_bookie_can_start_empty(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]
     keepsake = bookie_folder(module_cluster, bookie) / "ledgers" / "current" / "keepsake"
     keepsake.touch()
@@ -144,9 +144,10 @@ def test_a_wiped_bookie_can_start_again_as_an_empty_one(module_cluster: LocalClu
     assert observe(module_cluster).is_whole
 
 
-def test_a_paused_bookie_takes_connections_and_loses_its_session(
+def test_a_paused_bookie_loses_its_session(
     module_cluster: LocalCluster,
 ) -> None:
+    """Its port still accepts connections."""
     bookie = module_cluster.bookies[3]
 
     module_cluster.pause(bookie)
@@ -158,7 +159,7 @@ def test_a_paused_bookie_takes_connections_and_loses_its_session(
     wait_for(lambda: observe(module_cluster).is_whole)
 
 
-def test_bookies_outlast_a_restart_of_zookeeper(module_cluster: LocalCluster) -> None:
+def test_bookies_survive_a_restart_of_zookeeper(module_cluster: LocalCluster) -> None:
     pids = [module_cluster.pid(bookie) for bookie in module_cluster.bookies]
 
     module_cluster.kill_zookeeper()
@@ -169,7 +170,7 @@ def test_bookies_outlast_a_restart_of_zookeeper(module_cluster: LocalCluster) ->
     assert [module_cluster.pid(bookie) for bookie in module_cluster.bookies] == pids
 
 
-def test_a_bookie_that_there_is_not_is_refused(module_cluster: LocalCluster) -> None:
+def test_an_unknown_bookie_is_refused(module_cluster: LocalCluster) -> None:
     with pytest.raises(SettingsError, match=module_cluster.bookies[0]):
         module_cluster.kill(BookieId("127.0.0.1:1"))
 
@@ -181,7 +182,7 @@ def test_a_folder_has_one_owner_at_a_time(module_cluster: LocalCluster) -> None:
     assert observe(module_cluster).is_whole
 
 
-def test_javas_autorecovery_takes_office(module_cluster: LocalCluster) -> None:
+def test_javas_autorecovery_is_elected(module_cluster: LocalCluster) -> None:
     election = "/ledgers/underreplication/auditorelection"
 
     daemon = module_cluster.start_autorecovery("recoverer")
@@ -197,13 +198,13 @@ def test_javas_autorecovery_takes_office(module_cluster: LocalCluster) -> None:
     assert daemon.wait(timeout_s=TIMEOUT_S)
 
 
-def test_a_cluster_comes_back_with_its_ports_its_data_and_one_bookie_more(
+def test_a_restarted_cluster_keeps_ports_data_and_added_bookies(
     make_cluster: MakeCluster,
 ) -> None:
     first = make_cluster(bookies=1)
     added = first.add_bookie()
     instance = znode(first, "/ledgers/INSTANCEID")
-    first.kill(first.bookies[0])  # its znode is still there when ZooKeeper comes back
+    first.kill(first.bookies[0])  # its znode still exists when ZooKeeper is back
     first.stop()
 
     with LocalCluster.start(first.data) as second:
@@ -213,7 +214,7 @@ def test_a_cluster_comes_back_with_its_ports_its_data_and_one_bookie_more(
         assert znode(second, "/ledgers/INSTANCEID") == instance
 
 
-def test_a_port_that_is_taken_is_named_before_anything_starts(make_cluster: MakeCluster) -> None:
+def test_a_used_port_is_reported_before_the_start(make_cluster: MakeCluster) -> None:
     (port,) = ports.free_ports(1)
     with (
         socket.create_server((ports.LOOPBACK, port)),
@@ -222,7 +223,7 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(make_cluster: Make
         make_cluster(bookies=1, zookeeper_port=port)
 
 
-def test_a_bookie_that_cannot_start_is_shown_with_the_end_of_its_log(
+def test_a_failed_start_shows_the_end_of_the_bookies_log(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
     with pytest.raises(UnavailableError, match=r"(?s)bookie-\d+ ended.*NoSuchStorage"):
@@ -230,7 +231,7 @@ def test_a_bookie_that_cannot_start_is_shown_with_the_end_of_its_log(
 
 
 @pytest.mark.usefixtures("_prerequisites")
-def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
+def test_no_process_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\n"
         "from pathlib import Path\n"
@@ -252,14 +253,17 @@ def test_nothing_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
 
 
 def answers_beyond_loopback(port: int) -> bool:
-    """127.0.0.2 is served by whoever listens on every interface (Linux)."""
+    """Return True if the server listens on every interface; only then 127.0.0.2 answers (Linux)."""
     with socket.socket() as connection:
         connection.settimeout(1)
         return connection.connect_ex(("127.0.0.2", port)) == 0
 
 
 def is_alive(pid: str) -> bool:
-    """Not counting a zombie that nobody has reaped yet, as in a container without an init."""
+    """Return True if the process runs.
+
+    A zombie that was not reaped, as in a container, does not.
+    """
     found = subprocess.run(
         ["ps", "-o", "stat=", "-p", pid], capture_output=True, text=True, check=False
     )

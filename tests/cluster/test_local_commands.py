@@ -45,7 +45,7 @@ class Terminal:
         return [bookie["state"] for bookie in self.status()["bookies"]]
 
     def processes(self) -> list[str]:
-        """Command lines of all that runs on this folder, but for the terminal itself."""
+        """Return the command lines of the processes on this folder, without the terminal's."""
         listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
         return [line for line in listed.stdout.splitlines() if str(self.data) in line]
 
@@ -59,7 +59,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    """On a folder without a cluster; what it starts is stopped."""
+    """Yield a terminal on a folder without a cluster. A cluster that it starts is stopped at the
+    end."""
     terminal = Terminal(tmp_path / "data")
     yield terminal
     terminal.run("down")
@@ -67,7 +68,7 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
-    """On a cluster of two bookies; each test leaves it whole."""
+    """Yield a terminal on a cluster of two bookies. Each test leaves both running."""
     terminal = Terminal(tmp_path_factory.mktemp("up") / "data")
     started = terminal.run("up", "--bookies", "2", "--session-timeout", "2")
     assert started.returncode == 0, started.stderr
@@ -137,7 +138,7 @@ def test_wrong_calls_are_refused_in_one_line(
     assert up.states() == ["writable", "writable"]
 
 
-def test_up_leaves_out_who_was_decommissioned_and_starts_afresh_who_was_wiped(
+def test_up_skips_decommissioned_and_starts_wiped_bookies(
     terminal: Terminal,
 ) -> None:
     terminal.run("up", "--bookies", "3", "--session-timeout", "2")
@@ -156,31 +157,32 @@ def test_up_leaves_out_who_was_decommissioned_and_starts_afresh_who_was_wiped(
     assert f"{first['address']}  left out" in started.stdout
     assert terminal.states() == ["down", "writable", "writable"]
     assert refused.returncode == 2
-    assert "its cookie is gone" in refused.stderr
+    assert "has data but no cookie" in refused.stderr
     assert terminal.run("wipe", "1").returncode == 0
     assert terminal.run("start", "1").returncode == 0
     assert terminal.states() == ["writable"] * 3
 
 
-def test_ledgers_are_left_open_as_by_a_writer_that_died(
+def test_write_can_leave_ledgers_open(
     terminal: Terminal,
 ) -> None:
+    """The ledgers look as if their writer had died."""
     started = json.loads(terminal.run("up", "--bookies", "3", "-o", "json").stdout)
 
     wrote = terminal.run("write", "--ledgers", "4", "--open", "2")
 
     assert wrote.stdout.startswith("wrote 4 ledgers, "), wrote.stderr
-    assert wrote.stdout.endswith("left open, as by a writer that died: ledger 2, 3\n")
+    assert wrote.stdout.endswith("left open without a writer: ledger 2, 3\n")
     found = [asyncio.run(opened(started["metadata_service_uri"], i)) for i in range(4)]
     assert [each.metadata.state.name for each in found] == ["CLOSED", "CLOSED", "OPEN", "OPEN"]
     assert [each.lac for each in found[2:]] == [OPEN_SIZE[1] - 2] * 2, "the last but one"
 
 
-def test_writing_right_after_a_kill_ends_in_one_line_that_names_the_bookie_and_what_helps(
+def test_writing_after_a_kill_fails_with_the_bookie_and_advice(
     terminal: Terminal,
 ) -> None:
     terminal.run("up", "--bookies", "3")
-    terminal.run("kill", "2")  # ZooKeeper lists it for ten seconds more
+    terminal.run("kill", "2")  # it stays registered for ten seconds more
 
     ended = terminal.run("write")
 
@@ -188,9 +190,9 @@ def test_writing_right_after_a_kill_ends_in_one_line_that_names_the_bookie_and_w
     told = ended.stderr.splitlines()
     assert ended.returncode == 3, ended.stderr
     assert told[0].startswith("stopped; wrote ")
-    assert told[1].startswith("left open, as by a writer that died: ledger ")
+    assert told[1].startswith("left open without a writer: ledger ")
     assert "no bookie is left to take over" in told[2]
-    assert f"{address} is down: `bookmender local start 2 --data" in told[2]
+    assert f"{address} is down. Start it with: bookmender local start 2 --data" in told[2]
     assert len(told) == 3
 
 
@@ -215,7 +217,7 @@ def addresses(status: str) -> tuple[str, list[str]]:
     return found["metadata_service_uri"], [bookie["address"] for bookie in found["bookies"]]
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> None:
+def test_no_process_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> None:
     terminal.run("up", "--bookies", "1")
     terminal_status = terminal.status()
 
@@ -228,7 +230,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> No
 
 
 def supervisor_pid(terminal: Terminal) -> int:
-    """The parent of its servers."""
+    """Return the process id of the servers' parent."""
     server = terminal.status()["zookeeper"]["pid"]
     parent = subprocess.run(
         ["ps", "-o", "ppid=", "-p", str(server)], capture_output=True, text=True, check=True
@@ -243,7 +245,7 @@ def supervisor_pid(terminal: Terminal) -> int:
         pytest.param(signal.SIGKILL, -signal.SIGKILL, id="by kill -9"),
     ],
 )
-def test_nothing_is_left_when_up_is_cut_short(
+def test_no_process_is_left_when_up_is_interrupted(
     terminal: Terminal, number: signal.Signals, exit_code: int
 ) -> None:
     with subprocess.Popen(terminal.command("up", "--bookies", "1")) as started:
@@ -253,13 +255,11 @@ def test_nothing_is_left_when_up_is_cut_short(
 
     assert started.returncode == exit_code
     terminal.wait_until_nothing_runs()
-    assert terminal.data.exists() is (number is signal.SIGKILL), "there is nobody to clear it away"
+    assert terminal.data.exists() is (number is signal.SIGKILL), "no process is left to delete it"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_in_the_foreground_a_signal_stops_everything(
-    terminal: Terminal, number: signal.Signals
-) -> None:
+def test_a_signal_stops_a_foreground_cluster(terminal: Terminal, number: signal.Signals) -> None:
     command = terminal.command("up", "--foreground", "--bookies", "1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as foreground:
         assert foreground.stdout is not None
@@ -272,7 +272,7 @@ def test_in_the_foreground_a_signal_stops_everything(
     assert terminal.processes() == []
 
 
-def test_down_ends_a_foreground_cluster_too(terminal: Terminal) -> None:
+def test_down_stops_a_foreground_cluster(terminal: Terminal) -> None:
     command = terminal.command("up", "--foreground", "--bookies", "1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as foreground:
         assert foreground.stdout is not None

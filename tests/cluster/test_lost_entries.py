@@ -1,5 +1,4 @@
-"""Ledgers of which nobody has some entries: cut around them, and everything else as Java reads
-it."""
+"""Ledgers with entries that no bookie has: they are split around these, and Java reads the rest."""
 
 import asyncio
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Seg
 from replication.ledger_record import WaitingNotes
 from tests.cluster.commands import bookmender
 from tests.cluster.our_client import OurClient, our_client, sha256_of
-from tests.cluster.steps import GONE, Bench, bench, nodes, wait_for
+from tests.cluster.steps import NONEXISTENT, Bench, bench, nodes, wait_for
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
@@ -35,7 +34,7 @@ SOON = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holed:
-    """A closed ledger that misses one bookie everywhere, and one entry altogether."""
+    """A closed ledger that misses one bookie in each write set, and all copies of one entry."""
 
     client: OurClient
     ledger_id: int
@@ -62,7 +61,7 @@ class Holed:
         await self.client.manager.create(self.ledger_id, self.metadata)
 
     async def put(self, entry_id: int) -> None:
-        """On those of its bookies that there are, as a writer would have."""
+        """Store the entry on those bookies of its write set that exist, as a writer would have."""
         entry = DIGEST.pack(
             ledger_id=self.ledger_id,
             entry_id=entry_id,
@@ -74,7 +73,7 @@ class Holed:
             entry_id, ensemble_size=len(self.ensemble), write_quorum=self.write_quorum
         )
         for bookie in (self.ensemble[index] for index in indexes):
-            if bookie != GONE:
+            if bookie != NONEXISTENT:
                 await self.client.bookies.add(
                     bookie, entry, master_key=DIGEST.master_key, is_recovery=True
                 )
@@ -83,15 +82,15 @@ class Holed:
         found = (await self.client.manager.read(self.ledger_id)).metadata
         return [(segment.first_entry_id, segment.ensemble) for segment in found.segments]
 
-    async def is_rid_of_gone(self) -> bool:
-        return GONE not in (await self.client.manager.read(self.ledger_id)).metadata.bookies
+    async def is_repaired(self) -> bool:
+        return NONEXISTENT not in (await self.client.manager.read(self.ledger_id)).metadata.bookies
 
 
 @pytest.mark.parametrize(
     ("size", "write_quorum"),
     [pytest.param(2, 2, id="not striped"), pytest.param(3, 2, id="striped: E 3, W 2")],
 )
-def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
+def test_java_reads_a_ledger_split_around_a_lost_entry(
     size: int,
     write_quorum: int,
     module_cluster: LocalCluster,
@@ -100,8 +99,8 @@ def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
     tmp_path: Path,
 ) -> None:
     others = module_cluster.bookies[: size - 1]
-    # Entry 13 is on the indexes 1 and 0 of two, 1 and 2 of three.
-    ensemble = (others[0], GONE, *others[1:])
+    # Entry 13 is on bookie indexes 1 and 0 of two, and 1 and 2 of three.
+    ensemble = (others[0], NONEXISTENT, *others[1:])
 
     async def run() -> None:
         async with our_client(uri) as client, bench(uri) as on, nodes(uri, tmp_path) as start:
@@ -116,24 +115,23 @@ def test_a_ledger_that_was_split_around_a_lost_entry_reads_in_java(
             await assert_planned(uri, ledger)
 
             start("node", settings=SOON)
-            await wait_for(lambda: is_put_aside(on, ledger), "reason")
+            await wait_for(lambda: is_deferred(on, ledger), "reason")
             await assert_split(ledger, uri, java)
 
-            await ledger.put(LOST)  # as if a bookie had come back that has it
+            await ledger.put(LOST)  # as if a bookie with the entry had returned
             await on.wait_idle()
-            assert GONE not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
+            assert NONEXISTENT not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
             await assert_reads_whole(ledger, uri, java)
             if size == 2:
                 await assert_undone(uri, ledger, state=tmp_path / "node")
-                await wait_for(ledger.is_rid_of_gone, "node that mends what was put back")
+                await wait_for(ledger.is_repaired, "repair of the restored ledger")
                 await assert_reads_whole(ledger, uri, java)
 
     asyncio.run(run())
 
 
 async def assert_planned(uri: str, ledger: Holed) -> None:
-    """The command says what is to be copied, by ledger and from the queue alike, and changes
-    nothing."""
+    """Assert that ``plan`` shows the copies, by ledger and from the queue, and changes nothing."""
     before = await ledger.client.manager.read(ledger.ledger_id)
     by_id, queued = await asyncio.gather(
         bookmender(uri, "plan", str(ledger.ledger_id), "--json"),
@@ -143,7 +141,7 @@ async def assert_planned(uri: str, ledger: Holed) -> None:
     assert (by_id.exit_code, queued.exit_code) == (1, 1), by_id.err + queued.err
     [planned], [found] = by_id.record["ledgers"], queued.record["ledgers"]
     [copy] = planned["copies"]
-    assert (copy["from"], copy["bookie_index"], copy["is_in_place"]) == (GONE, 1, False)
+    assert (copy["from"], copy["bookie_index"], copy["is_in_place"]) == (NONEXISTENT, 1, False)
     assert copy["to"] not in ledger.ensemble
     assert copy["entries"] == len(ledger_entries(ledger))
     assert found["ledger_id"] == ledger.ledger_id
@@ -151,7 +149,7 @@ async def assert_planned(uri: str, ledger: Holed) -> None:
 
 
 def ledger_entries(ledger: Holed) -> list[int]:
-    """What index 1 stores."""
+    """Return the entries that bookie index 1 stores."""
     return [
         entry_id
         for entry_id in range(LAST + 1)
@@ -160,7 +158,7 @@ def ledger_entries(ledger: Holed) -> list[int]:
     ]
 
 
-async def is_put_aside(on: Bench, ledger: Holed) -> bool:
+async def is_deferred(on: Bench, ledger: Holed) -> bool:
     note = await WaitingNotes(on.seen.store, on.seen.paths).read(ledger.ledger_id)
     return (
         note is not None
@@ -174,12 +172,12 @@ async def assert_split(ledger: Holed, uri: str, java: JavaTool) -> None:
     assert [start for start, _ in (before, place, after)] == [0, LOST, LOST + 1]
     assert place[1] == ledger.ensemble
     assert before[1] == after[1]
-    assert GONE not in before[1]
+    assert NONEXISTENT not in before[1]
 
     report = await asyncio.to_thread(java.judge, uri, [ledger.ledger_id])
     verdict = report.ledgers[ledger.ledger_id]
     assert verdict.copies == ledger.write_quorum * (LAST + 1)
-    assert verdict.good == ledger.write_quorum * LAST, "all but the lost entry"
+    assert verdict.good == ledger.write_quorum * LAST, "all except the lost entry"
     read = await asyncio.to_thread(java.read, uri, ledger.ledger_id, last=LOST - 1)
     assert (read.last, read.sha256) == (LOST - 1, sha256_of(PAYLOADS[:LOST]))
 
@@ -192,8 +190,7 @@ async def assert_reads_whole(ledger: Holed, uri: str, java: JavaTool) -> None:
 
 
 async def assert_undone(uri: str, ledger: Holed, *, state: Path) -> None:
-    """The node's last write is put back from its journal: shown first, refused, then done by
-    force."""
+    """Undo the node's last write from its journal: preview it, have it refused, then force it."""
     command = ("ledger", "restore", str(ledger.ledger_id))
     listed = await bookmender(uri, *command, "-o", "json", state=state)
     last = str(listed.record["writes"][-1]["time_ms"])
@@ -205,7 +202,7 @@ async def assert_undone(uri: str, ledger: Holed, *, state: Path) -> None:
 
     refused = await bookmender(uri, *command, "--at", last, "--yes", state=state)
     assert refused.exit_code == 1
-    assert f"{GONE} is not registered" in refused.err
+    assert f"{NONEXISTENT} is not registered" in refused.err
     assert (await ledger.client.manager.read(ledger.ledger_id)).version == before.version
 
     done = await bookmender(uri, *command, "--at", last, "--yes", "--force", state=state)

@@ -1,8 +1,7 @@
 """Every storage class, version and layout: a bookie dies, and Java reads every copy as good again.
 
-The digest types meet in each cluster, as ledgers of all of them lie side by side. Storage class,
-version and layout are a cluster's: of these three, pairs meet in ``make test``; ``make
-test-matrix`` runs them all.
+Each cluster has ledgers of all digest types. Storage class, version and layout belong to a cluster:
+in ``make test`` each pair of their values is covered, in ``make test-matrix`` each combination.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ CASES = (
 )
 
 BOOKIES = 4
-"""One more than the widest ensemble, so that what the dead one held finds a place."""
+"""One more than the widest ensemble, so that the copies of the dead bookie find a target."""
 WIDE, STRIPED, NARROW = (3, 3, 2), (3, 2, 2), (2, 2, 2)
 """Ensemble size, write quorum, ack quorum."""
 PASSWORD = b"secret"
@@ -54,7 +53,7 @@ DAEMON = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0.5", "REPLICATION_RETRY_MIN_S": "
     ("layout", "storage", "version"),
     [pytest.param(*case, id=f"{case[0].name}-{case[1].name}-{case[2]}".lower()) for case in CASES],
 )
-def test_what_a_dead_bookie_held_is_good_again_to_java(
+def test_java_finds_all_copies_of_a_dead_bookie_repaired(
     layout: Layout,
     storage: Storage,
     version: str,
@@ -93,7 +92,7 @@ def test_what_a_dead_bookie_held_is_good_again_to_java(
             assert errors(node) == []
             for ledger_id, bookie in scene.refilled.items():
                 metadata = (await on.seen.manager.read(ledger_id)).metadata
-                assert bookie in metadata.bookies, "it was to be given what it lacked"
+                assert bookie in metadata.bookies, "it should get its missing copies"
             fenced = await on.seen.manager.read(by_java[-1].ledger)
             assert fenced.metadata.is_closed
         report = await asyncio.to_thread(java.judge, uri, expected=written)
@@ -103,7 +102,7 @@ def test_what_a_dead_bookie_held_is_good_again_to_java(
 
 
 def shapes_for_java() -> list[Shape]:
-    """Java's client numbers ledgers in this order: the last one is open."""
+    """Return shapes in the order of Java's ledger ids. The last ledger stays open."""
     quorums = itertools.cycle((STRIPED, WIDE, NARROW))
     closed = [
         java_shape(next(quorums), digest=digest, sizes=sizes, seed=seed)
@@ -125,13 +124,13 @@ def java_shape(quorums: tuple[int, int, int], **fields: Any) -> Shape:
     return Shape(
         ensemble_size=ensemble_size,
         write_quorum=write_quorum,
-        ack_quorum=write_quorum,  # else copies may be missing from the start
+        ack_quorum=write_quorum,  # otherwise copies may be missing from the start
         **{"entries": 25} | fields,
     )
 
 
 async def write_ourselves(client: OurClient, layout: Layout) -> list[Expected]:
-    """The first two are wide and closed; the last one is open."""
+    """Write ledgers with our client. The first two are wide and closed; the last one is open."""
     written = [
         await write(client, quorums, digest_type=digest_type, metadata_version=version)
         for quorums, digest_type, version in zip(
@@ -172,7 +171,7 @@ async def write(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """``refilled``: ledgers of which a live bookie lacks entries, with that bookie."""
+    """``refilled``: ledgers with entries missing on a live bookie, with that bookie."""
 
     victim: BookieId
     refilled: Mapping[int, BookieId]
@@ -181,14 +180,17 @@ class Scene:
 async def set_scene(
     client: OurClient, cluster: LocalCluster, *, open_ledger: Expected, wide: Sequence[Expected]
 ) -> Scene:
-    """A victim that is in the open ledger and in the wide ones; and a live member of each of these
-    that has lost it: all of the first ledger, of the second all but one entry, so that bookies
-    answer both that they have no such ledger and that they have no such entry."""
+    """Choose a victim, and damage live members of the two wide ledgers.
+
+    The victim is in the open ledger and in the wide ones. A live member of the first wide ledger
+    loses all of it; a live member of the second keeps one entry. So bookies answer both that they
+    have no such ledger and that they have no such entry.
+    """
     manager = client.manager
     in_all = set(cluster.bookies).intersection(
         *[(await manager.read(each.ledger)).metadata.bookies for each in (open_ledger, *wide)]
     )
-    victim = min(in_all)  # there is one: each of the three leaves out one of four bookies
+    victim = min(in_all)  # it exists: each of the three leaves out one of four bookies
     nothing, one_entry = [
         await misplace(client, each.ledger, cluster.bookies, victim) for each in wide
     ]
@@ -201,9 +203,9 @@ async def set_scene(
 async def misplace(
     client: OurClient, ledger_id: int, bookies: Sequence[BookieId], victim: BookieId
 ) -> tuple[BookieId, BookieId]:
-    """Let metadata name the one bookie that is no member, in place of one other than the victim.
+    """Replace a bookie other than the victim by the one that is no member, in the metadata.
 
-    Returns the bookie that was named before, and the one that is named now.
+    Return the bookie that was named before, and the one that is named now.
     """
     versioned = await client.manager.read(ledger_id)
     segment = versioned.metadata.last_segment
@@ -215,6 +217,6 @@ async def misplace(
 
 
 async def is_over(on: Bench, written: Sequence[Expected], victim: BookieId) -> bool:
-    """No metadata names the victim, no mark, no lock."""
+    """Return True if no metadata names the victim, and there is no mark and no lock."""
     read = [await on.seen.manager.read(each.ledger) for each in written]
     return not any(victim in each.metadata.bookies for each in read) and await on.is_idle()

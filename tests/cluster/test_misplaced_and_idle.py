@@ -1,5 +1,4 @@
-"""Copies in the wrong racks are found and moved; open ledgers whose writer is gone are found and
-closed."""
+"""Copies in wrong racks are found and moved; open ledgers without a writer are found and closed."""
 
 import asyncio
 import json
@@ -21,12 +20,12 @@ CLUSTER = {"bookies": 4}
 RACKS_PATH = "/racks-of-a-test"
 ON_TWO = (2, 2, 2)
 LEDGERS = 12
-"""By lot alone, a third of them is in one rack."""
+"""With random placement, a third of these ledgers is in one rack."""
 IDLE_AFTER_S = 2
 PAYLOADS = [b"%d" % number for number in range(5)]
 
 
-def test_copies_that_are_in_one_rack_are_moved_to_two(
+def test_copies_in_one_rack_are_moved_to_two_racks(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     racks = {b: "/a" if i < 2 else "/b" for i, b in enumerate(sorted(module_cluster.bookies))}
@@ -63,9 +62,10 @@ def test_copies_that_are_in_one_rack_are_moved_to_two(
 @pytest.mark.compat(
     "G35",
     verdict="better",
-    why="the leader reports it, and an operator closes it under its lock, after the last acknowledged entry",
+    why="the leader reports it, and an operator closes it under its lock, after the last "
+    "acknowledged entry",
 )
-def test_a_ledger_whose_writer_is_gone_is_found_and_closed_by_hand(
+def test_an_idle_open_ledger_is_found_and_closed_by_hand(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, config = module_cluster.metadata_service_uri, tmp_path / "bookmender.toml"
@@ -83,7 +83,9 @@ def test_a_ledger_whose_writer_is_gone_is_found_and_closed_by_hand(
                 assert "no check has seen it idle" in refused.complaint
 
                 start("leader", settings=settings)
-                found = await wait_for(lambda: listed(uri, ledger), "it in ledger idle")
+                found = await wait_for(
+                    lambda: listed(uri, ledger), "ledger in the list of idle ones"
+                )
                 assert found["last_entry_id"] == len(PAYLOADS) - 1
 
                 config.write_text(f"[checks]\nidle_open_after_s = {IDLE_AFTER_S}\n")
@@ -94,7 +96,7 @@ def test_a_ledger_whose_writer_is_gone_is_found_and_closed_by_hand(
                 assert closed.record["state"] == "CLOSED", closed
                 assert closed.record["last_entry_id"] == len(PAYLOADS) - 1
 
-                with pytest.raises(BookmenderError):  # fenced, as he was told he would be
+                with pytest.raises(BookmenderError):  # the writer is fenced, as the command said
                     await writer.add(b"too late")
             assert await ours.read(int(ledger)) == (len(PAYLOADS) - 1, sha256_of(PAYLOADS))
             assert await listed(uri, ledger) is None

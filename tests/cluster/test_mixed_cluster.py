@@ -1,7 +1,7 @@
-"""Daemons of ours beside Java's AutoRecovery: one election, one queue, one set of locks.
+"""Our daemons beside Java's AutoRecovery: one election, one queue, one set of locks.
 
-Each test leaves the cluster whole, the queue empty and nobody in office. Java's client has the last
-word: it reads every copy, and compares the contents.
+Each test leaves the cluster whole, the queue empty and no auditor elected. At the end Java's client
+reads every copy and compares the contents.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.steps import (
     AUDITOR_ONLY,
-    GONE,
+    NONEXISTENT,
     POLL_S,
     WORKER_ONLY,
     Bench,
@@ -41,10 +41,9 @@ pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 US = socket.gethostname()
-"""What our votes say where several bookies, or none, share the host."""
+"""Our votes have this name if several bookies, or none, run on the host."""
 CALM_S = 1.5
-"""Several rounds of ours and of Java's: long enough for whoever disregards the switch to be
-seen."""
+"""Several rounds of our daemon and of Java's. A daemon that ignores the switch would be seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
 SLOW_COPY = {"replicationRateByBytes": "4000"}
 
@@ -57,7 +56,7 @@ def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if version == jars.BOOKKEEPER_DEFAULT else {"bookkeeper": version}
 
 
-# --- What is seen ----------------------------------------------------------------------------------
+# --- Helpers --------------------------------------------------------------------------------------
 
 
 async def leader(on: Bench) -> str | None:
@@ -83,7 +82,7 @@ async def wait_candidates(on: Bench, count: int) -> None:
 
 
 async def ask_for_audit(on: Bench) -> None:
-    """As Java's tools do: write the recovery delay once more."""
+    """Trigger an audit by writing the recovery delay again, as Java's tools do."""
     path = on.seen.paths.recovery_delay
     data, _ = await on.seen.store.get(path)
     await on.seen.store.set(path, data, version=ANY_VERSION)
@@ -95,14 +94,14 @@ async def versions(on: Bench, written: Sequence[Written]) -> dict[int, int]:
 
 
 def copies_of(node: Child) -> list[dict[str, Any]]:
-    """The repairs that our daemon copied entries for."""
+    """Return the repairs for which our daemon copied entries."""
     return [event for event in events(node, "ledger.repaired") if event["entry_count"]]
 
 
-# --- One marks, the other repairs ------------------------------------------------------------------
+# --- One marks, the other repairs -----------------------------------------------------------------
 
 
-def test_our_worker_works_off_what_javas_auditor_marked(
+def test_our_worker_repairs_marks_of_javas_auditor(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> list[Written]:
@@ -112,7 +111,8 @@ def test_our_worker_works_off_what_javas_auditor_marked(
             javas(module_cluster) as start_javas,
         ):
             await wait_candidates(on, 0)
-            start_javas(**SLOW_COPY)  # its worker cannot be left out; so it leaves some to ours
+            # Java's worker cannot be disabled, so it is slow enough to leave some to ours.
+            start_javas(**SLOW_COPY)
             await wait_leader(on, is_java=True)
             node = start("worker", settings=WORKER_ONLY)
             await wait_for(lambda: events(node, "node.started"), "worker")
@@ -121,7 +121,7 @@ def test_our_worker_works_off_what_javas_auditor_marked(
             await on.forget(written)
             await ask_for_audit(on)
 
-            await on.wait_repaired(written, GONE)
+            await on.wait_repaired(written, NONEXISTENT)
             assert await leader(on) != US
             assert copies_of(node)
             assert not errors(node)
@@ -130,7 +130,7 @@ def test_our_worker_works_off_what_javas_auditor_marked(
     assert_whole(java, uri, asyncio.run(run()))
 
 
-def test_javas_worker_works_off_what_our_auditor_marked(
+def test_javas_worker_repairs_marks_of_our_auditor(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> list[Written]:
@@ -148,15 +148,15 @@ def test_javas_worker_works_off_what_our_auditor_marked(
             await on.forget(written)
             await ask_for_audit(on)
 
-            await wait_for(lambda: on.has_marked(ledger_ids), "marks of ours")
+            await wait_for(lambda: on.has_marked(ledger_ids), "our marks")
             seen = await asyncio.to_thread(java.under_replicated, uri)
             assert {mark.ledger: mark.replicas for mark in seen} == dict.fromkeys(
-                ledger_ids, (GONE,)
+                ledger_ids, (NONEXISTENT,)
             )
             assert await asyncio.to_thread(java.auditor, uri) == US
 
             start_javas()
-            await on.wait_repaired(written, GONE)
+            await on.wait_repaired(written, NONEXISTENT)
             await wait_candidates(on, 2)
             assert await leader(on) == US
             assert not errors(node)
@@ -165,16 +165,18 @@ def test_javas_worker_works_off_what_our_auditor_marked(
     assert_whole(java, uri, asyncio.run(run()))
 
 
-# --- Both do everything ----------------------------------------------------------------------------
+# --- Both do everything ---------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
     "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
     verdict="same",
 )
-def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
+def test_java_and_bookmender_lead_by_turns_and_share_a_queue(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """Each continues after the other was killed."""
+
     async def run() -> list[Written]:
         async with (
             bench(uri) as on,
@@ -206,7 +208,7 @@ def test_in_office_by_turns_both_work_off_one_queue_and_outlive_each_other(
 
 
 async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
-    """Neither marks nor repairs while replication is disabled; then all that was left is done."""
+    """Assert that neither marks nor repairs while replication is disabled."""
     switch = on.seen.paths.disable
     await on.seen.store.create(switch)
     uri = on.seen.settings.metadata_service_uri
@@ -225,23 +227,24 @@ async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:
         await asyncio.sleep(POLL_S)
 
     await on.seen.store.delete(switch)
-    await on.wait_repaired([*marked, *unmarked], GONE)
+    await on.wait_repaired([*marked, *unmarked], NONEXISTENT)
 
 
 async def both_take_their_share(on: Bench, ours: Child) -> None:
-    """Both repair at the same time, and no ledger is repaired twice."""
+    """Assert that both repair at the same time, and that no ledger is repaired twice."""
     written = await on.write(*(shape(number) for number in range(40)))
     share = 0
-    while not 0 < share < len(written):  # the quicker one may take all
+    while not 0 < share < len(written):  # the quicker one may repair all
         before = len(copies_of(ours))
         switch = on.seen.paths.disable
-        await on.seen.store.create(switch)  # or our leader would mark each as soon as it changes
+        # Otherwise our leader would mark each ledger as soon as it changes.
+        await on.seen.store.create(switch)
         await on.forget(written)
         read_as = await versions(on, written)
 
         await on.seen.store.delete(switch)
         await ask_for_audit(on)
-        await on.wait_repaired(written, GONE)
+        await on.wait_repaired(written, NONEXISTENT)
 
         assert await versions(on, written) == {i: version + 1 for i, version in read_as.items()}
         share = len(copies_of(ours)) - before
@@ -250,7 +253,7 @@ async def both_take_their_share(on: Bench, ours: Child) -> None:
 async def leader_and_bookie_are_killed(
     on: Bench, cluster: LocalCluster, leading: Child, *, is_java_left: bool
 ) -> None:
-    """The other takes over the office, and handles a bookie that is lost afterwards."""
+    """Kill the leader, and assert that the other one leads and handles a later loss."""
     written = await on.write(*(shape(number) for number in range(20)))
     victim = cluster.bookies[0]
     leading.kill()

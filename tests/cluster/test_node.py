@@ -1,4 +1,4 @@
-"""A daemon's life: started, cut off from ZooKeeper, shown what is corrupt or read-only.
+"""A daemon that is cut off from ZooKeeper, or meets corrupt data and read-only bookies.
 
 Each test leaves the cluster whole and the queue empty.
 """
@@ -26,10 +26,10 @@ from tests.cluster.bookies_in_trouble import (
     kill_and_expire,
     make_read_only,
     make_writable,
-    register_anew,
+    register_again,
     unregistered,
 )
-from tests.cluster.steps import GONE, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -37,11 +37,11 @@ STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)
 
 
-# --- Started ---------------------------------------------------------------------------------------
+# --- Start ----------------------------------------------------------------------------------------
 
 
 def nice_values(node: Child) -> set[int]:
-    """Of all its threads."""
+    """Return the nice values of all threads of the node."""
     threads = Path(f"/proc/{node.pid}/task").iterdir()
     return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in threads}
 
@@ -64,7 +64,7 @@ def nice_values(node: Child) -> set[int]:
     verdict="other",
     why="bookmender is a separate process, so neither it nor the bookie stops the other",
 )
-def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
+def test_two_daemons_with_only_the_uri_share_the_work(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     victim = module_cluster.bookies[0]
@@ -88,7 +88,9 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
                 for name in ("one", "other")
             ]
             try:
-                await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
+                await wait_for(
+                    lambda: both_services_of(on, two), "sessions of both services of both"
+                )
                 assert nice_values(two[0]) == {NodeSettings().nice}
                 kill_and_expire(module_cluster, victim)
                 await on.wait_repaired(written, victim)
@@ -96,7 +98,7 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
                 assert sorted(repaired) == at_risk
 
                 while not all(repaired_by(node, tmp_path) for node in two):
-                    await on.lose(written)  # once more: the quicker one may have taken all
+                    await on.lose(written)  # again, because the quicker one may have repaired all
                     await on.wait_idle()
             finally:
                 await asyncio.to_thread(stop_all, two, timeout_s=STOP_MAX_S)
@@ -106,18 +108,18 @@ def test_two_daemons_that_know_nothing_but_the_address_share_the_work(
     asyncio.run(run())
 
 
-async def both_halves_of(on: Bench, daemons: list[Child]) -> bool:
+async def both_services_of(on: Bench, daemons: list[Child]) -> bool:
     live = await live_nodes(on.seen.store, on.seen.paths)
     return sorted(node.info.pid for node in live) == sorted(2 * [node.pid for node in daemons])
 
 
 def repaired_by(node: Child, home: Path) -> list[int]:
-    """By its journal of metadata writes."""
+    """Return the ledgers in the node's journal of metadata writes."""
     (journal,) = home.glob(f".local/state/bookmender/journal/metadata-*-{node.pid}.jsonl")
     return [json.loads(line)["ledger_id"] for line in journal.read_text().splitlines()]
 
 
-# --- Cut off ---------------------------------------------------------------------------------------
+# --- Outages of ZooKeeper -------------------------------------------------------------------------
 
 
 @pytest.mark.compat("TestReplicationWorker.testRWZKConnectionLost", verdict="same")
@@ -137,7 +139,7 @@ def repaired_by(node: Child, home: Path) -> list[int]:
         pytest.param("1", True, id="longer than their sessions"),
     ],
 )
-def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhile(
+def test_daemons_repair_losses_after_an_outage_of_zookeeper(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, session_timeout_s: str, is_long: bool
 ) -> None:
     victim = module_cluster.bookies[1]
@@ -147,7 +149,7 @@ def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhi
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(*(shape(number) for number in range(20)))
             two = [start(name, settings=settings) for name in ("one", "other")]
-            await wait_for(lambda: both_halves_of(on, two), "session of both halves of both")
+            await wait_for(lambda: both_services_of(on, two), "sessions of both services of both")
 
             module_cluster.kill_zookeeper()
             module_cluster.kill(victim)
@@ -170,17 +172,17 @@ def test_daemons_outlive_an_outage_of_zookeeper_and_repair_what_was_lost_meanwhi
 
 
 def has_lost_its_sessions(node: Child) -> bool:
-    """Both halves'."""
+    """Return True if both services of the node have lost their sessions."""
     return {event["role"] for event in events(node, "role.restarted")} == {
         "auditor",
         "replication-worker",
     }
 
 
-# --- Corrupt ---------------------------------------------------------------------------------------
+# --- Corrupt data ---------------------------------------------------------------------------------
 
 
-def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: Path) -> None:
+def test_corrupt_ledgers_are_reported_and_others_repaired(uri: str, tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             store, paths = on.seen.store, on.seen.paths
@@ -209,14 +211,14 @@ def test_what_is_corrupt_is_reported_and_the_rest_is_mended(uri: str, tmp_path: 
     asyncio.run(run())
 
 
-# --- Read-only, and there without a znode ----------------------------------------------------------
+# --- Read-only and unregistered bookies -----------------------------------------------------------
 
 
 @pytest.mark.compat(
     "BookieAutoRecoveryTest.testLedgerMetadataContainsIpAddressAsBookieID",
     verdict="same",
 )
-def test_a_read_only_bookie_is_no_target_and_its_copies_count(
+def test_a_read_only_bookie_is_no_target_but_its_copies_count(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     bookie = module_cluster.bookies[2]
@@ -236,8 +238,8 @@ def test_a_read_only_bookie_is_no_target_and_its_copies_count(
                 for ledger, old in zip(written, before, strict=True):
                     ensemble = (await on.metadata(ledger)).last_segment.ensemble
                     assert ensemble[1:] == old.last_segment.ensemble[1:]
-                    assert ensemble[0] not in (bookie, GONE)
-                assert not events(node, "copy.refused"), "it was asked to take copies"
+                    assert ensemble[0] not in (bookie, NONEXISTENT)
+                assert not events(node, "copy.refused"), "the read-only bookie got copies"
                 assert not errors(node)
             finally:
                 await asyncio.to_thread(make_writable, module_cluster, bookie)
@@ -245,10 +247,10 @@ def test_a_read_only_bookie_is_no_target_and_its_copies_count(
     asyncio.run(run())
 
 
-def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has_no_znode(
+def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    """Rule S13: after an outage of ZooKeeper bookies may be there without being registered."""
+    """After an outage of ZooKeeper, bookies may run without being registered."""
     touched: list[BookieId] = []
 
     async def run() -> None:
@@ -260,7 +262,7 @@ def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has
             await wait_for(lambda: events(node, "election.won"), "vote")
 
             async with unregistered(on, bookie):
-                await wait_for(lambda: len(extra_graces(node)) >= 2, "writer that earns graces")
+                await wait_for(lambda: len(extra_graces(node)) >= 2, "writer that gets graces")
                 before = ledger.acknowledged
                 await wait_for(lambda: ledger.acknowledged > before, "entry acknowledged")
                 metadata = await on.metadata(ledger)
@@ -278,10 +280,10 @@ def test_an_open_ledger_is_not_fenced_while_its_writer_reaches_a_bookie_that_has
         asyncio.run(run())
     finally:
         for bookie in touched:
-            register_anew(module_cluster, bookie)
+            register_again(module_cluster, bookie)
 
 
 def extra_graces(node: Child) -> list[dict[str, Any]]:
-    """Those that a ledger got because its writer was seen to go on."""
+    """Return the graces that the ledger got because its writer was seen writing."""
     defer = events(node, "ledger.deferred")
     return [event for event in defer if event["reason"] == Reason.WRITER_ALIVE.value]

@@ -1,4 +1,4 @@
-"""A daemon that is told to end does so at once, whatever it is doing, and holds nothing afterwards.
+"""A daemon stops at once when asked, even in the middle of work, and leaves no lock behind.
 
 Each test leaves the cluster whole and the queue empty.
 """
@@ -35,7 +35,7 @@ STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)
 
 
-async def assert_nothing_is_held(on: Bench) -> None:
+async def assert_nothing_is_left(on: Bench) -> None:
     store, paths = on.seen.store, on.seen.paths
     assert await locked_ledger_ids(store, paths) == set()
     assert await current_leader(store, paths) is None
@@ -44,9 +44,9 @@ async def assert_nothing_is_held(on: Bench) -> None:
 
 @pytest.mark.compat("BookieAutoRecoveryTest.testStopWhileReplicationInProgress", verdict="better")
 @pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
-def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
-    uri: str, tmp_path: Path
-) -> None:
+def test_a_node_stops_at_once_during_a_copy(uri: str, tmp_path: Path) -> None:
+    """It leaves no lock, vote or session behind."""
+
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(*(shape(number) for number in range(10)))
@@ -58,12 +58,12 @@ def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
             await wait_for(lambda: is_frozen(node), "copy under way")
             assert await locked_ledger_ids(on.seen.store, on.seen.paths)
 
-            os.kill(node.pid, signal.SIGTERM)  # seen when it is resumed, before anything else
+            os.kill(node.pid, signal.SIGTERM)  # delivered first when the node is resumed
             node.resume()
 
             assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
             assert node.exit_code == 0
-            await assert_nothing_is_held(on)
+            await assert_nothing_is_left(on)
             assert not errors(node)
 
             start("next", settings=WORKER_ONLY)
@@ -74,9 +74,9 @@ def test_in_the_middle_of_a_copy_it_ends_at_once_and_holds_nothing(
 
 
 @pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
-def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
-    uri: str, tmp_path: Path
-) -> None:
+def test_a_node_stops_at_once_during_a_grace(uri: str, tmp_path: Path) -> None:
+    """It leaves no lock, vote or session behind."""
+
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(shape(0, quorums=ON_THREE, ending=Ending.ABANDONED))
@@ -90,7 +90,7 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
 
             assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
             assert node.exit_code == 0
-            await assert_nothing_is_held(on)
+            await assert_nothing_is_left(on)
             assert (await on.metadata(written[0])).state is LedgerState.OPEN
             assert not errors(node)
 
@@ -102,9 +102,11 @@ def test_while_a_ledger_sits_in_its_grace_it_ends_at_once_and_holds_nothing(
 
 
 @pytest.mark.compat("G22", verdict="better")
-def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
+def test_a_node_stops_at_once_while_a_bookie_hangs(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """It leaves no lock, vote or session behind."""
+
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             written = await on.write(*(shape(number, quorums=ON_THREE) for number in range(3)))
@@ -117,7 +119,7 @@ def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
                 await wait_for(lambda: locked_ledger_ids(on.seen.store, on.seen.paths), "lock")
                 node.terminate()
                 assert await asyncio.to_thread(node.wait, timeout_s=STOP_MAX_S)
-                await assert_nothing_is_held(on)
+                await assert_nothing_is_left(on)
             finally:
                 module_cluster.resume(frozen)
             assert node.exit_code == 0
@@ -130,8 +132,8 @@ def test_while_a_bookie_keeps_it_waiting_it_ends_at_once_and_holds_nothing(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("trouble", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "gone"])
-def test_it_ends_in_time_while_zookeeper_is_not_to_be_had(
+@pytest.mark.parametrize("trouble", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
+def test_a_node_stops_in_time_during_an_outage_of_zookeeper(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, trouble: signal.Signals
 ) -> None:
     async def run() -> None:

@@ -1,4 +1,4 @@
-"""Observe mode on a real ZooKeeper: no trace of it, and what it sees of Java's auditor at work."""
+"""Observe mode on a real ZooKeeper: it leaves no trace, and it agrees with Java's auditor."""
 
 import asyncio
 import json
@@ -27,12 +27,12 @@ CLUSTER = {"bookies": 4}
 OBSERVE = {"NODE_MODE": "observe"}
 LEDGERS = 6
 ON_ALL = (4, 2, 2)
-"""On every bookie there is: nobody can take over, and marks stay."""
+"""Ledgers on every bookie: without a possible target, marks stay."""
 
 
 @contextmanager
 def a_loss(cluster: LocalCluster) -> Iterator[str]:
-    """A bookie is away in the meantime."""
+    """Make a bookie absent for a while, and yield it."""
     victim = cluster.bookies[0]
     kill_and_expire(cluster, victim)
     try:
@@ -41,7 +41,7 @@ def a_loss(cluster: LocalCluster) -> Iterator[str]:
         cluster.start_bookie(victim)
 
 
-def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
+def test_rule_s9_observing_changes_no_znode_and_fences_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -52,8 +52,8 @@ def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
                 before = whole_tree(on)
 
                 said = await bookmender(uri, "observe", "--json")
-                node = start("looking-on", settings=OBSERVE)
-                report = await wait_for(lambda: told(tmp_path, would_mark=LEDGERS), "report")
+                node = start("observer", settings=OBSERVE)
+                report = await wait_for(lambda: reported(tmp_path, would_mark=LEDGERS), "report")
                 await asyncio.to_thread(stop_all, [node], timeout_s=STOP_TIMEOUT_S)
 
                 assert whole_tree(on) == before
@@ -72,7 +72,7 @@ def test_rule_s9_neither_command_nor_node_leaves_a_trace_in_zookeeper_or_fences(
 
 
 async def assert_unfenced(on: Bench, written: Written, bookies: Sequence[BookieId]) -> None:
-    """Its writer could go on."""
+    """Assert that the writer could add another entry."""
     digest = EntryDigest(written.shape.digest_type, PASSWORD)
     entry = digest.pack(
         ledger_id=written.ledger_id,
@@ -85,7 +85,7 @@ async def assert_unfenced(on: Bench, written: Written, bookies: Sequence[BookieI
         await on.workload.bookies.add(bookie, entry, master_key=digest.master_key)
 
 
-def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
+def test_observing_agrees_with_the_marks_of_javas_auditor(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -97,13 +97,13 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
             start_java()
             await wait_leader(on, is_java=True)
             written = await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS)))
-            start("looking-on", settings=OBSERVE)
-            await wait_for(lambda: told(tmp_path, would_mark=0), "report before the loss")
+            start("observer", settings=OBSERVE)
+            await wait_for(lambda: reported(tmp_path, would_mark=0), "report before the loss")
             with a_loss(module_cluster):
                 at_risk = [ledger.ledger_id for ledger in written]
 
                 def agree() -> Any:
-                    report = told(tmp_path)
+                    report = reported(tmp_path)
                     return report and report["marks"]["agreed"] >= len(at_risk) and report
 
                 report = await wait_for(agree, "agreement with Java's auditor")
@@ -113,7 +113,7 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
                     blocked["reason"]
                     for ledger in report["would_repair"]["ledgers"]
                     if ledger["ledger_id"] in at_risk
-                    for blocked in ledger["in_the_way"]
+                    for blocked in ledger["blocked"]
                 }
                 assert reasons == {"no-target"}
             assert await on.seen.store.exists(on.seen.paths.private.directory) is None
@@ -122,9 +122,9 @@ def test_beside_javas_auditor_the_marks_of_both_come_out_the_same(
     asyncio.run(run())
 
 
-def told(folder: Path, **fields: object) -> dict[str, Any] | None:
-    """The node's last report, if it says this."""
-    path = folder / "looking-on" / "observe.json"
+def reported(folder: Path, **fields: object) -> dict[str, Any] | None:
+    """Return the node's last report if it has these fields."""
+    path = folder / "observer" / "observe.json"
     if not path.exists():
         return None
     record: dict[str, Any] = json.loads(path.read_text())
@@ -133,7 +133,7 @@ def told(folder: Path, **fields: object) -> dict[str, Any] | None:
 
 
 def whole_tree(on: Bench) -> dict[str, tuple[int, int, int, bytes]]:
-    """Every znode, with the transactions that made it, wrote it, and touched its children last."""
+    """Return every znode with the transactions that created and changed it."""
     client = KazooClient(on.seen.settings.uri.hosts)
     client.start()
     try:

@@ -1,5 +1,4 @@
-"""Open ledgers whose writers died, by hand on real bookies: what they wait for is told, and nothing
-is done in vain."""
+"""Open ledgers whose writers died, repaired by hand on real bookies."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -26,7 +25,7 @@ LAST = 29
 
 @asynccontextmanager
 async def left_open(uri: str, *, ack_quorum: int) -> AsyncIterator[tuple[Bench, int]]:
-    """On all three bookies."""
+    """Create an abandoned open ledger on all three bookies."""
     async with bench(uri) as on:
         async with our_client(uri) as client:
             wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum)
@@ -40,7 +39,7 @@ async def state_of(on: Bench, ledger_id: int) -> LedgerState:
     return (await on.seen.manager.read(ledger_id)).metadata.state
 
 
-def test_one_that_lacks_copies_at_its_end_is_not_waited_for_and_what_closes_it_is_said(
+def test_a_repair_of_an_open_end_names_the_closing_command(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     wiped = module_cluster.bookies[0]
@@ -70,7 +69,7 @@ def test_one_that_lacks_copies_at_its_end_is_not_waited_for_and_what_closes_it_i
     asyncio.run(run())
 
 
-def test_one_whose_last_entries_nobody_can_take_is_not_fenced_in_vain(
+def test_without_a_bookie_for_its_last_entries_it_is_not_fenced(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     away = module_cluster.bookies[1]

@@ -1,4 +1,4 @@
-"""Maintenance and decommission as operators order them, on real bookies, with Java's last word."""
+"""Maintenance and decommissions on real bookies, judged by Java."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
 NO_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0"}
 SOON_S = 2.0
-"""Time enough for an auditor that has no delay to mark what it takes for lost."""
+"""Enough time for an auditor without a recovery delay to mark a loss."""
 
 
 async def set_delay(on: Bench, delay_s: int) -> None:
@@ -34,7 +34,7 @@ async def versions(on: Bench, written: Sequence[Written]) -> list[int]:
     return [(await on.seen.manager.read(ledger.ledger_id)).version for ledger in written]
 
 
-def test_within_a_maintenance_window_a_bookies_restart_marks_and_copies_nothing(
+def test_a_restart_during_maintenance_marks_and_copies_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     away = module_cluster.bookies[0]
@@ -58,7 +58,7 @@ def test_within_a_maintenance_window_a_bookies_restart_marks_and_copies_nothing(
                 row["bookie_id"]: (row["state"], row["maintenance"]["reason"])
                 for row in listed.record["bookies"]
                 if row["maintenance"]
-            } == {away: ("away", "new disk")}
+            } == {away: ("absent", "new disk")}
             assert await on.is_idle()
             await asyncio.to_thread(module_cluster.start_bookie, away)
             ended = await bookmender(uri, "bookie", "maintenance", away, "--end")
@@ -80,7 +80,7 @@ def test_within_a_maintenance_window_a_bookies_restart_marks_and_copies_nothing(
     verdict="better",
 )
 @pytest.mark.compat("BookieDecommissionTest.testDecommissionForEmptyLedgers", verdict="better")
-def test_a_stopped_bookie_is_decommissioned_whatever_state_its_ledgers_are_in(
+def test_a_bookie_with_ledgers_of_all_states_is_decommissioned(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     victim = module_cluster.bookies[0]
@@ -103,11 +103,11 @@ def test_a_stopped_bookie_is_decommissioned_whatever_state_its_ledgers_are_in(
 
             refused = await bookmender(uri, "bookie", "decommission", victim)
             assert refused.exit_code == 1
-            assert "stop it for good" in refused.complaint
+            assert "Stop it for good" in refused.complaint
 
             kill_and_expire(module_cluster, victim)
             await asyncio.sleep(SOON_S)
-            assert await on.is_idle(), "within the delay it is not lost"
+            assert await on.is_idle(), "during the recovery delay it is not lost"
             said = await bookmender(uri, "bookie", "decommission", victim, "-o", "json")
 
             assert said.exit_code == 0, said

@@ -1,4 +1,4 @@
-"""Draining on real bookies: while a Java client writes and Java's AutoRecovery runs beside."""
+"""Draining on real bookies, while a Java client writes and Java's AutoRecovery runs."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 6}
 
 OURS = {"REPLICATION_RETRY_MIN_S": "0.5", "REPLICATION_RETRY_MAX_S": "1"}
-"""Ledgers that their writer closes are looked at soon again."""
+"""The settings retry ledgers soon, once their writer has closed them."""
 
 
 async def is_drained(uri: str, *bookies: BookieId) -> bool:
@@ -47,9 +47,10 @@ async def turn_read_only(cluster: LocalCluster, *bookies: BookieId) -> None:
     assert cluster.read_only() == set(bookies)
 
 
-def test_rule_s16_two_of_six_bookies_are_drained_at_once_under_a_java_writer_and_beside_java(
+def test_rule_s16_two_bookies_are_drained_beside_java(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """A Java client writes, and Java's AutoRecovery runs."""
     leaving = module_cluster.bookies[:2]
 
     async def run() -> None:
@@ -68,12 +69,12 @@ def test_rule_s16_two_of_six_bookies_are_drained_at_once_under_a_java_writer_and
                 await asyncio.to_thread(writer.wait_acknowledged, 20)
                 await turn_read_only(module_cluster, *leaving)
                 node = start("ours", settings=OURS)
-                await wait_for(lambda: has_leader(on), "leader, ours")
+                await wait_for(lambda: has_leader(on), "our leader")
                 start_javas()
 
                 said = await bookmender(uri, "bookie", "drain", *leaving)
                 assert said.exit_code == 0, said
-                await wait_for(have_left, "closed ledgers elsewhere")
+                await wait_for(have_left, "closed ledgers on other bookies")
                 acknowledged = writer.last_acknowledged
                 await asyncio.to_thread(writer.wait_acknowledged, acknowledged + 20)
                 ended = await asyncio.to_thread(writer.stop)

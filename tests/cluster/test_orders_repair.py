@@ -1,5 +1,4 @@
-"""Repair by hand on real bookies, with no daemon running, and Java's last word; and what else is
-ordered."""
+"""Repair by hand on real bookies without a daemon, judged by Java; and other orders."""
 
 import asyncio
 import json
@@ -38,9 +37,10 @@ ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
     verdict="same",
 )
 @pytest.mark.compat("G16", verdict="better")
-def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_why(
+def test_ledgers_are_repaired_by_hand_without_a_daemon(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
+    """A ledger that cannot be repaired is reported with the reason."""
     victim = module_cluster.bookies[0]
 
     async def run() -> list[Written]:
@@ -54,7 +54,7 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
                 one = await bookmender(uri, "repair", str(others[0]), state=tmp_path)
                 assert (one.exit_code, one.out) == (
                     0,
-                    "1 ledger whole, as far as repair looks\n",
+                    "1 ledger checked and whole\n",
                 ), one
                 assert await on.names(written, victim) == others[1:]
 
@@ -67,7 +67,7 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
                 assert waiting["reason"] == "no-target"
                 assert await on.names(written, victim) == []
                 assert await marked_ledger_ids(on.seen.store, own) == [everywhere.ledger_id], (
-                    "what could not be done is left to the nodes"
+                    "ledgers that could not be repaired are left to the nodes"
                 )
             finally:
                 await asyncio.to_thread(module_cluster.start_bookie, victim)
@@ -82,9 +82,10 @@ def test_ledgers_are_repaired_by_hand_without_a_daemon_and_what_cannot_be_says_w
     assert_whole(java, uri, asyncio.run(run()))
 
 
-def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_back(
+def test_an_open_ledger_without_coverage_ends_the_repair(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
+    """After one bookie returns, the same command repairs the ledger."""
     settings = tmp_path / "bookmender.toml"
     settings.write_text("[replication]\nopen_ledger_grace_s = 1\n")
 
@@ -92,7 +93,9 @@ def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_
         async with bench(uri) as on:
             async with our_client(uri) as client:
                 wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
-                async with client.create(wide) as writer:  # its writer goes, and does not close it
+                async with client.create(
+                    wide
+                ) as writer:  # the writer ends without closing the ledger
                     for sent in [await writer.send(b"entry") for _ in range(30)]:
                         await sent
             ledger_id, (one, other) = writer.ledger_id, module_cluster.bookies[:2]
@@ -102,7 +105,7 @@ def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_
             try:
                 refused = await bookmender(uri, *repair, state=tmp_path)
                 assert refused.exit_code == 1, refused
-                assert f"ledger {ledger_id} waits for help: no-coverage: " in refused.out
+                assert f"ledger {ledger_id} is blocked: no-coverage: " in refused.out
                 assert f"Start enough of: {', '.join(sorted((one, other)))}" in refused.out
                 assert not (await on.seen.manager.read(ledger_id)).metadata.is_closed
                 status = await bookmender(uri, "status", "-o", "json")
@@ -123,7 +126,7 @@ def test_an_open_ledger_that_lost_too_many_bookies_ends_the_repair_until_one_is_
     asyncio.run(run())
 
 
-def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
+def test_mark_only_leaves_the_repair_to_the_nodes(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -145,7 +148,7 @@ def test_repair_leaves_to_the_nodes_what_it_is_told_to_only_mark(
     asyncio.run(run())
 
 
-def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
+def test_ctrl_c_leaves_the_marks_and_releases_every_lock(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     async def run() -> None:
@@ -153,7 +156,7 @@ def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
             store, paths = on.seen.store, on.seen.paths
             (written,) = await on.write(shape(1, ending=Ending.ABANDONED, quorums=ON_TWO))
             ledger_id = written.ledger_id
-            await on.forget([written])  # its open end misses a bookie: there is a grace to sit out
+            await on.forget([written])  # its open end misses a bookie, so a grace begins
             environment = {
                 **os.environ,
                 "BOOKMENDER_METADATA_SERVICE_URI": uri,
@@ -187,7 +190,7 @@ def test_ctrl_c_leaves_the_marks_to_the_nodes_and_holds_nothing(
     asyncio.run(run())
 
 
-def test_limits_switch_and_drains_are_ordered_by_their_commands(
+def test_commands_order_limits_drains_and_the_switch(
     module_cluster: LocalCluster, java: JavaTool, uri: str
 ) -> None:
     bookie = module_cluster.bookies[0]
@@ -195,15 +198,15 @@ def test_limits_switch_and_drains_are_ordered_by_their_commands(
     async def run() -> None:
         limits, room, unknown, disabled = await asyncio.gather(
             bookmender(uri, "limits", "--bytes-per-s", "20M", "--full-speed", "-o", "json"),
-            bookmender(uri, "bookie", "list", "--room", "-o", "json"),
+            bookmender(uri, "bookie", "list", "--space", "-o", "json"),
             bookmender(uri, "bookie", "drain", f"{bookie}1"),
             bookmender(uri, "disable"),
         )
         assert limits.record["bytes_per_s"] == {"value": 20_000_000, "is_ordered": True}
         assert limits.record["yields_to_writers"] == {"value": False, "is_ordered": True}
-        assert all(row["room"]["free_bytes"] > 0 for row in room.record["bookies"])
+        assert all(row["disk_space"]["free_bytes"] > 0 for row in room.record["bookies"])
         assert unknown.exit_code == 2
-        assert f"did you mean {bookie}" in unknown.err
+        assert f"Did you mean {bookie}" in unknown.err
         assert disabled.out == "auto-recovery is disabled\n"
         assert not await asyncio.to_thread(java.is_replication_enabled, uri)
 
@@ -211,16 +214,17 @@ def test_limits_switch_and_drains_are_ordered_by_their_commands(
             bookmender(uri, "limits", "--reset", "-o", "json"), bookmender(uri, "disable")
         )
         assert not reset.record["bytes_per_s"]["is_ordered"]
-        assert again.out == "auto-recovery is disabled, as it was\n"
+        assert again.out == "auto-recovery is already disabled\n"
         assert (await bookmender(uri, "enable")).out == "auto-recovery is enabled\n"
         assert await asyncio.to_thread(java.is_replication_enabled, uri)
 
         given = await bookmender(uri, "bookie", "drain", bookie)
-        assert (given.exit_code, given.out) == (0, f"{bookie}: draining (not looked for yet)\n")
-        assert "still takes writes" in given.err
-        assert "no auditor is running" in given.err
+        assert given.exit_code == 0
+        assert given.out == f"{bookie}: draining (its ledgers are not counted yet)\n"
+        assert "still accepts writes" in given.err
+        assert "No auditor is running" in given.err
         assert (await bookmender(uri, "bookie", "drain", bookie, "--cancel")).exit_code == 0
         nothing = await bookmender(uri, "bookie", "drain")
-        assert (nothing.exit_code, nothing.out) == (0, "no bookie is being drained\n")
+        assert (nothing.exit_code, nothing.out) == (0, "no drain is ordered\n")
 
     asyncio.run(run())

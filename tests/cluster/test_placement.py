@@ -1,5 +1,7 @@
-"""A daemon's copies go by racks, and not to bookies that are short of room. On the shared
-cluster."""
+"""A daemon's copies follow racks, and avoid bookies that are short of space.
+
+On the shared cluster.
+"""
 
 import asyncio
 import json
@@ -35,12 +37,12 @@ RACKS_PATH = "/racks-of-a-test"
 ISOLATED = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"
 ON_TWO = (2, 2, 2)
 LEDGER_COUNT = 20
-"""By lot alone, so many go to the right racks once in a million runs."""
+"""With random placement, all of these go to the right racks once in a million runs."""
 
 
 @asynccontextmanager
 async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterator[None]:
-    """As Pulsar keeps them, but elsewhere: other tests share the cluster."""
+    """Write a rack table as Pulsar does, but to another znode: other tests share the cluster."""
     table = {"default": {bookie: {"rack": rack} for bookie, rack in racks.items()}}
     await on.seen.store.create(RACKS_PATH, json.dumps(table).encode())
     try:
@@ -49,7 +51,7 @@ async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterato
         await on.seen.store.delete(RACKS_PATH)
 
 
-def test_copies_of_ledgers_that_pulsar_isolates_stay_in_their_groups(
+def test_copies_of_isolated_pulsar_ledgers_stay_in_their_groups(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     settings = WORKER_ONLY | {"PLACEMENT_RACKS_ZNODE": RACKS_PATH}
@@ -83,16 +85,14 @@ def test_copies_of_ledgers_that_pulsar_isolates_stay_in_their_groups(
 
 
 async def isolate(on: Bench, ledger: Written, group: str) -> None:
-    """As Pulsar does when it makes a ledger of a namespace that is isolated."""
+    """Write the metadata of an isolated ledger, as Pulsar does for a namespace."""
     config = {"policyClass": ISOLATED, "properties": {"isolationBookieGroups": group}}
     versioned = await on.seen.manager.read(ledger.ledger_id)
     metadata = replace(versioned.metadata, custom=((CONFIG_KEY, json.dumps(config).encode()),))
     await on.seen.manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
 
-def test_copies_go_to_the_racks_that_pulsars_znode_tells(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_copies_follow_the_racks_of_pulsars_znode(cluster: LocalCluster, tmp_path: Path) -> None:
     racks = {b: "/a" if i % 2 else "/b" for i, b in enumerate(sorted(cluster.bookies))}
     settings = WORKER_ONLY | {
         "PLACEMENT_RACKS_ZNODE": RACKS_PATH,
@@ -116,9 +116,7 @@ def test_copies_go_to_the_racks_that_pulsars_znode_tells(
     asyncio.run(run())
 
 
-def test_no_copy_goes_to_a_bookie_that_is_short_of_room(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_no_copy_goes_to_a_bookie_short_of_space(cluster: LocalCluster, tmp_path: Path) -> None:
     free_share = asyncio.run(greatest_free_share(cluster))
     if free_share > 0.85:
         pytest.skip("the disk of this machine is emptier than any floor that may be set")

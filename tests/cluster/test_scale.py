@@ -1,5 +1,8 @@
-"""The auditor among many: with ``TEST_SCALE=full`` (``make test-scale``) 1,000 bookies and 200,000
-ledgers, else as many as the suite has time for. All are znodes."""
+"""The auditor with many bookies and ledgers, all of them znodes.
+
+With ``TEST_SCALE=full`` (``make test-scale``) there are 1,000 bookies and 200,000 ledgers,
+otherwise as many as the suite has time for.
+"""
 
 import asyncio
 import os
@@ -21,16 +24,17 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 IS_FULL = os.environ.get("TEST_SCALE") == "full"
 BOOKIES, LEDGERS = (1_000, 200_000) if IS_FULL else (50, 5_000)
 LOST = BOOKIES // 25
-"""Far too few for a hold, and"""
+"""Far too few for a safety hold."""
 WAVE = BOOKIES // 2
-"""far more than it takes."""
+"""Far more than a safety hold needs."""
 SETTINGS = AUDITOR_ONLY | {"ZOOKEEPER_SESSION_TIMEOUT_S": "20"}
 SEED = 7
 
 
-def test_among_many_bookies_just_the_ledgers_of_the_lost_are_marked_and_a_wave_is_held_for(
+def test_only_ledgers_of_lost_bookies_are_marked(
     tmp_path: Path,
 ) -> None:
+    """A mass failure begins a safety hold instead of more marks."""
     bookies = [bookie(number) for number in range(BOOKIES)]
     lost, wave = bookies[:LOST], bookies[LOST : LOST + WAVE]
 
@@ -73,4 +77,4 @@ async def _wait_marks(cluster: ZnodeCluster, expected: dict[int, frozenset[Booki
     async def are_right() -> bool:
         return await cluster.marks() == expected
 
-    await wait_for(are_right, "marks of just the ledgers that miss copies", within_s=120)
+    await wait_for(are_right, "marks of exactly the ledgers that miss copies", within_s=120)

@@ -1,5 +1,4 @@
-"""Four bookies, three in an ensemble: a closed part of an open ledger is repaired while its writer
-lives."""
+"""On four bookies, a closed fragment of an open ledger is repaired while its writer lives."""
 
 import asyncio
 from pathlib import Path
@@ -10,13 +9,13 @@ from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState, Segment
 from tests.cluster.bookies_in_trouble import terminate
-from tests.cluster.steps import GONE, WORKER_ONLY, bench, nodes, shape, wait_for
+from tests.cluster.steps import NONEXISTENT, WORKER_ONLY, bench, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 CLUSTER = {"bookies": 4}
 
 
-def test_a_closed_part_of_an_open_ledger_is_copied_to_a_bookie_of_its_open_end(
+def test_a_closed_fragment_is_copied_to_a_bookie_of_the_open_one(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     cluster = module_cluster
@@ -27,25 +26,25 @@ def test_a_closed_part_of_an_open_ledger_is_copied_to_a_bookie_of_its_open_end(
             (ledger,) = await on.write(
                 shape(0, entry_count=10, quorums=(3, 3, 2), ending=Ending.ABANDONED)
             )
-            # The writer's ensemble change: the fourth bookie replaced one that is gone.
+            # The writer's ensemble change: the fourth bookie replaced one that does not exist.
             found = await on.seen.manager.read(ledger.ledger_id)
             first = found.metadata.last_segment.ensemble
             (fourth,) = set(cluster.bookies) - set(first)
-            changed = found.metadata.last_segment.with_bookies({1: GONE})
+            changed = found.metadata.last_segment.with_bookies({1: NONEXISTENT})
             metadata = found.metadata.with_segment(changed).with_segment(
                 Segment(first_entry_id=10, ensemble=(first[0], fourth, first[2]))
             )
             await on.seen.manager.write(ledger.ledger_id, metadata, read_as=found)
             await asyncio.to_thread(terminate, cluster, first[1])
-            await wait_for(lambda: first[1] not in cluster.writable(), "bookie gone")
+            await wait_for(lambda: first[1] not in cluster.writable(), "absence of the bookie")
 
             start("node", settings=WORKER_ONLY)
             await on.mark([ledger.ledger_id])
 
             async def is_repaired() -> bool:
-                return GONE not in (await on.metadata(ledger)).bookies
+                return NONEXISTENT not in (await on.metadata(ledger)).bookies
 
-            await wait_for(is_repaired, "repaired closed part")
+            await wait_for(is_repaired, "repaired closed fragment")
             await on.wait_idle()
             after = await on.metadata(ledger)
             assert after.state is LedgerState.OPEN

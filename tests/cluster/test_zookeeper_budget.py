@@ -1,5 +1,4 @@
-"""What a node costs ZooKeeper: requests in flight by its latency, requests a second by setting and
-order."""
+"""A node's load on ZooKeeper: requests in flight, and requests a second."""
 
 import asyncio
 from collections.abc import Iterator
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from daemon.live_settings import LiveSettings
 from daemon.local.cluster import LocalCluster
 from daemon.session import open_session
 from daemon.settings import Settings, ZooKeeperSettings
@@ -40,13 +40,15 @@ async def test_fewer_requests_are_in_flight_while_zookeeper_is_slow(
 
     async with asyncio.TaskGroup() as tasks:
         callers = [tasks.create_task(ask_on_and_on()) for _ in range(CALLERS)]
-        await wait_for(lambda: in_flight(store) > REQUESTS_FIRST, "more for a quick server")
+        await wait_for(
+            lambda: in_flight(store) > REQUESTS_FIRST, "more requests for a quick server"
+        )
 
         proxy.reply_delay_s = 2 * SLOW_MIN_S
-        await wait_for(lambda: in_flight(store) <= REQUESTS_MIN, "no more than the least")
+        await wait_for(lambda: in_flight(store) <= REQUESTS_MIN, "the fewest requests")
 
         proxy.reply_delay_s = 0.0
-        await wait_for(lambda: in_flight(store) > REQUESTS_FIRST, "more again")
+        await wait_for(lambda: in_flight(store) > REQUESTS_FIRST, "more requests again")
         for caller in callers:
             caller.cancel()
     await store.close()
@@ -64,7 +66,7 @@ def journal(tmp_path: Path) -> Iterator[MetadataJournal]:
 
 
 @on_loop
-async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
+async def test_both_services_follow_the_setting_and_an_order(
     cluster: LocalCluster, journal: MetadataJournal
 ) -> None:
     settings = replace(
@@ -72,8 +74,8 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         zookeeper=ZooKeeperSettings(requests_per_s=500),
     )
     async with (
-        open_session(settings, Role.WORKER, journal) as worker,
-        open_session(settings, Role.AUDITOR, journal) as auditor,
+        open_session(LiveSettings(settings), Role.WORKER, journal) as worker,
+        open_session(LiveSettings(settings), Role.AUDITOR, journal) as auditor,
     ):
         stores = (worker.store, auditor.store)
         orders, znode = OrderStore(worker.store, worker.paths), limits_znode(worker.paths)
@@ -81,13 +83,13 @@ async def test_both_halves_keep_to_the_setting_and_to_an_order_at_once(
         async def wait_paced(requests_per_s: int) -> None:
             await wait_for(
                 lambda: all(store.requests_per_s == requests_per_s for store in stores),
-                f"pace of {requests_per_s} in both halves",
+                f"pace of {requests_per_s} in both services",
             )
 
         await wait_paced(500)
         await orders.give(znode, LimitsOrder(requests_per_s=300), over=None)
         await wait_paced(300)
-        standing = await orders.stored(znode)
-        assert standing is not None
-        await orders.withdraw(znode, over=standing)
+        stored = await orders.stored(znode)
+        assert stored is not None
+        await orders.withdraw(znode, over=stored)
         await wait_paced(500)

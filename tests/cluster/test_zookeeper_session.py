@@ -1,4 +1,4 @@
-"""Sessions of ours while ZooKeeper is away, hangs, or says what nobody understands."""
+"""Our sessions while ZooKeeper is down, hangs, or sends nonsense."""
 
 import asyncio
 import struct
@@ -22,20 +22,20 @@ from tests.zookeeper_server import ZooKeeperServer, opened
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_session_thread_is_left")]
 
 
-async def told(events: AsyncIterator[Event]) -> tuple[EventKind, str]:
+async def kind_and_path(events: AsyncIterator[Event]) -> tuple[EventKind, str]:
     event = await anext(events)
     return event.kind, event.path
 
 
 @on_loop
-async def test_a_session_and_its_watches_outlive_a_restart_of_the_server(
+async def test_a_session_and_its_watches_survive_a_server_restart(
     server: ZooKeeperServer,
 ) -> None:
     async with opened(server) as store, aclosing(store.watch("/", is_recursive=True)) as events:
         await anext(events)
         await store.create("/held", is_ephemeral=True)
         session_id = store.session_id
-        assert await told(events) == (EventKind.CREATED, "/held")
+        assert await kind_and_path(events) == (EventKind.CREATED, "/held")
 
         server.process.kill()
         await store.wait_disconnected()
@@ -44,23 +44,23 @@ async def test_a_session_and_its_watches_outlive_a_restart_of_the_server(
 
         _, stat = await reading
         assert stat.ephemeral_owner == session_id == store.session_id
-        assert await told(events) == (EventKind.RESET, "/")
+        assert await kind_and_path(events) == (EventKind.RESET, "/")
         await store.create("/after", is_ephemeral=True)
-        assert await told(events) == (EventKind.CREATED, "/after")
+        assert await kind_and_path(events) == (EventKind.CREATED, "/after")
 
 
 @on_loop
-async def test_a_session_outlives_a_server_that_takes_a_connection_and_never_answers(
+async def test_a_session_survives_a_server_that_never_answers(
     server: ZooKeeperServer,
 ) -> None:
-    """As a server may that is starting."""
+    """A server that is starting may accept a connection and not answer."""
     proxy = TcpProxy(server.port)
     await proxy.start()
     store = await ZooKeeperStore.open(proxy.address, session_timeout_s=6)
     try:
         await store.create("/lives-on", is_ephemeral=True)
         session_id = store.session_id
-        await asyncio.sleep(1)  # since when the server has not heard of it
+        await asyncio.sleep(1)  # the server hears nothing of the session meanwhile
 
         proxy.cut()
         await proxy.ignore_one()
@@ -80,14 +80,14 @@ async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> 
 
 
 @on_loop
-async def test_a_session_does_not_outlive_a_loop_that_stands_still(
+async def test_a_session_ends_if_its_event_loop_hangs(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a call that never returns, as of a disk that hangs: what it holds is others' to take."""
+    """A call may never return, for example on a disk that hangs. Others must get its locks."""
     monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 1)
     holds, goes_on = threading.Event(), threading.Event()
 
-    async def hold_and_hang() -> None:
+    async def lock_and_hang() -> None:
         async with opened(server, session_timeout_s=1, ends_with_loop=True) as store:
             await store.create("/held-by-one-that-hangs", is_ephemeral=True)
             await asyncio.sleep(2)  # pings are answered
@@ -103,11 +103,11 @@ async def test_a_session_does_not_outlive_a_loop_that_stands_still(
         asyncio.timeout(60),
     ):
         await anext(events)
-        hanging = asyncio.create_task(asyncio.to_thread(asyncio.run, hold_and_hang()))
+        hanging = asyncio.create_task(asyncio.to_thread(asyncio.run, lock_and_hang()))
         try:
-            assert (await told(events))[0] is EventKind.CREATED
+            assert (await kind_and_path(events))[0] is EventKind.CREATED
             await asyncio.to_thread(holds.wait)
-            assert (await told(events))[0] is EventKind.DELETED
+            assert (await kind_and_path(events))[0] is EventKind.DELETED
         finally:
             goes_on.set()
         await hanging
@@ -149,10 +149,10 @@ async def test_a_session_without_a_server_for_too_long_counts_as_lost(
 
 
 @on_loop
-async def test_a_session_that_is_given_up_does_not_live_on(
+async def test_a_session_given_up_is_closed(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else its locks would stand, and nobody would hold them."""
+    """Otherwise its locks would remain without an owner."""
     monkeypatch.setattr(kazoo_session, "SUSPENDED_TIMEOUTS_MAX", 0.1)
     proxy = TcpProxy(server.port)
     store = await ZooKeeperStore.open(await proxy.start(), session_timeout_s=4)
@@ -160,7 +160,7 @@ async def test_a_session_that_is_given_up_does_not_live_on(
     await store.wait_disconnected()
     proxy.hold_replies()
     proxy.admit()
-    await proxy.wait_reply()  # it is about to be connected again
+    await proxy.wait_reply()  # the session is about to be connected again
 
     await store.wait_lost()
     proxy.restore()
@@ -174,13 +174,13 @@ async def test_a_session_that_is_given_up_does_not_live_on(
 async def test_a_lost_store_never_connects_again(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rule S3: left to itself, kazoo follows a lost session with a new one."""
+    """Rule S3: by default, kazoo replaces a lost session with a new one."""
     attempts = watched_attempts(monkeypatch)
     async with opened(server) as store:
         assert await attempts.get() == "connected"
         password = store._session._client._session_passwd
         await asyncio.to_thread(end_session, server.address, (store.session_id, password))
-        assert await attempts.get() == "connected"  # to hear that the session has expired
+        assert await attempts.get() == "connected"  # the server says that the session has expired
         await store.wait_lost()
 
         assert await attempts.get() == "the session is over"
@@ -188,7 +188,7 @@ async def test_a_lost_store_never_connects_again(
 
 
 def watched_attempts(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[str]":
-    """What became of each attempt of a store to connect."""
+    """Return a queue with the outcome of each attempt of a store to connect."""
     attempts: asyncio.Queue[str] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     create_connection = OneSessionHandler.create_connection
@@ -208,13 +208,13 @@ def watched_attempts(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[str]":
 
 
 @on_loop
-async def test_a_connection_that_crashes_ends_the_session_and_is_heard_of() -> None:
+async def test_a_crashed_connection_ends_the_session_and_is_reported() -> None:
     crashes: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: crashes.append(context))
     async with babbling_server() as hosts:
         store = await ZooKeeperStore.open(hosts)
 
-        with pytest.raises(CorruptionError, match="do not understand"):
+        with pytest.raises(CorruptionError, match="unexpected answer"):
             await store.get("/")
         await store.wait_lost()
         await store.close()
@@ -224,7 +224,7 @@ async def test_a_connection_that_crashes_ends_the_session_and_is_heard_of() -> N
 
 @asynccontextmanager
 async def babbling_server() -> Any:
-    """Answers a request that nobody made, after the first. Yields its address."""
+    """Start a server that answers a request that was never sent. Yield its address."""
 
     async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_frame(reader)
@@ -244,7 +244,7 @@ async def babbling_server() -> Any:
 
 
 NO_PARTS = struct.pack("!i?i", -1, True, -1)
-"""Of a reply to joined reads."""
+"""The body of a reply to joined reads."""
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -1,5 +1,4 @@
-"""The store on a real ZooKeeper: what the contract that it shares with the one in memory leaves
-out."""
+"""The store on a real ZooKeeper, beyond the contract that it shares with the store in memory."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -14,10 +13,16 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.store import ANY_VERSION, Create, MultiFailed, SessionState
+from ledgers.store import SessionState
+from ledgers.zookeeper.kazoo_session import KazooSession
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.contract.metadata_stores import on_loop
-from tests.zookeeper_server import ZooKeeperServer, opened, running_zookeeper
+from tests.zookeeper_server import (
+    PATIENT_SESSION_S,
+    ZooKeeperServer,
+    opened,
+    running_zookeeper,
+)
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_session_thread_is_left")]
 
@@ -26,7 +31,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_session_thread_is
 
 
 @on_loop
-async def test_where_no_server_answers_opening_says_so_in_time() -> None:
+async def test_opening_fails_in_time_if_no_server_answers() -> None:
     hosts = f"{LOOPBACK}:{free_ports(1)[0]}"
 
     with pytest.raises(UnavailableError) as caught:
@@ -36,7 +41,7 @@ async def test_where_no_server_answers_opening_says_so_in_time() -> None:
 
 
 @on_loop
-async def test_hosts_that_nobody_knows_an_address_of_are_named() -> None:
+async def test_hosts_without_an_address_are_named() -> None:
     hosts = f"no-such-host.invalid:2181,{LOOPBACK}:{free_ports(1)[0]}"
 
     with pytest.raises(UnavailableError, match=r"no_address_of=no-such-host\.invalid\)"):
@@ -44,14 +49,14 @@ async def test_hosts_that_nobody_knows_an_address_of_are_named() -> None:
 
 
 @on_loop
-async def test_a_server_that_says_nothing_is_given_up_in_time() -> None:
+async def test_opening_fails_in_time_if_the_server_never_answers() -> None:
     async with silent_server() as hosts:
         with pytest.raises(UnavailableError, match="no ZooKeeper server answers"):
             await ZooKeeperStore.open(hosts, connect_timeout_s=0.3)
 
 
 @on_loop
-async def test_a_dead_server_among_the_hosts_leaves_time_for_the_others(
+async def test_a_dead_server_leaves_time_for_the_other_hosts(
     server: ZooKeeperServer,
 ) -> None:
     async with silent_server() as dead:
@@ -63,7 +68,7 @@ async def test_a_dead_server_among_the_hosts_leaves_time_for_the_others(
 
 @asynccontextmanager
 async def silent_server() -> Any:
-    """Takes connections, and says nothing. Yields its address."""
+    """Start a server that accepts connections and never answers. Yield its address."""
     connections = []
 
     async def keep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,79 +92,31 @@ async def silent_server() -> Any:
     ],
 )
 @on_loop
-async def test_hosts_that_make_no_sense_are_a_setting_to_correct(
-    hosts: str, complaint: str
-) -> None:
+async def test_malformed_hosts_are_a_settings_error(hosts: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         await ZooKeeperStore.open(hosts)
 
 
 # --- Access --------------------------------------------------------------------------------------
 
-CREDENTIALS = [("digest", "bookmender:secret")]
-
 
 @on_loop
-async def test_what_a_secured_store_creates_is_for_its_identity_alone(
-    server: ZooKeeperServer,
-) -> None:
-    async with (
-        opened(server, credentials=CREDENTIALS, is_secured=True) as ours,
-        opened(server, credentials=CREDENTIALS) as same,
-        opened(server) as stranger,
-    ):
-        await ours.create("/secured/a", b"data", with_parents=True)
-
-        assert (await same.get("/secured/a"))[0] == b"data"
-        for call in (
-            stranger.get("/secured/a"),
-            stranger.children("/secured"),
-            stranger.set("/secured/a", b"", version=ANY_VERSION),
-            stranger.delete("/secured/a"),
-            stranger.create("/secured/b"),
-        ):
-            with pytest.raises(UnauthorizedError, match=r"ACL.*/secured"):
-                await call
-        with pytest.raises(MultiFailed) as failure:
-            await stranger.multi([Create(path="/stranger"), Create(path="/secured/b")])
-        assert failure.value.index == 1
-        assert isinstance(failure.value.cause, UnauthorizedError)
-
-
-@on_loop
-async def test_what_bookkeeper_leaves_open_to_all_stays_open(server: ZooKeeperServer) -> None:
-    """zkEnableSecurity has these exceptions, which operators' tools and clients rely on."""
-    async with (
-        opened(server, credentials=CREDENTIALS, is_secured=True) as ours,
-        opened(server) as stranger,
-    ):
-        await ours.create("/open/lostBookieRecoveryDelay", b"0", with_parents=True)
-        await ours.create("/open/idgen-long/HOB-0000000001", with_parents=True)
-
-        await stranger.set("/open/lostBookieRecoveryDelay", b"5", version=0)
-        await stranger.create("/open/idgen-long/HOB-0000000001/ID-", is_sequential=True)
-
-
-@on_loop
-async def test_a_secured_store_needs_credentials(server: ZooKeeperServer) -> None:
-    async with opened(server, is_secured=True) as store:
-        with pytest.raises(UnauthorizedError, match="credentials"):
+async def test_a_secured_store_needs_an_identity(server: ZooKeeperServer) -> None:
+    session = KazooSession(server.address, session_timeout_s=PATIENT_SESSION_S)
+    await session.open(timeout_s=PATIENT_SESSION_S)
+    store = ZooKeeperStore(session, is_secured=True)
+    try:
+        with pytest.raises(UnauthorizedError, match="refuses our ACL"):
             await store.create("/nobody")
-
-
-@on_loop
-async def test_credentials_that_the_server_refuses_are_an_error_at_once(
-    server: ZooKeeperServer,
-) -> None:
-    with pytest.raises(UnauthorizedError, match="refuses our credentials"):
-        await ZooKeeperStore.open(server.address, credentials=[("no-such-scheme", "x")])
+    finally:
+        await store.close()
 
 
 # --- Quotas --------------------------------------------------------------------------------------
 
 
 @on_loop
-async def test_a_quota_that_is_used_up_is_trouble_that_may_be_over_one_day(
+async def test_an_exhausted_quota_is_an_unavailable_error(
     tmp_path: Path,
 ) -> None:
     flags = ["-Dzookeeper.enforceQuota=true"]
@@ -179,7 +136,9 @@ async def test_a_quota_that_is_used_up_is_trouble_that_may_be_over_one_day(
 
 QUOTA_OF_MARKS = {
     "/zookeeper/quota/marks": b"",
-    "/zookeeper/quota/marks/zookeeper_limits": b"count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2",
+    "/zookeeper/quota/marks/zookeeper_limits": (
+        b"count=-1,bytes=-1=;byteHardLimit=-1;countHardLimit=2"
+    ),
     "/zookeeper/quota/marks/zookeeper_stats": b"count=1,bytes=0",
 }
-"""The znode and one below it (``QuotaPath``, ``StatsTrack``)."""
+"""A quota of two: the znode and one child (``QuotaPath``, ``StatsTrack``)."""

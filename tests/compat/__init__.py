@@ -1,7 +1,8 @@
-"""What Java's AutoRecovery does, or is known to do wrong, and which tests show what ours does.
+"""Lists what Java's AutoRecovery does, rightly or wrongly, and the tests that show what bookmender
+does.
 
-``make compat`` makes ``docs/compatibility.md`` of it: the rows stand in the TOML files here, one
-file for each part of the project (``catalogue``); tests say by the marker ``compat`` which rows
-they show; ``plugin`` writes that down within a pytest (``evidence``), which ``gathering`` runs;
-``document`` finds what is lacking and makes the page.
+``make compat`` generates ``docs/compatibility.md`` from it. The rows are in the TOML files here,
+one for each part of the project (``catalogue``). The marker ``compat`` of a test names the rows
+that the test shows. ``plugin`` records the markers within a pytest (``evidence``), which
+``gathering`` runs. ``document`` finds faults and writes the page.
 """

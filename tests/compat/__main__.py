@@ -1,4 +1,4 @@
-"""``make compat``: runs the tests that show compatibility, and writes docs/compatibility.md."""
+"""``make compat``: run the tests that show compatibility, and write docs/compatibility.md."""
 
 import argparse
 import sys
@@ -13,7 +13,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 
 
 def main() -> None:
-    """Options that are not ours go to pytest."""
+    """Run the command. Unknown options go to pytest."""
     parser = argparse.ArgumentParser(prog="make compat", description=__doc__)
     parser.add_argument("--evidence", type=Path, help="of a run, instead of running the tests now")
     parser.add_argument("--draft", action="store_true", help="write the page without running them")

@@ -1,7 +1,7 @@
-"""The rows: Java's tests about a part of AutoRecovery, and gaps that reading its code has found.
+"""The rows: Java's tests of a part of AutoRecovery, and gaps that were found by reading its code.
 
-In a part's TOML file each table is one Java test class, or ``Gaps``, and each key one test or gap:
-what it is about, and with ``bookie = true`` that only a real bookie can show it.
+In the TOML file of a part, each table is one Java test class, or ``Gaps``. Each key is one test or
+gap, with its content. ``bookie = true`` means that only a real bookie can show it.
 """
 
 import tomllib
@@ -27,12 +27,12 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As tests name it."""
+        """Return the name as tests use it."""
         return self.title if self.group == GAPS else f"{self.group}.{self.title}"
 
 
 def load_catalogue(folder: Path = PARTS_FOLDER) -> tuple[Row, ...]:
-    """The rows of every part, in the order in which they are written down."""
+    """Return the rows of every part, in the order of the files."""
     return tuple(row for path in sorted(folder.glob("*.toml")) for row in _part(path))
 
 

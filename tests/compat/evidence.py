@@ -1,5 +1,4 @@
-"""What the markers of tests say, and how the tests ended: written by one process, read by
-another."""
+"""The markers and outcomes of tests, written by one process and read by another."""
 
 from pathlib import Path
 from typing import Literal
@@ -7,14 +6,13 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["same", "better", "other"]
-"""Ours does as Java does; does better; or does otherwise on purpose."""
+"""Bookmender does the same as Java, does better, or differs on purpose."""
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """``@pytest.mark.compat("Class.test", …, verdict=…, why=…)``: what its test shows of these
-    rows.
+    """``@pytest.mark.compat("Class.test", …, verdict=…, why=…)``: the claim of a test.
 
-    ``why`` may be left out where ours does the same, and where another test of the row says it.
+    ``why`` may be left out if the behaviour is the same, or another test of the row has it.
     """
 
     rows: tuple[str, ...]
@@ -26,15 +24,15 @@ class Witness(msgspec.Struct, frozen=True, kw_only=True):
     """One test, with one set of its parameters."""
 
     file: str
-    """From the root of the repository."""
+    """The path from the root of the repository."""
     test: str
     """The function's name."""
     parameters: str = ""
     is_on_bookies: bool
-    """Whether it runs on real bookies, or a real ZooKeeper: the marker ``cluster``."""
+    """True if the test runs on real bookies or a real ZooKeeper: the marker ``cluster``."""
     claims: tuple[Claim, ...]
     outcome: str | None = None
-    """``passed``, ``failed`` or ``skipped``; None when it was only looked at."""
+    """``passed``, ``failed`` or ``skipped``; None if the test was only collected."""
 
     @property
     def full_name(self) -> str:
@@ -46,5 +44,5 @@ def write_evidence(path: Path, witnesses: list[Witness]) -> None:
 
 
 def read_evidence(path: Path) -> list[Witness]:
-    """Raises msgspec.ValidationError where a marker says what no marker may say."""
+    """Return the evidence. Raise msgspec.ValidationError for a malformed marker."""
     return msgspec.json.decode(path.read_bytes(), type=list[Witness])

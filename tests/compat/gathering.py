@@ -1,5 +1,4 @@
-"""Evidence from pytest: which tests claim what, and, unless they are only looked for, how they
-ended."""
+"""Evidence from pytest: the claims of tests, and their outcomes unless they are only collected."""
 
 import subprocess
 import sys
@@ -10,16 +9,18 @@ from tests.compat.evidence import Witness, read_evidence
 
 ROOT = Path(__file__).parent.parent.parent
 TESTS_FAILED = 1
-"""Pytest's exit code where some did, and nothing else went wrong."""
+"""The exit code of pytest if some tests failed, and nothing else went wrong."""
 
 
 class GatheringError(Exception):
-    """Pytest could not do it: a module that is not imported would lack its tests."""
+    """Pytest failed: the tests of a module that cannot be imported would be missing."""
 
 
 def gather(*options: str) -> list[Witness]:
-    """The marked tests, run by a pytest of their own with these options; it prints to our
-    stderr."""
+    """Run the marked tests in a pytest of their own with these options, and return the evidence.
+
+    Its output goes to our stderr.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "evidence.json"
         command = f"-m pytest -q -m compat -p no:cacheprovider -p {__package__}.plugin".split()
@@ -35,5 +36,5 @@ def gather(*options: str) -> list[Witness]:
 
 
 def look() -> list[Witness]:
-    """Without running the tests: in the seconds that it takes to find them."""
+    """Collect the tests without running them, which takes seconds."""
     return gather("--collect-only")

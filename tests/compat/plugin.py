@@ -1,7 +1,6 @@
-"""A pytest plugin: ``-p tests.compat.plugin --compat-evidence FILE`` writes down what markers
-claim.
+"""A pytest plugin: ``-p tests.compat.plugin --compat-evidence FILE`` records the claims of markers.
 
-With ``--collect-only`` it is written without outcomes, in the time that it takes to find the tests.
+With ``--collect-only`` the file has no outcomes.
 """
 
 from pathlib import Path
@@ -32,12 +31,12 @@ class _Collector:
         self._items: list[pytest.Item] = []
         self._outcomes: dict[str, str] = {}
 
-    @pytest.hookimpl(trylast=True)  # after those that were not asked for have been taken out
+    @pytest.hookimpl(trylast=True)  # after pytest has deselected tests
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         self._items = [item for item in items if item.get_closest_marker("compat")]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """The worst of set-up, call and clean-up counts."""
+        """Record the worst outcome of set-up, call and clean-up."""
         if report.outcome != "passed" or report.when == "call":
             self._outcomes.setdefault(report.nodeid, report.outcome)
         if report.failed:

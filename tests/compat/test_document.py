@@ -1,5 +1,4 @@
-"""The page of compatibility, and what is found lacking, from a catalogue and evidence of our
-own."""
+"""The compatibility page and its faults, from a small catalogue and given evidence."""
 
 from pathlib import Path
 
@@ -46,7 +45,7 @@ ONE = witness("TestX.testOne")
             ANYWHERE,
             [ONE, witness("TestX.testTwo")],
             ["tests/test_x.py::test_it_works: there is no row TestX.testTwo"],
-            id="a slip in a name",
+            id="a mistyped name",
         ),
         pytest.param(
             ANYWHERE,
@@ -58,7 +57,7 @@ ONE = witness("TestX.testOne")
             ANYWHERE,
             [witness("TestX.testOne", verdict="other")],
             ["TestX.testOne: none of its tests says why ours does not do the same"],
-            id="otherwise without a reason",
+            id="different without a reason",
         ),
         pytest.param(
             ON_BOOKIES,
@@ -73,13 +72,13 @@ ONE = witness("TestX.testOne")
             ON_BOOKIES,
             [witness("G99"), witness("G99", is_on_bookies=True, outcome="skipped")],
             ["G99: none of its tests on real bookies passed"],
-            id="that on bookies was skipped",
+            id="the one on bookies was skipped",
         ),
         pytest.param(
             ON_BOOKIES,
             [witness("G99"), witness("G99", is_on_bookies=True)],
             [],
-            id="on bookies too",
+            id="also on bookies",
         ),
         pytest.param(
             ANYWHERE,
@@ -98,15 +97,15 @@ ONE = witness("TestX.testOne")
         ),
     ],
 )
-def test_what_is_lacking_is_said(row: Row, witnesses: list[Witness], found: list[str]) -> None:
+def test_faults_of_a_row_are_found(row: Row, witnesses: list[Witness], found: list[str]) -> None:
     assert faults([row], witnesses, has_run=True) == found
 
 
-def test_without_a_run_only_what_the_markers_say_counts() -> None:
+def test_without_a_run_only_the_markers_count() -> None:
     assert faults([ANYWHERE], [witness("TestX.testOne", outcome=None)], has_run=False) == []
 
 
-def test_the_page_shows_each_row_with_its_reasons_and_a_link_for_each_test() -> None:
+def test_the_page_has_each_row_with_reasons_and_links() -> None:
     witnesses = [
         witness("TestX.testOne", parameters="b", verdict="better", why="sooner", outcome=None),
         witness("TestX.testOne", parameters="a", verdict="better", why="sooner"),
@@ -122,13 +121,13 @@ def test_the_page_shows_each_row_with_its_reasons_and_a_link_for_each_test() -> 
     )
 
 
-def test_the_page_is_the_same_in_whatever_order_the_tests_came() -> None:
+def test_the_page_does_not_depend_on_the_order_of_tests() -> None:
     witnesses = [witness("G99", test=f"test_{name}") for name in "cab"]
 
     assert page([ON_BOOKIES], witnesses) == page([ON_BOOKIES], witnesses[::-1])
 
 
-def test_rows_are_read_part_by_part(tmp_path: Path) -> None:
+def test_rows_are_read_from_every_part(tmp_path: Path) -> None:
     (tmp_path / "replication.toml").write_text(
         '[Gaps]\nG8 = { about = "a" }\n[TestX]\ntestOne = { about = "b", bookie = true }\n'
     )

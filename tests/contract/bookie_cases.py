@@ -31,7 +31,7 @@ LEDGER_IDS = itertools.count(9_000_000_000)
 
 @dataclass(frozen=True)
 class Subject:
-    """A kind of ``Bookies``, made anew for each test, and the bookies there are."""
+    """A kind of ``Bookies``, made for each test, and the bookies of its cluster."""
 
     make: Callable[[], Bookies]
     bookies: tuple[BookieId, ...]
@@ -48,7 +48,7 @@ protocol."""
 
 
 def subject_of(request: pytest.FixtureRequest) -> Subject:
-    """The subject for one of KINDS. All real ones share the cluster."""
+    """Return the subject for one of KINDS. All real ones share the cluster."""
     if request.param == "memory":
         return Subject(make=in_memory, bookies=MEMORY_BOOKIES)
     if request.param == "quarantining":
@@ -66,7 +66,7 @@ def in_memory() -> MemoryBookies:
 
 def client(protocol: str) -> BookieClient:
     assert protocol in ("v2", "v3")
-    budgets = Budgets()
+    budgets = Budgets(reads_in_flight_max=64)
     return BookieClient(
         resolve=spelled_address,
         budgets=budgets,

@@ -1,4 +1,4 @@
-"""What the tests of ``LedgerManager`` have in common."""
+"""Helpers for the tests of ``LedgerManager``."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from ledgers.codec.layout import Layout, MetadataUri, serialize_layout
 from ledgers.manager import Journal, LedgerManager
 from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.store import MetadataStore
-from tests.contract.metadata_stores import World
+from tests.contract.metadata_stores import Backend
 
 LAYOUTS = pytest.mark.parametrize("layout", list(Layout), ids=lambda layout: layout.name.lower())
 LONG_LAYOUTS = pytest.mark.parametrize(
@@ -28,21 +28,21 @@ OPEN = LedgerMetadata(
 CLOSED = OPEN.closed(last_entry_id=9, length=1_000)
 
 
-def uri(world: World, layout: Layout | None = None) -> MetadataUri:
-    return MetadataUri(hosts="127.0.0.1:2181", root=world.root, layout=layout)
+def uri(backend: Backend, layout: Layout | None = None) -> MetadataUri:
+    return MetadataUri(hosts="127.0.0.1:2181", root=backend.root, layout=layout)
 
 
 async def new_manager(
-    world: World,
+    backend: Backend,
     store: MetadataStore,
     layout: Layout = Layout.HIERARCHICAL,
     *,
     journal: Journal | None = None,
 ) -> LedgerManager:
-    """For a cluster that was just formatted."""
-    await store.create(f"{world.root}/LAYOUT", serialize_layout(layout))
-    await store.create(f"{world.root}/available/readonly", with_parents=True)
-    return await LedgerManager.open(store, uri(world), journal=journal)
+    """Format a cluster and return a manager of it."""
+    await store.create(f"{backend.root}/LAYOUT", serialize_layout(layout))
+    await store.create(f"{backend.root}/available/readonly", with_parents=True)
+    return await LedgerManager.open(store, uri(backend), journal=journal)
 
 
 async def all_ids(manager: LedgerManager) -> list[Sequence[int]]:

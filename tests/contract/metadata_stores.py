@@ -1,4 +1,4 @@
-"""Metadata stores of both kinds for the contract tests, and how to break them."""
+"""Metadata stores of both kinds for the contract tests, and their faults."""
 
 import asyncio
 import functools
@@ -22,33 +22,35 @@ TEST_TIMEOUT_S = 60
 _root_numbers = itertools.count()
 
 
-class World(Protocol):
-    """Somewhere to open stores on. ``root``: an empty znode that nobody else uses."""
+class Backend(Protocol):
+    """A place to open stores on. ``root``: an empty znode that no other test uses."""
 
     root: str
 
     async def open(self) -> MetadataStore: ...
 
     async def suspend(self, store: MetadataStore) -> None:
-        """Break its connection, and return when it knows."""
+        """Break the store's connection, and return when the store has noticed."""
         ...
 
     async def resume(self, store: MetadataStore) -> None:
-        """Let it connect again; does not wait for it."""
+        """Let the store connect again, without waiting for it."""
         ...
 
     async def expire(self, store: MetadataStore) -> None:
-        """End its session on the server. A suspended store cannot know yet."""
+        """End the store's session on the server. A suspended store cannot know yet."""
         ...
 
     async def lose_reply(self, store: MetadataStore, request: Coroutine[Any, Any, T]) -> T:
-        """The outcome of a request that is carried out, but whose reply is lost."""
+        """Return the outcome of a request that is executed, but whose reply is lost."""
         ...
 
     async def close(self) -> None: ...
 
 
-class MemoryWorld:
+class MemoryBackend:
+    """A tree in memory."""
+
     root = "/root"
 
     def __init__(self) -> None:
@@ -84,8 +86,8 @@ class MemoryWorld:
             await store.close()
 
 
-class ZooKeeperWorld:
-    """Every store has a proxy of its own between itself and the server."""
+class ZooKeeperBackend:
+    """A real server. Every store has its own proxy in front of the server."""
 
     def __init__(self, server: ZooKeeperServer) -> None:
         self.root = f"/contract-{next(_root_numbers)}"
@@ -128,7 +130,7 @@ class ZooKeeperWorld:
 
 
 def end_session(address: str, client_id: tuple[int, bytes]) -> None:
-    """Take a session over, as anybody may who knows its id and password, and close it."""
+    """Close a session with its id and password, as any client can."""
     client = KazooClient(address, client_id=client_id)
     client.start()
     client.stop()
@@ -136,8 +138,8 @@ def end_session(address: str, client_id: tuple[int, bytes]) -> None:
 
 
 def on_loop(scenario: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a test of a coroutine function: on a loop of its own, bounded, its world closed after
-    it."""
+    """Make a test of a coroutine function. It runs on its own loop with a timeout, and its backend
+    is closed."""
 
     @functools.wraps(scenario)
     def test(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -147,7 +149,7 @@ def on_loop(scenario: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Non
                     await scenario(*args, **kwargs)
             finally:
                 for value in kwargs.values():
-                    if isinstance(value, MemoryWorld | ZooKeeperWorld):
+                    if isinstance(value, MemoryBackend | ZooKeeperBackend):
                         await value.close()
 
         asyncio.run(run())

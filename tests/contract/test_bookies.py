@@ -1,4 +1,4 @@
-"""What every ``Bookies`` does: the fake in memory, and real bookies over either protocol."""
+"""The contract of ``Bookies``: the fake in memory, and real bookies over each protocol."""
 
 import asyncio
 import random
@@ -31,11 +31,11 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return subject_of(request)
 
 
-# --- Adding and reading --------------------------------------------------------------------------
+# --- Adding and reading ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("payload_bytes", [0, 1, 1000, 65_536, 1 << 20, 5 * (1 << 20) - 200])
-def test_an_entry_comes_back_as_it_was_added(subject: Subject, payload_bytes: int) -> None:
+def test_an_entry_is_returned_as_it_was_added(subject: Subject, payload_bytes: int) -> None:
     payload = random.Random(payload_bytes).randbytes(payload_bytes)
 
     async def scenario(ledger: Ledger) -> None:
@@ -57,7 +57,7 @@ def test_an_entry_may_be_added_again(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("entry_id", [0, 4, LAST_ENTRY])
-def test_nothing_is_read_of_an_unknown_ledger(subject: Subject, entry_id: int) -> None:
+def test_nothing_can_be_read_of_an_unknown_ledger(subject: Subject, entry_id: int) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(NoSuchEntryError):
             await ledger.read(entry_id)
@@ -65,7 +65,7 @@ def test_nothing_is_read_of_an_unknown_ledger(subject: Subject, entry_id: int) -
     check(subject, scenario)
 
 
-def test_an_entry_that_is_not_there_is_an_explicit_no(subject: Subject) -> None:
+def test_a_missing_entry_is_denied_explicitly(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
         await ledger.add(2)
@@ -77,7 +77,7 @@ def test_an_entry_that_is_not_there_is_an_explicit_no(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_the_last_entry_is_that_with_the_greatest_id(subject: Subject) -> None:
+def test_the_last_entry_is_the_one_with_the_greatest_id(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in (0, 7, 3):
             await ledger.add(entry_id)
@@ -87,7 +87,7 @@ def test_the_last_entry_is_that_with_the_greatest_id(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_a_thousand_adds_at_once_are_all_stored(subject: Subject) -> None:
+def test_a_thousand_concurrent_adds_are_all_stored(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         async with asyncio.TaskGroup() as group:
             for entry_id in range(1000):
@@ -100,7 +100,7 @@ def test_a_thousand_adds_at_once_are_all_stored(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_high_priority_changes_nothing_but_the_priority(subject: Subject) -> None:
+def test_high_priority_changes_only_the_priority(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0, is_high_priority=True)
         entry = await ledger.bookies.read_fencing(
@@ -114,7 +114,7 @@ def test_high_priority_changes_nothing_but_the_priority(subject: Subject) -> Non
     check(subject, scenario)
 
 
-# --- Batch reads ---------------------------------------------------------------------------------
+# --- Batch reads ----------------------------------------------------------------------------------
 
 
 @pytest.mark.compat("G25", verdict="better")
@@ -130,7 +130,7 @@ def test_a_batch_ends_where_an_entry_is_missing(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_a_batch_without_its_first_entry_is_an_explicit_no(subject: Subject) -> None:
+def test_a_batch_without_its_first_entry_is_denied_explicitly(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(NoSuchEntryError):
             await ledger.read_batch(0)
@@ -142,7 +142,7 @@ def test_a_batch_without_its_first_entry_is_an_explicit_no(subject: Subject) -> 
 
 
 @pytest.mark.parametrize("count_max", [1, 3, 10])
-def test_a_batch_has_no_more_entries_than_asked_for(subject: Subject, count_max: int) -> None:
+def test_a_batch_has_no_more_entries_than_requested(subject: Subject, count_max: int) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in range(5):
             await ledger.add(entry_id)
@@ -152,7 +152,9 @@ def test_a_batch_has_no_more_entries_than_asked_for(subject: Subject, count_max:
     check(subject, scenario)
 
 
-def test_a_batch_has_no_more_bytes_than_asked_for_but_one_entry_at_least(subject: Subject) -> None:
+def test_a_batch_has_no_more_bytes_than_requested(subject: Subject) -> None:
+    """But at least one entry."""
+
     async def scenario(ledger: Ledger) -> None:
         for entry_id in range(5):
             await ledger.add(entry_id)
@@ -165,7 +167,7 @@ def test_a_batch_has_no_more_bytes_than_asked_for_but_one_entry_at_least(subject
     check(subject, scenario)
 
 
-def test_batches_at_once_do_not_mix(subject: Subject) -> None:
+def test_concurrent_batches_do_not_mix(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         for entry_id in range(60):
             await ledger.add(entry_id)
@@ -177,10 +179,10 @@ def test_batches_at_once_do_not_mix(subject: Subject) -> None:
     check(subject, scenario)
 
 
-# --- LACs ------------------------------------------------------------------------------------------
+# --- LACs -----------------------------------------------------------------------------------------
 
 
-def test_the_lac_of_an_unknown_ledger_is_an_explicit_no(subject: Subject) -> None:
+def test_the_lac_of_an_unknown_ledger_is_denied_explicitly(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(NoSuchEntryError):
             await ledger.read_lac()
@@ -188,7 +190,9 @@ def test_the_lac_of_an_unknown_ledger_is_an_explicit_no(subject: Subject) -> Non
     check(subject, scenario)
 
 
-def test_the_lac_is_told_by_record_and_last_entry_whichever_there_is(subject: Subject) -> None:
+def test_the_lac_comes_with_its_record_and_the_last_entry(subject: Subject) -> None:
+    """Each if it exists."""
+
     async def scenario(ledger: Ledger) -> None:
         await ledger.write_lac(3)
         assert await ledger.read_lac() == LacAnswer(lac_record=ledger.lac_record(3))
@@ -210,7 +214,7 @@ def test_reading_the_lac_fences_nothing(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_a_fence_does_not_keep_lac_records_out(subject: Subject) -> None:
+def test_a_fence_does_not_refuse_lac_records(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
         await ledger.fence()
@@ -222,7 +226,7 @@ def test_a_fence_does_not_keep_lac_records_out(subject: Subject) -> None:
     check(subject, scenario)
 
 
-# --- Lists of entries --------------------------------------------------------------------------
+# --- Lists of entries -----------------------------------------------------------------------------
 
 
 @pytest.mark.compat("BookKeeperAdminTest.testGetListOfEntriesOfClosedLedger", verdict="same")
@@ -239,7 +243,7 @@ def test_a_list_of_entries_has_its_gaps(subject: Subject) -> None:
 
 
 @pytest.mark.compat("BookKeeperAdminTest.testGetListOfEntriesOfNonExistingLedger", verdict="same")
-def test_the_entries_of_an_unknown_ledger_are_an_explicit_no(subject: Subject) -> None:
+def test_the_list_of_an_unknown_ledger_is_denied_explicitly(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(NoSuchEntryError):
             await ledger.entry_ids()
@@ -247,10 +251,10 @@ def test_the_entries_of_an_unknown_ledger_are_an_explicit_no(subject: Subject) -
     check(subject, scenario)
 
 
-# --- DiskSpace ----------------------------------------------------------------------------------------
+# --- DiskSpace ------------------------------------------------------------------------------------
 
 
-def test_a_bookie_tells_how_full_its_disks_are(subject: Subject) -> None:
+def test_a_bookie_reports_the_space_on_its_disks(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         room = await ledger.bookies.room(ledger.bookie)
 
@@ -259,7 +263,7 @@ def test_a_bookie_tells_how_full_its_disks_are(subject: Subject) -> None:
     check(subject, scenario)
 
 
-# --- Transfers ---------------------------------------------------------------------------------
+# --- Transfers ------------------------------------------------------------------------------------
 
 
 def transfer(ledger: Ledger, *entry_ids: int, target: BookieId | None) -> Awaitable[TransferResult]:
@@ -274,7 +278,9 @@ def transfer(ledger: Ledger, *entry_ids: int, target: BookieId | None) -> Awaita
     "TestLedgerFragmentReplicationWithMock.testRecoverLedgerFragmentEntrySendRightRequestWithFlag",
     verdict="same",
 )
-def test_a_transfer_stores_the_same_bytes_on_the_target_fenced_or_not(subject: Subject) -> None:
+def test_a_transfer_stores_the_same_bytes_on_the_target(subject: Subject) -> None:
+    """Fenced there or not."""
+
     async def scenario(ledger: Ledger) -> None:
         for entry_id in range(10):
             await ledger.add(entry_id)
@@ -292,7 +298,7 @@ def test_a_transfer_stores_the_same_bytes_on_the_target_fenced_or_not(subject: S
 
 
 @pytest.mark.compat("G12", verdict="better")
-def test_a_transfer_without_a_target_tells_what_is_good(subject: Subject) -> None:
+def test_a_transfer_without_a_target_reports_good_entries(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
         bad = ledger.entry(1)[:-1] + b"?"
@@ -309,7 +315,7 @@ def test_a_transfer_without_a_target_tells_what_is_good(subject: Subject) -> Non
     check(subject, scenario)
 
 
-def test_a_transfer_tells_why_its_target_refused(subject: Subject) -> None:
+def test_a_transfer_reports_why_its_target_refused(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
         other = ledger.other_bookie
@@ -347,10 +353,10 @@ def test_a_transfer_may_check_entries_that_it_does_not_write(subject: Subject) -
     check(subject, scenario)
 
 
-# --- Bookies that are not there ------------------------------------------------------------------
+# --- Bookies that are not there -------------------------------------------------------------------
 
 
-def test_a_bookie_that_nobody_knows_cannot_be_asked(subject: Subject) -> None:
+def test_an_unknown_bookie_cannot_be_asked(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         with pytest.raises(UnavailableError):
             await ledger.bookies.read(BookieId("nobody-s-bookie"), ledger.id, 0)
@@ -359,7 +365,7 @@ def test_a_bookie_that_nobody_knows_cannot_be_asked(subject: Subject) -> None:
 
 
 @pytest.mark.compat("BookKeeperCloseTest.testBookKeeperAdmin", verdict="same")
-def test_after_closing_nobody_is_asked(subject: Subject) -> None:
+def test_after_closing_no_bookie_is_asked(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
         await ledger.bookies.close()

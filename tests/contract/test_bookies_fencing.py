@@ -1,4 +1,4 @@
-"""Fences and master keys, as every ``Bookies`` knows them; see also ``test_bookies``."""
+"""The contract of ``Bookies`` for fences and master keys; see also ``test_bookies``."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
     return subject_of(request)
 
 
-# --- Fencing -------------------------------------------------------------------------------------
+# --- Fencing --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def subject(request: pytest.FixtureRequest) -> Subject:
         pytest.param(5, None, id="an entry that is not there"),
     ],
 )
-def test_a_fenced_ledger_takes_nothing_but_recovery_adds(
+def test_a_fenced_ledger_accepts_only_recovery_adds(
     subject: Subject, entry_id: int, expected: int | None
 ) -> None:
     async def scenario(ledger: Ledger) -> None:
@@ -97,11 +97,11 @@ def test_fencing_twice_is_fencing(subject: Subject) -> None:
     check(subject, scenario)
 
 
-# --- Master keys ---------------------------------------------------------------------------------
+# --- Master keys ----------------------------------------------------------------------------------
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithWrongPassword", verdict="same")
-def test_the_first_key_is_the_one_that_counts(subject: Subject) -> None:
+def test_the_first_key_counts(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.add(0)
 
@@ -113,7 +113,7 @@ def test_the_first_key_is_the_one_that_counts(subject: Subject) -> None:
         with pytest.raises(UnauthorizedError):
             await ledger.fence(key=OTHER_KEY)
 
-        await ledger.add(1)  # so nobody fenced it
+        await ledger.add(1)  # so no client fenced it
 
     check(subject, scenario)
 
@@ -129,7 +129,7 @@ def test_fencing_an_unknown_ledger_sets_its_key(subject: Subject) -> None:
     check(subject, scenario)
 
 
-def test_a_wrong_key_is_told_before_a_fence(subject: Subject) -> None:
+def test_a_wrong_key_is_reported_before_a_fence(subject: Subject) -> None:
     async def scenario(ledger: Ledger) -> None:
         await ledger.fence_unknown()
 

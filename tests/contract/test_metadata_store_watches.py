@@ -1,4 +1,4 @@
-"""What the watches of every ``MetadataStore`` tell."""
+"""The contract of ``MetadataStore`` for watches."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ledgers.errors import SessionLostError
 from ledgers.store import UNTOLD, Check, Create, Event, EventKind, MultiFailed, SetData, Stat
-from tests.contract.metadata_stores import World, on_loop
+from tests.contract.metadata_stores import Backend, on_loop
 
 
 def event(kind: EventKind, path: str) -> Event:
@@ -16,29 +16,29 @@ def event(kind: EventKind, path: str) -> Event:
 
 
 async def take(events: AsyncIterator[Event], count: int) -> list[Event]:
-    """Whatever writes they tell of."""
+    """Return the next events, of any writes."""
     return [replace(await anext(events), zxid=UNTOLD) for _ in range(count)]
 
 
 @on_loop
-async def test_a_watch_begins_with_a_reset_once_it_stands(world: World) -> None:
-    store, other = await world.open(), await world.open()
+async def test_a_watch_begins_with_a_reset_once_it_is_set(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
 
-    async with aclosing(store.watch(world.root)) as events:
+    async with aclosing(store.watch(backend.root)) as events:
         first = await anext(events)
-        await other.create(f"{world.root}/a")
+        await other.create(f"{backend.root}/a")
         (second,) = await take(events, 1)
 
-    assert first == event(EventKind.RESET, world.root)
-    assert second == event(EventKind.CHILDREN, world.root)
+    assert first == event(EventKind.RESET, backend.root)
+    assert second == event(EventKind.CHILDREN, backend.root)
 
 
 @on_loop
-async def test_an_event_tells_which_write_it_is_of(world: World) -> None:
-    store, other = await world.open(), await world.open()
-    path = f"{world.root}/a"
+async def test_an_event_names_the_transaction_of_its_write(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    path = f"{backend.root}/a"
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as events:
         await anext(events)
         await other.create(path)
         created = await anext(events)
@@ -58,7 +58,8 @@ async def test_an_event_tells_which_write_it_is_of(world: World) -> None:
 @pytest.mark.compat(
     "SubTreeCacheTest.testNoUpdate",
     verdict="other",
-    why="no listings are cached; one persistent watch covers the tree, and data is read when needed",
+    why="no listings are cached; one persistent watch covers the tree, and data is read when "
+    "needed",
 )
 @pytest.mark.compat(
     "SubTreeCacheTest.testNoNode",
@@ -66,15 +67,15 @@ async def test_an_event_tells_which_write_it_is_of(world: World) -> None:
     why="a watch may be set before its tree exists, and an empty queue is no error",
 )
 @on_loop
-async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
-    world: World,
+async def test_a_watch_reports_only_its_znode_and_its_children(
+    backend: Backend,
 ) -> None:
-    store, other = await world.open(), await world.open()
-    path = f"{world.root}/a"
+    store, other = await backend.open(), await backend.open()
+    path = f"{backend.root}/a"
 
     async with aclosing(store.watch(path)) as events:
         await anext(events)
-        await other.create(path)  # a watch may stand before its znode does
+        await other.create(path)  # a watch may exist before its znode
         await other.set(path, b"data", version=0)
         await other.create(f"{path}/child")
         await other.set(f"{path}/child", b"data", version=0)  # not told
@@ -104,9 +105,9 @@ async def test_a_watch_tells_of_its_znode_and_its_children_and_of_nothing_else(
     why="the event names the znode, and the watch stays",
 )
 @on_loop
-async def test_a_recursive_watch_tells_of_every_znode_below(world: World) -> None:
-    store, other = await world.open(), await world.open()
-    path = f"{world.root}/a"
+async def test_a_recursive_watch_reports_every_znode_below(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    path = f"{backend.root}/a"
     await other.create(path)
 
     async with aclosing(store.watch(path, is_recursive=True)) as events:
@@ -129,40 +130,40 @@ async def test_a_recursive_watch_tells_of_every_znode_below(world: World) -> Non
 
 
 @on_loop
-async def test_a_transaction_is_told_operation_by_operation(world: World) -> None:
-    store = await world.open()
+async def test_a_transaction_is_reported_operation_by_operation(backend: Backend) -> None:
+    store = await backend.open()
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as events:
         await anext(events)
-        await store.multi([Create(path=f"{world.root}/{name}") for name in "abc"])
+        await store.multi([Create(path=f"{backend.root}/{name}") for name in "abc"])
         told = await take(events, 3)
 
-    assert told == [event(EventKind.CREATED, f"{world.root}/{name}") for name in "abc"]
+    assert told == [event(EventKind.CREATED, f"{backend.root}/{name}") for name in "abc"]
 
 
 @on_loop
-async def test_a_transaction_that_fails_is_not_told(world: World) -> None:
-    store = await world.open()
+async def test_a_failed_transaction_is_not_reported(backend: Backend) -> None:
+    store = await backend.open()
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as events:
         await anext(events)
         with pytest.raises(MultiFailed):
-            await store.multi([Create(path=f"{world.root}/a"), Check(path=f"{world.root}/x")])
-        await store.create(f"{world.root}/b")
+            await store.multi([Create(path=f"{backend.root}/a"), Check(path=f"{backend.root}/x")])
+        await store.create(f"{backend.root}/b")
 
-        assert await take(events, 1) == [event(EventKind.CREATED, f"{world.root}/b")]
+        assert await take(events, 1) == [event(EventKind.CREATED, f"{backend.root}/b")]
 
 
 @on_loop
-async def test_the_end_of_an_ephemeral_znode_is_told(world: World) -> None:
-    store, other = await world.open(), await world.open()
-    await other.create(f"{world.root}/a", is_ephemeral=True)
+async def test_the_end_of_an_ephemeral_znode_is_reported(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
+    await other.create(f"{backend.root}/a", is_ephemeral=True)
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as events:
         await anext(events)
-        await world.expire(other)
+        await backend.expire(other)
 
-        assert await take(events, 1) == [event(EventKind.DELETED, f"{world.root}/a")]
+        assert await take(events, 1) == [event(EventKind.DELETED, f"{backend.root}/a")]
 
 
 @pytest.mark.compat(
@@ -172,33 +173,33 @@ async def test_the_end_of_an_ephemeral_znode_is_told(world: World) -> None:
     verdict="same",
 )
 @on_loop
-async def test_two_watches_of_one_path_end_apart(world: World) -> None:
-    store = await world.open()
+async def test_two_watches_of_one_path_end_independently(backend: Backend) -> None:
+    store = await backend.open()
 
-    async with aclosing(store.watch(world.root)) as stays:
-        async with aclosing(store.watch(world.root)) as goes:
+    async with aclosing(store.watch(backend.root)) as stays:
+        async with aclosing(store.watch(backend.root)) as goes:
             await anext(goes)
             await anext(stays)
-        await store.create(f"{world.root}/a")
+        await store.create(f"{backend.root}/a")
 
-        assert await take(stays, 1) == [event(EventKind.CHILDREN, world.root)]
+        assert await take(stays, 1) == [event(EventKind.CHILDREN, backend.root)]
 
 
 @pytest.mark.compat("SubTreeCacheTest.doubleWatch", verdict="same")
 @on_loop
-async def test_a_watch_inside_another_costs_the_other_nothing(world: World) -> None:
-    store = await world.open()
-    await store.create(f"{world.root}/a")
+async def test_a_watch_inside_another_does_not_change_the_other(backend: Backend) -> None:
+    store = await backend.open()
+    await store.create(f"{backend.root}/a")
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as outer:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as outer:
         await anext(outer)
-        async with aclosing(store.watch(f"{world.root}/a")) as inner:
+        async with aclosing(store.watch(f"{backend.root}/a")) as inner:
             await anext(inner)
-            await store.set(f"{world.root}/a", b"1", version=0)
-            assert await take(inner, 1) == [event(EventKind.CHANGED, f"{world.root}/a")]
-        await store.set(f"{world.root}/a", b"2", version=1)
+            await store.set(f"{backend.root}/a", b"1", version=0)
+            assert await take(inner, 1) == [event(EventKind.CHANGED, f"{backend.root}/a")]
+        await store.set(f"{backend.root}/a", b"2", version=1)
 
-        assert await take(outer, 2) == [event(EventKind.CHANGED, f"{world.root}/a")] * 2
+        assert await take(outer, 2) == [event(EventKind.CHANGED, f"{backend.root}/a")] * 2
 
 
 @pytest.mark.compat(
@@ -207,53 +208,53 @@ async def test_a_watch_inside_another_costs_the_other_nothing(world: World) -> N
     verdict="same",
 )
 @on_loop
-async def test_a_closed_watch_may_be_opened_again(world: World) -> None:
-    store = await world.open()
+async def test_a_closed_watch_may_be_opened_again(backend: Backend) -> None:
+    store = await backend.open()
 
     for number in range(3):
-        async with aclosing(store.watch(world.root)) as events:
-            assert await take(events, 1) == [event(EventKind.RESET, world.root)]
-            await store.create(f"{world.root}/{number}")
-            assert await take(events, 1) == [event(EventKind.CHILDREN, world.root)]
+        async with aclosing(store.watch(backend.root)) as events:
+            assert await take(events, 1) == [event(EventKind.RESET, backend.root)]
+            await store.create(f"{backend.root}/{number}")
+            assert await take(events, 1) == [event(EventKind.CHILDREN, backend.root)]
 
 
 @on_loop
-async def test_a_reset_follows_a_reconnection_and_then_events_go_on(world: World) -> None:
-    store, other = await world.open(), await world.open()
+async def test_a_reset_follows_a_reconnection_and_events_continue(backend: Backend) -> None:
+    store, other = await backend.open(), await backend.open()
 
-    async with aclosing(store.watch(world.root, is_recursive=True)) as events:
+    async with aclosing(store.watch(backend.root, is_recursive=True)) as events:
         await anext(events)
-        await world.suspend(store)
-        await other.create(f"{world.root}/missed")
-        await world.resume(store)
-        assert await take(events, 1) == [event(EventKind.RESET, world.root)]
-        await other.create(f"{world.root}/seen")
+        await backend.suspend(store)
+        await other.create(f"{backend.root}/missed")
+        await backend.resume(store)
+        assert await take(events, 1) == [event(EventKind.RESET, backend.root)]
+        await other.create(f"{backend.root}/seen")
 
-        assert await take(events, 1) == [event(EventKind.CREATED, f"{world.root}/seen")]
+        assert await take(events, 1) == [event(EventKind.CREATED, f"{backend.root}/seen")]
 
 
 @on_loop
-async def test_events_that_nobody_reads_collapse_into_a_reset(world: World) -> None:
-    store = await world.open()
-    await store.create(f"{world.root}/a")
+async def test_unread_events_collapse_into_a_reset(backend: Backend) -> None:
+    store = await backend.open()
+    await store.create(f"{backend.root}/a")
 
-    async with aclosing(store.watch(f"{world.root}/a", events_max=5)) as events:
+    async with aclosing(store.watch(f"{backend.root}/a", events_max=5)) as events:
         await anext(events)
         for version in range(6):
-            await store.set(f"{world.root}/a", b"", version=version)
+            await store.set(f"{backend.root}/a", b"", version=version)
 
-        assert await take(events, 1) == [event(EventKind.RESET, f"{world.root}/a")]
-        await store.set(f"{world.root}/a", b"", version=6)
-        assert await take(events, 1) == [event(EventKind.CHANGED, f"{world.root}/a")]
+        assert await take(events, 1) == [event(EventKind.RESET, f"{backend.root}/a")]
+        await store.set(f"{backend.root}/a", b"", version=6)
+        assert await take(events, 1) == [event(EventKind.CHANGED, f"{backend.root}/a")]
 
 
 @on_loop
-async def test_a_watch_ends_with_the_session(world: World) -> None:
-    store = await world.open()
+async def test_a_watch_ends_with_the_session(backend: Backend) -> None:
+    store = await backend.open()
 
-    async with aclosing(store.watch(world.root)) as events:
+    async with aclosing(store.watch(backend.root)) as events:
         await anext(events)
-        await world.expire(store)
+        await backend.expire(store)
 
         with pytest.raises(SessionLostError):
             await anext(events)

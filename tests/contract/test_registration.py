@@ -1,4 +1,4 @@
-"""Who is there, as ``Registration`` reads it, in memory and in ZooKeeper."""
+"""The registered bookies as ``Registration`` reads them, in memory and in ZooKeeper."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -12,7 +12,7 @@ from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
-from tests.contract.metadata_stores import World, on_loop
+from tests.contract.metadata_stores import Backend, on_loop
 
 A, B, C = (BookieId(f"bookie-{letter}:3181") for letter in "abc")
 
@@ -24,15 +24,15 @@ def info(host: str) -> bytes:
 
 
 class Cluster:
-    """Znodes as bookies make them."""
+    """The znodes of bookies, as bookies create them."""
 
     def __init__(self, store: MetadataStore, root: str) -> None:
         self.store, self.root = store, root
 
     @classmethod
-    async def format(cls, world: World) -> "Cluster":
-        cluster = cls(await world.open(), world.root)
-        await cluster.store.create(f"{world.root}/available/readonly", with_parents=True)
+    async def format(cls, backend: Backend) -> "Cluster":
+        cluster = cls(await backend.open(), backend.root)
+        await cluster.store.create(f"{backend.root}/available/readonly", with_parents=True)
         return cluster
 
     async def register(self, bookie: str, data: bytes = b"", *, is_read_only: bool = False) -> None:
@@ -55,12 +55,12 @@ class Cluster:
 
 @pytest.mark.compat("BookKeeperAdminTest.testGetBookies", verdict="same")
 @on_loop
-async def test_writable_and_read_only_bookies_are_told_apart(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_writable_and_read_only_bookies_are_distinguished(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
     await cluster.register(A)
     await cluster.register(B, is_read_only=True)
 
-    view = await Registration(cluster.store, world.root).read()
+    view = await Registration(cluster.store, backend.root).read()
 
     assert (set(view.writable), set(view.read_only)) == ({A}, {B})
     assert set(view.available) == {A, B}
@@ -69,14 +69,14 @@ async def test_writable_and_read_only_bookies_are_told_apart(world: World) -> No
 
 
 @on_loop
-async def test_the_address_is_what_the_bookie_says_or_else_its_id(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_the_address_is_the_registered_one_or_the_id(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
     await cluster.register(A, info("192.0.2.7"))
     await cluster.register(B)
     await cluster.register("opaque")
     await cluster.register(C, b"\xff scribble")
 
-    view = await Registration(cluster.store, world.root).read()
+    view = await Registration(cluster.store, backend.root).read()
 
     assert view.address(A) == Address(host="192.0.2.7", port=3181)
     assert view.address(B) == Address(host="bookie-b", port=3181)
@@ -86,9 +86,9 @@ async def test_the_address_is_what_the_bookie_says_or_else_its_id(world: World) 
 
 
 @on_loop
-async def test_a_bookie_that_comes_back_is_another_life_of_it(world: World) -> None:
-    cluster = await Cluster.format(world)
-    registration = Registration(cluster.store, world.root)
+async def test_a_bookie_that_registers_again_has_another_czxid(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
+    registration = Registration(cluster.store, backend.root)
     await cluster.register(A, info("192.0.2.1"))
     before = (await registration.read()).available[A]
 
@@ -101,9 +101,9 @@ async def test_a_bookie_that_comes_back_is_another_life_of_it(world: World) -> N
 
 
 @on_loop
-async def test_reading_again_what_has_not_changed_gives_the_same(world: World) -> None:
-    cluster = await Cluster.format(world)
-    registration = Registration(cluster.store, world.root)
+async def test_reading_again_without_a_change_returns_the_same(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
+    registration = Registration(cluster.store, backend.root)
     await cluster.register(A, info("192.0.2.1"))
     first = await registration.read()
     before = cluster.store.request_count
@@ -115,27 +115,27 @@ async def test_reading_again_what_has_not_changed_gives_the_same(world: World) -
 
 
 @on_loop
-async def test_no_bookie_at_all_is_unknown_and_no_mass_loss(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_an_empty_list_is_unknown_and_no_mass_failure(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
 
     with pytest.raises(UnavailableError, match="no bookie is registered at all"):
-        await Registration(cluster.store, world.root).read()
+        await Registration(cluster.store, backend.root).read()
 
 
 @on_loop
-async def test_a_missing_list_is_unknown(world: World) -> None:
-    store = await world.open()
+async def test_a_missing_list_is_unknown(backend: Backend) -> None:
+    store = await backend.open()
 
     with pytest.raises(UnavailableError, match="list of bookies is missing"):
-        await Registration(store, world.root).read()
+        await Registration(store, backend.root).read()
 
 
 @on_loop
-async def test_read_only_bookies_alone_are_a_view(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_read_only_bookies_alone_are_a_view(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
     await cluster.register(A, is_read_only=True)
 
-    view = await Registration(cluster.store, world.root).read()
+    view = await Registration(cluster.store, backend.root).read()
 
     assert (set(view.writable), set(view.read_only)) == (set(), {A})
 
@@ -170,40 +170,40 @@ class BetweenRequests:
 @pytest.mark.parametrize("n", range(5))
 @pytest.mark.parametrize("becomes_read_only", [True, False], ids=["read-only", "writable"])
 @on_loop
-async def test_a_bookie_that_changes_sides_is_never_absent(
-    world: World, n: int, becomes_read_only: bool
+async def test_a_bookie_that_changes_its_mode_is_never_absent(
+    backend: Backend, n: int, becomes_read_only: bool
 ) -> None:
     """Rule S8, at every step of the reading."""
-    cluster = await Cluster.format(world)
+    cluster = await Cluster.format(backend)
     await cluster.register(A, is_read_only=not becomes_read_only)
     await cluster.register(B)
     change = cluster.to_read_only if becomes_read_only else cluster.to_writable
     store = BetweenRequests(cluster.store, n, lambda: change(A))
 
-    view = await Registration(store, world.root).read()  # type: ignore[arg-type]  # reads only
+    view = await Registration(store, backend.root).read()  # type: ignore[arg-type]  # reads only
 
     assert set(view.available) == {A, B}
     assert store.has_happened
 
 
 @on_loop
-async def test_a_bookie_that_goes_while_it_is_read_is_gone(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_a_bookie_that_disappears_during_the_reading_is_absent(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
     await cluster.register(A)
     await cluster.register(B)
     store = BetweenRequests(cluster.store, 3, lambda: cluster.unregister(A))
 
-    view = await Registration(store, world.root).read()  # type: ignore[arg-type]  # reads only
+    view = await Registration(store, backend.root).read()  # type: ignore[arg-type]  # reads only
 
     assert set(view.available) == {B}
 
 
 @on_loop
-async def test_cookies_name_every_bookie_that_ever_was(world: World) -> None:
-    cluster = await Cluster.format(world)
-    registration = Registration(cluster.store, world.root)
+async def test_cookies_name_every_bookie_that_ever_existed(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
+    registration = Registration(cluster.store, backend.root)
     assert await registration.cookies() == {}
-    paths = {bookie: f"{world.root}/cookies/{bookie}" for bookie in (A, B)}
+    paths = {bookie: f"{backend.root}/cookies/{bookie}" for bookie in (A, B)}
     for path in paths.values():
         await cluster.store.create(path, b"5\n", with_parents=True)
 
@@ -213,9 +213,9 @@ async def test_cookies_name_every_bookie_that_ever_was(world: World) -> None:
 
 
 @on_loop
-async def test_every_change_of_the_bookies_is_told(world: World) -> None:
-    cluster = await Cluster.format(world)
-    registration = Registration(await world.open(), world.root)
+async def test_every_change_of_the_bookies_is_reported(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
+    registration = Registration(await backend.open(), backend.root)
 
     async with aclosing(registration.changes()) as changes:
         await anext(changes)
@@ -230,9 +230,9 @@ async def test_every_change_of_the_bookies_is_told(world: World) -> None:
 
 
 @on_loop
-async def test_changes_that_nobody_looked_at_are_told_at_once(world: World) -> None:
-    cluster = await Cluster.format(world)
-    registration = Registration(cluster.store, world.root)
+async def test_unread_changes_are_reported_as_one(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
+    registration = Registration(cluster.store, backend.root)
 
     async with aclosing(registration.changes()) as changes:
         await anext(changes)
@@ -241,7 +241,7 @@ async def test_changes_that_nobody_looked_at_are_told_at_once(world: World) -> N
         await anext(changes)
         view = await registration.read()
         further = asyncio.ensure_future(anext(changes))
-        await cluster.store.sync(world.root)
+        await cluster.store.sync(backend.root)
         assert len(view.available) == 100
         assert not further.done()
         await cluster.register(A)
@@ -249,10 +249,10 @@ async def test_changes_that_nobody_looked_at_are_told_at_once(world: World) -> N
 
 
 @on_loop
-async def test_changes_end_with_the_session(world: World) -> None:
-    cluster = await Cluster.format(world)
+async def test_changes_end_with_the_session(backend: Backend) -> None:
+    cluster = await Cluster.format(backend)
 
-    async with aclosing(Registration(cluster.store, world.root).changes()) as changes:
+    async with aclosing(Registration(cluster.store, backend.root).changes()) as changes:
         await anext(changes)
         await cluster.store.close()
 

@@ -1,4 +1,4 @@
-"""Calls of the command ``bookmender`` in this process."""
+"""Call the command ``bookmender`` in this process."""
 
 import sys
 
@@ -17,7 +17,7 @@ def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """A command ``fail`` that raises it."""
+    """Install a command ``fail`` that raises the error."""
 
     @click.command()
     def fail() -> None:

@@ -1,4 +1,4 @@
-"""Open ledgers that are closed by hand on a cluster in memory, for the tests of it."""
+"""Open ledgers on a cluster in memory, and how tests close them by hand."""
 
 import asyncio
 import random
@@ -12,6 +12,7 @@ from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
 from replication import znodes
 from replication.cluster import ViewSource
+from replication.history import NO_HISTORY, History
 from replication.nodes import Membership, Role
 from replication.open_ledgers import OpenLedgers
 from replication.orders import OrderStore
@@ -25,12 +26,12 @@ DAY_S = 86_400
 
 
 async def remember(cluster: Cluster, sightings: Mapping[int, LastChange]) -> None:
-    """As the leader's check does."""
+    """Write the sightings, as the leader's check does."""
     await cluster.store.create(PATHS.idle, last_changes_to_json(sightings), with_parents=True)
 
 
 async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> Cluster:
-    """Entries 0 to 9, of which the check says that they came more than a day ago."""
+    """Return a cluster with entries 0 to 9, which the check saw more than a day ago."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=state, **fields)
     await remember(cluster, {LEDGER: LastChange(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
@@ -38,7 +39,7 @@ async def idle_ledger(state: LedgerState = LedgerState.OPEN, **fields: Any) -> C
     return cluster
 
 
-async def closer(cluster: Cluster) -> LedgerCloser:
+async def closer(cluster: Cluster, history: History = NO_HISTORY) -> LedgerCloser:
     views = ViewSource(
         Registration(cluster.store, ROOT), cluster.clock, OrderStore(cluster.store, PATHS)
     )
@@ -56,6 +57,7 @@ async def closer(cluster: Cluster) -> LedgerCloser:
             fallback_digest=DIGEST,
             target_selector=target_selector,
             clock=cluster.clock,
+            history=history,
         ),
         paths=PATHS,
         after_s=DAY_S,
@@ -65,10 +67,14 @@ async def closer(cluster: Cluster) -> LedgerCloser:
 
 
 async def close(
-    cluster: Cluster, *, is_forced: bool = False, accepts_loss: bool = False
+    cluster: Cluster,
+    *,
+    is_forced: bool = False,
+    accepts_loss: bool = False,
+    history: History = NO_HISTORY,
 ) -> CloseResult:
     membership = await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
-    return await (await closer(cluster)).close(
+    return await (await closer(cluster, history)).close(
         LEDGER,
         session=membership.guard.check,
         holder="me",
@@ -78,8 +84,10 @@ async def close(
 
 
 async def unproven_ledger(*, own: bool = False) -> Cluster:
-    """Entry 9 was on B1 and B2 alone, which were wiped; marked, in our private queue or in the shared
-    one."""
+    """Return a cluster in which only B1 and B2 had entry 9, and both were reformatted.
+
+    The ledger is marked in the private queue (``own``) or in the shared one.
+    """
     cluster = await idle_ledger()
     for bookie in (B1, B2):
         await cluster.kill(bookie)

@@ -1,4 +1,4 @@
-"""What the tests of decommissions have in common."""
+"""Helpers that the tests of decommissions share."""
 
 from daemon.cli.decommission import Decommissioned, decommission_bookie
 from ledgers.model import BookieId

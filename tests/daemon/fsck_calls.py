@@ -1,5 +1,4 @@
-"""Commands of ``bookmender fsck`` called without Spark: the run itself, and the cluster, are
-fakes."""
+"""Call commands of ``bookmender fsck`` without Spark: the run and the cluster are fakes."""
 
 import os
 from collections.abc import Sequence
@@ -10,15 +9,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview, Show
-from auditor.fsck.options import FsckProgress, OnProgress
+from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
 from auditor.fsck.results.cluster import Cluster, write_racks
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.cli.main import main
 from daemon.fsck import command as fsck_command
+from daemon.fsck.changes import Acknowledged, Fetched
 from daemon.fsck.command import fsck
 from daemon.fsck.runner import ClusterFacts, MarkResult, RunRequest
 from daemon.settings import Settings
+from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen
 
@@ -32,21 +33,45 @@ Verdicts = Sequence[LedgerVerdict]
 
 @dataclass(slots=True)
 class FakeRuns:
-    """In place of Spark and the cluster."""
+    """A fake of Spark and the cluster."""
 
     verdicts: Verdicts = ()
     raises: BaseException | None = None
     wanted: RunRequest | None = None
     told: list[Summary] = field(default_factory=list)
+    fetched: Fetched | None = None
+    """What the change feed told."""
+    changes: FeedChanges | None = None
+    """What the run was told to check."""
+    acknowledges: Acknowledged | BookmenderError = Acknowledged.STORED
+    acknowledged: list[tuple[FeedChanges, str]] = field(default_factory=list)
     changed: Sequence[int] = ()
-    """Ledgers whose metadata is not what they were judged by any more."""
+    """Ledgers whose metadata has changed since their verdict."""
     published: list[DamagedLedger] = field(default_factory=list)
 
     async def fetch_cluster_facts(self, settings: Settings) -> ClusterFacts:
         return ClusterFacts(cluster=CLUSTER, rule=None, racks={A: "/rack-1"})
 
-    def run(self, wanted: RunRequest, places: ClusterFacts, on_progress: OnProgress) -> Summary:
-        self.wanted = wanted
+    async def changes_for(self, settings: Settings, request: RunRequest) -> Fetched:
+        assert self.fetched is not None
+        return self.fetched
+
+    async def acknowledge_run(
+        self, settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
+    ) -> Acknowledged:
+        self.acknowledged.append((changes, summary.run))
+        if isinstance(self.acknowledges, BookmenderError):
+            raise self.acknowledges
+        return self.acknowledges
+
+    def run(
+        self,
+        wanted: RunRequest,
+        places: ClusterFacts,
+        on_progress: OnProgress,
+        changes: FeedChanges | None,
+    ) -> Summary:
+        self.wanted, self.changes = wanted, changes
         if self.raises is not None:
             raise self.raises
         on_progress(FsckProgress(phase="checking", ledgers_done=1, ledgers_expected=2))
@@ -72,18 +97,20 @@ class FakeRuns:
     async def preview_damaged(
         self, settings: Settings, folder: Path, faults: Sequence[DamagedLedger], show: Show
     ) -> MarkPreview:
-        standing = tuple(fault for fault in faults if fault.ledger_id not in self.changed)
-        return MarkPreview(ledgers=standing, changed=len(faults) - len(standing), own=1)
+        to_mark = tuple(fault for fault in faults if fault.ledger_id not in self.changed)
+        return MarkPreview(ledgers=to_mark, changed=len(faults) - len(to_mark), own=1)
 
 
 def fake_runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
-    """Stands in for runs from now on, with no settings from outside."""
+    """Replace runs by a fake, and remove all settings of the environment."""
     for name in os.environ:
         if name.startswith("BOOKMENDER_"):
             monkeypatch.delenv(name)
     fake = FakeRuns()
     for name in (
         "fetch_cluster_facts",
+        "changes_for",
+        "acknowledge_run",
         "run",
         "publish_summary",
         "mark_damaged",
@@ -103,7 +130,7 @@ def call_run(folder: Path, *arguments: str) -> Result:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
-    """As from a shell."""
+    """Run the command as from a shell, and return its exit code."""
     monkeypatch.setattr("sys.argv", ["bookmender", "fsck", *map(str, arguments)])
     with pytest.raises(SystemExit) as exited:
         main()

@@ -1,4 +1,4 @@
-"""Commands, run as from a shell, on a cluster in memory."""
+"""Run commands as from a shell, on a cluster in memory."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -28,10 +28,10 @@ def run_in_memory(
     look: Look | None = None,
     shut: Sequence[str] = (),
 ) -> tuple[Result, Any]:
-    """What the command of this module prints on a cluster so prepared; and what ``look`` finds
-    after it.
+    """Run the command of this module on a prepared cluster.
 
-    ``shut``: znodes that the command's session may not read.
+    Return what it prints, and what ``look`` finds afterwards. ``shut``: znodes that the command's
+    session may not read.
     """
     found: list[Any] = []
 
@@ -49,6 +49,6 @@ def run_in_memory(
         return run(acting())
 
     monkeypatch.setattr(module, "run_in_session", admin_session)
-    with capture_logs():  # which would stand among the output
+    with capture_logs():  # logs would mix with the output
         result = CliRunner().invoke(command, arguments)
     return result, found[0] if found else None

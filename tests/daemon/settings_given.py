@@ -1,5 +1,4 @@
-"""What the tests of the settings have in common: a file and an environment, and what is said of
-wrong ones."""
+"""Helpers that the tests of the settings share: a file, an environment, and errors."""
 
 from pathlib import Path
 

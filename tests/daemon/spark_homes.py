@@ -5,8 +5,10 @@ from pathlib import Path
 
 
 def environment_without_spark() -> dict[str, str]:
-    """This process's environment; PySpark leaves variables in it where another test started
-    Spark."""
+    """Return this process's environment without variables of Spark.
+
+    PySpark leaves some in it if another test started Spark.
+    """
     return {
         name: value
         for name, value in os.environ.items()

@@ -1,5 +1,4 @@
-"""``bookmender check``: what it shows of the periodic checks, and what it writes to have one
-now."""
+"""``bookmender check``: what it shows of the periodic checks, and how it requests one."""
 
 import asyncio
 from dataclasses import replace
@@ -29,7 +28,7 @@ from daemon.cli.check import (
     resume_checks,
     wait_checked,
 )
-from ledgers.errors import ConflictError, SettingsError
+from ledgers.errors import ConflictError, UnavailableError
 from ledgers.store import Stat
 from replication import znodes
 from replication.nodes import Membership, Role
@@ -61,7 +60,7 @@ async def store_record(cluster: Cluster, record: CheckRecord, name: str = "all-l
 
 
 @in_virtual_time
-async def test_where_nothing_ever_ran_all_is_due_but_what_is_switched_off() -> None:
+async def test_checks_that_never_ran_are_due_unless_switched_off() -> None:
     cluster = await Cluster.start()
 
     found = await shown(cluster)
@@ -75,12 +74,15 @@ async def test_where_nothing_ever_ran_all_is_due_but_what_is_switched_off() -> N
         "idle-open": now_ms,
         "overdue": None,
     }
-    assert found.concerns == ("nobody leads, so no check runs: bookmender daemon",)
-    assert "replicas: never run; switched off" in found.to_text(now_ms=now_ms)
+    assert found.concerns == (
+        "No auditor is running, so no check runs. Start one: bookmender daemon",
+    )
+    assert "replicas: never run; not scheduled" in found.to_text(now_ms=now_ms)
 
 
 @in_virtual_time
-async def test_a_run_under_way_is_shown_with_what_is_left_and_the_last_ones_findings() -> None:
+async def test_a_run_under_way_is_shown_with_its_remainder() -> None:
+    """The report has the ledgers left, the time left, and the result of the last run."""
     cluster = await Cluster.start()
     await asyncio.sleep(100)
     now_ms = cluster.clock.wall_ms()
@@ -93,15 +95,15 @@ async def test_a_run_under_way_is_shown_with_what_is_left_and_the_last_ones_find
     row = (await shown(cluster)).row("all-ledgers")
 
     assert row.to_text(now_ms=now_ms).split("\n") == [
-        "all-ledgers: last run 1 min ago; a run is under way",
-        "  50 ledgers looked at, about 150 left, 30 s to go at 5 a second; 2 found, 1 marked",
-        "  its last run looked at 50 ledgers in 10 s: 2 found, 1 marked",
+        "all-ledgers: last run 1 min ago; running",
+        "  50 ledgers checked, about 150 left, 30 s to go at 5 per second; 2 found, 1 marked",
+        "  its last run checked 50 ledgers in 10 s: 2 found, 1 marked",
     ]
     assert row.to_json()["running"]["remaining_s"] == 30
 
 
 @in_virtual_time
-async def test_the_time_that_javas_auditor_wrote_is_the_last_run() -> None:
+async def test_the_time_written_by_javas_auditor_is_the_last_run() -> None:
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     await store_time(cluster, now_ms - 3_600_000)
@@ -115,9 +117,7 @@ async def test_the_time_that_javas_auditor_wrote_is_the_last_run() -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("has_run", [False, True])
 @in_virtual_time
-async def test_a_check_that_is_asked_for_is_run_by_the_leader_at_once(
-    kind: CheckKind, has_run: bool
-) -> None:
+async def test_the_leader_runs_a_requested_check_at_once(kind: CheckKind, has_run: bool) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     check = CountingCheck(kind)
@@ -138,7 +138,7 @@ async def test_a_check_that_is_asked_for_is_run_by_the_leader_at_once(
 
 
 @in_virtual_time
-async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
+async def test_a_request_does_not_overwrite_the_leaders_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await Cluster.start()
@@ -165,7 +165,7 @@ async def test_progress_that_the_leader_writes_meanwhile_is_not_overwritten(
 
 @pytest.mark.parametrize("name", [ALL_LEDGERS.name, IDLE_OPEN.name])
 @in_virtual_time
-async def test_what_is_asked_for_while_nobody_leads_is_kept_and_shown(name: str) -> None:
+async def test_a_request_without_a_leader_is_kept_and_shown(name: str) -> None:
     cluster = await Cluster.start()
     last = replace(RUN, finished_ms=2_000)
     await store_record(cluster, CheckRecord(last=last, last_ms=2_000), name)
@@ -175,13 +175,14 @@ async def test_what_is_asked_for_while_nobody_leads_is_kept_and_shown(name: str)
 
     row = (await shown(cluster)).row(name)
     assert row.is_forced
-    assert row.last_ms == 2_000, "asking for it is no run"
-    assert "; asked for" in row.to_text(now_ms=cluster.clock.wall_ms())
+    assert row.last_ms == 2_000, "a request is no run"
+    assert "; requested" in row.to_text(now_ms=cluster.clock.wall_ms())
     assert (await read_check(cluster.store, PATHS, name)).last == last
 
 
 @in_virtual_time
-async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does() -> None:
+async def test_a_bookie_check_is_requested_like_javas_triggeraudit() -> None:
+    """The request writes the recovery delay unchanged, which triggers an audit."""
     cluster = await Cluster.start()
     async with auditing(cluster):
         await asyncio.sleep(60)
@@ -200,10 +201,10 @@ async def test_the_audit_of_the_bookies_is_asked_for_as_javas_triggeraudit_does(
 
 
 @in_virtual_time
-async def test_an_audit_where_no_auditor_ever_led_is_refused() -> None:
+async def test_a_bookie_check_is_refused_if_no_auditor_ever_led() -> None:
     cluster = await Cluster.start()
 
-    with pytest.raises(SettingsError, match="no auditor has ever led"):
+    with pytest.raises(UnavailableError, match="no auditor has ever run"):
         await force_check(visiting(cluster), BOOKIES)
 
 
@@ -227,7 +228,7 @@ async def test_paused_checks_wait_until_they_are_resumed() -> None:
 
 
 @in_virtual_time
-async def test_what_keeps_checks_from_running_is_said() -> None:
+async def test_the_reasons_why_checks_do_not_run_are_shown() -> None:
     cluster = await Cluster.start()
     await pause_checks(visiting(cluster), clock=cluster.clock)
     await cluster.store.create(PATHS.disable)
@@ -245,7 +246,7 @@ async def test_what_keeps_checks_from_running_is_said() -> None:
 
 
 @in_virtual_time
-async def test_that_javas_auditor_leads_is_said() -> None:
+async def test_a_java_leader_is_a_concern() -> None:
     cluster = await Cluster.start()
     election = PATHS.election
     vote = znodes.vote_to_bytes("java:3181")
@@ -260,7 +261,7 @@ async def test_that_javas_auditor_leads_is_said() -> None:
 
 
 @in_virtual_time
-async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
+async def test_a_bookmender_leader_is_no_concern() -> None:
     cluster = await Cluster.start()
     membership = await Membership.join(cluster.store, PATHS, node_info("node-1", Role.AUDITOR))
     await Election(cluster.store, PATHS, membership, candidate="node-1", clock=cluster.clock).win()
@@ -271,7 +272,7 @@ async def test_that_a_node_of_ours_leads_is_no_concern() -> None:
 
 
 @in_virtual_time
-async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_then() -> None:
+async def test_waiting_for_a_check_shows_progress_and_returns_its_run() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
@@ -299,29 +300,32 @@ async def test_whoever_waits_is_told_what_is_left_and_gets_the_run_that_began_th
     ("counts", "expected"),
     [
         pytest.param({}, 0, id="nothing"),
-        pytest.param({"deleted": 3, "skipped": 2}, 0, id="nothing that means anything"),
+        pytest.param({"deleted": 3, "skipped": 2}, 0, id="only counts without meaning"),
         pytest.param({"found": 1, "unknown": 1}, 1, id="something is wrong"),
-        pytest.param({"unknown": 1}, 3, id="nobody could tell of one"),
-        pytest.param({"strict": 2, "open_soft": 1}, 0, id="all is well placed"),
+        pytest.param({"unknown": 1}, 3, id="one is unknown"),
+        pytest.param({"strict": 2, "open_soft": 1}, 0, id="all are well placed"),
         pytest.param({"strict": 2, "open_fail": 1}, 1, id="one is misplaced"),
         pytest.param({"uncompared": 9}, 0, id="no source of racks: nothing to compare"),
         pytest.param({"open": 2}, 0, id="open ledgers, none of them idle"),
         pytest.param({"open": 2, "idle": 1}, 1, id="an idle one"),
         pytest.param({"unreadable": 1}, 3, id="one could not be opened"),
-        pytest.param({"found": 0, "unknown": 0}, 0, id="kinds of which there are none"),
+        pytest.param({"found": 0, "unknown": 0}, 0, id="only zero counts"),
     ],
 )
-def test_the_exit_code_says_what_a_run_found(counts: dict[str, int], expected: int) -> None:
+def test_the_exit_code_depends_on_what_a_run_found(counts: dict[str, int], expected: int) -> None:
     assert _exit_code(replace(RUN, counts=counts)) == expected
 
 
-def test_why_nothing_was_compared_is_said_with_how_many() -> None:
+def test_the_count_of_uncompared_ledgers_has_a_reason() -> None:
     run = replace(RUN, counts={"uncompared": 1_200, "open_fail": 1})
 
     told = counts_text(run)
 
-    assert told == ("1,200 uncompared (no source of racks is set: nothing to compare), 1 open fail")
+    assert told == (
+        "1,200 uncompared (no source of racks is configured, so there is nothing to compare), 1 "
+        "open fail"
+    )
 
 
-def test_every_check_of_ledgers_can_be_asked_for_by_its_name() -> None:
+def test_every_check_of_ledgers_can_be_requested_by_name() -> None:
     assert set(FORCIBLE) == {"bookies", "all-ledgers", "replicas", "placement", "idle-open"}

@@ -1,4 +1,4 @@
-"""The command's errors as a user meets them: one clear line, and an exit code."""
+"""Errors of the command as a user sees them: one clear line, and an exit code."""
 
 import json
 import os
@@ -34,15 +34,15 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        pytest.param(SettingsError("wrong"), 2, id="called wrongly"),
+        pytest.param(SettingsError("wrong"), 2, id="wrong usage"),
         pytest.param(UnavailableError("no answer"), 3, id="could not tell"),
-        pytest.param(UnauthorizedError("shut out"), 3, id="was not let in, and could not tell"),
-        pytest.param(NoSuchLedgerError("no such ledger"), 1, id="found that it is not there"),
-        pytest.param(CorruptionError("rubbish"), 1, id="found something wrong"),
+        pytest.param(UnauthorizedError("shut out"), 3, id="access denied, and could not tell"),
+        pytest.param(NoSuchLedgerError("no such ledger"), 1, id="an unknown ledger"),
+        pytest.param(CorruptionError("rubbish"), 1, id="found damage"),
         pytest.param(ConflictError("conflict"), 1, id="refused"),
     ],
 )
-def test_an_error_of_ours_is_one_line_and_an_exit_code(
+def test_an_expected_error_is_one_line_and_an_exit_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: BookmenderError,
@@ -57,7 +57,7 @@ def test_an_error_of_ours_is_one_line_and_an_exit_code(
     assert captured.out == ""
 
 
-def test_an_error_names_the_ids_that_its_reader_needs(
+def test_an_error_line_has_the_ids_of_its_context(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fails_with(monkeypatch, NoSuchLedgerError("no such ledger", ledger_id=7))
@@ -67,9 +67,10 @@ def test_an_error_names_the_ids_that_its_reader_needs(
     assert capsys.readouterr().err == "bookmender: no such ledger (ledger_id=7)\n"
 
 
-def test_what_an_error_quotes_commands_no_terminal_and_keeps_its_lines(
+def test_control_characters_in_an_error_are_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Line breaks and tabs stay."""
     fails_with(monkeypatch, CorruptionError("the log:\n\tno number", text="\x1b[31m"))
 
     exit_code(monkeypatch, "fail")
@@ -77,7 +78,7 @@ def test_what_an_error_quotes_commands_no_terminal_and_keeps_its_lines(
     assert capsys.readouterr().err == "bookmender: the log:\n    no number (text=\\x1b[31m)\n"
 
 
-def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unexpected_exception_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     fails_with(monkeypatch, ZeroDivisionError())
     monkeypatch.setattr(sys, "argv", ["bookmender", "fail"])
 
@@ -85,7 +86,7 @@ def test_a_defect_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None
         main()
 
 
-def test_an_interruption_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     fails_with(monkeypatch, KeyboardInterrupt())
 
     assert exit_code(monkeypatch, "fail") == 130
@@ -99,9 +100,7 @@ def test_an_interruption_ends_as_shells_expect(monkeypatch: pytest.MonkeyPatch) 
         pytest.param(["local", "status"], id="what a command prints"),
     ],
 )
-def test_output_that_nobody_reads_ends_it_quietly_as_shells_expect(
-    arguments: list[str], tmp_path: Path
-) -> None:
+def test_a_closed_output_pipe_exits_quietly_with_141(arguments: list[str], tmp_path: Path) -> None:
     with_local_cluster(tmp_path)
     reads, writes = os.pipe()
     os.close(reads)
@@ -118,7 +117,7 @@ def test_output_that_nobody_reads_ends_it_quietly_as_shells_expect(
     assert (ended.returncode, ended.stderr) == (141, b"")
 
 
-def test_a_narrow_terminal_that_knows_ascii_alone_is_told_addresses_whole(tmp_path: Path) -> None:
+def test_a_narrow_ascii_terminal_gets_whole_addresses(tmp_path: Path) -> None:
     with_local_cluster(tmp_path)
     narrow = {"COLUMNS": "20", "PYTHONIOENCODING": "ascii"}
 
@@ -134,11 +133,12 @@ def test_a_narrow_terminal_that_knows_ascii_alone_is_told_addresses_whole(tmp_pa
     assert "127.0.0.1:20002            down" in ended.stdout
 
 
-def test_what_standard_output_cannot_encode_is_told_by_its_number() -> None:
+def test_characters_that_stdout_cannot_encode_are_escaped() -> None:
     code = (
         "import click\n"
         "from daemon.cli import main as cli\n"
-        "cli.LazyGroup.get_command = lambda *_: click.Command('x', callback=lambda: print('\\u2026'))\n"
+        "cli.LazyGroup.get_command = lambda *_: click.Command('x', callback=lambda: "
+        "print('\\u2026'))\n"
         "cli.main()"
     )
 
@@ -153,14 +153,16 @@ def test_what_standard_output_cannot_encode_is_told_by_its_number() -> None:
 
 
 def with_local_cluster(home: Path) -> None:
-    """One that does not run, where ``bookmender local`` looks for it."""
+    """Create a stopped cluster where ``bookmender local`` looks for it."""
     data = home / "bookmender" / "local"
     data.mkdir(parents=True)
     ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002,)).save(data)
 
 
 @pytest.mark.parametrize("code", [0, 1, 3])
-def test_a_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_exit_code_of_a_command_is_passed_on(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     fails_with(monkeypatch, SystemExit(code))
 
     assert exit_code(monkeypatch, "fail") == code
@@ -173,17 +175,19 @@ def test_a_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, 
         pytest.param(["ledger", "--help"], 0, "show", id="help of a group"),
         pytest.param(["--version"], 0, "bookmender", id="version"),
         pytest.param(["frobnicate"], 2, "No such command", id="an unknown command"),
+        pytest.param(["statsu"], 2, "bookmender status?", id="a misspelled command"),
+        pytest.param(["drain", "b1:3181"], 2, "bookmender bookie drain?", id="without its group"),
         pytest.param(["status", "--frobnicate"], 2, "No such option", id="an unknown option"),
         pytest.param(["status", "-o", "xml"], 2, "'xml' is not one of", id="a wrong choice"),
         pytest.param(["status", "-c", "none.toml"], 2, "does not exist", id="a missing file"),
-        pytest.param(["ledger", "show", "x"], 2, "not a ledger ID", id="no number"),
-        pytest.param(["ledger", "show", "--", "-1"], 2, "not a ledger ID", id="no ledger id"),
+        pytest.param(["ledger", "show", "x"], 2, "not a ledger ID", id="not a number"),
+        pytest.param(["ledger", "show", "--", "-1"], 2, "not a ledger ID", id="not a ledger id"),
         pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
-        pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="no limit"),
+        pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="a limit of 0"),
         pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
     ],
 )
-def test_a_wrong_call_is_said_and_ends_with_2(
+def test_wrong_usage_is_explained_and_exits_with_2(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -197,7 +201,7 @@ def test_a_wrong_call_is_said_and_ends_with_2(
     assert (captured.err == "") is (code == 0)
 
 
-def test_a_wrong_setting_is_said_with_its_file(
+def test_a_wrong_setting_is_reported_with_its_file(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "bookmender.toml"
@@ -210,16 +214,33 @@ def test_a_wrong_setting_is_said_with_its_file(
     )
 
 
+def test_a_settings_file_below_a_closed_folder_is_not_called_absent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path, stat = tmp_path / "bookmender.toml", Path.stat
+
+    def denied(self: Path, **options: bool) -> os.stat_result:
+        if self == path:
+            raise PermissionError
+        return stat(self, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+
+    assert exit_code(monkeypatch, "status", "-c", str(path)) == 2
+
+    assert f"{path} cannot be read: permission denied" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "command", [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"], ["observe"]]
 )
-def test_without_a_zookeeper_it_could_not_tell_and_says_whom_it_asked_and_why(
+def test_without_zookeeper_commands_exit_3_and_name_the_hosts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     command: list[str],
 ) -> None:
-    # Ports 1 and 2 are nobody's: the connection is refused at once.
+    # Nothing listens on ports 1 and 2, so the connection is refused at once.
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk://127.0.0.1:1;127.0.0.1:2/ledgers")
     monkeypatch.setenv("BOOKMENDER_NODE_STATE_DIR", str(tmp_path))
     monkeypatch.setenv("BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S", "0.5")
@@ -227,12 +248,13 @@ def test_without_a_zookeeper_it_could_not_tell_and_says_whom_it_asked_and_why(
     assert exit_code(monkeypatch, *command) == 3
 
     assert capsys.readouterr().err == (
-        "bookmender: no ZooKeeper server answers: do the servers run, and is metadata_service_uri "
-        "right? (hosts=127.0.0.1:1,127.0.0.1:2, waited_s=0.5)\n"
+        "bookmender: no ZooKeeper server answers: do the servers run, is metadata_service_uri "
+        "right, and does its port take connections without TLS (security.zookeeper_tls)? "
+        "(hosts=127.0.0.1:1,127.0.0.1:2, waited_s=0.5)\n"
     )
 
 
-def test_every_command_that_is_listed_can_be_loaded_and_explains_itself() -> None:
+def test_every_listed_command_loads_and_has_help() -> None:
     context = click.Context(cli)
     assert isinstance(cli, click.Group)
 
@@ -242,19 +264,19 @@ def test_every_command_that_is_listed_can_be_loaded_and_explains_itself() -> Non
         assert command.get_short_help_str(), name
 
 
-# --- Errors for programs ----------------------------------------------------------------------------
+# --- Errors in JSON -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", [("-o", "json"), ("--output", "json"), ("--json",)])
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        pytest.param(NoSuchLedgerError("no such ledger", ledger_id=7), 1, id="not there"),
+        pytest.param(NoSuchLedgerError("no such ledger", ledger_id=7), 1, id="an unknown ledger"),
         pytest.param(UnavailableError("no answer"), 3, id="could not tell"),
-        pytest.param(click.UsageError("which bookie?"), 2, id="called wrongly"),
+        pytest.param(click.UsageError("which bookie?"), 2, id="wrong usage"),
     ],
 )
-def test_programs_are_told_of_an_error_in_an_object(
+def test_with_json_output_an_error_is_an_object(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
@@ -277,7 +299,7 @@ def test_programs_are_told_of_an_error_in_an_object(
     assert message in captured.err, "for people"
 
 
-def test_an_argument_that_is_none_is_told_to_programs_too(
+def test_with_json_output_a_wrong_argument_is_an_object(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_code(monkeypatch, "ledger", "show", "1_0", "-o", "json") == 2
@@ -286,7 +308,7 @@ def test_an_argument_that_is_none_is_told_to_programs_too(
 
 
 @pytest.mark.parametrize("options", [(), ("-o", "text")])
-def test_people_are_told_on_standard_error_alone(
+def test_with_text_output_an_error_goes_only_to_stderr(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
     assert exit_code(monkeypatch, "ledger", "show", "x", *options) == 2
@@ -297,12 +319,12 @@ def test_people_are_told_on_standard_error_alone(
 @pytest.mark.parametrize(
     ("arguments", "output"),
     [
-        pytest.param([], "text", id="nothing said"),
+        pytest.param([], "text", id="by default"),
         pytest.param(["-o", "json"], "json", id="as an option"),
         pytest.param(["--json"], "json", id="as a flag"),
     ],
 )
-def test_both_ways_to_ask_for_json_mean_the_same(arguments: list[str], output: str) -> None:
+def test_both_json_options_mean_the_same(arguments: list[str], output: str) -> None:
     @click.command()
     @output_option
     @json_option
@@ -312,22 +334,22 @@ def test_both_ways_to_ask_for_json_mean_the_same(arguments: list[str], output: s
     assert CliRunner().invoke(show, arguments).output == f"{output}\n"
 
 
-# --- Which ledger -----------------------------------------------------------------------------------
+# --- Ledger ids -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "text", ["1_0", "-1", "+1", " 1", "1.0", "0x1", "\u0663", "", str(2**63), "9" * 5_000]
 )
-def test_a_ledgers_id_is_plain_digits(text: str) -> None:
+def test_a_ledger_id_is_plain_digits(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a ledger ID"):
         LedgerId().convert(text, None, None)
 
 
-def test_of_an_id_that_is_too_large_the_range_is_told() -> None:
+def test_an_id_that_is_too_large_is_refused_with_the_range() -> None:
     with pytest.raises(click.BadParameter, match="IDs range from 0 to 9223372036854775807"):
         LedgerId().convert("9" * 20, None, None)
 
 
 @pytest.mark.parametrize("number", [0, 4711, 2**63 - 1])
-def test_an_id_that_a_ledger_may_have_is_taken(number: int) -> None:
+def test_a_valid_ledger_id_is_accepted(number: int) -> None:
     assert LedgerId().convert(str(number), None, None) == number

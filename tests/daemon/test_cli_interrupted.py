@@ -1,4 +1,4 @@
-"""Commands that are interrupted, by Ctrl-C or by who else may end them."""
+"""Commands that are interrupted, by Ctrl-C or by other signals."""
 
 import signal
 import subprocess
@@ -23,12 +23,13 @@ from daemon.cli import (
 )
 from daemon.cli.main import LazyGroup
 from daemon.cli.progress import explain_interrupt
+from ledgers.errors import SessionLostError
 from tests.daemon.cli_calls import exit_code
 
-# --- Ctrl-C -----------------------------------------------------------------------------------------
+# --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
+def test_an_interruption_during_imports_is_quiet() -> None:
     code = (
         "import sys\n"
         "class Finder:\n"
@@ -46,26 +47,37 @@ def test_an_interruption_while_the_rest_is_imported_is_quiet() -> None:
     assert (ended.returncode, ended.stderr) == (130, b"")
 
 
-def test_who_is_interrupted_is_told_what_stays_in_force(
+def test_an_interrupted_command_says_what_stays_in_force(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), explain_interrupt("the order stands"):
+    with pytest.raises(KeyboardInterrupt), explain_interrupt("The order stays."):
         raise KeyboardInterrupt
 
-    assert capsys.readouterr().err == "interrupted; the order stands\n"
+    assert capsys.readouterr().err == "Interrupted. The order stays.\n"
+
+
+def test_a_command_that_loses_its_session_says_what_stays(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SessionLostError), explain_interrupt("The order stays."):
+        raise SessionLostError("the ZooKeeper session is lost")
+
+    assert capsys.readouterr().err == (
+        "Check ZooKeeper, and run the command again. The order stays.\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bookie", "drain", "b1:1", "--wait"], "bookmender bookie drain says how far"),
-        (["bookie", "decommission", "b1:1"], "the cookie of b1:1 stays"),
-        (["repair", "7"], "the nodes go on"),
-        (["check", "run", "replicas", "--wait"], "bookmender check list tells of replicas"),
+        (["bookie", "drain", "b1:1", "--wait"], "bookmender bookie drain shows the progress"),
+        (["bookie", "decommission", "b1:1"], "b1:1 keeps its cookie"),
+        (["repair", "7"], "nodes continue the work"),
+        (["check", "run", "replicas", "--wait"], "bookmender check list shows the progress"),
     ],
     ids=["drain", "decommission", "repair", "check"],
 )
-def test_the_long_commands_say_it(
+def test_each_long_command_explains_its_interruption(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
@@ -74,31 +86,30 @@ def test_the_long_commands_say_it(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    async def never(*_: object) -> None:
+    async def never(*_: object, **__: object) -> None:
         interrupted()
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
     for module in (drain_command, decommission_command, check_command):
         monkeypatch.setattr(module, "run_in_session", interrupted)
-    monkeypatch.setattr(repair_command, "_run", never)
+    monkeypatch.setattr(repair_command, "repair_ledgers", never)
 
     assert exit_code(monkeypatch, *arguments) == 130
 
     assert said in capsys.readouterr().err
 
 
-# --- Signals that end a command as Ctrl-C does --------------------------------------------------------
+# --- Signals that end a command as Ctrl-C does ----------------------------------------------------
 
 ENDING = [(signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 
 
 def ends_with(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """A command ``end`` that gets the signal while it works, as one that gives something back
-    does."""
+    """Install a command ``end`` that gets the signal while it works."""
 
     @click.command()
     def end() -> None:
-        with explain_interrupt("the order stands"):
+        with explain_interrupt("The order stays."):
             signal.raise_signal(number)
 
     monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: end)
@@ -115,7 +126,7 @@ def handled_by(handler: signal.Handlers, *numbers: signal.Signals) -> Iterator[N
 
 
 @pytest.mark.parametrize(("number", "code"), ENDING)
-def test_a_command_that_is_told_to_end_says_what_stays_as_at_ctrl_c(
+def test_a_termination_signal_is_explained_like_ctrl_c(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
@@ -123,22 +134,22 @@ def test_a_command_that_is_told_to_end_says_what_stays_as_at_ctrl_c(
 ) -> None:
     ends_with(monkeypatch, number)
 
-    with handled_by(signal.SIG_DFL, number):  # nohup may have been before the tests, too
+    with handled_by(signal.SIG_DFL, number):  # the tests may run under nohup
         assert exit_code(monkeypatch, "end") == code
         assert signal.getsignal(number) is signal.SIG_DFL
 
-    assert "interrupted; the order stands" in capsys.readouterr().err
+    assert "Interrupted. The order stays." in capsys.readouterr().err
 
 
-def test_it_is_told_so_even_where_ctrl_c_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a shell has it for what a script starts with ``&``."""
+def test_sigterm_is_explained_even_if_sigint_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell ignores SIGINT in commands that a script starts with ``&``."""
     ends_with(monkeypatch, signal.SIGTERM)
 
     with handled_by(signal.SIG_IGN, signal.SIGINT):
         assert exit_code(monkeypatch, "end") == 143
 
 
-def test_a_closed_terminal_is_ignored_where_nohup_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sighup_is_ignored_under_nohup(monkeypatch: pytest.MonkeyPatch) -> None:
     ends_with(monkeypatch, signal.SIGHUP)
 
     with handled_by(signal.SIG_IGN, signal.SIGHUP):

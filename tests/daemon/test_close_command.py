@@ -1,4 +1,4 @@
-"""How ``bookmender ledger close`` ends."""
+"""Exit codes and help of ``bookmender ledger close``."""
 
 import re
 from dataclasses import replace
@@ -16,25 +16,25 @@ from tests.replication.nodes import LEDGER
 from tests.virtual_time import run
 
 
-async def looked_at() -> CloseResult:
+async def previewed() -> CloseResult:
     return await (await closer(await idle_ledger())).look(LEDGER)
 
 
-OPEN = run(looked_at())
+OPEN = run(previewed())
 
 
 @pytest.mark.parametrize(
     ("found", "options", "code"),
     [
-        pytest.param(OPEN, [], 0, id="nothing speaks against it"),
-        pytest.param(replace(OPEN, doubts=("it grew",)), [], 1, id="with --yes it is refused"),
-        pytest.param(replace(OPEN, doubts=("it grew",)), ["--force"], 0, id="but not forced"),
-        pytest.param(replace(OPEN, held_back="a hold stands"), ["--force"], 1, id="a hold"),
-        pytest.param(replace(OPEN, cannot_close="no answer"), ["--force"], 1, id="not at all"),
-        pytest.param(replace(OPEN, end_doubt="wiped: B2"), [], 0, id="it can be tried"),
+        pytest.param(OPEN, [], 0, id="no doubt"),
+        pytest.param(replace(OPEN, doubts=("it grew",)), [], 1, id="a doubt, refused with --yes"),
+        pytest.param(replace(OPEN, doubts=("it grew",)), ["--force"], 0, id="a doubt, but forced"),
+        pytest.param(replace(OPEN, held_back="a hold stands"), ["--force"], 1, id="a safety hold"),
+        pytest.param(replace(OPEN, cannot_close="no answer"), ["--force"], 1, id="impossible"),
+        pytest.param(replace(OPEN, end_doubt="wiped: B2"), [], 0, id="a doubtful end can be tried"),
     ],
 )
-def test_a_look_ends_with_the_code_that_the_closing_would_end_with(
+def test_a_preview_exits_with_the_code_of_the_closing(
     monkeypatch: pytest.MonkeyPatch, found: CloseResult, options: list[str], code: int
 ) -> None:
     async def look(settings: Settings, ledger_id: int) -> CloseResult:
@@ -51,7 +51,7 @@ def test_a_look_ends_with_the_code_that_the_closing_would_end_with(
 
 
 @pytest.mark.parametrize("command", ["show", "close", "restore"])
-def test_the_help_names_the_exit_code_where_there_is_no_such_ledger(command: str) -> None:
+def test_the_help_names_the_exit_code_for_an_unknown_ledger(command: str) -> None:
     shown = CliRunner().invoke(ledger, [command, "--help"]).output
 
     codes = " ".join(shown.partition("Exit code")[2].partition("Options:")[0].split())

@@ -1,10 +1,10 @@
-"""Open ledgers whose last entries have damaged copies alone: recovery refuses, an operator may give
-them up."""
+"""Open ledgers without a good copy of their last entries, which an operator may give up."""
 
 import pytest
 
 from daemon.cli.close_ledger import CloseRefusedError
 from daemon.cli.idle import closing_text
+from daemon.messages import message
 from ledgers.errors import UnreadableError
 from ledgers.model import LedgerState
 from replication.ledger_record import read_given_up
@@ -17,8 +17,10 @@ from tests.replication.repairs import blocked_by
 
 
 async def with_damage(*damaged: int, last: int = 5) -> Cluster:
-    """Three copies of each entry, of which two are acknowledged; those of ``damaged`` fit no
-    digest."""
+    """Return a cluster with three copies of each entry.
+
+    Those of ``damaged`` have a wrong digest.
+    """
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
@@ -31,9 +33,9 @@ async def with_damage(*damaged: int, last: int = 5) -> Cluster:
     return cluster
 
 
-@pytest.mark.parametrize("is_one_lost", [False, True], ids=["all there", "one bookie lost"])
+@pytest.mark.parametrize("is_one_lost", [False, True], ids=["all registered", "one bookie lost"])
 @in_virtual_time
-async def test_an_entry_with_damaged_copies_alone_is_given_up_by_an_operator(
+async def test_an_operator_can_give_up_an_entry_without_a_good_copy(
     is_one_lost: bool,
 ) -> None:
     cluster = await with_damage(5)
@@ -47,7 +49,8 @@ async def test_an_entry_with_damaged_copies_alone_is_given_up_by_an_operator(
 
 
 @in_virtual_time
-async def test_without_the_operators_word_it_is_refused_and_the_way_out_is_named() -> None:
+async def test_without_accept_loss_the_closing_is_refused() -> None:
+    """The refusal names the option that gives up the damaged entries."""
     cluster = await with_damage(5)
 
     with pytest.raises(CloseRefusedError, match="--accept-loss --force` shows which entries"):
@@ -57,7 +60,7 @@ async def test_without_the_operators_word_it_is_refused_and_the_way_out_is_named
 
 
 @in_virtual_time
-async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
+async def test_a_worker_refuses_with_a_reason() -> None:
     cluster = await with_damage(5)
     await cluster.kill(B3)
     await cluster.mark(B3)
@@ -67,8 +70,9 @@ async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
 
         outcome = await node.repairer.repair(lease, first.sighting)
 
-    assert outcome.reason is Reason.RECOVERY_FAILED
-    assert blocked_by(outcome).facts.is_end_damaged
+    assert outcome.reason is Reason.END_DAMAGED
+    assert outcome.reason.needs_help
+    assert "--accept-loss --force`" in message(LEDGER, blocked_by(outcome)).advice
     assert not (await cluster.metadata()).is_closed
 
 
@@ -77,12 +81,12 @@ async def test_a_worker_refuses_and_its_reason_names_the_way_out() -> None:
     [
         pytest.param((5,), 4, id="the last one"),
         pytest.param((3, 4, 5), 2, id="several at the end"),
-        pytest.param((4,), 3, id="one with a good one behind it, which goes too"),
+        pytest.param((4,), 3, id="one before a good one, which is given up too"),
         pytest.param((0, 1, 2, 3, 4, 5), -1, id="all of them"),
     ],
 )
 @in_virtual_time
-async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
+async def test_the_ledger_ends_before_its_first_damaged_entry(
     damaged: tuple[int, ...], end: int
 ) -> None:
     cluster = await with_damage(*damaged)
@@ -90,7 +94,7 @@ async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == end
-    given_up = await read_given_up(cluster.store, PATHS, LEDGER)
+    given_up = (await read_given_up(cluster.store, PATHS, LEDGER)).value
     assert given_up is not None
     assert (given_up.first_entry_id, given_up.last_entry_id) == (end + 1, 5)
     assert "@" in given_up.by
@@ -98,20 +102,20 @@ async def test_the_ledger_ends_before_the_first_entry_that_cannot_be_proven(
 
 
 @in_virtual_time
-async def test_what_would_be_given_up_is_shown_before() -> None:
+async def test_a_preview_shows_the_entries_that_would_be_given_up() -> None:
     cluster = await with_damage(4)
 
-    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=False)
+    shown = closing_text(await (await closer(cluster)).look(LEDGER))
 
     assert (
-        "--accept-loss would give up entries 4 to 5: no bookie gives a good copy of entry 4"
+        "--accept-loss would give up entries 4 to 5: no bookie returns a good copy of entry 4"
         in shown
     )
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
 @in_virtual_time
-async def test_one_good_copy_is_enough_and_nothing_is_given_up() -> None:
+async def test_with_one_good_copy_nothing_is_given_up() -> None:
     cluster = await with_damage()
     for bookie in (B1, B2):
         cluster.bookie(bookie).corrupt(LEDGER, 5)
@@ -119,11 +123,11 @@ async def test_one_good_copy_is_enough_and_nothing_is_given_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 5
-    assert await read_given_up(cluster.store, PATHS, LEDGER) is None
+    assert (await read_given_up(cluster.store, PATHS, LEDGER)).value is None
 
 
 @in_virtual_time
-async def test_an_entry_that_no_bookie_can_read_is_given_up_as_well() -> None:
+async def test_an_entry_that_no_bookie_can_read_is_given_up_too() -> None:
     cluster = await with_damage(last=5)
     read_fencing = cluster.bookies.read_fencing
 
@@ -140,7 +144,7 @@ async def test_an_entry_that_no_bookie_can_read_is_given_up_as_well() -> None:
 
 
 @in_virtual_time
-async def test_damage_behind_a_proven_end_is_nothing_to_give_up() -> None:
+async def test_damage_beyond_a_proven_end_is_not_given_up() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), last=4, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
@@ -152,4 +156,4 @@ async def test_damage_behind_a_proven_end_is_nothing_to_give_up() -> None:
     await close(cluster, is_forced=True, accepts_loss=True)
 
     assert (await cluster.metadata()).last_entry_id == 4
-    assert await read_given_up(cluster.store, PATHS, LEDGER) is None
+    assert (await read_given_up(cluster.store, PATHS, LEDGER)).value is None

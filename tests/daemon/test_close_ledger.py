@@ -1,5 +1,4 @@
-"""Open ledgers by hand: when one may be closed, that it is closed under its lock, and what
-follows."""
+"""Closing an open ledger by hand: when it is allowed, its lock, and its effects."""
 
 import asyncio
 import json
@@ -9,13 +8,14 @@ from typing import Any
 import pytest
 
 from auditor.checks.idle import LastChange
-from daemon.cli.close_ledger import CloseRefusedError, doubts_about
+from daemon.cli.close_ledger import CloseRefusedError, CollectedEvents, doubts_about
 from daemon.cli.idle import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import LedgerState, Segment
 from replication import znodes
+from replication.history import Kind
 from replication.ledger_record import WaitingNotes
 from replication.orders import HoldOrder, hold_znode, tries_znode
 from replication.reasons import Reason
@@ -32,15 +32,15 @@ SEEN = LastChange(last_entry_id=9, since_ms=1_000)
 @pytest.mark.parametrize(
     ("sighting", "last_entry_id", "written_ms", "idle_s", "doubt"),
     [
-        pytest.param(SEEN, 9, 500, DAY_S, None, id="nothing came for a day"),
-        pytest.param(SEEN, 9, 500, DAY_S - 1, "last entry 23 h 59 min ago", id="not long enough"),
-        pytest.param(SEEN, 10, 500, DAY_S, "it got an entry", id="an entry came"),
-        pytest.param(SEEN, 9, 1_001, DAY_S, "or other bookies", id="metadata was written"),
-        pytest.param(SEEN, None, 500, DAY_S, "none of its bookies says", id="nobody answers"),
-        pytest.param(None, 9, 500, DAY_S, "no check has seen it idle", id="nobody looked yet"),
+        pytest.param(SEEN, 9, 500, DAY_S, None, id="no entry for a day"),
+        pytest.param(SEEN, 9, 500, DAY_S - 1, "idle for only 23 h 59 min", id="not long enough"),
+        pytest.param(SEEN, 10, 500, DAY_S, "it got an entry", id="a new entry"),
+        pytest.param(SEEN, 9, 1_001, DAY_S, "its ensemble changed", id="new metadata"),
+        pytest.param(SEEN, None, 500, DAY_S, "none of its bookies reports", id="no bookie answers"),
+        pytest.param(None, 9, 500, DAY_S, "no check has seen it idle", id="no check yet"),
     ],
 )
-def test_what_speaks_against_closing(
+def test_the_doubts_about_closing(
     sighting: LastChange | None,
     last_entry_id: int | None,
     written_ms: int,
@@ -59,7 +59,7 @@ def test_what_speaks_against_closing(
     assert doubt is None or doubt in found[0]
 
 
-# --- On a cluster in memory ------------------------------------------------------------------------
+# --- On a cluster in memory -----------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -81,12 +81,12 @@ async def test_an_idle_ledger_is_closed_at_its_last_entry(state: LedgerState) ->
 
 
 @in_virtual_time
-async def test_a_ledger_that_got_an_entry_lately_is_left_to_its_writer() -> None:
+async def test_a_ledger_with_a_recent_entry_is_left_to_its_writer() -> None:
     cluster = await idle_ledger()
     cluster.put(LEDGER, 10, B1, B2)
     fenced = watch_fencing(cluster)
 
-    with pytest.raises(CloseRefusedError, match=r"it got an entry, .* locks a writer"):
+    with pytest.raises(CloseRefusedError, match=r"it got an entry, .* fences the ledger"):
         await close(cluster)
 
     assert (await cluster.metadata()).state is LedgerState.OPEN
@@ -95,7 +95,7 @@ async def test_a_ledger_that_got_an_entry_lately_is_left_to_its_writer() -> None
 
 
 @in_virtual_time
-async def test_somebodys_word_is_enough() -> None:
+async def test_force_closes_a_ledger_with_a_recent_entry() -> None:
     cluster = await idle_ledger()
     cluster.put(LEDGER, 10, B1, B2)
 
@@ -106,7 +106,7 @@ async def test_somebodys_word_is_enough() -> None:
 
 @pytest.mark.parametrize("is_forced", [False, True], ids=["unforced", "forced"])
 @in_virtual_time
-async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
+async def test_a_safety_hold_forbids_fencing(is_forced: bool) -> None:
     cluster = await idle_ledger()
     fenced = watch_fencing(cluster)
     hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
@@ -118,12 +118,12 @@ async def test_while_a_hold_stands_nothing_is_fenced(is_forced: bool) -> None:
     assert fenced == []
     assert await cluster.locked() == []
     shown = await (await closer(cluster)).look(LEDGER)
-    assert shown.doubts == (), "that is none about its writer"
+    assert shown.doubts == (), "a hold is no doubt about the writer"
     assert "bookmender hold" in shown.held_back
 
 
 @in_virtual_time
-async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
+async def test_a_ledger_locked_by_another_node_is_not_closed() -> None:
     cluster = await idle_ledger()
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("other"), is_ephemeral=True)
@@ -136,7 +136,7 @@ async def test_a_ledger_that_somebody_else_has_is_left_to_them() -> None:
 
 
 @in_virtual_time
-async def test_a_closed_ledger_stays_as_it_is() -> None:
+async def test_a_closed_ledger_is_not_changed() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2))
 
@@ -148,14 +148,14 @@ async def test_a_closed_ledger_stays_as_it_is() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_not_there_is_told() -> None:
+async def test_an_unknown_ledger_is_an_error() -> None:
     with pytest.raises(NoSuchLedgerError):
         await close(await Cluster.start(), is_forced=True)
 
 
 @in_virtual_time
-async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accepted() -> None:
-    """Entry 9 was on B1 and B2 alone."""
+async def test_an_unproven_end_is_closed_only_with_accept_loss() -> None:
+    """Only B1 and B2 had entry 9."""
     cluster = await idle_ledger()
     for bookie in (B1, B2):
         await cluster.kill(bookie)
@@ -172,10 +172,10 @@ async def test_one_whose_end_cannot_be_proven_is_closed_only_where_that_is_accep
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time
-async def test_a_bookie_that_was_found_to_have_lost_entries_is_not_believed(
+async def test_a_bookie_with_a_finding_cannot_prove_the_end(
     state: LedgerState,
 ) -> None:
-    """Entry 9 was on B1, which is away, and on B2, which lost it: its cookie is what it was."""
+    """Entry 9 was on B1, which is absent, and on B2, which lost it but has its old cookie."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), ack_quorum=2, state=state)
     cluster.bookie(B2).lose(LEDGER, 9)
@@ -192,7 +192,7 @@ async def test_a_bookie_that_was_found_to_have_lost_entries_is_not_believed(
 
 
 @in_virtual_time
-async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() -> None:
+async def test_a_lack_of_bookies_for_the_last_entries_is_explained() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     ensemble = (B1, B2, B3)
     await cluster.write_ledger(ensemble, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
@@ -207,16 +207,16 @@ async def test_where_nobody_takes_its_last_entries_it_is_said_what_is_lacking() 
 SLOW = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 
 
-async def told(cluster: Cluster) -> Reason | None:
-    """Why it waits now."""
+async def waiting_reason(cluster: Cluster) -> Reason | None:
+    """Return the reason for which the ledger waits now."""
     note = await WaitingNotes(cluster.store, PATHS).read(LEDGER)
     return None if note is None else note.reason
 
 
 @pytest.mark.parametrize("own", [False, True])
 @in_virtual_time
-async def test_once_it_is_closed_it_waits_for_nothing_that_was_in_the_way_before(own: bool) -> None:
-    """One node remembers what it put aside, and the other what was noted of it."""
+async def test_closing_clears_the_deferral_of_every_node(own: bool) -> None:
+    """One node remembers why it deferred the ledger; the other reads the note about it."""
     cluster = await unproven_ledger(own=own)
     async with (
         cluster.node("node-1", settings=SLOW) as one,
@@ -225,17 +225,17 @@ async def test_once_it_is_closed_it_waits_for_nothing_that_was_in_the_way_before
         working(two),
     ):
         await asyncio.sleep(100)
-        assert await told(cluster) is Reason.END_UNPROVEN
+        assert await waiting_reason(cluster) is Reason.END_UNPROVEN
 
         await close(cluster, is_forced=True, accepts_loss=True)
-        assert await told(cluster) is None
+        assert await waiting_reason(cluster) is None
         await asyncio.sleep(3)
 
-        assert await told(cluster) is Reason.NO_COPY, "that of what was lost"
+        assert await waiting_reason(cluster) is Reason.NO_COPY, "for the lost entries"
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look() -> None:
+async def test_a_closed_ledger_is_marked_in_the_private_queue() -> None:
     cluster = await idle_ledger()
 
     await close(cluster)
@@ -245,7 +245,7 @@ async def test_a_ledger_that_was_not_marked_is_marked_where_java_does_not_look()
 
 
 @in_virtual_time
-async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> None:
+async def test_the_closing_succeeds_if_no_retry_can_be_ordered() -> None:
     cluster = await unproven_ledger()
     shut_out(cluster.store, PATHS.mark(LEDGER), tries_znode(PATHS).path)
 
@@ -256,23 +256,17 @@ async def test_that_the_tries_cannot_be_ordered_does_not_undo_the_closing() -> N
 
 
 @pytest.mark.parametrize(
-    ("has_doubts", "is_forced", "next_step"),
+    ("has_doubts", "next_step"),
     [
-        pytest.param(False, False, "--yes closes it", id="nothing speaks against it"),
+        pytest.param(False, "--yes closes it", id="no doubt"),
         pytest.param(
-            True, False, "--force and --yes together close it all the same", id="something does"
-        ),
-        pytest.param(
-            True,
-            True,
-            "with --yes beside --force it is closed all the same",
-            id="it is forced, and not done",
+            True, "--force --yes closes it although its writer may be running", id="a doubt"
         ),
     ],
 )
 @in_virtual_time
-async def test_after_a_look_it_is_said_what_closes_it(
-    has_doubts: bool, is_forced: bool, next_step: str
+async def test_a_preview_says_which_options_close_the_ledger(
+    has_doubts: bool, next_step: str
 ) -> None:
     cluster = await idle_ledger()
     if has_doubts:
@@ -280,23 +274,21 @@ async def test_after_a_look_it_is_said_what_closes_it(
 
     found = await (await closer(cluster)).look(LEDGER)
 
-    last_line = closing_text(found, is_forced=is_forced).splitlines()[-1]
-    assert last_line == f"nothing was changed: {next_step}"
+    last_line = closing_text(found).splitlines()[-1]
+    assert last_line == f"nothing was changed. {next_step}"
 
 
 @in_virtual_time
-async def test_where_the_end_may_not_be_provable_nobody_is_promised_that_it_is_closed() -> None:
+async def test_a_preview_does_not_promise_a_doubtful_closing() -> None:
     found = await (await closer(await idle_ledger())).look(LEDGER)
 
-    last_line = closing_text(replace(found, end_doubt="wiped: B2"), is_forced=False).splitlines()[
-        -1
-    ]
+    last_line = closing_text(replace(found, end_doubt="wiped: B2")).splitlines()[-1]
 
-    assert last_line == "nothing was changed: --yes closes it, if its end can be proven"
+    assert last_line == "nothing was changed. --yes closes it, if its end can be proven"
 
 
 @in_virtual_time
-async def test_a_look_changes_nothing() -> None:
+async def test_a_preview_changes_nothing() -> None:
     cluster = await idle_ledger()
     fenced = watch_fencing(cluster)
 
@@ -308,7 +300,7 @@ async def test_a_look_changes_nothing() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_its_writer_changes_after_the_last_look_is_not_closed() -> None:
+async def test_a_change_by_the_writer_stops_the_closing() -> None:
     cluster = await idle_ledger()
     marking = cluster.manager.write
 
@@ -321,14 +313,14 @@ async def test_a_ledger_that_its_writer_changes_after_the_last_look_is_not_close
 
     cluster.manager.write = write  # type: ignore[method-assign]
 
-    with pytest.raises(CloseRefusedError, match="its writer may be alive"):
+    with pytest.raises(CloseRefusedError, match="its writer may be running"):
         await close(cluster)
 
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_closed_with_too_few_copies_is_repaired_by_a_node() -> None:
+async def test_a_worker_repairs_a_ledger_closed_with_too_few_copies() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     cluster.put(LEDGER, 10, B1, B2)
@@ -343,3 +335,31 @@ async def test_a_ledger_that_was_closed_with_too_few_copies_is_repaired_by_a_nod
 
     await cluster.assert_whole()
     assert await cluster.marked(PATHS.private) == []
+
+
+# --- The history ----------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_close_tells_its_fence_and_its_recovery() -> None:
+    did = CollectedEvents()
+
+    await close(await idle_ledger(), history=did)
+
+    told = [(event.kind, event.ledger_id, event.last_entry_id) for event in did.events]
+    assert told == [
+        (Kind.LEDGER_FENCED, LEDGER, None),
+        (Kind.LEDGER_RECOVERED, LEDGER, 9),
+    ]
+
+
+@in_virtual_time
+async def test_a_close_that_fails_after_fencing_tells_the_fence() -> None:
+    did = CollectedEvents()
+    cluster = await idle_ledger()
+    cluster.bookies.fail(B1, Op.READ_FENCING, Fault(error=UnavailableError))
+
+    with pytest.raises(UnavailableError):
+        await close(cluster, history=did)
+
+    assert [event.kind for event in did.events] == [Kind.LEDGER_FENCED]

@@ -1,5 +1,4 @@
-"""Open ledgers by hand, where too few bookies answer: nothing is begun, and it is said what
-helps."""
+"""Closing an open ledger by hand while too few bookies answer: it is refused with advice."""
 
 import asyncio
 
@@ -25,45 +24,47 @@ async def acknowledged_by_two_of_three() -> Cluster:
 
 
 @pytest.mark.parametrize("accepts_loss", [False, True])
-@pytest.mark.parametrize("is_away", [True, False], ids=["away", "silent"])
+@pytest.mark.parametrize("is_absent", [True, False], ids=["absent", "unresponsive"])
 @in_virtual_time
-async def test_rule_s5_while_too_few_bookies_answer_nothing_is_begun(
-    is_away: bool, accepts_loss: bool
+async def test_rule_s5_too_few_answering_bookies_stop_the_closing(
+    is_absent: bool, accepts_loss: bool
 ) -> None:
     cluster = await acknowledged_by_two_of_three()
     for bookie in (B2, B3):
         cluster.bookie(bookie).is_down = True
-        if is_away:
+        if is_absent:
             await cluster.kill(bookie)
     fenced = watch_fencing(cluster)
-    why = "not registered" if is_away else "registered, but silent"
+    why = "not registered" if is_absent else "registered, but unresponsive"
 
     with pytest.raises(CloseRefusedError) as caught:
         await close(cluster, is_forced=True, accepts_loss=accepts_loss)
 
     assert f"no answer from {B2} ({why}), {B3} ({why})" in str(caught.value)
-    assert f"start {B2} or {B3} (empty, if what was there is gone)" in str(caught.value)
+    assert f"Start {B2} or {B3} (even without their data)" in str(caught.value)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert await cluster.locked() == []
 
 
 @in_virtual_time
-async def test_that_it_cannot_be_closed_now_is_what_a_look_says_first() -> None:
+async def test_a_preview_says_that_too_few_bookies_answer() -> None:
     cluster = await acknowledged_by_two_of_three()
     await cluster.kill(B2, B3)
 
-    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=True).splitlines()
+    shown = closing_text(await (await closer(cluster)).look(LEDGER)).splitlines()
 
-    assert shown[-1].startswith("nothing was changed: it cannot be closed now, forced or not")
+    assert shown[-1].startswith(
+        "nothing was changed. Refused: it cannot be closed now, even with --force"
+    )
     assert not any("--yes" in line or "its end may not" in line for line in shown)
 
 
 @in_virtual_time
-async def test_rule_s5_the_answer_of_a_bookie_that_is_not_registered_does_not_count() -> None:
+async def test_rule_s5_answers_of_unregistered_bookies_do_not_count() -> None:
     cluster = await acknowledged_by_two_of_three()
     await cluster.kill(B3)
-    await cluster.unregister(B2)  # it answers, or another bookie does at its address
+    await cluster.unregister(B2)  # it still answers, or another bookie does at its address
 
     with pytest.raises(CloseRefusedError, match=f"no answer from {B2} .not registered."):
         await close(cluster, is_forced=True)
@@ -72,10 +73,10 @@ async def test_rule_s5_the_answer_of_a_bookie_that_is_not_registered_does_not_co
 
 
 @in_virtual_time
-async def test_a_look_says_that_bookies_were_wiped_so_that_its_end_may_not_be_provable() -> None:
+async def test_a_preview_names_reformatted_bookies() -> None:
     cluster = await unproven_ledger()
 
-    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=False)
+    shown = closing_text(await (await closer(cluster)).look(LEDGER))
 
     assert (
         f"its end may not be provable (reformatted after the ledger was created: {B1}, {B2})"
@@ -83,11 +84,11 @@ async def test_a_look_says_that_bookies_were_wiped_so_that_its_end_may_not_be_pr
     )
 
 
-# --- Its end could be found, but its last entries would not be on enough bookies -------------------------
+# --- Too few bookies for the last entries ---------------------------------------------------------
 
 
 async def acknowledged_by_both_of_two(*others: BookieId) -> Cluster:
-    """B2 is away. ``others``: bookies that are there besides."""
+    """Return a cluster in which B2 is absent. ``others``: further registered bookies."""
     cluster = await Cluster.start(B1, B2, *others)
     await cluster.write_ledger((B1, B2), write_quorum=2, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
@@ -96,7 +97,7 @@ async def acknowledged_by_both_of_two(*others: BookieId) -> Cluster:
 
 @pytest.mark.parametrize("accepts_loss", [False, True])
 @in_virtual_time
-async def test_while_nobody_can_take_its_last_entries_nothing_is_begun(accepts_loss: bool) -> None:
+async def test_without_a_bookie_for_its_last_entries_none_is_fenced(accepts_loss: bool) -> None:
     cluster = await acknowledged_by_both_of_two()
     fenced = watch_fencing(cluster)
 
@@ -104,27 +105,29 @@ async def test_while_nobody_can_take_its_last_entries_nothing_is_begun(accepts_l
         await close(cluster, is_forced=True, accepts_loss=accepts_loss)
 
     assert (
-        f"no answer from {B2} (not registered), and recovery must store the last entries on 2"
+        f"no answer from {B2} (not registered). Also, recovery must store the last entries on 2"
         in str(caught.value)
     )
-    assert f"Start {B2}, or add a bookie. Then give the same command again" in str(caught.value)
+    assert f"Start {B2}, or add a bookie. Then run this command again" in str(caught.value)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert await cluster.locked() == []
 
 
 @in_virtual_time
-async def test_a_look_says_so_too() -> None:
+async def test_a_preview_says_that_the_last_entries_have_no_place() -> None:
     cluster = await acknowledged_by_both_of_two()
 
-    shown = closing_text(await (await closer(cluster)).look(LEDGER), is_forced=True).splitlines()
+    shown = closing_text(await (await closer(cluster)).look(LEDGER)).splitlines()
 
-    assert shown[-1].startswith("nothing was changed: it cannot be closed now, forced or not")
+    assert shown[-1].startswith(
+        "nothing was changed. Refused: it cannot be closed now, even with --force"
+    )
     assert not any("--yes" in line for line in shown)
 
 
 @in_virtual_time
-async def test_with_a_bookie_that_can_take_over_it_is_closed() -> None:
+async def test_with_a_replacement_bookie_the_ledger_is_closed() -> None:
     cluster = await acknowledged_by_both_of_two(B3)
 
     done = await close(cluster, is_forced=True)
@@ -134,7 +137,7 @@ async def test_with_a_bookie_that_can_take_over_it_is_closed() -> None:
 
 
 @in_virtual_time
-async def test_one_that_got_no_entry_yet_needs_nobody_to_take_any() -> None:
+async def test_an_empty_ledger_needs_no_replacement_bookie() -> None:
     cluster = await Cluster.start(B1, B2)
     await cluster.write_ledger(
         (B1, B2), write_quorum=2, ack_quorum=2, last=-1, state=LedgerState.OPEN
@@ -148,8 +151,8 @@ async def test_one_that_got_no_entry_yet_needs_nobody_to_take_any() -> None:
 
 
 @in_virtual_time
-async def test_nor_does_one_whose_last_entries_are_on_others_of_its_bookies() -> None:
-    """Of three bookies, two a write set, entry 9 is on the first two, and the third is away."""
+async def test_a_bookie_without_the_last_entries_may_be_absent() -> None:
+    """With two bookies a write set, entry 9 is on the first two; the third is absent."""
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3), write_quorum=2, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B3)
@@ -161,8 +164,8 @@ async def test_nor_does_one_whose_last_entries_are_on_others_of_its_bookies() ->
 
 
 @in_virtual_time
-async def test_but_of_all_that_are_not_confirmed_the_last_alone_does_not_decide() -> None:
-    """Entry 8, on the third one and the first, has to be written again, too."""
+async def test_every_unconfirmed_entry_needs_its_bookies() -> None:
+    """Recovery must also write entry 8 again, on the third and the first bookie."""
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger(
         (B1, B2, B3), write_quorum=2, ack_quorum=2, last=7, state=LedgerState.OPEN
@@ -176,33 +179,36 @@ async def test_but_of_all_that_are_not_confirmed_the_last_alone_does_not_decide(
 
 
 @pytest.mark.parametrize(
-    ("write_quorum", "ack_quorum", "silent", "told"),
+    ("write_quorum", "ack_quorum", "unresponsive", "told"),
     [
-        pytest.param(3, 2, (B2, B3), f"start {B2} or {B3} (", id="one of them will do"),
+        pytest.param(3, 2, (B2, B3), f"Start {B2} or {B3} (", id="one of them is enough"),
         pytest.param(
-            3, 1, (B2, B3), f"start {B2} and {B3} (", id="each may have acknowledged alone"
+            3, 1, (B2, B3), f"Start {B2} and {B3} (", id="each may have acknowledged alone"
         ),
         pytest.param(
-            3, 2, (B1, B2, B3), f"start enough of {B1}, {B2}, {B3} (", id="two of the three will do"
+            3,
+            2,
+            (B1, B2, B3),
+            f"Start enough of {B1}, {B2}, {B3} (",
+            id="two of the three are enough",
         ),
     ],
 )
 @in_virtual_time
-async def test_whom_to_start_so_that_its_end_can_be_found(
-    write_quorum: int, ack_quorum: int, silent: tuple[BookieId, ...], told: str
+async def test_the_bookies_to_start_are_named(
+    write_quorum: int, ack_quorum: int, unresponsive: tuple[BookieId, ...], told: str
 ) -> None:
     cluster = await Cluster.start()
     versioned = await cluster.write_ledger(
         (B1, B2, B3), write_quorum=write_quorum, ack_quorum=ack_quorum, state=LedgerState.OPEN
     )
 
-    assert whom_to_start(versioned.metadata, frozenset(silent)).startswith(told)
+    assert whom_to_start(versioned.metadata, frozenset(unresponsive)).startswith(told)
 
 
 @in_virtual_time
-async def test_bookies_that_fail_in_the_midst_of_it_leave_word_of_what_was_done_and_what_is_next() -> (
-    None
-):
+async def test_a_failure_during_recovery_says_what_to_do_next() -> None:
+    """The error says what was fenced, and that the same command can be given again."""
     cluster = await acknowledged_by_two_of_three()
     await remember(cluster, {LEDGER: LastChange(last_entry_id=9, since_ms=cluster.clock.wall_ms())})
     await asyncio.sleep(DAY_S)
@@ -213,24 +219,22 @@ async def test_bookies_that_fail_in_the_midst_of_it_leave_word_of_what_was_done_
         await close(cluster)
 
     assert f"fenced={B1}, replies=" in str(caught.value)
-    assert "it is IN_RECOVERY now, and what was fenced takes nothing" in str(caught.value)
-    assert str(caught.value).endswith("its bookies answer now: give the same command again")
+    assert "The ledger is IN_RECOVERY now, and fenced bookies refuse its writer." in str(
+        caught.value
+    )
+    assert str(caught.value).endswith("Its bookies answer now: run this command again")
     assert await cluster.locked() == []
 
     cluster.bookies.fail(B2, Op.READ_FENCING, NO_FAULT)
-    done = await close(
-        cluster
-    )  # its writer is locked out: the same words do, though the metadata was written
+    # The writer is fenced, so the same command works, although the metadata has changed.
+    done = await close(cluster)
 
     assert done.closed is not None
 
 
 @in_virtual_time
-async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_started_first() -> (
-    None
-):
-    """Entries were acknowledged by two of three: so two of them have to answer, be it that they
-    have nothing."""
+async def test_accept_loss_needs_an_ack_quorum_of_answers() -> None:
+    """Two of three acknowledged each entry, so two must answer, even with nothing to show."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     for bookie in (B1, B2, B3):
@@ -239,7 +243,7 @@ async def test_where_too_few_answer_even_for_that_it_is_said_which_are_to_be_sta
     await cluster.revive(B1)
 
     for accepts_loss in (False, True):
-        with pytest.raises(CloseRefusedError, match=f"start {B2} or {B3} "):
+        with pytest.raises(CloseRefusedError, match=f"Start {B2} or {B3} "):
             await close(cluster, is_forced=True, accepts_loss=accepts_loss)
     await cluster.revive(B2)
     with pytest.raises(CloseRefusedError, match=f"Start {B3}. If they never return"):

@@ -1,4 +1,4 @@
-"""Closing a ledger by hand that somebody else has: what comes of it while they are waited for."""
+"""Closing a ledger by hand while another node has its lock."""
 
 import asyncio
 
@@ -17,17 +17,17 @@ from tests.replication.nodes import LEDGER, PATHS, working
 PATH = PATHS.lock(LEDGER)
 
 
-async def held_by_another() -> Cluster:
+async def locked_by_another() -> Cluster:
     cluster = await idle_ledger()
     await cluster.store.create(PATH, znodes.lock_to_bytes("other"), is_ephemeral=True)
     return cluster
 
 
 @in_virtual_time
-async def test_one_that_a_worker_leaves_to_its_writer_for_the_grace_is_closed_after_it() -> None:
+async def test_a_ledger_in_its_grace_is_closed_after_the_grace() -> None:
     cluster = await idle_ledger(write_quorum=3, ack_quorum=2)
     await cluster.mark(B1)
-    await cluster.unregister(B1)  # the two others suffice to find the end
+    await cluster.unregister(B1)  # the two others are enough to find the end
 
     async def is_locked() -> bool:
         return bool(await cluster.locked())
@@ -43,8 +43,8 @@ async def test_one_that_a_worker_leaves_to_its_writer_for_the_grace_is_closed_af
 
 
 @in_virtual_time
-async def test_one_that_is_closed_meanwhile_by_whoever_has_it_is_closed() -> None:
-    cluster = await held_by_another()
+async def test_a_ledger_that_the_lock_owner_closes_is_closed() -> None:
+    cluster = await locked_by_another()
 
     async def close_it() -> None:
         await asyncio.sleep(1)
@@ -58,12 +58,12 @@ async def test_one_that_is_closed_meanwhile_by_whoever_has_it_is_closed() -> Non
 
     assert found.closed is None
     assert found.found.metadata.is_closed
-    assert await cluster.locked() == [PATH.rpartition("/")[2]], "it is not ours to give back"
+    assert await cluster.locked() == [PATH.rpartition("/")[2]], "the lock of another node stays"
 
 
 @in_virtual_time
-async def test_where_it_would_be_refused_nobody_is_waited_for() -> None:
-    cluster = await held_by_another()
+async def test_a_refusal_does_not_wait_for_the_lock() -> None:
+    cluster = await locked_by_another()
     cluster.put(LEDGER, 10, B1)
     began_s = cluster.clock.now_s()
 
@@ -74,18 +74,18 @@ async def test_where_it_would_be_refused_nobody_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_a_hold_that_begins_while_somebody_is_waited_for_is_kept_to() -> None:
-    cluster = await held_by_another()
+async def test_a_safety_hold_that_begins_meanwhile_stops_the_closing() -> None:
+    cluster = await locked_by_another()
     hold = HoldOrder(since_ms=cluster.clock.wall_ms())
 
-    async def hold_and_let_go() -> None:
+    async def begin_hold_and_unlock() -> None:
         await asyncio.sleep(1)
         await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
         await cluster.store.delete(PATH)
 
-    letting_go = asyncio.create_task(hold_and_let_go())
+    unlocking = asyncio.create_task(begin_hold_and_unlock())
     with pytest.raises(CloseRefusedError, match="a safety hold forbids fencing"):
         await close(cluster, is_forced=True)
-    await letting_go
+    await unlocking
 
     assert (await cluster.metadata()).state is LedgerState.OPEN

@@ -1,4 +1,4 @@
-"""Taking a bookie out of a cluster for good, whatever happens meanwhile."""
+"""Removing a bookie from a cluster for good, while other things happen."""
 
 import asyncio
 import json
@@ -25,10 +25,10 @@ from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import drain
 
 STRANGER = BookieId("stranger:3181")
-"""No bookie of the cluster."""
+"""A bookie outside the cluster."""
 
 
-# --- The whole way ---------------------------------------------------------------------------------
+# --- A complete decommission ----------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -36,10 +36,12 @@ STRANGER = BookieId("stranger:3181")
     "BookieDecommissionTest.testDecommissionForLedgersWithMultipleSegmentsAndNotWriteClosed",
     "BookieDecommissionTest.testDecommissionForEmptyLedgers",
     verdict="better",
-    why="it waits only for ledgers that name the bookie, shows how many are left, and can be interrupted and repeated",
+    why="it waits only for ledgers that name the bookie, shows how many are left, and can be "
+    "interrupted and repeated",
 )
 @in_virtual_time
-async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_delay() -> None:
+async def test_a_stopped_bookie_goes_when_its_ledgers_have_moved() -> None:
+    """The decommission does not wait for the recovery delay."""
     cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
     heard = Heard()
     async with auditing(cluster, settings=delayed(3_600)), cluster.node() as node, working(node):
@@ -60,7 +62,7 @@ async def test_a_stopped_bookie_goes_once_its_ledgers_have_moved_whatever_the_de
 
 
 @in_virtual_time
-async def test_that_a_hold_keeps_its_ledgers_from_being_marked_is_said_while_it_waits() -> None:
+async def test_a_safety_hold_is_reported_while_it_waits() -> None:
     cluster = await with_ledgers((B1, B2))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
@@ -70,12 +72,12 @@ async def test_that_a_hold_keeps_its_ledgers_from_being_marked_is_said_while_it_
         await decommissioned(cluster, heard=heard)
 
     (told,) = heard.told
-    assert "hold stands" in told
+    assert "safety hold is in force" in told
     assert "bookmender hold" in told
 
 
 @in_virtual_time
-async def test_done_once_it_may_be_done_again() -> None:
+async def test_a_second_decommission_does_nothing() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     assert await decommissioned(cluster) == Decommissioned(
@@ -114,7 +116,7 @@ async def name_in_a_ledger(cluster: Cluster) -> None:
     ],
 )
 @in_virtual_time
-async def test_an_id_is_known_when_anything_speaks_of_it(
+async def test_a_bookie_id_is_known_if_any_record_names_it(
     spoken_of_by: Callable[[Cluster], Awaitable[None]] | None, was_known: bool
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -131,37 +133,37 @@ async def test_an_id_is_known_when_anything_speaks_of_it(
     ("was_known", "arguments", "code"),
     [
         pytest.param(True, [], 0, id="known"),
-        pytest.param(False, [], 2, id="unknown: most likely a slip of the pen"),
+        pytest.param(False, [], 2, id="unknown: probably mistyped"),
         pytest.param(False, ["--ignore-unknown"], 0, id="unknown, in a script that may run twice"),
     ],
 )
-def test_an_id_that_nothing_speaks_of_is_wrong_use_unless_that_is_expected(
+def test_an_unknown_bookie_is_wrong_usage_unless_ignored(
     was_known: bool, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def visited(config: object, act: object) -> Decommissioned:
+    def run_without_session(config: object, act: object) -> Decommissioned:
         return Decommissioned(moved_count=0, had_cookie=False, was_known=was_known)
 
-    monkeypatch.setattr(decommission_command, "run_in_session", visited)
+    monkeypatch.setattr(decommission_command, "run_in_session", run_without_session)
 
     result = CliRunner().invoke(decommission_command.decommission, [B1, *arguments])
 
     assert result.exit_code == code, result.output
-    assert ("nothing names" in result.output) is (code == 2)
+    assert ("Nothing names" in result.output) is (code == 2)
 
 
-def test_that_nothing_speaks_of_an_id_is_an_error_for_programs_too(
+def test_an_unknown_bookie_is_an_error_in_json_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def visited(config: object, act: object) -> Decommissioned:
+    def run_without_session(config: object, act: object) -> Decommissioned:
         return Decommissioned(moved_count=0, had_cookie=False, was_known=False)
 
-    monkeypatch.setattr(decommission_command, "run_in_session", visited)
+    monkeypatch.setattr(decommission_command, "run_in_session", run_without_session)
 
     assert exit_code(monkeypatch, "bookie", "decommission", B1, "-o", "json") == 2
 
     record = json.loads(capsys.readouterr().out)
     assert record["exit_code"] == 2
-    assert "nothing names it" in record["error"]
+    assert "Nothing names b1:3181" in record["error"]
 
 
 @pytest.mark.compat(
@@ -171,13 +173,13 @@ def test_that_nothing_speaks_of_an_id_is_an_error_for_programs_too(
     verdict="better",
 )
 @in_virtual_time
-async def test_interrupted_anywhere_it_is_taken_up_again() -> None:
+async def test_an_interrupted_decommission_can_be_continued() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(3_600)):
         await cluster.kill(B1)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(decommissioned(cluster), 10)
-        assert await cluster.marked() == [0, 1], "the auditors go on"
+        assert await cluster.marked() == [0, 1], "the auditor marks the ledgers"
         assert await has_cookie(cluster)
 
         async with cluster.node() as node, working(node):
@@ -188,7 +190,7 @@ async def test_interrupted_anywhere_it_is_taken_up_again() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_that_names_it_is_not_waited_for_when_its_ledger_does_not() -> None:
+async def test_a_mark_alone_does_not_delay_the_decommission() -> None:
     """The mark may stay for another reason: entries that are lost for good."""
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
@@ -198,24 +200,24 @@ async def test_a_mark_that_names_it_is_not_waited_for_when_its_ledger_does_not()
 
     assert done.was_known
     assert not await has_cookie(cluster)
-    assert await cluster.marked() == [0], "it is not ours to take away"
+    assert await cluster.marked() == [0], "the mark is not deleted"
 
 
 @in_virtual_time
-async def test_a_mark_that_names_it_counts_when_its_ledger_cannot_be_read() -> None:
+async def test_the_mark_of_an_unreadable_ledger_keeps_the_cookie() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     await cluster.mark(B1, ledger_id=0)
     await cluster.store.set(cluster.manager.path(0), b"rubbish", version=-1)
 
-    with pytest.raises(UnavailableError, match=r"may name it.*: 0\. "):
+    with pytest.raises(UnavailableError, match=r"may name b1:3181.*: 0\. "):
         await asyncio.wait_for(decommissioned(cluster), 10)
 
     assert await has_cookie(cluster)
 
 
 @in_virtual_time
-async def test_its_drain_order_goes_with_it() -> None:
+async def test_its_drain_order_is_deleted_too() -> None:
     cluster = await with_ledgers((B2, B3))
     await order_drain(cluster, B1, B4)
     await cluster.kill(B1)
@@ -226,7 +228,7 @@ async def test_its_drain_order_goes_with_it() -> None:
 
 
 @in_virtual_time
-async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> None:
+async def test_an_audit_without_effect_is_requested_again() -> None:
     cluster = await with_ledgers((B1, B2))
     path = PATHS.recovery_delay
     await cluster.store.create(path, b"3600")
@@ -239,23 +241,24 @@ async def test_an_audit_is_asked_for_again_when_nothing_comes_of_the_first() -> 
         )
 
     data, stat = await cluster.store.get(path)
-    assert data == b"3600", "the delay stays what it was"
+    assert data == b"3600", "the delay is unchanged"
     assert stat.version == 3
-    assert sum("no auditor is running" in text for text in heard.told) == 3
+    assert sum("No auditor is running" in text for text in heard.told) == 3
 
 
-# --- What cannot be told ---------------------------------------------------------------------------
+# --- Unreadable data ------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_rule_s8_a_ledger_that_cannot_be_read_keeps_the_cookie_and_is_named() -> None:
+async def test_rule_s8_an_unreadable_ledger_keeps_the_cookie() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.kill(B1)
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)
 
     with pytest.raises(
         UnavailableError,
-        match=r"cannot be read may name it.*: 1\. .*ignore-unreadable.*once the copies of 1 other ledger",
+        match=r"unreadable metadata may name b1:3181.*: 1\. .*ignore-unreadable.*after 1 other "
+        r"ledger",
     ):
         await decommissioned(cluster)
 
@@ -263,7 +266,7 @@ async def test_rule_s8_a_ledger_that_cannot_be_read_keeps_the_cookie_and_is_name
 
 
 @in_virtual_time
-async def test_a_ledger_that_cannot_be_read_but_proves_to_name_others_is_no_obstacle() -> None:
+async def test_unreadable_metadata_that_names_others_is_no_obstacle() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     data, _ = await cluster.store.get(cluster.manager.path(0))
@@ -274,9 +277,8 @@ async def test_a_ledger_that_cannot_be_read_but_proves_to_name_others_is_no_obst
 
 
 @in_virtual_time
-async def test_rule_s8_an_unreadable_ledger_that_names_others_is_one_where_its_mark_cannot_be_read() -> (
-    None
-):
+async def test_rule_s8_an_unreadable_mark_keeps_the_cookie() -> None:
+    """The ledger's metadata names only others, but its mark might name the bookie."""
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     data, _ = await cluster.store.get(cluster.manager.path(0))
@@ -285,14 +287,14 @@ async def test_rule_s8_an_unreadable_ledger_that_names_others_is_one_where_its_m
     await cluster.mark(B2, ledger_id=0)
     await cluster.store.set(PATHS.mark(0), b"rubbish \xff", version=-1)
 
-    with pytest.raises(UnavailableError, match=r"cannot be read may name it.*: 0\."):
+    with pytest.raises(UnavailableError, match=r"unreadable metadata may name b1:3181.*: 0\."):
         await decommissioned(cluster)
 
     assert await has_cookie(cluster)
 
 
 @in_virtual_time
-async def test_what_cannot_be_read_is_ignored_where_an_operator_says_so() -> None:
+async def test_an_operator_can_ignore_unreadable_ledgers() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)
     async with auditing(cluster), cluster.node() as node, working(node):
@@ -305,7 +307,7 @@ async def test_what_cannot_be_read_is_ignored_where_an_operator_says_so() -> Non
 
 
 @in_virtual_time
-async def test_rule_s8_an_empty_list_of_bookies_is_no_proof_that_it_is_stopped() -> None:
+async def test_rule_s8_an_empty_bookie_list_does_not_prove_a_stop() -> None:
     cluster = await with_ledgers((B2, B3))
     for bookie in list((await visiting(cluster).registration.read()).available):
         await cluster.unregister(bookie)
@@ -317,7 +319,7 @@ async def test_rule_s8_an_empty_list_of_bookies_is_no_proof_that_it_is_stopped()
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie() -> None:
+async def test_a_bookie_that_is_started_meanwhile_keeps_its_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -326,14 +328,14 @@ async def test_a_bookie_that_is_started_while_its_ledgers_move_keeps_its_cookie(
         await cluster.revive(B1)
         async with cluster.node() as node, working(node):
             await cluster.store.delete(cluster.manager.path(0))
-            with pytest.raises(RejectedError, match="it is still registered"):
+            with pytest.raises(RejectedError, match="is still registered"):
                 await asyncio.wait_for(waiting, 60)
 
     assert await has_cookie(cluster)
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_set_up_anew_meanwhile_keeps_its_new_cookie() -> None:
+async def test_a_bookie_reformatted_meanwhile_keeps_its_new_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)

@@ -1,4 +1,4 @@
-"""When a bookie may not go: refused at once, or given up on once nothing moves any more."""
+"""Decommissions that are refused at once, or given up when no ledger can move."""
 
 import asyncio
 
@@ -28,32 +28,32 @@ async def turn_read_only(cluster: Cluster, bookie: BookieId) -> None:
     await cluster.register(bookie, is_read_only=True)
 
 
-# --- What must be done first ----------------------------------------------------------------------
+# --- Refused at once ------------------------------------------------------------------------------
 
 
 @in_virtual_time
 async def test_a_running_bookie_is_refused() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    with pytest.raises(RejectedError, match="stop it for good") as refused:
+    with pytest.raises(RejectedError, match="Stop it for good") as refused:
         await decommissioned(cluster)
 
-    assert "it is still registered" in str(refused.value)
-    assert "after a crash that ends with its session" in str(refused.value)
+    assert "b1:3181 is still registered" in str(refused.value)
+    assert "until its session ends" in str(refused.value)
 
     assert await has_cookie(cluster)
 
 
-def test_no_other_bookie_is_offered_to_be_decommissioned_in_place_of_an_unknown_one() -> None:
+def test_no_other_bookie_is_suggested_for_an_unknown_one() -> None:
     text = unknown_text(BookieId("10.0.0.1:31811"))
 
-    assert "knows no bookie 10.0.0.1:31811" in text
-    assert "did you mean" not in text
+    assert "has no bookie 10.0.0.1:31811" in text
+    assert "Did you mean" not in text
     assert "bookmender bookie list" in text
 
 
 @in_virtual_time
-async def test_a_read_only_bookie_that_nobody_drains_is_refused_too() -> None:
+async def test_a_read_only_bookie_without_a_drain_is_refused() -> None:
     cluster = await with_ledgers((B2, B3))
     await turn_read_only(cluster, B1)
 
@@ -63,7 +63,7 @@ async def test_a_read_only_bookie_that_nobody_drains_is_refused_too() -> None:
 
 @pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "not empty"])
 @in_virtual_time
-async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_empty(
+async def test_a_drained_read_only_bookie_goes_when_it_is_empty(
     is_empty: bool,
 ) -> None:
     cluster = await with_ledgers((B3, B2) if is_empty else (B1, B2))
@@ -73,13 +73,13 @@ async def test_a_running_bookie_that_is_read_only_and_drained_goes_when_it_is_em
     if is_empty:
         assert (await decommissioned(cluster)).had_cookie
     else:
-        with pytest.raises(RejectedError, match="named by 1 ledger:"):
+        with pytest.raises(RejectedError, match="1 ledger names it"):
             await decommissioned(cluster)
     assert await has_cookie(cluster) is not is_empty
 
 
 @in_virtual_time
-async def test_a_bookie_under_maintenance_is_refused_as_long_as_the_window_stands() -> None:
+async def test_a_bookie_in_maintenance_is_refused() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
     await open_window(visiting(cluster), B1, duration_s=60, reason="", clock=cluster.clock)
@@ -92,7 +92,7 @@ async def test_a_bookie_under_maintenance_is_refused_as_long_as_the_window_stand
 
 
 @in_virtual_time
-async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
+async def test_a_decommission_is_refused_while_recovery_is_disabled() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     await cluster.store.create(PATHS.disable)
@@ -102,7 +102,7 @@ async def test_while_auto_recovery_is_disabled_nothing_would_move() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_told() -> None:
+async def test_a_ledger_denied_meanwhile_keeps_the_cookie() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     admin_session, heard = visiting(cluster), Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
@@ -111,7 +111,7 @@ async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_to
             0.01, shut_out, admin_session.store, cluster.manager.path(0)
         )
         with pytest.raises(
-            UnavailableError, match=r"cannot be read may name it.*: 0\..*shuts us out"
+            UnavailableError, match=r"unreadable metadata may name b1:3181.*: 0\..*shuts us out"
         ) as refused:
             await decommission_bookie(
                 admin_session, B1, notify=heard.tell, show=heard.show, clock=cluster.clock
@@ -119,11 +119,11 @@ async def test_a_ledger_that_acls_shut_away_meanwhile_keeps_its_cookie_and_is_to
         shut.cancel()
 
     assert await has_cookie(cluster)
-    assert "ledger restore" not in str(refused.value), "what stood there before is as shut away"
+    assert "ledger restore" not in str(refused.value), "earlier metadata is denied, too"
 
 
 @in_virtual_time
-async def test_damaged_metadata_and_such_that_acls_shut_away_are_told_apart() -> None:
+async def test_damaged_and_denied_metadata_have_different_advice() -> None:
     cluster = await with_ledgers((B2, B3), (B2, B3), (B2, B3))
     await cluster.kill(B1)
     await cluster.store.set(cluster.manager.path(0), b"rubbish", version=-1)
@@ -136,27 +136,31 @@ async def test_damaged_metadata_and_such_that_acls_shut_away_are_told_apart() ->
         )
 
     message = str(refused.value)
-    assert "its cookie stays: 0, 1, 2. " in message
-    assert "ACLs shut away 1, 2: the ACL shuts us out. " in message
-    assert "what is wrong with 0, bookmender ledger restore ID may mend it; " in message
-    assert "--ignore-unreadable goes on without them" in message
+    assert "its cookie is kept: 0, 1, 2. " in message
+    denied = f"the ACL shuts us out (path={cluster.manager.path(1)})"
+    assert f"ACLs deny access to ledger 1, 2: {denied}. " in message
+    assert (
+        "shows the error of 0, and bookmender ledger restore ID may repair the metadata. "
+        in message
+    )
+    assert "With --ignore-unreadable the cookie is deleted anyway." in message
 
 
-# --- What cannot move -----------------------------------------------------------------------------
+# --- Ledgers that cannot move ---------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None:
+async def test_it_ends_with_the_reasons_when_no_ledger_can_move() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
-        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+        with pytest.raises(RejectedError, match="the remaining 1 ledger on b1:3181 cannot move"):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
         (told,) = heard.told
-        assert told.startswith("ledger 0 waits for help: no-copy: ")
-        assert await cluster.marked() == [0], "the nodes go on trying"
+        assert told.startswith("ledger 0 is blocked: no-copy: ")
+        assert await cluster.marked() == [0], "the nodes continue to try"
         await cluster.assert_whole(1, 2)
     assert await has_cookie(cluster)
 
@@ -164,13 +168,13 @@ async def test_when_nothing_that_is_left_can_move_it_says_why_and_ends() -> None
 @pytest.mark.parametrize(
     ("reason", "is_marked", "ends"),
     [
-        pytest.param(Reason.NO_TARGET, True, RejectedError, id="only help will help"),
-        pytest.param(Reason.NO_TARGET, False, TimeoutError, id="a note that was left behind"),
-        pytest.param(Reason.OPEN_LEDGER_GRACE, True, TimeoutError, id="time will help"),
+        pytest.param(Reason.NO_TARGET, True, RejectedError, id="needs an operator"),
+        pytest.param(Reason.NO_TARGET, False, TimeoutError, id="an outdated note"),
+        pytest.param(Reason.OPEN_LEDGER_GRACE, True, TimeoutError, id="time resolves it"),
     ],
 )
 @in_virtual_time
-async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others(
+async def test_it_gives_up_only_on_blocked_marked_ledgers(
     reason: Reason, is_marked: bool, ends: type[Exception]
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -188,12 +192,12 @@ async def test_it_gives_up_on_marked_ledgers_that_wait_for_help_and_on_no_others
 @pytest.mark.parametrize(
     ("is_locked", "ends"),
     [
-        pytest.param(False, RejectedError, id="nobody can take it"),
-        pytest.param(True, TimeoutError, id="a node that may has it"),
+        pytest.param(False, RejectedError, id="no node can lease it"),
+        pytest.param(True, TimeoutError, id="a node with permission has it"),
     ],
 )
 @in_virtual_time
-async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
+async def test_it_gives_up_on_a_ledger_whose_mark_is_denied(
     is_locked: bool, ends: type[Exception]
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
@@ -218,26 +222,27 @@ async def test_it_gives_up_on_a_ledger_whose_mark_acls_shut_away(
             2 * decommission.AUDIT_AGAIN_S,
         )
 
+    denied = "its mark cannot be read, so no node leases it: the ACL shuts us out"
     assert [text for text in heard.told if text.startswith("ledger ")] == (
         []
         if is_locked
         else [
-            "ledger 0 waits for help: its mark cannot be read, so that no node takes it: "
-            "the ACL shuts us out",
-            f"ledger 1 waits for help: {blocked_text(1, stuck_for_good)}; if that is over, bookmender repair 1 tries it now",
-            "ledger 2 waits for help: its mark cannot be read, so that no node takes it: "
-            "the ACL shuts us out",
+            f"ledger 0 is blocked: {denied} (path={PATHS.mark(0)})",
+            f"ledger 1 is blocked: {blocked_text(1, stuck_for_good)}. When this is resolved, try "
+            "now: bookmender repair 1",
+            f"ledger 2 is blocked: {denied} (path={PATHS.mark(2)})",
         ]
     )
 
 
 @in_virtual_time
-async def test_a_ledger_that_waits_for_room_on_a_nodes_disk_moves_when_there_is_some() -> None:
+async def test_a_ledger_blocked_by_a_full_disk_moves_when_it_has_room() -> None:
+    """The worker's own disk was full, so it could not keep the earlier metadata."""
     cluster, is_full = await with_ledgers((B1, B2)), True
 
     async def journal(ledger_id: int, before: bytes, after: bytes) -> None:
         if is_full:
-            raise JournalError("/var/lib/x cannot be written to: make room there")
+            raise JournalError("/var/lib/x cannot be written to: free disk space there")
 
     settings = ReplicationSettings(retry_min_s=300, retry_max_s=300)
     node = cluster.node(journal=journal, settings=settings)
@@ -253,24 +258,24 @@ async def test_a_ledger_that_waits_for_room_on_a_nodes_disk_moves_when_there_is_
 
 
 @in_virtual_time
-async def test_while_there_is_none_it_gives_up_once_that_was_tried_again() -> None:
+async def test_it_gives_up_on_a_full_disk_after_a_second_try() -> None:
     async def journal(ledger_id: int, before: bytes, after: bytes) -> None:
-        raise JournalError("/var/lib/x cannot be written to: make room there")
+        raise JournalError("/var/lib/x cannot be written to: free disk space there")
 
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     async with auditing(cluster), cluster.node(journal=journal) as node, working(node):
         await cluster.kill(B1)
         await asyncio.sleep(60)
 
-        with pytest.raises(RejectedError, match="none can move"):
+        with pytest.raises(RejectedError, match="cannot move"):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
     (told,) = heard.told
-    assert told.startswith("ledger 0 waits for help: journal-unwritable: /var/lib/x")
+    assert told.startswith("ledger 0 is blocked: journal-unwritable: /var/lib/x")
 
 
 @in_virtual_time
-async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() -> None:
+async def test_a_late_retry_is_reported_with_the_command_to_try_now() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await cluster.store.create(PATHS.recovery_delay, b"0")
     await cluster.kill(B1)
@@ -284,44 +289,45 @@ async def test_of_what_is_tried_again_in_an_hour_it_is_said_how_to_try_it_now() 
     )
     await cluster.store.create(PATHS.waiting_note(0), note.to_json(), with_parents=True)
 
-    with pytest.raises(RejectedError, match="none can move"):
+    with pytest.raises(RejectedError, match="cannot move"):
         await asyncio.wait_for(decommissioned(cluster, heard=heard), decommission.AUDIT_AGAIN_S)
 
     assert heard.told[-1] == (
-        f"ledger 0 waits for help: {blocked_text(0, note.blocked)}; if that is over, bookmender repair 0 tries it now"
+        f"ledger 0 is blocked: {blocked_text(0, note.blocked)}. When this is resolved, try now: "
+        "bookmender repair 0"
     )
 
 
 @in_virtual_time
-async def test_it_gives_up_on_a_ledger_whose_end_cannot_be_proven() -> None:
+async def test_it_gives_up_on_a_ledger_with_an_unproven_end() -> None:
     cluster, heard = await open_ledger(), Heard()
     await cluster.kill(B2)
     await cluster.wipe(B2)
     await cluster.revive(B2)
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
-        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+        with pytest.raises(RejectedError, match="the remaining 1 ledger on b1:3181 cannot move"):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: end-unproven: ")
+    assert heard.told[-1].startswith(f"ledger {LEDGER} is blocked: end-unproven: ")
     assert f"bookmender ledger close {LEDGER} --accept-loss" in heard.told[-1]
 
 
 @in_virtual_time
-async def test_it_gives_up_on_an_open_ledger_that_has_lost_too_many_bookies() -> None:
+async def test_it_gives_up_on_an_open_ledger_without_coverage() -> None:
     cluster, heard = await open_ledger(), Heard()
     await cluster.kill(B2)
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
-        with pytest.raises(RejectedError, match="named by 1 ledger still, and none can move"):
+        with pytest.raises(RejectedError, match="the remaining 1 ledger on b1:3181 cannot move"):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert heard.told[-1].startswith(f"ledger {LEDGER} waits for help: no-coverage: ")
+    assert heard.told[-1].startswith(f"ledger {LEDGER} is blocked: no-coverage: ")
     assert heard.told[-1].endswith(f"Start enough of: {B1}, {B2}")
 
 
 @in_virtual_time
-async def test_where_only_java_repairs_it_is_said_that_nobody_says_why_nothing_moves() -> None:
+async def test_with_only_java_workers_a_standstill_has_no_reason() -> None:
     cluster, heard = await with_ledgers((B1, B2), (B1, B3)), Heard()
     await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
     await cluster.kill(B1)
@@ -332,11 +338,13 @@ async def test_where_only_java_repairs_it_is_said_that_nobody_says_why_nothing_m
         await asyncio.wait_for(decommissioned(cluster, heard=heard), 2 * decommission.AUDIT_AGAIN_S)
 
     [said] = [text for text in heard.told if "bookmender plan" in text]
-    assert said.startswith("none of the 2 ledgers left has moved for 2 min, and no worker of")
+    assert said.startswith(
+        "None of the 2 remaining ledgers has moved for 2 min. No bookmender worker"
+    )
 
 
 @in_virtual_time
-async def test_a_worker_of_ours_will_say_why() -> None:
+async def test_with_a_bookmender_worker_a_standstill_is_not_reported() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
     await cluster.kill(B1)
@@ -349,7 +357,7 @@ async def test_a_worker_of_ours_will_say_why() -> None:
 
 
 @in_virtual_time
-async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted() -> None:
+async def test_of_many_blocked_ledgers_only_some_are_named() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * (blocked.SHOWN_MAX + 3))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
@@ -358,11 +366,11 @@ async def test_of_very_many_that_cannot_move_some_are_told_and_the_rest_counted(
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
     assert len(heard.told) == blocked.SHOWN_MAX + 1
-    assert heard.told[-1] == "and 3 more; bookmender queue list shows them all"
+    assert heard.told[-1] == "and 3 more. bookmender queue list shows all."
 
 
 @in_virtual_time
-async def test_what_waits_for_a_bookie_moves_when_one_comes_in_time() -> None:
+async def test_a_bookie_that_returns_in_time_unblocks_its_ledgers() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)

@@ -1,4 +1,4 @@
-"""Drains as operators order them, wait for them and take them back."""
+"""Drains that operators order, wait for and cancel."""
 
 import asyncio
 from dataclasses import replace
@@ -24,7 +24,7 @@ from tests.replication.nodes import PATHS, node_info
 
 
 @in_virtual_time
-async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> None:
+async def test_a_repeated_drain_order_changes_only_its_terms() -> None:
     cluster = await Cluster.start()
     await order_drain(cluster, B1)
     first = (await OrderStore(cluster.store, PATHS).read()).draining[B1]
@@ -37,13 +37,14 @@ async def test_a_drain_that_is_ordered_again_goes_on_under_the_new_terms() -> No
     assert draining_now[B2].since_ms > first.since_ms
 
     await order_drain(cluster, B1, may_fence=None)
-    assert (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence, "as it stands"
+    assert (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence, "unchanged"
     await order_drain(cluster, B1, may_fence=False)
     assert not (await OrderStore(cluster.store, PATHS).read()).draining[B1].may_fence
 
 
 @in_virtual_time
-async def test_a_later_releases_drain_is_taken_back_but_not_overwritten() -> None:
+async def test_an_unreadable_drain_order_can_only_be_cancelled() -> None:
+    """A later release may have written the order."""
     cluster = await Cluster.start()
     await cluster.store.create(drain_znode(PATHS, B1).path, b"{}", with_parents=True)
 
@@ -55,7 +56,7 @@ async def test_a_later_releases_drain_is_taken_back_but_not_overwritten() -> Non
 
 
 @in_virtual_time
-async def test_waiting_for_a_drain_ends_when_no_ledger_names_the_bookie() -> None:
+async def test_waiting_for_a_drain_ends_when_no_ledger_names_it() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await order_drain(cluster, B1, B4)
     heard = Heard()
@@ -73,12 +74,12 @@ async def test_waiting_for_a_drain_ends_when_no_ledger_names_the_bookie() -> Non
         drains = await asyncio.wait_for(waiting, 100)
 
     assert drains.are_drained([B1])
-    assert drains.orders.draining.keys() == {B1}, "of the other nobody asked"
+    assert drains.orders.draining.keys() == {B1}, "the other bookie was not asked for"
     assert heard.left[0] == 2
 
 
 @in_virtual_time
-async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
+async def test_waiting_for_a_drain_ends_when_it_is_cancelled() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
     waiting = asyncio.create_task(
@@ -87,7 +88,7 @@ async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
         )
     )
     await asyncio.sleep(10)
-    assert not waiting.done(), "nobody has looked for its ledgers yet"
+    assert not waiting.done(), "no leader has counted its ledgers yet"
 
     await cancel_drains(visiting(cluster), [B1])
     drains = await asyncio.wait_for(waiting, 10)
@@ -96,7 +97,7 @@ async def test_waiting_for_a_drain_ends_when_its_order_is_taken_back() -> None:
 
 
 @in_virtual_time
-async def test_progress_of_an_earlier_order_is_not_that_of_this_one() -> None:
+async def test_progress_of_an_earlier_drain_order_does_not_count() -> None:
     cluster = await with_ledgers((B2, B3))
     await order_drain(cluster, B1)
     async with draining(cluster):
@@ -115,7 +116,9 @@ async def test_progress_of_an_earlier_order_is_not_that_of_this_one() -> None:
 @pytest.mark.parametrize(
     ("progress", "text"),
     [
-        pytest.param({}, "draining (not looked for yet)", id="no leader has looked"),
+        pytest.param(
+            {}, "draining (its ledgers are not counted yet)", id="not counted by a leader yet"
+        ),
         pytest.param({B1: (5, 1_000, False)}, "draining (5 of 1,000 ledgers left)", id="under way"),
         pytest.param(
             {B1: (0, 9, False)}, "draining (0 of 9 ledgers left)", id="not proven to be empty yet"
@@ -123,7 +126,7 @@ async def test_progress_of_an_earlier_order_is_not_that_of_this_one() -> None:
         pytest.param({B1: (0, 9, True)}, "drained", id="empty"),
     ],
 )
-def test_a_drain_says_how_far_it_is(
+def test_the_bookie_list_shows_how_far_a_drain_is(
     progress: dict[BookieId, tuple[int, int, bool]], text: str
 ) -> None:
     told = {
@@ -158,26 +161,26 @@ def drains_of(**progress: DrainProgress) -> Drains:
     return Drains(orders=orders, progress={BookieId(b): told for b, told in progress.items()})
 
 
-def test_a_drain_in_doubt_says_which_ledgers_cannot_be_read_for_people_and_for_programs() -> None:
+def test_a_drain_in_doubt_names_its_unreadable_ledgers() -> None:
     drains = drains_of(b1=IN_DOUBT)
 
     assert drains.to_text() == (
-        "b1: in doubt: 23 ledgers that cannot be read may name it: 4, 7 and more; "
-        "bookmender ledger show ID says what is wrong"
+        "b1: drained, except perhaps 23 ledgers with unreadable metadata: 4, 7 and more; "
+        "bookmender ledger show ID shows the error"
     )
     record = drains.to_json()["bookies"]["b1"]
     assert (record["is_drained"], record["is_in_doubt"]) == (False, True)
     assert (record["unreadable_count"], record["unreadable"]) == (23, [4, 7])
 
 
-def test_ledgers_that_cannot_be_read_are_named_while_others_move() -> None:
+def test_unreadable_ledgers_are_named_while_others_move() -> None:
     under_way = replace(
         IN_DOUBT, ledgers_left=5, is_in_doubt=False, unreadable_count=2, unreadable=(4, 7)
     )
 
     assert drains_of(b1=under_way).to_text() == (
-        "b1: draining (5 of 9 ledgers left); 2 ledgers that cannot be read may name it: 4, 7; "
-        "bookmender ledger show ID says what is wrong"
+        "b1: draining (5 of 9 ledgers left, and perhaps 2 ledgers with unreadable metadata: 4, 7; "
+        "bookmender ledger show ID shows the error)"
     )
 
 
@@ -192,10 +195,10 @@ UNDER_WAY = replace(DRAINED, ledgers_left=3, is_drained=False)
         pytest.param({"b1": DRAINED, "b2": DRAINED}, 0, id="all drained"),
         pytest.param({"b1": DRAINED, "b2": UNDER_WAY}, 1, id="one under way"),
         pytest.param({"b1": IN_DOUBT, "b2": UNDER_WAY}, 1, id="one in doubt, one under way"),
-        pytest.param({"b1": IN_DOUBT, "b2": DRAINED}, 3, id="nothing is left but doubt"),
+        pytest.param({"b1": IN_DOUBT, "b2": DRAINED}, 3, id="only unreadable ledgers left"),
     ],
 )
-def test_the_exit_code_says_whether_all_is_drained(
+def test_the_exit_code_depends_on_whether_all_is_drained(
     progress: dict[str, DrainProgress], exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drain_command, "run_in_session", lambda config, act: drains_of(**progress))
@@ -206,7 +209,7 @@ def test_the_exit_code_says_whether_all_is_drained(
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_named_twice_is_waited_for_as_if_it_were_once() -> None:
+async def test_waiting_for_a_bookie_named_twice_waits_once() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
 
@@ -222,7 +225,7 @@ async def test_a_bookie_that_is_named_twice_is_waited_for_as_if_it_were_once() -
 
 
 @in_virtual_time
-async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None:
+async def test_waiting_ends_when_only_unreadable_ledgers_are_left() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"?" + B1.encode(), version=-1)
     await order_drain(cluster, B1)
@@ -233,7 +236,7 @@ async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None
             )
         )
         await asyncio.sleep(30)
-        assert not waiting.done(), "a ledger moves still"
+        assert not waiting.done(), "a ledger is still moving"
         await cluster.store.delete(cluster.manager.path(0))
         await _unmark(cluster, 0)
         drains = await asyncio.wait_for(waiting, 100)
@@ -243,45 +246,45 @@ async def test_waiting_for_a_drain_ends_when_nothing_is_left_but_doubt() -> None
 
 
 @in_virtual_time
-async def test_no_drain_at_all_is_said_too() -> None:
+async def test_the_report_says_that_no_bookie_is_drained() -> None:
     cluster = await Cluster.start()
 
     drains = await read_drains(visiting(cluster))
 
-    assert drains.to_text() == "no bookie is being drained"
-    assert drains.to_json() == {"bookies": {}, "unreadable_orders": [], "waiting_for_help": []}
+    assert drains.to_text() == "no drain is ordered"
+    assert drains.to_json() == {"bookies": {}, "unreadable_orders": [], "blocked": []}
 
 
 @in_virtual_time
-async def test_what_keeps_a_drain_from_its_end_is_said_with_what_to_do() -> None:
+async def test_obstacles_to_a_drain_are_reported_with_advice() -> None:
     cluster = await Cluster.start(B1, B2)
     here = visiting(cluster)
 
     writable, no_leader = await concerns(here, [B1])
-    assert f"{B1} still takes writes" in writable
+    assert f"{B1} still accepts writes" in writable
     assert "readonly" in writable
-    assert "no auditor is running" in no_leader
+    assert "No auditor is running" in no_leader
 
     *_, alone, _ = await concerns(here, [B1, B2])
-    assert "no other writable bookie is left" in alone
+    assert "No other writable bookie can take the copies" in alone
 
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
     async with leading(cluster):
         (no_worker,) = await concerns(here, [B1])
-        assert no_worker.startswith("no worker of bookmender is running")
+        assert no_worker.startswith("No bookmender worker is running")
         await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
         assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
         await Membership.join(cluster.store, PATHS, node_info("node-1"))
         assert await concerns(here, [B1]) == []
         await cluster.store.create(PATHS.disable)
         assert await concerns(here, [B1]) == [
-            "auto-recovery is disabled, so nothing moves: bookmender enable"
+            "Auto-recovery is disabled, so nothing is moved. Enable it: bookmender enable"
         ]
 
 
 @in_virtual_time
-async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_changes() -> None:
+async def test_waiting_reports_each_change_of_its_obstacles() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await order_drain(cluster, B1)
     told: list[int] = []
@@ -306,14 +309,14 @@ async def test_whoever_waits_is_told_that_nobody_is_there_to_copy_and_when_that_
 
     no_worker, again, disabled, enabled, gone = heard.told
     assert told == [1, 2, 3]
-    assert no_worker.startswith("no worker of bookmender is running")
-    assert again == enabled == "that is over: nodes are at work on it"
-    assert disabled.startswith("auto-recovery is disabled")
+    assert no_worker.startswith("No bookmender worker is running")
+    assert again == enabled == "Nodes work on the drain now."
+    assert disabled.startswith("Auto-recovery is disabled")
     assert gone == no_worker
 
 
 @in_virtual_time
-async def test_a_leader_that_knows_no_drains_is_named() -> None:
+async def test_a_java_leader_is_named_as_an_obstacle() -> None:
     cluster = await Cluster.start(B1, B2)
     await Membership.join(cluster.store, PATHS, node_info("node-1", Role.WORKER))
     java = visiting(cluster).store

@@ -1,4 +1,4 @@
-"""Waiting for a drain of which nothing that is left can move."""
+"""Waiting for a drain of which no remaining ledger can move."""
 
 import asyncio
 import re
@@ -40,8 +40,8 @@ async def note(cluster: Cluster, ledger_id: int, reason: Reason) -> None:
 
 
 @in_virtual_time
-async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> None:
-    """Of its bookies B2 came back empty, B3 is silent, and B1 drains."""
+async def test_a_ledger_with_an_unproven_end_ends_the_waiting() -> None:
+    """B2 was reformatted, B3 is unresponsive, and B1 is draining."""
     cluster, heard = await open_ledger(), Heard()
     await cluster.kill(B2)
     await cluster.wipe(B2)
@@ -53,20 +53,21 @@ async def test_the_end_of_a_ledger_that_cannot_be_proven_ends_the_waiting() -> N
         drains = await drained(cluster, B1, heard=heard)
 
     (told,) = drains.blocked
-    assert told.startswith(f"ledger {LEDGER} waits for help: end-unproven: ")
+    assert told.startswith(f"ledger {LEDGER} is blocked: end-unproven: ")
     assert not drains.are_drained_or_in_doubt([B1])
     _, what_it_means, why = drains.to_text().splitlines()
-    assert what_it_means == "none of those that are left can move before that is helped:"
+    assert what_it_means == "all ledgers that are left are blocked:"
     assert why == f"  {told}"
-    assert drains.to_json()["waiting_for_help"] == [told]
+    assert drains.to_json()["blocked"] == [told]
     assert heard.waiting[-1] == 1
     assert heard.beside[-1] == (
-        "1 of them waits, bookmender queue list says why; where all need help, this ends a minute later"
+        "1 of them waits; bookmender queue list shows the reasons; if all stay blocked, this "
+        "command ends in a minute"
     )
 
 
 @in_virtual_time
-async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
+async def test_waiting_continues_during_a_maintenance_window() -> None:
     cluster, heard = await with_ledgers((B1, B2)), Heard()
     await order_drain(cluster, B1)
     order_store, now_ms = OrderStore(cluster.store, PATHS), cluster.clock.wall_ms()
@@ -79,16 +80,16 @@ async def test_a_maintenance_window_is_waited_out_but_not_silently() -> None:
             await drained(cluster, B1, heard=heard)
 
     assert re.fullmatch(
-        r"1 of them waits for a maintenance window to end \(next try in 5\d min( \d+ s)?, or when its bookie is "
-        r"back\), bookmender queue list says which",
+        r"1 of them waits for a maintenance window to end \(next try in 5\d min( \d+ s)?, or when "
+        r"its bookie is "
+        r"back\); bookmender queue list shows the reasons",
         heard.beside[-1],
     )
 
 
 @in_virtual_time
-async def test_what_has_left_the_bookie_and_waits_on_for_another_ones_maintenance_is_not_waited_for() -> (
-    None
-):
+async def test_a_ledger_that_left_the_bookie_is_not_waited_for() -> None:
+    """The ledger still waits for the maintenance of another bookie."""
     cluster, heard = await with_ledgers((B1, B2, B3), (B1, B3)), Heard()
     await order_drain(cluster, B1)
 
@@ -102,7 +103,7 @@ async def test_what_has_left_the_bookie_and_waits_on_for_another_ones_maintenanc
         drains = await drained(cluster, B1, heard=heard)
 
     (told,) = drains.blocked
-    assert told.startswith("ledger 1 waits for help: no-target")
+    assert told.startswith("ledger 1 is blocked: no-target")
     assert heard.left[-1] == heard.waiting[-1] == 1
 
 
@@ -110,11 +111,11 @@ async def test_what_has_left_the_bookie_and_waits_on_for_another_ones_maintenanc
     "others",
     [
         pytest.param(Reason.OPEN_FRAGMENT, id="its writer may close it"),
-        pytest.param(None, id="it is to be moved yet"),
+        pytest.param(None, id="it will be moved"),
     ],
 )
 @in_virtual_time
-async def test_while_anything_that_is_left_may_move_it_is_waited_for(others: Reason | None) -> None:
+async def test_waiting_continues_while_one_ledger_may_move(others: Reason | None) -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await order_drain(cluster, B1, B4)
 
@@ -128,7 +129,7 @@ async def test_while_anything_that_is_left_may_move_it_is_waited_for(others: Rea
 
 
 @in_virtual_time
-async def test_what_was_noted_of_a_mark_before_says_nothing_of_the_one_that_stands() -> None:
+async def test_a_note_older_than_its_mark_does_not_count() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
     await note(cluster, 0, Reason.NO_COPY)
@@ -139,7 +140,7 @@ async def test_what_was_noted_of_a_mark_before_says_nothing_of_the_one_that_stan
 
 
 @in_virtual_time
-async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> None:
+async def test_blocked_ledgers_of_several_bookies_are_listed_once() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B3, B4))
     await order_drain(cluster, B1, B2)
 
@@ -149,11 +150,11 @@ async def test_what_is_left_of_several_bookies_is_told_ledger_by_ledger() -> Non
             await note(cluster, ledger_id, Reason.NO_TARGET)
         drains = await drained(cluster, B1, B2)
 
-    assert [text.partition(" waits")[0] for text in drains.blocked] == ["ledger 0", "ledger 1"]
+    assert [text.partition(" is blocked")[0] for text in drains.blocked] == ["ledger 0", "ledger 1"]
 
 
 @in_virtual_time
-async def test_of_very_many_that_cannot_move_some_are_shown_and_the_rest_counted() -> None:
+async def test_of_many_blocked_ledgers_the_text_names_only_some() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * (SHOWN_MAX + 3))
     await order_drain(cluster, B1)
 
@@ -163,5 +164,5 @@ async def test_of_very_many_that_cannot_move_some_are_shown_and_the_rest_counted
             await note(cluster, ledger_id, Reason.NO_TARGET)
         drains = await drained(cluster, B1)
 
-    assert len(drains.to_json()["waiting_for_help"]) == SHOWN_MAX + 3
-    assert drains.to_text().endswith("\n  and 3 more; bookmender queue list shows them all")
+    assert len(drains.to_json()["blocked"]) == SHOWN_MAX + 3
+    assert drains.to_text().endswith("\n  and 3 more. bookmender queue list shows all.")

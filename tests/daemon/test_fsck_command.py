@@ -1,16 +1,21 @@
-"""``bookmender fsck run``: what is asked for, what is told, and how it ends. Without Spark: the run
-is a fake."""
+"""``bookmender fsck run``: its options, its output and its exit codes.
+
+The run is a fake, without Spark.
+"""
 
 import json
+from array import array
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from auditor.fsck.options import FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
 from daemon.cli.main import cli
+from daemon.fsck.changes import Fetched, WhyWhole
 from daemon.fsck.command import options_for, settings_for
 from daemon.fsck.runner import RunRequest
+from ledgers.errors import UnavailableError
 from tests.daemon.fsck_calls import LOST, UNKNOWN, URI, A, FakeRuns, Verdicts, call_run, fake_runs
 from tests.fsck.results import whole
 
@@ -20,7 +25,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return fake_runs(monkeypatch)
 
 
-# --- How it ends ----------------------------------------------------------------------------------
+# --- Results --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     [([whole(0)], 0), ([whole(0), LOST], 1), ([whole(0), UNKNOWN], 3)],
     ids=["all is whole", "something is wrong", "could not tell"],
 )
-def test_automation_is_told_by_the_exit_code(
+def test_the_exit_code_depends_on_the_verdicts(
     runs: FakeRuns, tmp_path: Path, verdicts: Verdicts, exit_code: int
 ) -> None:
     runs.verdicts = verdicts
@@ -37,7 +42,7 @@ def test_automation_is_told_by_the_exit_code(
     assert [summary.exit_code for summary in runs.told] == [exit_code], "the daemon knows, too"
 
 
-def test_people_are_told_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path: Path) -> None:
+def test_the_text_says_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path: Path) -> None:
     runs.verdicts = [whole(0), LOST]
 
     said = call_run(tmp_path)
@@ -51,7 +56,7 @@ def test_people_are_told_what_was_found_and_what_to_do(runs: FakeRuns, tmp_path:
     assert "checking: 1 of 2 ledgers" in said.stderr
 
 
-def test_programs_are_told_the_same_as_an_object(runs: FakeRuns, tmp_path: Path) -> None:
+def test_the_json_has_the_same_results(runs: FakeRuns, tmp_path: Path) -> None:
     runs.verdicts = [whole(0), LOST]
 
     record = json.loads(call_run(tmp_path, "-o", "json").stdout)
@@ -68,10 +73,10 @@ def test_programs_are_told_the_same_as_an_object(runs: FakeRuns, tmp_path: Path)
     }
 
 
-# --- What is asked for ----------------------------------------------------------------------------
+# --- Options --------------------------------------------------------------------------------------
 
 
-def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> None:
+def test_the_options_reach_the_run(runs: FakeRuns, tmp_path: Path) -> None:
     call_run(
         tmp_path, "--sample", "5%", "--master", "spark://h:7077", "--entry-lists", "--for", "2h",
         "--skip-checked-within", "7d", "--reads-per-s", "20k", "--bytes-per-s", "50M",
@@ -99,9 +104,7 @@ def test_what_is_asked_for_reaches_the_run(runs: FakeRuns, tmp_path: Path) -> No
     )
 
 
-def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
-    runs: FakeRuns, tmp_path: Path
-) -> None:
+def test_the_defaults_are_level_ends_without_limits(runs: FakeRuns, tmp_path: Path) -> None:
     call_run(tmp_path)
 
     assert runs.wanted == RunRequest(options=FsckOptions(metadata_service_uri=URI), output=tmp_path)
@@ -113,23 +116,21 @@ def test_without_more_it_looks_at_the_ends_as_fast_as_it_may(
     [
         pytest.param(["--level", "closer"], id="no such level"),
         pytest.param(["--sample", "0%"], id="a sample of nothing"),
-        pytest.param(["--sample", "101%"], id="more than all"),
-        pytest.param(["--sample", "5"], id="five of what"),
+        pytest.param(["--sample", "101%"], id="more than everything"),
+        pytest.param(["--sample", "5"], id="no unit"),
         pytest.param(["--sample", "5%", "--level", "full"], id="a sample of everything"),
         pytest.param(["--for", "soon"], id="no duration"),
         pytest.param(["--reads-in-flight", "501"], id="S10: more than a bookie may be asked"),
-        pytest.param(["--spark-conf", "memory=2g"], id="no setting of Spark's"),
+        pytest.param(["--spark-conf", "memory=2g"], id="not a Spark setting"),
         pytest.param(["--output", ""], id="a folder without a name"),
-        pytest.param(["--master", ""], id="a master that a script has not set"),
-        pytest.param(["--master", "foo"], id="a master of no kind"),
+        pytest.param(["--master", ""], id="an empty master"),
+        pytest.param(["--master", "foo"], id="an unknown kind of master"),
         pytest.param(["--master", "local[x]"], id="a master of x cores"),
         pytest.param(["--master", "local[0]"], id="a master without cores"),
         pytest.param(["--master", "spark://host"], id="a master without a port"),
     ],
 )
-def test_what_is_asked_for_wrongly_is_said_to_be_so(
-    runs: FakeRuns, tmp_path: Path, arguments: list[str]
-) -> None:
+def test_wrong_options_are_refused(runs: FakeRuns, tmp_path: Path, arguments: list[str]) -> None:
     assert call_run(tmp_path, *arguments).exit_code == 2
     assert runs.wanted is None
 
@@ -148,7 +149,7 @@ def test_what_is_asked_for_wrongly_is_said_to_be_so(
         "k8s://host",
     ],
 )
-def test_masters_of_every_kind_are_left_to_spark(
+def test_every_kind_of_master_is_passed_to_spark(
     runs: FakeRuns, tmp_path: Path, master: str
 ) -> None:
     assert call_run(tmp_path, "--master", master).exit_code == 0
@@ -156,14 +157,14 @@ def test_masters_of_every_kind_are_left_to_spark(
     assert runs.wanted.master == master
 
 
-def test_the_address_on_the_command_line_wins() -> None:
+def test_the_uri_on_the_command_line_wins() -> None:
     environment = {"BOOKMENDER_METADATA_SERVICE_URI": "zk://elsewhere/ledgers"}
 
     assert settings_for(URI, None, environment).metadata_service_uri == URI
     assert settings_for(None, None, environment).metadata_service_uri == "zk://elsewhere/ledgers"
 
 
-def test_what_is_known_of_the_cluster_comes_from_the_settings() -> None:
+def test_facts_about_the_cluster_come_from_the_settings() -> None:
     environment = {
         "BOOKMENDER_CHECKS_IDLE_OPEN_AFTER_S": "0",
         "BOOKMENDER_REPLICATION_DEFAULT_PASSWORD": "secret",
@@ -187,3 +188,84 @@ def test_help_needs_no_spark() -> None:
 
     assert said.exit_code == 0
     assert "metadata   unreadable metadata" in said.output
+
+
+# --- Only what changed ----------------------------------------------------------------------------
+
+CHANGES = FeedChanges(
+    client="fsck-ends",
+    generation=1,
+    position=16,
+    is_whole=False,
+    ledger_ids=array("q", [4, 5]),
+    versions=array("Q", [17, 18]),
+    are_deleted=bytes([0, 1]),
+)
+
+
+def test_a_run_over_changes_acknowledges_them_after_its_results(
+    runs: FakeRuns, tmp_path: Path
+) -> None:
+    runs.fetched = Fetched(changes=CHANGES, why=None)
+    runs.verdicts = [whole(4)]
+
+    said = call_run(tmp_path, "--changed", "-o", "json")
+
+    assert said.exit_code == 0
+    assert runs.wanted is not None
+    assert (runs.wanted.client, runs.changes) == ("fsck-ends", CHANGES)
+    (told,) = runs.told
+    assert runs.acknowledged == [(CHANGES, told.run)]
+    assert "client fsck-ends: 2 changed ledgers, 1 of them deleted" in said.stderr
+    assert json.loads(said.stdout)["changes"] == {
+        "client": "fsck-ends",
+        "is_whole": False,
+        "position": 16,
+        "changed": 2,
+        "deleted": 1,
+        "is_acknowledged": True,
+    }
+
+
+def test_the_first_run_over_changes_says_that_it_checks_all_ledgers(
+    runs: FakeRuns, tmp_path: Path
+) -> None:
+    changes = FeedChanges(client="nightly", generation=1, position=16, is_whole=True)
+    runs.fetched = Fetched(changes=changes, why=WhyWhole.FIRST)
+
+    said = call_run(tmp_path, "--changed", "--client", "nightly", "--level", "full")
+
+    assert runs.wanted is not None
+    assert runs.wanted.client == "nightly"
+    assert "this run checks all ledgers: it is the first one of client nightly" in said.stderr
+    assert "later runs check what changes after checkpoint 0x10" in said.stderr
+
+
+def test_results_hold_though_they_cannot_be_acknowledged(runs: FakeRuns, tmp_path: Path) -> None:
+    runs.fetched = Fetched(changes=CHANGES, why=None)
+    runs.verdicts = [LOST]
+    runs.acknowledges = UnavailableError("ZooKeeper does not answer")
+
+    said = call_run(tmp_path, "--changed", "-o", "json")
+
+    assert said.exit_code == 1
+    assert json.loads(said.stdout)["changes"]["is_acknowledged"] is False
+    assert "not acknowledged: ZooKeeper does not answer. The next run" in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--client", "nightly"), "--client needs --changed"),
+        (("--changed", "--for", "2h"), "leave --for out"),
+    ],
+    ids=["client alone", "with a time limit"],
+)
+def test_options_that_do_not_go_together_are_refused(
+    runs: FakeRuns, tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    said = call_run(tmp_path, *arguments)
+
+    assert said.exit_code == 2
+    assert says in said.stderr
+    assert runs.wanted is None

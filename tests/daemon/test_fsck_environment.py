@@ -1,5 +1,4 @@
-"""Environment variables of another Spark: not used on this machine, named where a cluster cannot do
-with them."""
+"""Environment variables of another Spark: ignored by a local run, else reported."""
 
 import os
 import subprocess
@@ -50,10 +49,10 @@ def launch_of(
     )
 
 
-# --- On this machine ------------------------------------------------------------------------------
+# --- Local runs -----------------------------------------------------------------------------------
 
 
-def test_on_this_machine_nothing_of_another_spark_is_used() -> None:
+def test_a_local_run_uses_nothing_of_another_spark() -> None:
     environment = {"PATH": "/bin", "SPARK_LOCAL_DIRS": "/data/tmp", **OTHERS}
 
     launch = launch_of("local[2]", environment)
@@ -68,25 +67,25 @@ def test_on_this_machine_nothing_of_another_spark_is_used() -> None:
     assert launch.suspects == ("SPARK_LOCAL_DIRS",)
 
 
-def test_where_no_other_spark_is_set_nothing_is_named_as_ignored() -> None:
+def test_without_another_spark_no_variable_is_ignored() -> None:
     launch = launch_of("local[2]", {"PATH": "/bin", "SPARK_REMOTE": ""})
 
     assert launch.ignored == ()
 
 
-def test_options_of_java_are_kept_and_may_be_the_reason_of_a_failure() -> None:
+def test_java_options_are_kept_and_named_as_suspects() -> None:
     launch = launch_of("local[2]", {"JAVA_TOOL_OPTIONS": "-Xmx1g"})
 
     assert launch.variables["JAVA_TOOL_OPTIONS"] == "-Xmx1g"
     assert launch.suspects == ("JAVA_TOOL_OPTIONS",)
 
 
-def test_a_python_that_is_not_on_this_machine_is_named_with_its_option() -> None:
+def test_a_missing_python_is_reported_with_its_option() -> None:
     settings = {"spark.pyspark.python": "/nowhere/python"}
 
     with pytest.raises(SettingsError, match=r"--spark-conf spark\.pyspark\.python is /nowhere/pyt"):
         launch_of("local[2]", {"PATH": "/bin"}, spark_settings=settings)
-    assert launch_of("spark://h:7077", {}, spark_settings=settings), "there it may be"
+    assert launch_of("spark://h:7077", {}, spark_settings=settings), "on a cluster it may exist"
 
 
 def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +101,7 @@ def test_a_run_leaves_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch)
 # --- On a cluster ---------------------------------------------------------------------------------
 
 
-def test_on_a_cluster_the_environment_is_used_and_named() -> None:
+def test_on_a_cluster_the_environment_is_used() -> None:
     environment = {"PATH": "/bin", "SPARK_CONF_DIR": "/etc/spark", "YARN_CONF_DIR": "/etc/yarn"}
 
     launch = launch_of("yarn", environment)
@@ -138,23 +137,23 @@ def test_on_a_cluster_the_environment_is_used_and_named() -> None:
         pytest.param(
             {"PYSPARK_SUBMIT_ARGS": "--num-executors 4"},
             "PYSPARK_SUBMIT_ARGS does not end with pyspark-shell",
-            id="nothing to be started",
+            id="nothing to start",
         ),
         pytest.param(
             {"SPARK_HOME": "/nowhere"},
             "SPARK_HOME is /nowhere, which has no bin/spark-submit",
-            id="a folder that is not there",
+            id="a missing folder",
         ),
     ],
 )
-def test_a_variable_with_which_no_cluster_is_reached_is_named(
+def test_a_variable_that_prevents_the_connection_is_named(
     environment: dict[str, str], named: str
 ) -> None:
     with pytest.raises(SettingsError, match=named):
         launch_of(CLUSTER, environment)
 
 
-def test_arguments_for_spark_submit_may_say_what_goes_with_the_master() -> None:
+def test_arguments_that_fit_the_master_are_accepted() -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": "--queue night pyspark-shell"}
 
     assert launch_of("yarn", environment).suspects == ("PYSPARK_SUBMIT_ARGS",)
@@ -164,7 +163,7 @@ def test_arguments_for_spark_submit_may_say_what_goes_with_the_master() -> None:
     ("jars", "named"),
     [([], "no Spark"), (["spark-core_2.12-3.5.1.jar"], "which has Spark 3.5.1: unset SPARK_HOME")],
 )
-def test_a_home_of_another_spark_is_named(tmp_path: Path, jars: list[str], named: str) -> None:
+def test_the_home_of_another_spark_is_refused(tmp_path: Path, jars: list[str], named: str) -> None:
     home = spark_home(tmp_path, *jars)
 
     with pytest.raises(SettingsError, match=named):
@@ -172,7 +171,7 @@ def test_a_home_of_another_spark_is_named(tmp_path: Path, jars: list[str], named
 
 
 @pytest.mark.parametrize("version", [VERSION, f"{VERSION}-amzn-0"])
-def test_a_home_of_the_same_spark_is_used(tmp_path: Path, version: str) -> None:
+def test_the_home_of_the_same_spark_is_used(tmp_path: Path, version: str) -> None:
     home = spark_home(tmp_path, f"spark-core_2.13-{version}.jar")
 
     assert launch_of(CLUSTER, {"SPARK_HOME": str(home)}).variables == {"SPARK_HOME": str(home)}
@@ -187,7 +186,7 @@ OURS = Path("/venv/lib/pyspark")
     ("folder", "installed"),
     [
         pytest.param(OURS, OURS, id="the one that is installed"),
-        pytest.param(OURS, None, id="installed in a way that tells no folder"),
+        pytest.param(OURS, None, id="installed without a known folder"),
     ],
 )
 def test_the_installed_pyspark_is_accepted(folder: Path, installed: Path | None) -> None:
@@ -201,7 +200,7 @@ def test_the_installed_pyspark_is_accepted(folder: Path, installed: Path | None)
         ("", "remove it from Python's path"),
     ],
 )
-def test_a_pyspark_of_another_spark_is_named(pythonpath: str, remedy: str) -> None:
+def test_the_pyspark_of_another_spark_is_refused(pythonpath: str, remedy: str) -> None:
     with pytest.raises(SettingsError) as refused:
         check_origin(Path("/opt/spark/python/pyspark"), OURS, {"PYTHONPATH": pythonpath})
 
@@ -213,7 +212,7 @@ def test_a_pyspark_of_another_spark_is_named(pythonpath: str, remedy: str) -> No
 def fsck_run(
     folder: Path, *arguments: str, environment: dict[str, str]
 ) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own, where no ZooKeeper answers."""
+    """Run the command in a process of its own, without a ZooKeeper server."""
     ours = {
         "BOOKMENDER_METADATA_SERVICE_URI": "zk://127.0.0.1:1/ledgers",
         "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "0.5",
@@ -228,7 +227,7 @@ def fsck_run(
     )
 
 
-def test_a_pyspark_of_another_spark_ends_a_run_before_anything_is_asked(tmp_path: Path) -> None:
+def test_the_pyspark_of_another_spark_ends_a_run_early(tmp_path: Path) -> None:
     other = tmp_path / "python/pyspark"
     other.mkdir(parents=True)
     (other / "__init__.py").write_text("raise SystemError('of another Python')")
@@ -239,14 +238,14 @@ def test_a_pyspark_of_another_spark_ends_a_run_before_anything_is_asked(tmp_path
     assert ended.stderr.strip().endswith("unset PYTHONPATH, which names it")
 
 
-def test_a_variable_in_the_way_ends_a_run_before_anything_is_asked(tmp_path: Path) -> None:
+def test_a_wrong_variable_ends_a_run_early(tmp_path: Path) -> None:
     ended = fsck_run(tmp_path, "--master", CLUSTER, environment={"SPARK_REMOTE": "sc://h:1"})
 
     assert ended.returncode == 2
     assert ended.stderr.startswith("bookmender: SPARK_REMOTE is set")
 
 
-def test_a_run_on_this_machine_says_what_it_does_not_use(tmp_path: Path) -> None:
+def test_a_local_run_names_the_variables_it_ignores(tmp_path: Path) -> None:
     ended = fsck_run(tmp_path, environment={"SPARK_HOME": "/opt/spark", "SPARK_CONF_DIR": "/c"})
 
     assert ended.returncode == 3, "no ZooKeeper answers"

@@ -1,4 +1,4 @@
-"""What stands in the way of ``bookmender fsck run``: it is told, and does not look like damage."""
+"""Obstacles to ``bookmender fsck run``: they are reported, and do not look like damage."""
 
 import errno
 import fcntl
@@ -28,7 +28,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return fake_runs(monkeypatch)
 
 
-def test_two_runs_do_not_write_to_one_folder(
+def test_two_runs_cannot_write_to_one_folder(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -48,7 +48,7 @@ def test_two_runs_do_not_write_to_one_folder(
     assert failing(monkeypatch, *arguments) == 0, "the lock goes with the run"
 
 
-def test_a_run_that_left_no_name_keeps_others_out_all_the_same(tmp_path: Path) -> None:
+def test_a_lock_without_a_name_still_excludes_other_runs(tmp_path: Path) -> None:
     with locked_output(tmp_path):
         os.truncate(tmp_path / LOCK_FILE, 0)
 
@@ -56,7 +56,7 @@ def test_a_run_that_left_no_name_keeps_others_out_all_the_same(tmp_path: Path) -
             locked_output(tmp_path).__enter__()
 
 
-def test_a_full_disk_is_told_with_its_folder(runs: FakeRuns, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_with_its_folder(runs: FakeRuns, tmp_path: Path) -> None:
     runs.raises = OSError(errno.ENOSPC, "No space left on device")
 
     said = call_run(tmp_path)
@@ -65,9 +65,7 @@ def test_a_full_disk_is_told_with_its_folder(runs: FakeRuns, tmp_path: Path) -> 
     assert said.exception.filename == str(tmp_path)
 
 
-def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(
-    runs: FakeRuns, tmp_path: Path
-) -> None:
+def test_an_unwritable_folder_is_refused_before_the_start(runs: FakeRuns, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
 
@@ -78,7 +76,7 @@ def test_a_folder_that_cannot_be_written_to_is_noticed_before_anything_starts(
     assert runs.wanted is None
 
 
-def test_a_file_system_without_locks_is_not_taken_for_another_run(
+def test_a_file_system_without_locks_is_reported_as_such(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -97,7 +95,7 @@ def test_a_file_system_without_locks_is_not_taken_for_another_run(
     [(False, "no part was finished"), (True, "the same command continues the run")],
     ids=["at once", "after a part"],
 )
-def test_who_interrupts_it_is_told_how_it_goes_on(
+def test_an_interrupted_run_says_how_to_continue(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -120,7 +118,7 @@ def test_who_interrupts_it_is_told_how_it_goes_on(
     assert told in capsys.readouterr().err
 
 
-def test_who_gives_a_killed_run_up_and_interrupts_that_is_told_how_it_goes_on_all_the_same(
+def test_an_interrupted_restart_says_how_to_continue(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -136,7 +134,7 @@ def test_who_gives_a_killed_run_up_and_interrupts_that_is_told_how_it_goes_on_al
     assert "the same command without --restart continues the run" in capsys.readouterr().err
 
 
-def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
+def test_an_interruption_after_the_run_says_it_is_complete(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -161,10 +159,10 @@ def test_who_interrupts_what_comes_after_a_run_is_told_that_it_is_over(
         pytest.param(RuntimeError("Spark's own"), id="a crash"),
         pytest.param(UnavailableError("no answer"), id="ZooKeeper does not answer"),
         pytest.param(OSError(28, "no space left"), id="the disk is full"),
-        pytest.param(CorruptionError("no layout"), id="what ZooKeeper holds cannot be read"),
+        pytest.param(CorruptionError("no layout"), id="data in ZooKeeper cannot be read"),
     ],
 )
-def test_what_fails_does_not_look_like_damage(
+def test_a_failure_exits_with_3_and_not_as_damage(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     runs.raises = error
@@ -182,7 +180,7 @@ def test_what_fails_does_not_look_like_damage(
         pytest.param(OSError(28, "no space left"), id="the disk is full"),
     ],
 )
-def test_where_a_run_breaks_off_it_is_told_how_it_goes_on(
+def test_a_failed_run_says_how_to_continue(
     runs: FakeRuns, tmp_path: Path, error: Exception
 ) -> None:
     runs.raises = error
@@ -193,14 +191,14 @@ def test_where_a_run_breaks_off_it_is_told_how_it_goes_on(
     assert "no part was finished; the same command starts over" in said.stderr
 
 
-def test_a_wrong_address_is_named_as_it_was_given(runs: FakeRuns, tmp_path: Path) -> None:
+def test_a_wrong_uri_is_reported_with_its_option(runs: FakeRuns, tmp_path: Path) -> None:
     said = call("run", "--metadata-service-uri", "zk1:2181", "--output", tmp_path)
 
     assert isinstance(said.exception, SettingsError)
     assert str(said.exception).startswith("--metadata-service-uri: ")
 
 
-def test_marks_that_cannot_be_made_leave_what_was_found_told(
+def test_a_failure_to_mark_still_prints_the_results(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(
@@ -218,7 +216,7 @@ def test_marks_that_cannot_be_made_leave_what_was_found_told(
     assert "would mark ledger 1" in said.stdout
 
 
-def test_a_cluster_that_cannot_be_looked_at_after_the_run_leaves_what_was_found_told(
+def test_a_failed_preview_still_prints_the_results(
     runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(

@@ -1,4 +1,4 @@
-"""Ctrl-C during a run of fsck: Spark says nothing more."""
+"""Ctrl-C during a run of fsck silences Spark."""
 
 import logging
 import signal
@@ -8,7 +8,7 @@ import pytest
 from daemon.fsck.runner import quiet_when_interrupted
 
 
-def test_spark_says_no_more_from_ctrl_c_on() -> None:
+def test_ctrl_c_silences_spark() -> None:
     levels: list[str] = []
     before = signal.getsignal(signal.SIGINT)
 
@@ -16,12 +16,12 @@ def test_spark_says_no_more_from_ctrl_c_on() -> None:
         signal.raise_signal(signal.SIGINT)
 
     assert levels == ["OFF"]
-    assert logging.root.manager.disable == logging.CRITICAL  # py4j tells of the call that was cut
+    assert logging.root.manager.disable == logging.CRITICAL  # py4j would log the interrupted call
     assert signal.getsignal(signal.SIGINT) is before
     logging.disable(logging.NOTSET)
 
 
-def test_a_handler_that_spark_put_in_place_meanwhile_stays() -> None:
+def test_a_signal_handler_installed_meanwhile_stays() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         with quiet_when_interrupted():

@@ -1,4 +1,4 @@
-"""``bookmender fsck mark``, ``report`` and ``diff``: what becomes of the results of runs."""
+"""``bookmender fsck mark``, ``report``, ``show`` and ``diff``, which use the results of runs."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return fake_runs(monkeypatch)
 
 
-def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: Path) -> None:
+def test_ledgers_are_marked_only_with_the_option(runs: FakeRuns, tmp_path: Path) -> None:
     leave_results(tmp_path, [whole(0), LOST, UNKNOWN])
 
     dry = call("mark", tmp_path, "--metadata-service-uri", URI)
@@ -44,10 +44,10 @@ def test_marks_are_made_only_when_they_are_asked_for(runs: FakeRuns, tmp_path: P
     said = call("mark", tmp_path, "--metadata-service-uri", URI, "--mark")
     assert [fault.ledger_id for fault in runs.published] == [1]
     assert "1 ledger marked, 2 were marked already, 3 left out" in said.stdout
-    assert "only a bookmender worker repairs it; none is running" in said.stdout
+    assert "only a bookmender worker repairs it; no such worker is running" in said.stdout
 
 
-def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_path: Path) -> None:
+def test_the_preview_leaves_out_ledgers_changed_since(runs: FakeRuns, tmp_path: Path) -> None:
     leave_results(tmp_path, [LOST, LOST_TOO])
     runs.changed = [1]
 
@@ -57,7 +57,8 @@ def test_what_changed_since_is_not_promised_to_be_marked(runs: FakeRuns, tmp_pat
     assert said.stdout.splitlines() == [
         f"would mark ledger 7 (lost): {A}: missing, entry 3",
         "1 ledger would be marked, 1 left out: changed or deleted since the run; --mark marks them",
-        "1 ledger of these in bookmender's private queue: Java's workers cannot detect this damage, only a bookmender worker repairs it",
+        "1 ledger of these in bookmender's private queue: Java's workers cannot detect this "
+        "damage, so only a bookmender worker repairs it",
     ]
     assert {**record, "first_ledgers": []} == {
         "would_mark": 1,
@@ -83,14 +84,14 @@ def test_a_run_marks_what_it_found(runs: FakeRuns, tmp_path: Path) -> None:
     }
 
 
-def test_where_nothing_is_wrong_nothing_is_marked(runs: FakeRuns, tmp_path: Path) -> None:
+def test_a_run_without_damage_marks_nothing(runs: FakeRuns, tmp_path: Path) -> None:
     runs.verdicts = [whole(0), UNKNOWN]
 
     assert "nothing to mark" in call_run(tmp_path, "--mark").stdout
     assert runs.published == []
 
 
-def test_the_report_of_any_run_is_made_anew(tmp_path: Path) -> None:
+def test_the_report_of_any_run_can_be_written_again(tmp_path: Path) -> None:
     leave_results(tmp_path, [LOST])
     leave_results(tmp_path, [whole(0)], run=LATER_RUN)
 
@@ -120,11 +121,11 @@ def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("skipped", "told"),
     [
-        pytest.param(0, "new", id="all was looked at"),
-        pytest.param(1, "new, or not checked before", id="some was left out"),
+        pytest.param(0, "new", id="all were checked"),
+        pytest.param(1, "new, or not checked before", id="some were left out"),
     ],
 )
-def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
+def test_a_ledger_without_an_earlier_verdict_is_new(
     tmp_path: Path, skipped: int, told: str
 ) -> None:
     leave_results(tmp_path, [whole(1)], skipped=skipped)
@@ -138,7 +139,7 @@ def test_a_ledger_that_the_earlier_run_does_not_tell_of_is_said_to_be_new(
 @pytest.mark.parametrize(
     "broken", [f"summaries/{RUN}.json", f"ledgers/run={RUN}/part-00000.parquet"]
 )
-def test_results_that_cannot_be_read_do_not_look_worse(
+def test_a_diff_of_unreadable_results_exits_with_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     leave_results(tmp_path, [LOST])
@@ -164,10 +165,10 @@ def test_results_of_another_release_are_refused(
         path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
 
     assert failing(monkeypatch, *arguments, tmp_path) == 3
-    assert "a summary of version 2, and this release reads 1" in capsys.readouterr().err
+    assert "a record of version 2, and this release reads 1" in capsys.readouterr().err
 
 
-def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path: Path) -> None:
+def test_a_less_close_run_cannot_show_improvements(tmp_path: Path) -> None:
     levels = {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}
     for run, level in levels.items():
         leave_results(tmp_path, [LOST if level is Level.FULL else whole(1)], run=run, level=level)
@@ -176,14 +177,14 @@ def test_a_run_that_looked_less_closely_cannot_tell_what_became_better(tmp_path:
 
     assert isinstance(said.exception, SettingsError)
     assert str(said.exception) == (
-        "run 3 (level ends) is less close than run 2 (level full), so it cannot show what became "
-        f"better: compare it with {tmp_path}@1 (level ends)"
+        "run 3 (level ends) is less close than run 2 (level full), so it cannot show "
+        f"improvements: compare it with {tmp_path}@1 (level ends)"
     )
     assert call("diff", f"{tmp_path}@1", f"{tmp_path}@3").exit_code == 0
     assert call("diff", f"{tmp_path}@1", f"{tmp_path}@2").exit_code == 1
 
 
-def test_a_run_whose_rows_were_deleted_is_not_what_to_compare_with(tmp_path: Path) -> None:
+def test_a_run_without_rows_is_not_suggested_for_a_diff(tmp_path: Path) -> None:
     for run, level in {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}.items():
         leave_results(tmp_path, [whole(1)], run=run, level=level)
     shutil.rmtree(tmp_path / "ledgers" / "run=1")
@@ -205,14 +206,14 @@ def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
     assert "id-2" in str(said.exception)
 
 
-def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: Path) -> None:
+def test_the_last_verdict_of_a_ledger_is_found_in_any_run(tmp_path: Path) -> None:
     leave_results(tmp_path, [LOST, whole(7)], run="1", level=Level.FULL)
     leave_results(tmp_path, [whole(1)], run="2", level=Level.METADATA)
     leave_results(tmp_path, [whole(8)], run="3", level=Level.FULL, skipped=1)
 
     said = call("show", tmp_path, "1")
 
-    assert said.exit_code == 1, "nobody has looked as closely since"
+    assert said.exit_code == 1, "no run at this level since"
     assert said.stdout.splitlines() == [
         "run 2, level metadata, at 2023-11-14 22:13:20 UTC; 1 later run did not check it:",
         "  whole, closed, last entry 9, 1 kB",
@@ -236,9 +237,10 @@ def test_the_last_verdict_of_a_ledger_is_found_whichever_run_it_is_of(tmp_path: 
         pytest.param(("2", "3"), "; the rows of 2 later runs were deleted", id="all"),
     ],
 )
-def test_of_later_runs_whose_rows_were_deleted_nobody_knows_whether_they_looked(
+def test_later_runs_without_rows_are_counted_apart(
     tmp_path: Path, deleted: tuple[str, ...], told: str
 ) -> None:
+    """Their rows were deleted, so they may or may not have checked the ledger."""
     for run, ledger_id in (("1", 1), ("2", 7), ("3", 8)):
         leave_results(tmp_path, [whole(ledger_id)], run=run)
     for run in deleted:
@@ -252,7 +254,7 @@ def test_of_later_runs_whose_rows_were_deleted_nobody_knows_whether_they_looked(
     assert (verdict["later_runs"], verdict["later_runs_deleted"]) == (2, len(deleted))
 
 
-def test_a_ledger_whose_copies_differ_is_not_headed_as_whole_alone(tmp_path: Path) -> None:
+def test_differing_copies_are_named_beside_the_verdict_whole(tmp_path: Path) -> None:
     leave_results(tmp_path, [damaged(1, Grade.WHOLE, seen(Finding.SUSPECT, A))])
 
     said = call("show", tmp_path, "1")
@@ -264,14 +266,14 @@ def test_a_ledger_whose_copies_differ_is_not_headed_as_whole_alone(tmp_path: Pat
     ]
 
 
-def test_where_there_are_no_results_none_are_shown(tmp_path: Path) -> None:
+def test_showing_a_folder_without_results_is_refused(tmp_path: Path) -> None:
     said = call("show", tmp_path / "elsewhere", "1")
 
     assert isinstance(said.exception, SettingsError)
     assert "there are no results of a finished fsck run" in str(said.exception)
 
 
-def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> None:
+def test_a_ledger_that_no_run_checked_is_unknown(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
     shutil.rmtree(leave_results(tmp_path, [whole(2)], run=LATER_RUN).path)
 
@@ -282,7 +284,7 @@ def test_of_a_ledger_that_no_run_looked_at_nothing_is_known(tmp_path: Path) -> N
     assert call("show", results.folder, "1").exit_code == 0
 
 
-def test_what_became_better_is_no_failure(tmp_path: Path) -> None:
+def test_an_improvement_exits_with_0(tmp_path: Path) -> None:
     leave_results(tmp_path, [LOST])
     leave_results(tmp_path, [whole(1)], run=LATER_RUN)
 
@@ -294,7 +296,7 @@ def test_what_became_better_is_no_failure(tmp_path: Path) -> None:
     ]
 
 
-def test_without_results_it_says_so(tmp_path: Path) -> None:
+def test_commands_without_results_say_so(tmp_path: Path) -> None:
     for arguments in (["report"], ["diff"], ["mark", "--metadata-service-uri", URI]):
         said = call(*arguments, tmp_path)
         assert isinstance(said.exception, SettingsError), arguments

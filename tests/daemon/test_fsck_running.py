@@ -1,8 +1,9 @@
-"""What a run of fsck needs around it: Spark, a folder of its own, the cluster's racks, marks."""
+"""The surroundings of a run of fsck: Spark, a folder of its own, racks, and marks."""
 
 import asyncio
 import importlib
 import json
+from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,18 +15,21 @@ import pytest
 
 from auditor.finding_marker import Damage
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
-from auditor.fsck.options import FsckOptions, FsckProgress, Level
+from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.cluster import Cluster as Origin
 from auditor.fsck.results.cluster import keep_cluster, read_racks, write_racks
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
+from auditor.fsck.run import fits_in_this_process
 from auditor.fsck.verdicts import Grade
 from auditor.mark_reasons import read_findings
 from daemon.admin_session import AdminSession
+from daemon.fsck.changes import Fetched
 from daemon.fsck.runner import (
     ClusterFacts,
     MarkResult,
     RunRequest,
+    changes_for,
     check_spark,
     mark_damaged,
     mark_in_session,
@@ -53,8 +57,10 @@ NOW_S = 1_763_753_700.0
 
 
 async def damaged_ledger(cluster: Cluster, *bad: int) -> DamagedLedger:
-    """Of a ledger that is written for it. ``bad``: entries that B1 lacks; the first, if none is
-    given."""
+    """Write a ledger, and return it as damaged.
+
+    ``bad``: entries that B1 lacks; by default the first one.
+    """
     bad = bad or (0,)
     await cluster.write_ledger([B1, B2, B3])
     versioned = await cluster.manager.read(LEDGER)
@@ -68,7 +74,7 @@ async def damaged_ledger(cluster: Cluster, *bad: int) -> DamagedLedger:
     )
 
 
-# --- What must be there ---------------------------------------------------------------------------
+# --- Prerequisites --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow"])
@@ -82,16 +88,16 @@ def test_without_pyspark_it_says_what_to_install(
 
     monkeypatch.setattr("daemon.fsck.runner.importlib.import_module", found)
 
-    with pytest.raises(SettingsError, match=r"pip install 'bookmender\[fsck\]'"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[fsck\]'"):
         check_spark(wanted(tmp_path), {})
 
 
-def test_without_java_it_says_so_before_spark_does(tmp_path: Path) -> None:
+def test_a_missing_java_is_reported_before_spark_starts(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="no Java found"):
         check_spark(wanted(tmp_path), {"PATH": "/nowhere"})
 
 
-def test_spark_submit_has_a_java_running(tmp_path: Path) -> None:
+def test_under_spark_submit_no_java_is_looked_for(tmp_path: Path) -> None:
     environment = {"PATH": "/nowhere", "PYSPARK_GATEWAY_PORT": "1"}
 
     assert check_spark(wanted(tmp_path), environment) is None
@@ -99,7 +105,49 @@ def test_spark_submit_has_a_java_running(tmp_path: Path) -> None:
         check_spark(wanted(tmp_path, master="local[1]"), environment)
 
 
-# --- Which run it is ------------------------------------------------------------------------------
+# --- Runs over changes ----------------------------------------------------------------------------
+
+
+def changed(*ledger_ids: int) -> FeedChanges:
+    return FeedChanges(
+        client="fsck-ends",
+        generation=1,
+        position=9,
+        is_whole=False,
+        ledger_ids=array("q", ledger_ids),
+        versions=array("Q", range(10, 10 + len(ledger_ids))),
+        are_deleted=bytes(len(ledger_ids)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        pytest.param(changed(1, 2, 3), True, id="a few changes"),
+        pytest.param(changed(*range(2_001)), False, id="many changes"),
+        pytest.param(replace(changed(), is_whole=True), False, id="all ledgers"),
+        pytest.param(None, False, id="not over changes"),
+    ],
+)
+def test_few_changes_are_checked_without_spark(
+    tmp_path: Path, changes: FeedChanges | None, fits: bool
+) -> None:
+    job = FsckJob(run="20251121T193500Z", output=tmp_path, changes=changes)
+
+    assert fits_in_this_process(OPTIONS, job) is fits
+
+
+def test_an_unfinished_run_goes_on_with_what_it_was_told(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, "20251121T193500Z")
+    folder.begin([], OPTIONS, started_ms=0, changes=changed(4))
+
+    settings = Settings(metadata_service_uri=OPTIONS.metadata_service_uri)  # not asked
+    fetched = asyncio.run(changes_for(settings, wanted(tmp_path, client="fsck-ends")))
+
+    assert fetched == Fetched(changes=changed(4), why=None)
+
+
+# --- New and continued runs -----------------------------------------------------------------------
 
 
 def wanted(folder: Path, **changes: Any) -> RunRequest:
@@ -112,20 +160,20 @@ def begin(folder: Path, run: str) -> RunFolder:
     return made
 
 
-def test_a_run_is_called_by_its_time(tmp_path: Path) -> None:
+def test_a_run_is_named_after_its_start_time(tmp_path: Path) -> None:
     job = next_job(wanted(tmp_path, time_budget_s=60.0, checked_within_s=9.0), now_s=NOW_S)
 
     assert (job.run, job.output) == ("20251121T193500Z", tmp_path)
     assert (job.time_budget_s, job.checked_within_s) == (60.0, 9.0)
 
 
-def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
     assert next_job(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
 
 
-def test_a_run_that_cannot_be_gone_on_with_is_refused_before_spark_starts(
+def test_a_run_with_other_options_is_refused_before_spark_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(tmp_path, "20250101T000000Z")
@@ -139,7 +187,7 @@ def test_a_run_that_cannot_be_gone_on_with_is_refused_before_spark_starts(
         run(other, places, lambda progress: None)
 
 
-def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_run_killed_at_its_start_leaves_nothing_behind(tmp_path: Path) -> None:
     role = tmp_path / "state" / "run=20250101T000000Z"
     role.mkdir(parents=True)
 
@@ -147,25 +195,25 @@ def test_a_run_that_died_while_it_began_leaves_nothing_behind(tmp_path: Path) ->
     assert not role.exists()
 
 
-def test_a_run_that_was_killed_can_be_given_up(tmp_path: Path) -> None:
+def test_a_killed_run_can_be_given_up(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
     assert next_job(wanted(tmp_path, is_restart=True), now_s=NOW_S).run == "20251121T193500Z"
     assert list(unfinished_runs(tmp_path)) == []
-    assert list(tmp_path.glob("*/run=*")) == [], "no rows of it stay, either"
+    assert list(tmp_path.glob("*/run=*")) == [], "no rows of it are left either"
 
 
 # --- The cluster ----------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_where_nobody_tells_where_bookies_are_nothing_is_said_of_placement() -> None:
+async def test_without_racks_there_is_no_placement_rule() -> None:
     places = await read_cluster_facts(visiting(await Cluster.start()))
 
     assert (places.rule, places.racks) == (None, {})
 
 
-def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
+def test_racks_and_the_rule_come_from_the_settings(tmp_path: Path) -> None:
     file = tmp_path / "racks"
     file.write_text(f"{B1} = /r1\n{B2} = /r2\n")
 
@@ -176,14 +224,14 @@ def test_racks_and_their_rule_come_from_the_settings(tmp_path: Path) -> None:
             replace(admin_session, settings=replace(admin_session.settings, placement=placement))
         )
 
-    places = asyncio.run(look())  # the file is read in a thread, which knows no virtual time
+    places = asyncio.run(look())  # a thread reads the file, without virtual time
 
     assert isinstance(places.rule, RackRule)
     assert places.racks == {B1: "/r1", B2: "/r2"}
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"a": 1}'])
-def test_racks_that_cannot_be_read_are_not_known(tmp_path: Path, content: str | None) -> None:
+def test_an_unreadable_racks_file_means_no_racks(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "racks.json").write_text(content)
 
@@ -201,7 +249,7 @@ def test_racks_are_kept_for_the_report(tmp_path: Path) -> None:
 
 
 def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Whoever visits by them gets to ``cluster``."""
+    """Return settings with which every session reaches ``cluster``."""
     seen = visiting(cluster)
 
     @asynccontextmanager
@@ -212,12 +260,12 @@ def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return seen.settings
 
 
-def test_a_run_writes_nothing_into_the_results_of_another_cluster(tmp_path: Path) -> None:
+def test_a_run_refuses_the_results_folder_of_another_cluster(tmp_path: Path) -> None:
     ours, others = (Origin(instance_id=name, metadata_service_uri="zk://a") for name in "ab")
     keep_cluster(tmp_path, others)
     before = sorted(tmp_path.iterdir())
 
-    with pytest.raises(SettingsError, match=r"the cluster b .* not of a"):
+    with pytest.raises(SettingsError, match=r"of cluster b .* not of a"):
         run(
             wanted(tmp_path), ClusterFacts(cluster=ours, rule=None, racks={}), lambda progress: None
         )
@@ -225,7 +273,7 @@ def test_a_run_writes_nothing_into_the_results_of_another_cluster(tmp_path: Path
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_was_found_of_one_cluster_is_not_marked_in_another(
+def test_results_of_one_cluster_are_not_marked_in_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep_cluster(tmp_path, Origin(instance_id="theirs", metadata_service_uri="zk://a"))
@@ -246,7 +294,7 @@ def test_what_was_found_of_one_cluster_is_not_marked_in_another(
     mark()
 
 
-def test_that_it_was_marked_is_noted_beside_what_the_run_found(
+def test_the_count_of_marks_is_noted_in_the_last_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @in_virtual_time
@@ -288,7 +336,7 @@ async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
 
 @pytest.mark.parametrize("has_worker", [False, True])
 @in_virtual_time
-async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_java_does_not_see(
+async def test_marks_in_the_private_queue_need_a_bookmender_worker(
     has_worker: bool,
 ) -> None:
     cluster = await Cluster.start()
@@ -303,7 +351,7 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
     first, own = mark_lines([fault], marked)
     assert first == "1 ledger marked"
     assert own.startswith("1 ledger of these in bookmender's private queue")
-    assert ("none is running: start a node" in own) is not has_worker
+    assert ("no such worker is running: start a node" in own) is not has_worker
     assert marks_record([fault], marked) == {
         "marked": 1,
         "known": 0,
@@ -314,7 +362,7 @@ async def test_where_no_node_of_ours_works_it_is_said_that_nobody_mends_what_jav
 
 
 @in_virtual_time
-async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
+async def test_the_preview_compares_with_the_present_metadata() -> None:
     cluster = await Cluster.start()
     fault = await damaged_ledger(cluster)
     gone = replace(fault, ledger_id=LEDGER + 1)
@@ -326,7 +374,7 @@ async def test_what_would_be_marked_is_said_by_what_stands_there_now() -> None:
 
 
 @in_virtual_time
-async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
+async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
     cluster = await Cluster.start()
     fault = await damaged_ledger(cluster)
     await cluster.store.create(PATHS.disable, with_parents=True)
@@ -337,34 +385,35 @@ async def test_while_auto_recovery_is_switched_off_nothing_is_marked() -> None:
     assert await cluster.marked() == []
 
 
-# --- How far it is --------------------------------------------------------------------------------
+# --- Progress -------------------------------------------------------------------------------------
 
 
-def test_progress_is_told_with_rates_and_the_time_that_is_left() -> None:
+def test_progress_has_rates_and_the_time_left() -> None:
     now_s = 100.0
     meter = Meter(lambda: now_s)
     assert meter.text(FsckProgress(phase="listing", ledgers_done=5_000)) == "5,000 ledgers"
 
-    # A run that goes on: what was read before it was killed is no measure.
-    meter.text(_looking(ledgers=1_000, entries=1_000_000))
+    # A continued run: the entries read before it was killed do not count for the speed.
+    meter.text(_checking(ledgers=1_000, entries=1_000_000))
     now_s += 10
-    told = meter.text(_looking(ledgers=1_500, entries=1_200_000))
+    told = meter.text(_checking(ledgers=1_500, entries=1_200_000))
 
     assert told == (
-        "1,500 of 4,000 ledgers; 1,200,000 entries, 120 MB; 20,000 entries/s, 2 MB/s; 7 min 20 s to go"
+        "1,500 of 4,000 ledgers; 1,200,000 entries, 120 MB; 20,000 entries/s, 2 MB/s; 7 min 20 s "
+        "to go"
     )
 
 
 def test_a_phase_that_reads_nothing_has_no_rate() -> None:
     meter = Meter(lambda: 0.0)
 
-    assert meter.text(_looking(ledgers=10, entries=0)) == "10 of 4,000 ledgers"
+    assert meter.text(_checking(ledgers=10, entries=0)) == "10 of 4,000 ledgers"
     assert meter.text(FsckProgress(phase="writing", entries_read=9, bytes_read=9)) == (
         "0 ledgers; 9 entries, 9 B"
     )
 
 
-def _looking(*, ledgers: int, entries: int) -> FsckProgress:
+def _checking(*, ledgers: int, entries: int) -> FsckProgress:
     return FsckProgress(
         phase="looking",
         ledgers_done=ledgers,

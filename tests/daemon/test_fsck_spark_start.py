@@ -24,7 +24,10 @@ def opened(
     start_timeout_s: float = 300.0,
     folder: Path | None = None,
 ) -> dict[str, str]:
-    """What becomes of a start in a process of its own: a process keeps the JVM of its first."""
+    """Start Spark in a process of its own, because a process keeps its first JVM.
+
+    Return the outcome.
+    """
     program = f"""
 import json
 from pathlib import Path
@@ -70,7 +73,7 @@ except Exception as error:
     return result
 
 
-def test_on_this_machine_spark_starts_whatever_the_environment_of_the_host(tmp_path: Path) -> None:
+def test_local_spark_starts_in_any_environment(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
     )
@@ -88,7 +91,7 @@ def test_on_this_machine_spark_starts_whatever_the_environment_of_the_host(tmp_p
     assert opened("local[1]", tmp_path / "spark.log", environment) == {"sum": "3"}
 
 
-def test_a_script_that_ends_and_says_nothing_is_no_spark(tmp_path: Path) -> None:
+def test_a_script_that_ends_at_once_is_no_spark(tmp_path: Path) -> None:
     home = spark_home(
         tmp_path / "home", f"spark-core_2.13-{__version__}.jar", script="echo version 3.5.1"
     )
@@ -103,7 +106,7 @@ def test_a_script_that_ends_and_says_nothing_is_no_spark(tmp_path: Path) -> None
     assert str(log) in told
 
 
-def test_the_reason_that_spark_has_is_told_without_its_traces(tmp_path: Path) -> None:
+def test_the_error_has_sparks_reason_without_its_traces(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"
     )
@@ -117,7 +120,7 @@ def test_the_reason_that_spark_has_is_told_without_its_traces(tmp_path: Path) ->
     assert "\tat " in log.read_text()
 
 
-def test_a_script_that_hangs_is_given_up_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
     home = spark_home(
         tmp_path / "home",
@@ -133,8 +136,8 @@ def test_a_script_that_hangs_is_given_up_with_all_that_it_started(tmp_path: Path
     )["error"]
 
     assert (
-        "Spark did not start: it was not ready after 2 s; check that the master runs, and check --master"
-        in told
+        "Spark did not start: it was not ready after 2 s; check that the master runs, and check "
+        "--master" in told
     )
     assert "SPARK_HOME in the environment; or allow more time with --start-within" in told
     assert not Path("/proc", pid.read_text().strip()).exists() or _is_zombie(pid.read_text())
@@ -144,7 +147,7 @@ def _is_zombie(pid: str) -> bool:
     return ") Z " in Path("/proc", pid.strip(), "stat").read_text()
 
 
-def test_a_spark_in_the_parent_of_the_current_folder_is_not_used(tmp_path: Path) -> None:
+def test_a_spark_in_the_parent_folder_is_not_used(tmp_path: Path) -> None:
     spark_home(tmp_path, script="echo another Spark")
     (tmp_path / "conf").mkdir()
 
@@ -153,7 +156,7 @@ def test_a_spark_in_the_parent_of_the_current_folder_is_not_used(tmp_path: Path)
     assert result == {"sum": "3"}
 
 
-def test_spark_submits_variables_without_its_jvm_are_named(tmp_path: Path) -> None:
+def test_variables_of_spark_submit_without_its_jvm_are_named(tmp_path: Path) -> None:
     submitted = {"PYSPARK_GATEWAY_PORT": "1", "PYSPARK_GATEWAY_SECRET": "x"}
     program = "from auditor.fsck.spark.session import submitted_spark; submitted_spark()"
 

@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from daemon.cli.main import cli
+from daemon.http.records import LeaderStateRecord
 from daemon.status.conditions import Code
 from daemon.status.explanations import EXPLANATIONS, explain
 from daemon.status.report import to_json
@@ -39,7 +41,7 @@ def test_a_code_is_explained(spelling: str) -> None:
     assert result.output == f"{explain(Code.NO_AUDITOR)}\n"
 
 
-def test_without_a_code_all_are_listed_one_a_line() -> None:
+def test_without_a_code_all_are_listed() -> None:
     result = CliRunner().invoke(cli, ["health", "explain"])
 
     assert [line.split()[0] for line in result.output.splitlines()] == list(Code)
@@ -82,4 +84,12 @@ def test_the_page_describes_every_key_of_the_json() -> None:
     }
 
     assert json.dumps(record)
+    assert {key for key in keys if f"`{key}`" not in DOC.read_text()} == set()
+
+
+def test_the_page_describes_every_nested_key_of_the_leaders_state() -> None:
+    """The tests of the API compare these types with real answers."""
+    _, types = msgspec.json.schema_components([LeaderStateRecord])
+    keys = {key for each in types.values() for key in each["properties"]}
+
     assert {key for key in keys if f"`{key}`" not in DOC.read_text()} == set()

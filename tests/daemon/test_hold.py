@@ -33,7 +33,7 @@ from tests.virtual_time import run
 OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 went")
 
 
-def test_its_help_teaches_how_a_hold_ends_and_what_becomes_of_who_is_away_then() -> None:
+def test_the_help_explains_how_a_hold_ends() -> None:
     text = " ".join(CliRunner().invoke(hold_command.hold, ["--help"]).output.split())
 
     assert "bookmender hold end end it, unless bookies are absent" in text
@@ -46,16 +46,17 @@ async def give(cluster: Cluster, order: HoldOrder) -> None:
     await order_store.give(znode, order, over=await order_store.stored(znode))
 
 
-async def standing(cluster: Cluster) -> HoldOrder | None:
+async def stored_hold(cluster: Cluster) -> HoldOrder | None:
     found = await OrderStore(cluster.store, PATHS).stored(hold_znode(PATHS))
     return None if found is None else found.order
 
 
-# --- What is read and written ----------------------------------------------------------------------
+# --- The order ------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_without_a_hold_who_is_away_is_told_but_for_those_that_are_so_on_purpose() -> None:
+async def test_without_a_hold_absent_bookies_are_shown() -> None:
+    """Bookies in maintenance or draining are listed apart."""
     cluster = await Cluster.start()
     await cluster.kill(B1, B2, B3)
     order_store = OrderStore(cluster.store, PATHS)
@@ -65,39 +66,39 @@ async def test_without_a_hold_who_is_away_is_told_but_for_those_that_are_so_on_p
 
     state = await read_hold(visiting(cluster), clock=cluster.clock)
 
-    assert state == HoldState(hold=None, away=(B1,), excused=(B2, B3), bookie_count=7)
+    assert state == HoldState(hold=None, absent=(B1,), excused=(B2, B3), bookie_count=7)
 
 
 @pytest.mark.parametrize(
     ("away", "excused", "text"),
     [
-        pytest.param((), (), "0 of 4 bookies are away", id="nobody"),
-        pytest.param((B1,), (), f"1 of 4 bookies is away: {B1}", id="one"),
+        pytest.param((), (), "0 of 4 bookies are absent", id="none"),
+        pytest.param((B1,), (), f"1 of 4 bookies is absent: {B1}", id="one"),
         pytest.param(
             (),
             (B1, B2),
-            f"2 of 4 bookies are away, all under maintenance or draining: {B1}, {B2}",
-            id="all of them on purpose",
+            f"2 of 4 bookies are absent, in maintenance or draining: {B1}, {B2}",
+            id="all in maintenance or draining",
         ),
         pytest.param(
             (B3,),
             (B1,),
-            f"2 of 4 bookies are away, 1 of them under maintenance or draining: {B1}; not so: {B3}",
-            id="some on purpose",
+            f"2 of 4 bookies are absent: {B3}; also absent, but in maintenance or draining: {B1}",
+            id="some in maintenance",
         ),
     ],
 )
-def test_who_is_away_on_purpose_is_counted_and_told_apart(
+def test_absent_bookies_with_an_order_are_listed_apart(
     away: tuple[BookieId, ...], excused: tuple[BookieId, ...], text: str
 ) -> None:
-    state = HoldState(hold=None, away=away, excused=excused, bookie_count=4)
+    state = HoldState(hold=None, absent=away, excused=excused, bookie_count=4)
 
-    assert state.away_text == text
-    assert state.to_json()["away_on_purpose"] == list(excused)
+    assert state.absent_text == text
+    assert state.to_json()["absent_by_order"] == list(excused)
 
 
 @in_virtual_time
-async def test_an_operators_hold_takes_the_place_of_the_leaders_and_every_node_sees_it() -> None:
+async def test_an_operators_hold_replaces_the_leaders() -> None:
     cluster = await Cluster.start()
     await give(cluster, OURS)
 
@@ -114,35 +115,35 @@ async def test_an_operators_hold_takes_the_place_of_the_leaders_and_every_node_s
         assert HOLD._value.get() == 0
 
     assert given.is_by_operator
-    assert given.bookies == (), "at its end it says nothing of who is still away"
+    assert given.bookies == (), "its end releases no bookies"
     assert (await read_hold(visiting(cluster), clock=cluster.clock)).hold is None
 
 
 @in_virtual_time
-async def test_ending_one_binds_for_all_that_are_away() -> None:
+async def test_ending_a_hold_releases_all_absent_bookies() -> None:
     cluster = await Cluster.start()
     await give(cluster, OURS)
 
     assert await end_hold(visiting(cluster), [B2, B3], clock=cluster.clock)
 
-    assert await standing(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
-    assert not await end_hold(visiting(cluster), [B4], clock=cluster.clock), "it is ended already"
-    assert await standing(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
+    assert await stored_hold(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
+    assert not await end_hold(visiting(cluster), [B4], clock=cluster.clock), "it has ended already"
+    assert await stored_hold(cluster) == replace(OURS, bookies=(B1, B2, B3), is_released=True)
 
 
 @in_virtual_time
-async def test_ending_one_with_nobody_away_leaves_nothing_behind() -> None:
+async def test_ending_a_hold_without_absent_bookies_deletes_it() -> None:
     cluster = await Cluster.start()
     await give(cluster, OURS)
 
     assert await end_hold(visiting(cluster), [], clock=cluster.clock)
 
-    assert await standing(cluster) is None
+    assert await stored_hold(cluster) is None
     assert not await end_hold(visiting(cluster), [], clock=cluster.clock)
 
 
 @in_virtual_time
-async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> None:
+async def test_a_concurrent_write_of_the_hold_is_a_conflict() -> None:
     cluster = await Cluster.start()
     await give(cluster, OURS)
     admin_session = visiting(cluster)
@@ -165,33 +166,38 @@ async def test_of_an_operator_and_the_leader_who_write_at_once_one_is_told() -> 
     [
         pytest.param(
             OURS,
-            "by the leader (2 of 7 went), until it is ended, or until soon after its bookies are back",
+            "by the leader for 1 min 30 s (2 of 7 went). It lasts until it is ended, or until "
+            "soon after its bookies are back",
             id="the leader's",
         ),
         pytest.param(
             replace(OURS, until_ms=3_690_000),
-            "for another 1 h, or until soon after its bookies are back: no further",
+            "It lasts for another 1 h, or until soon after its bookies are back. Meanwhile no "
+            "further",
             id="the leader's, with an end",
         ),
         pytest.param(
             HoldOrder(since_ms=0, until_ms=3_690_000, is_by_operator=True),
-            "held for 1 min 30 s by an operator, for another 1 h: no further",
+            "safety hold by an operator for 1 min 30 s. It lasts for another 1 h. Meanwhile no "
+            "further",
             id="an operator's",
         ),
-        pytest.param(replace(OURS, reason="\x1b[2J"), r"(\x1b[2J)", id="no terminal obeys it"),
+        pytest.param(replace(OURS, reason="\x1b[2J"), r"(\x1b[2J)", id="control characters"),
     ],
 )
-def test_a_hold_is_told_in_one_line(hold: HoldOrder, said: str) -> None:
+def test_a_hold_is_described_in_one_line(hold: HoldOrder, said: str) -> None:
     assert said in hold_text(hold, now_ms=90_000)
 
 
-# --- The commands ----------------------------------------------------------------------------------
+# --- The commands ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldOrder | None]]:
-    """Run the command on a cluster of seven, some of them away, under some order; what stands
-    after."""
+    """Return a function that runs the command on a cluster of seven bookies.
+
+    Some of them are absent, and an order may exist. It returns the result and the order afterwards.
+    """
 
     def invoked(
         *arguments: str, away: int = 0, order: HoldOrder | None = None
@@ -205,7 +211,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, HoldO
                 if order is not None:
                     await give(cluster, order)
                 found = await action(visiting(cluster))
-                after.append(await standing(cluster))
+                after.append(await stored_hold(cluster))
                 return found
 
             return run(acting())
@@ -223,23 +229,23 @@ Invoke = Callable[..., tuple[Result, HoldOrder | None]]
     ("order", "exit_code"),
     [
         pytest.param(None, 0, id="none"),
-        pytest.param(OURS, 1, id="one stands"),
-        pytest.param(replace(OURS, is_released=True), 0, id="one was ended"),
-        pytest.param(replace(OURS, until_ms=2), 0, id="one is over"),
+        pytest.param(OURS, 1, id="in force"),
+        pytest.param(replace(OURS, is_released=True), 0, id="ended"),
+        pytest.param(replace(OURS, until_ms=2), 0, id="over"),
     ],
 )
 @pytest.mark.parametrize("arguments", [[], ["show"]], ids=["by default", "by name"])
-def test_a_hold_that_stands_is_shown_and_found(
+def test_a_hold_in_force_is_shown_and_exits_with_1(
     invoke: Invoke, arguments: list[str], order: HoldOrder | None, exit_code: int
 ) -> None:
     result, _ = invoke(*arguments, away=2, order=order)
 
     assert result.exit_code == exit_code
-    assert f"2 of 7 bookies are away: {B1}, {B2}" in result.output
-    assert ("held for" in result.output) == (exit_code == 1)
+    assert f"2 of 7 bookies are absent: {B1}, {B2}" in result.output
+    assert ("safety hold by" in result.output) == (exit_code == 1)
 
 
-def test_programs_are_told_the_same(invoke: Invoke) -> None:
+def test_the_json_has_the_same_facts(invoke: Invoke) -> None:
     result, _ = invoke("-o", "json", away=2, order=OURS)
 
     record = json.loads(result.output)
@@ -251,20 +257,20 @@ def test_programs_are_told_the_same(invoke: Invoke) -> None:
         "reason": "2 of 7 went",
         "is_by_operator": False,
     }
-    assert (record["away"], record["bookie_count"]) == ([B1, B2], 7)
+    assert (record["absent"], record["bookie_count"]) == ([B1, B2], 7)
 
 
-def test_one_is_begun_for_a_while_and_for_a_reason(invoke: Invoke) -> None:
+def test_a_hold_begins_with_a_duration_and_a_reason(invoke: Invoke) -> None:
     result, after = invoke("begin", "--for", "2h", "--reason", "new switch")
 
     assert result.exit_code == 0
     assert after is not None
     assert after.until_ms == after.since_ms + 7_200_000
     assert (after.reason, after.is_by_operator) == ("new switch", True)
-    assert "by an operator (new switch)" in result.output
+    assert "(new switch). It lasts" in result.output
 
 
-def test_one_is_begun_until_it_is_ended(invoke: Invoke) -> None:
+def test_a_hold_without_a_duration_has_no_end(invoke: Invoke) -> None:
     result, after = invoke("begin")
 
     assert result.exit_code == 0
@@ -275,26 +281,26 @@ def test_one_is_begun_until_it_is_ended(invoke: Invoke) -> None:
 @pytest.mark.parametrize(
     ("arguments", "away", "exit_code", "is_ended"),
     [
-        pytest.param(["end"], 0, 0, True, id="nobody is away: nothing comes of it"),
-        pytest.param(["end"], 2, 1, False, id="much comes of it: that is shown first"),
-        pytest.param(["end", "--yes"], 2, 0, True, id="it is meant"),
+        pytest.param(["end"], 0, 0, True, id="no bookie is absent: harmless"),
+        pytest.param(["end"], 2, 1, False, id="bookies are absent: a preview first"),
+        pytest.param(["end", "--yes"], 2, 0, True, id="with yes"),
     ],
 )
-def test_one_is_ended_if_that_is_meant(
+def test_ending_a_hold_needs_yes_if_bookies_are_absent(
     invoke: Invoke, arguments: list[str], away: int, exit_code: int, is_ended: bool
 ) -> None:
     result, after = invoke(*arguments, away=away, order=OURS)
 
     assert result.exit_code == exit_code
-    assert ("nothing was changed" in result.output) is not is_ended
+    assert ("Nothing was changed" in result.output) is not is_ended
     assert (after is None or after.is_released) is is_ended
 
 
-def test_that_nothing_is_held_is_no_error_to_who_would_end_it(invoke: Invoke) -> None:
+def test_ending_a_hold_that_does_not_exist_is_no_error(invoke: Invoke) -> None:
     result, after = invoke("end", "--yes", away=2)
 
     assert result.exit_code == 0
-    assert "nothing is held" in result.output
+    assert "no safety hold" in result.output
     assert after is None
 
 
@@ -302,5 +308,5 @@ def test_that_nothing_is_held_is_no_error_to_who_would_end_it(invoke: Invoke) ->
     "arguments",
     [["begin", "--for", "soon"], ["begin", "--reason", "a\nb"], ["stop"], ["-o", "yaml"]],
 )
-def test_what_cannot_be_meant_is_wrong_use(invoke: Invoke, arguments: list[str]) -> None:
+def test_wrong_arguments_are_refused(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke(*arguments)[0].exit_code == 2

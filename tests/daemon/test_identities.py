@@ -1,4 +1,4 @@
-"""Bookies whose cookies are younger than ledgers though nothing was wiped: an operator says so."""
+"""Bookies with new cookies that were not reformatted: an operator trusts them."""
 
 import asyncio
 import json
@@ -34,14 +34,14 @@ LONG_S, SOON_S = 7_200, 60
 
 
 async def import_cookies(cluster: Cluster) -> None:
-    """As a tool does that creates the znodes of ZooKeeper again, in another order."""
+    """Create the cookies again, like a tool that imports znodes in another order."""
     for bookie in BOOKIES:
         await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
         await cluster.store.create(f"{ROOT}/cookies/{bookie}")
 
 
 async def recovered(cluster: Cluster) -> Outcome:
-    """What comes of the open ledger after its writer's grace."""
+    """Return the outcome for the open ledger after its writer's grace."""
     async with cluster.node() as node:
         lease = await node.lease()
         first = await node.repairer.repair(lease)
@@ -52,7 +52,7 @@ async def recovered(cluster: Cluster) -> Outcome:
 
 
 @in_virtual_time
-async def test_without_the_order_the_reason_names_the_command() -> None:
+async def test_without_trust_the_reason_names_the_command() -> None:
     cluster = await open_ledger()
     await import_cookies(cluster)
     await cluster.kill(B2)
@@ -66,7 +66,7 @@ async def test_without_the_order_the_reason_names_the_command() -> None:
 
 
 @in_virtual_time
-async def test_with_the_order_an_open_ledger_is_closed_and_repaired() -> None:
+async def test_with_trust_an_open_ledger_is_closed_and_repaired() -> None:
     cluster = await open_ledger()
     await import_cookies(cluster)
     await give_trust(visiting(cluster), None)
@@ -79,7 +79,7 @@ async def test_with_the_order_an_open_ledger_is_closed_and_repaired() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_waits_for_its_end_is_tried_as_soon_as_the_order_is_given() -> None:
+async def test_a_blocked_ledger_is_tried_as_soon_as_trust_is_given() -> None:
     cluster = await open_ledger()
     await import_cookies(cluster)
     await cluster.kill(B2)
@@ -94,7 +94,7 @@ async def test_a_ledger_that_waits_for_its_end_is_tried_as_soon_as_the_order_is_
 
 
 @in_virtual_time
-async def test_one_wiped_bookie_among_others_is_no_import() -> None:
+async def test_some_reformatted_bookies_are_not_an_import() -> None:
     cluster = await open_ledger()
     for bookie in (B1, B2):
         await cluster.kill(bookie)
@@ -107,11 +107,11 @@ async def test_one_wiped_bookie_among_others_is_no_import() -> None:
     assert not blocked_by(outcome).facts.are_all_reformatted
 
 
-# --- The view, the leader and fsck ------------------------------------------------------------------
+# --- The view, the leader and fsck ----------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_wiped_after_the_order_is_noticed() -> None:
+async def test_a_bookie_reformatted_after_the_order_is_not_trusted() -> None:
     cluster = await Cluster.start()
     found = await cluster.write_ledger((B1, B2, B3))
     await import_cookies(cluster)
@@ -129,7 +129,7 @@ async def test_the_leader_marks_nothing_for_trusted_bookies() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     async with auditing(cluster):
-        await asyncio.sleep(60)  # the identities of now are on record
+        await asyncio.sleep(60)  # until the present cookies are recorded
     await import_cookies(cluster)
     await give_trust(visiting(cluster), None)
 
@@ -139,7 +139,7 @@ async def test_the_leader_marks_nothing_for_trusted_bookies() -> None:
     assert await cluster.marked() == []
 
 
-def test_a_trusted_cookie_is_no_other_life_of_its_bookie() -> None:
+def test_a_trusted_cookie_does_not_make_a_bookie_reformatted() -> None:
     cookies = {B1: Stat(version=0, czxid=50), B2: Stat(version=0, czxid=60)}
 
     found = reformatted_bookies(cookies, {B1: 10, B2: 20}, trusted={B1: 50, B2: 55})
@@ -149,7 +149,7 @@ def test_a_trusted_cookie_is_no_other_life_of_its_bookie() -> None:
 
 @pytest.mark.parametrize("is_trusted", [False, True])
 @in_virtual_time
-async def test_fsck_believes_trusted_bookies(is_trusted: bool) -> None:
+async def test_fsck_trusts_the_bookies_of_the_order(is_trusted: bool) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await import_cookies(cluster)
@@ -167,7 +167,7 @@ async def test_fsck_believes_trusted_bookies(is_trusted: bool) -> None:
 
 
 @in_virtual_time
-async def test_the_order_is_extended_and_withdrawn() -> None:
+async def test_trust_is_extended_and_withdrawn() -> None:
     cluster = await Cluster.start()
     seen = visiting(cluster)
     await give_trust(seen, [B1])
@@ -198,16 +198,16 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     ("arguments", "exit_code", "told"),
     [
         pytest.param((), 0, "by the age of its cookie", id="shown"),
-        pytest.param(("--all",), 1, "with --yes it is done", id="all, but not --yes"),
+        pytest.param(("--all",), 1, "To do it, give --yes", id="all, but not --yes"),
         pytest.param(("--all", "--yes"), 0, f"{B4}: trusted", id="all"),
         pytest.param((B1, "--yes"), 0, "1 trusted bookie", id="one"),
-        pytest.param(("--yes",), 2, "which bookies?", id="none"),
+        pytest.param(("--yes",), 2, "Name bookies", id="none"),
         pytest.param(("nobody:1", "--yes"), 2, "nobody:1", id="an unknown one"),
-        pytest.param(("--withdraw", "--all"), 2, "names no bookie", id="withdrawn of some"),
+        pytest.param(("--withdraw", "--all"), 2, "Do not name bookies", id="withdrawn for some"),
         pytest.param(("--withdraw", "--yes"), 0, "0 trusted", id="withdrawn"),
     ],
 )
-def test_the_command(
+def test_the_command_shows_gives_and_withdraws_trust(
     invoke: Callable[..., Result], arguments: tuple[str, ...], exit_code: int, told: str
 ) -> None:
     result = invoke(*arguments)
@@ -216,9 +216,9 @@ def test_the_command(
     assert told in result.output
 
 
-def test_programs_get_an_object(invoke: Callable[..., Result]) -> None:
+def test_the_json_has_every_bookie(invoke: Callable[..., Result]) -> None:
     output = invoke("--all", "--yes", "-o", "json").output
-    record = json.loads(output[output.index("{") :])  # behind what was logged
+    record = json.loads(output[output.index("{") :])  # after the logs
 
     assert record["has_changed"]
     assert all(each["is_trusted"] for each in record["bookies"].values())

@@ -1,5 +1,4 @@
-"""Which open ledgers nobody seems to write any more, by what the check saw, and how that is
-told."""
+"""Open ledgers that seem to have no writer, by the sightings of the check."""
 
 import asyncio
 import math
@@ -22,7 +21,7 @@ IDLE = IdleLedger(
 
 
 @in_virtual_time
-async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idle_first() -> None:
+async def test_unchanged_open_ledgers_are_listed_longest_idle_first() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(4):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
@@ -49,7 +48,7 @@ async def test_those_that_are_still_as_they_were_seen_are_listed_the_longest_idl
 
 
 @in_virtual_time
-async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None:
+async def test_unreadable_ledgers_are_not_listed() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, state=LedgerState.OPEN)
@@ -71,18 +70,18 @@ async def test_of_those_that_cannot_be_read_any_more_nothing_is_listed() -> None
     [
         pytest.param((), 5_000, 0, id="none"),
         pytest.param((IDLE,), 5_000, 1, id="one"),
-        pytest.param((), None, 3, id="no check has looked yet"),
-        pytest.param((IDLE,), None, 1, id="the first check is still looking"),
+        pytest.param((), None, 3, id="no check yet"),
+        pytest.param((IDLE,), None, 1, id="the first check is under way"),
     ],
 )
-def test_that_nobody_has_looked_for_idle_ledgers_is_not_that_there_are_none(
+def test_without_a_completed_check_the_exit_code_is_3(
     ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
 ) -> None:
     assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code
 
 
-def test_where_the_settings_count_none_as_idle_none_is_however_long_it_was() -> None:
-    """0 is no time but never: not "idle from the first moment on", nor closed without a doubt."""
+def test_a_setting_of_0_counts_no_ledger_as_idle() -> None:
+    """0 means never, not at once: a closing still has a doubt."""
     assert ChecksSettings(idle_open_after_s=0).counts_as_idle_after_s == math.inf
     assert ChecksSettings(idle_open_after_s=60).counts_as_idle_after_s == 60
     seen = LastChange(last_entry_id=9, since_ms=0)

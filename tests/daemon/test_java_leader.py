@@ -1,4 +1,4 @@
-"""What commands say where Java's AutoRecovery leads, which keeps to no order of ours."""
+"""Warnings of commands while Java's AutoRecovery leads, which ignores our orders."""
 
 from types import ModuleType
 
@@ -23,7 +23,7 @@ from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS
 
-LEADS = "Java's AutoRecovery (java-1:3181), which knows no"
+LEADS = "Java's AutoRecovery (java-1:3181), which ignores"
 
 
 async def led_by_java(cluster: Cluster) -> None:
@@ -35,7 +35,7 @@ async def led_by_java(cluster: Cluster) -> None:
 
 
 async def led_by_java_and_ordered(cluster: Cluster) -> None:
-    """A hold and a window stand already."""
+    """Let Java lead a cluster with a safety hold and a maintenance window."""
     await led_by_java(cluster)
     order_store = OrderStore(cluster.store, PATHS)
     await order_store.give(hold_znode(PATHS), HoldOrder(since_ms=1, is_by_operator=True), over=None)
@@ -44,7 +44,7 @@ async def led_by_java_and_ordered(cluster: Cluster) -> None:
 
 
 @in_virtual_time
-async def test_it_leads_where_the_leader_is_none_of_our_nodes() -> None:
+async def test_java_leads_if_the_leader_is_no_bookmender_node() -> None:
     cluster = await Cluster.start()
     here = visiting(cluster)
     assert await java_leader(here) is None
@@ -59,7 +59,7 @@ async def test_it_leads_where_the_leader_is_none_of_our_nodes() -> None:
 
 
 @in_virtual_time
-async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
+async def test_a_java_leader_is_no_concern_while_recovery_is_disabled() -> None:
     cluster = await Cluster.start()
     await led_by_java(cluster)
     assert await leader_concerns(visiting(cluster), "holds") == [disregards("java-1:3181", "holds")]
@@ -74,7 +74,7 @@ async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
     [
         pytest.param(hold_command, hold_command.hold, (), True, "holds", id="hold"),
         pytest.param(hold_command, hold_command.hold, ("begin",), False, "holds", id="hold begin"),
-        pytest.param(hold_command, hold_command.hold, (), False, None, id="nothing is held"),
+        pytest.param(hold_command, hold_command.hold, (), False, None, id="no hold"),
         pytest.param(
             maintenance_command,
             maintenance_command.maintenance,
@@ -89,7 +89,7 @@ async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
             (),
             True,
             "maintenance windows",
-            id="a window stands",
+            id="a window is open",
         ),
         pytest.param(
             maintenance_command,
@@ -101,7 +101,7 @@ async def test_while_auto_recovery_is_disabled_it_marks_nothing() -> None:
         ),
     ],
 )
-def test_who_gives_an_order_that_the_leader_does_not_know_is_told_so(
+def test_an_order_that_a_java_leader_ignores_gets_a_warning(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     command: click.Command,
@@ -116,5 +116,5 @@ def test_who_gives_an_order_that_the_leader_does_not_know_is_told_so(
     if orders is None:
         assert LEADS not in result.stderr
     else:
-        assert f"{LEADS} {orders} and marks whatever is lost" in result.stderr
+        assert f"{LEADS} {orders} and marks the ledgers of lost bookies" in result.stderr
     assert LEADS not in result.stdout

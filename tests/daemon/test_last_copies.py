@@ -1,5 +1,4 @@
-"""Before a second bookie may be away on purpose: whether ledgers would be left without a copy of
-some entries."""
+"""Ledgers that would lose their last available copies to a maintenance window."""
 
 import asyncio
 import json
@@ -31,10 +30,10 @@ HOUR_S = 3_600
 
 
 async def with_window(
-    *ensembles: Sequence[BookieId], bookie: BookieId = B1, is_away: bool = True
+    *ensembles: Sequence[BookieId], bookie: BookieId = B1, is_absent: bool = True
 ) -> Cluster:
     cluster = await Cluster.start()
-    await prepare(cluster, *ensembles, bookie=bookie, is_away=is_away)
+    await prepare(cluster, *ensembles, bookie=bookie, is_absent=is_absent)
     return cluster
 
 
@@ -42,15 +41,15 @@ async def prepare(
     cluster: Cluster,
     *ensembles: Sequence[BookieId],
     bookie: BookieId = B1,
-    is_away: bool = True,
+    is_absent: bool = True,
     clock: Clock | None = None,
 ) -> None:
-    """Ledgers 0, 1, …, and a window that stands. ``clock``: the cluster's, if None."""
+    """Create ledgers 0, 1, …, and open a window. ``clock``: the cluster's, if None."""
     for ledger_id, ensemble in enumerate(ensembles):
         await cluster.write_ledger(ensemble, ledger_id=ledger_id)
     here = visiting(cluster)
     await open_window(here, bookie, duration_s=HOUR_S, reason="", clock=clock or cluster.clock)
-    if is_away:
+    if is_absent:
         await cluster.kill(bookie)
 
 
@@ -59,32 +58,34 @@ async def found(cluster: Cluster, bookie: BookieId = B2) -> LeftWithout | None:
 
 
 @in_virtual_time
-async def test_where_nobody_else_is_away_nothing_is_looked_at() -> None:
-    cluster = await with_window((B1, B2), bookie=B2, is_away=False)
+async def test_without_other_absent_bookies_no_ledger_is_read() -> None:
+    cluster = await with_window((B1, B2), bookie=B2, is_absent=False)
 
     assert await found(cluster, B2) is None
 
 
-@pytest.mark.parametrize("is_away", [True, False], ids=["away", "to go any moment"])
+@pytest.mark.parametrize(
+    "is_absent", [True, False], ids=["absent", "in maintenance, still registered"]
+)
 @in_virtual_time
-async def test_ledgers_are_counted_whose_last_copies_are_on_it(is_away: bool) -> None:
-    cluster = await with_window((B1, B2), (B1, B3), (B2, B3), (B1, B2), is_away=is_away)
+async def test_ledgers_with_their_last_copies_on_it_are_counted(is_absent: bool) -> None:
+    cluster = await with_window((B1, B2), (B1, B3), (B2, B3), (B1, B2), is_absent=is_absent)
 
     assert await found(cluster) == LeftWithout(bookie=B2, others=(B1,), count=2, looked_at=4)
     assert await found(cluster, B4) == LeftWithout(bookie=B4, others=(B1,), count=0, looked_at=4)
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_away_without_a_window_counts_likewise() -> None:
-    cluster = await with_window((B1, B2), bookie=B3, is_away=False)
+async def test_an_absent_bookie_without_a_window_counts_too() -> None:
+    cluster = await with_window((B1, B2), bookie=B3, is_absent=False)
     await cluster.kill(B1)
 
     assert await found(cluster) == LeftWithout(bookie=B2, others=(B1, B3), count=1, looked_at=1)
 
 
 @in_virtual_time
-async def test_so_does_one_whose_cookie_is_gone_as_the_leader_tells() -> None:
-    """As of a host that died, and is about to be set up anew."""
+async def test_an_absent_bookie_without_a_cookie_counts_too() -> None:
+    """Its host died, and it will be reformatted; the leader still lists the bookie."""
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2), ledger_id=0)
     async with auditing(cluster, settings=delayed(HOUR_S)):
@@ -93,12 +94,12 @@ async def test_so_does_one_whose_cookie_is_gone_as_the_leader_tells() -> None:
         await asyncio.sleep(2 * WRITE_S)
 
         assert await found(cluster) == LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=1)
-        assert (await read_hold(visiting(cluster), clock=cluster.clock)).away == (B1,)
+        assert (await read_hold(visiting(cluster), clock=cluster.clock)).absent == (B1,)
         assert B1 in await known_bookies(visiting(cluster)), "a window may be opened for it"
 
 
 @in_virtual_time
-async def test_one_that_no_ledger_names_any_more_is_no_reason_to_look() -> None:
+async def test_an_absent_bookie_that_no_ledger_names_does_not_count() -> None:
     cluster = await with_window((B1, B2), bookie=B4)
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
@@ -112,7 +113,7 @@ async def test_one_that_no_ledger_names_any_more_is_no_reason_to_look() -> None:
 
 
 @in_virtual_time
-async def test_what_cannot_be_read_leaves_it_open() -> None:
+async def test_an_unreadable_ledger_leaves_the_answer_open() -> None:
     cluster = await with_window((B1, B3), (B2, B3))
     here = visiting(cluster)
     shut_out(here.store, cluster.manager.path(0))
@@ -124,7 +125,7 @@ async def test_what_cannot_be_read_leaves_it_open() -> None:
 
 
 @in_virtual_time
-async def test_of_very_many_ledgers_only_the_first_are_looked_at(
+async def test_only_the_first_of_many_ledgers_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(last_copies, "LOOK_S", 0.0)
@@ -142,41 +143,41 @@ async def test_of_very_many_ledgers_only_the_first_are_looked_at(
     [
         pytest.param(
             LeftWithout(bookie=B2, others=(B1,), count=1, looked_at=9),
-            f"with {B2} away, too, 1 ledger would have entries without any copy that is there "
-            f"(away or under maintenance already: {B1})",
+            f"without {B2}, 1 ledger would be unavailable: all copies of some entries are on "
+            f"absent bookies. Already absent or in maintenance: {B1}.",
             id="one",
         ),
         pytest.param(
             LeftWithout(bookie=B2, others=(B1, B3), count=2, looked_at=9, is_whole=False),
-            f"with {B2} away, too, at least 2 ledgers would have entries without any copy that is there "
-            f"(away or under maintenance already: {B1}, {B3})",
+            f"without {B2}, at least 2 ledgers would be unavailable: all copies of some entries "
+            f"are on absent bookies. Already absent or in maintenance: {B1}, {B3}.",
             id="some so far",
         ),
         pytest.param(
             LeftWithout(bookie=B2, others=(B1,), count=0, looked_at=9, is_whole=False),
-            f"other bookies are away or under maintenance ({B1}): what has copies on these and {B2} alone cannot "
-            "be read meanwhile (nothing of the kind among the first 9 ledgers; the rest was not looked at)",
+            f"without {B2}, ledgers may be unavailable. Already absent or in maintenance: {B1}. "
+            "Only the first 9 ledgers were checked; none of them would be unavailable.",
             id="none so far",
         ),
         pytest.param(
             LeftWithout(bookie=B2, others=(B1,), count=0, looked_at=9, unreadable_count=3),
-            f"other bookies are away or under maintenance ({B1}): what has copies on these and {B2} alone cannot "
-            "be read meanwhile (nothing of the kind among 9 ledgers; the metadata of 3 more cannot be read)",
-            id="none that can be read",
+            f"without {B2}, ledgers may be unavailable. Already absent or in maintenance: {B1}. "
+            "The metadata of 3 ledgers cannot be read; none of the other 9 would be unavailable.",
+            id="none readable",
         ),
     ],
 )
-def test_it_is_said_with_a_number_where_there_is_one(left: LeftWithout, text: str) -> None:
+def test_the_warning_has_the_count_of_ledgers(left: LeftWithout, text: str) -> None:
     assert left.to_text() == text
 
 
-# --- The command -----------------------------------------------------------------------------------
+# --- The command ----------------------------------------------------------------------------------
 
 
 def invoked(
     monkeypatch: pytest.MonkeyPatch, *arguments: str, ensemble: Sequence[BookieId] = (B1, B2)
 ) -> tuple[Result, dict[BookieId, MaintenanceWindow]]:
-    """For B2, while B1 is away on purpose; and the windows that stand after it."""
+    """Run the command for B2 while B1 is in maintenance. Return the result and the open windows."""
 
     async def look(cluster: Cluster) -> dict[BookieId, MaintenanceWindow]:
         here: AdminSession = visiting(cluster)
@@ -192,46 +193,44 @@ def invoked(
     )
 
 
-def test_a_window_that_leaves_no_copy_is_refused_with_the_number(
+def test_a_window_that_leaves_no_copy_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result, windows = invoked(monkeypatch, B2, "--for", "1h")
 
     assert result.exit_code == 1
-    assert f"with {B2} away, too, 1 ledger would have entries without any copy" in result.stderr
-    assert "nothing was changed: --yes begins the window all the same" in result.stderr
+    assert f"Nothing was changed: without {B2}, 1 ledger would be unavailable" in result.stderr
+    assert "To begin the window anyway, give --yes." in result.stderr
     assert windows.keys() == {B1}
-    assert "under maintenance\n" not in result.output, (
-        "what is refused is not told as if it had been tried"
-    )
+    assert "in maintenance\n" not in result.output, "a refused window is not reported as tried"
 
 
-def test_a_refused_window_is_an_error_for_programs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_window_is_an_error_in_json_too(monkeypatch: pytest.MonkeyPatch) -> None:
     result, _ = invoked(monkeypatch, B2, "--for", "1h", "-o", "json")
 
     assert result.exit_code == 1
     record = json.loads(result.stdout)
     assert record["bookies"] == {}
-    assert record["error"].startswith(f"with {B2} away, too, 1 ledger would have entries")
+    assert record["error"].startswith(f"without {B2}, 1 ledger would be unavailable")
     assert record["exit_code"] == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "ensemble"),
     [
-        pytest.param((B2, "--for", "1h", "--yes"), (B1, B2), id="it is meant"),
+        pytest.param((B2, "--for", "1h", "--yes"), (B1, B2), id="with yes"),
         pytest.param((B2, "--for", "1h"), (B1, B3), id="each entry keeps a copy"),
     ],
 )
-def test_a_window_begins_where_it_is_meant_or_harmless(
+def test_a_window_begins_with_yes_or_if_it_is_harmless(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], ensemble: Sequence[BookieId]
 ) -> None:
     result, windows = invoked(monkeypatch, *arguments, ensemble=ensemble)
 
     assert result.exit_code == 0
     assert windows.keys() == {B1, B2}
-    assert "without any copy" not in result.output
+    assert "unavailable" not in result.output
 
 
-def test_a_yes_without_a_window_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yes_without_a_window_is_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
     assert invoked(monkeypatch, B2, "--yes")[0].exit_code == 2

@@ -1,4 +1,4 @@
-"""What ``bookmender status`` reads of a bookmender leader's records."""
+"""``bookmender status`` reads the records of a bookmender leader."""
 
 import asyncio
 from dataclasses import replace
@@ -44,7 +44,7 @@ async def gathered(cluster: Cluster, session_id: int | None, *absent: BookieId) 
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_away_has_time_left_and_a_lost_one_has_a_cause() -> None:
+async def test_an_absent_bookie_has_time_left_and_a_lost_one_a_cause() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         await cluster.kill(B1)
@@ -62,9 +62,9 @@ async def test_a_bookie_that_is_away_has_time_left_and_a_lost_one_has_a_cause() 
 
 
 @in_virtual_time
-async def test_without_a_leader_of_ours_nobody_counts_a_delay_that_there_is() -> None:
+async def test_without_a_bookmender_leader_absences_are_untracked() -> None:
     cluster = await with_ledgers((B1, B2))
-    assert (await gathered(cluster, None, B1)).untracked == frozenset(), "there is none"
+    assert (await gathered(cluster, None, B1)).untracked == frozenset(), "there is no delay"
 
     delay = znodes.recovery_delay_to_bytes(100)
     await cluster.store.create(DELAY, delay, with_parents=True)
@@ -74,8 +74,8 @@ async def test_without_a_leader_of_ours_nobody_counts_a_delay_that_there_is() ->
 
 
 @in_virtual_time
-async def test_a_recovery_delay_that_is_none_is_told_in_one_place_and_not_logged() -> None:
-    """Java's shell writes whatever it is given."""
+async def test_an_unreadable_recovery_delay_is_one_condition() -> None:
+    """Java's shell writes any text it is given into the znode."""
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, b"-5", with_parents=True)
 
@@ -85,7 +85,7 @@ async def test_a_recovery_delay_that_is_none_is_told_in_one_place_and_not_logged
 
     assert logs == []
     assert behind_java == {}
-    why = "lostBookieRecoveryDelay is no number of seconds (data=b'-5')"
+    why = "lostBookieRecoveryDelay is not a number of seconds (data=b'-5')"
     assert state.to_json()["recovery_delay_error"] == why
     status = changed(HEALTHY, leader_state=state)
     assert fact(status, "RECOVERY_DELAY_UNREADABLE") == (
@@ -94,7 +94,7 @@ async def test_a_recovery_delay_that_is_none_is_told_in_one_place_and_not_logged
 
 
 @in_virtual_time
-async def test_marks_of_another_auditor_have_no_cause_that_we_know() -> None:
+async def test_marks_of_another_auditor_have_an_unknown_cause() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.mark(B1, ledger_id=0)
 
@@ -102,7 +102,7 @@ async def test_marks_of_another_auditor_have_no_cause_that_we_know() -> None:
 
 
 @in_virtual_time
-async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
+async def test_records_of_an_earlier_leader_are_ignored() -> None:
     cluster = await with_ledgers((B1, B2))
     absences = StoredAbsences(since_ms={B1: cluster.clock.wall_ms()}, seen_ms=0)
     async with auditing(cluster, settings=AuditorSettings()) as leader:
@@ -116,7 +116,7 @@ async def test_what_a_leader_before_left_is_not_told_as_this_ones() -> None:
 
 
 @in_virtual_time
-async def test_who_went_before_the_leader_told_of_it_may_be_back_after_an_outage() -> None:
+async def test_an_absence_that_the_leader_has_not_recorded_has_no_end() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster):
         await cluster.kill(B1)
@@ -127,7 +127,7 @@ async def test_who_went_before_the_leader_told_of_it_may_be_back_after_an_outage
 
 
 @in_virtual_time
-async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -> None:
+async def test_only_a_check_under_way_is_shown() -> None:
     cluster = await Cluster.start()
     path = PATHS.check(CHECK)
     await cluster.store.create(path, CheckRecord(running=RUN).to_json(), with_parents=True)
@@ -140,7 +140,7 @@ async def test_a_check_that_is_under_way_is_told_and_one_that_is_over_is_not() -
 
 
 @in_virtual_time
-async def test_what_a_later_release_wrote_is_as_good_as_nothing() -> None:
+async def test_records_of_a_later_release_are_ignored() -> None:
     cluster = await Cluster.start()
     for path in (PATHS.ledger_map, PATHS.check(CHECK), PATHS.absences):
         await cluster.store.create(path, b'{"version": 9}', with_parents=True)
@@ -149,7 +149,7 @@ async def test_what_a_later_release_wrote_is_as_good_as_nothing() -> None:
 
 
 @in_virtual_time
-async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
+async def test_a_lost_bookie_has_the_count_of_ledgers_naming_it() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         await asyncio.sleep(SOON_S)
@@ -169,7 +169,7 @@ async def test_of_who_is_lost_it_is_told_how_many_ledgers_name_it() -> None:
 
 
 @in_virtual_time
-async def test_the_age_of_the_leaders_count_is_gathered() -> None:
+async def test_the_leaders_count_has_an_age() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(1_000)) as leader:
         await asyncio.sleep(SOON_S)
@@ -185,7 +185,7 @@ async def test_the_age_of_the_leaders_count_is_gathered() -> None:
 
 
 @in_virtual_time
-async def test_what_was_counted_for_others_than_those_that_are_away_now_says_nothing() -> None:
+async def test_a_count_for_other_absent_bookies_is_ignored() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         session_id = leader.store.session_id

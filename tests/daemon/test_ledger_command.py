@@ -1,4 +1,4 @@
-"""What ``bookmender ledger show`` says of a ledger."""
+"""The output of ``bookmender ledger show``."""
 
 import asyncio
 import json
@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from daemon.admin_session import AdminSession
 from daemon.cli import ledger as ledger_command
 from daemon.cli.identities import give_trust
+from daemon.cli.ledger import CUSTOM_BYTES_MAX
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState
 from replication.reasons import Facts
@@ -22,7 +23,7 @@ from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER
 
 
-def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
+def test_unreadable_metadata_is_one_line_with_advice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def on_nonsense(action: Callable[[AdminSession], Awaitable[object]]) -> object:
@@ -44,13 +45,13 @@ def test_metadata_that_cannot_be_read_is_one_line_with_what_to_do_next(
     )
 
 
-# --- Its end, and who of its bookies is younger -----------------------------------------------------
+# --- The end, and newer bookies -------------------------------------------------------------------
 
 
 def shown(
     monkeypatch: pytest.MonkeyPatch, prepare: Prepare, *arguments: str
 ) -> list[str] | dict[str, Any]:
-    """The lines that it prints of the ledger, or with ``-o json`` the object."""
+    """Return the printed lines about the ledger, or the object with ``-o json``."""
     result, _ = run_in_memory(
         monkeypatch,
         ledger_command,
@@ -64,7 +65,24 @@ def shown(
     return json.loads(result.output) if arguments else result.output.splitlines()
 
 
-async def two_wiped(cluster: Cluster) -> None:
+async def of_a_topic(cluster: Cluster) -> None:
+    custom = (("pulsar/managed-ledger", b"public/a/persistent/b\x1b"), ("z", b"\xff" * 1_000))
+    await cluster.write_ledger((B1, B2), custom=custom)
+
+
+def test_custom_metadata_tells_the_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, of_a_topic)
+    record = shown(monkeypatch, of_a_topic, "-o", "json")
+
+    assert r"  pulsar/managed-ledger: public/a/persistent/b\x1b" in lines
+    assert isinstance(record, dict)
+    assert record["custom"] == {
+        "pulsar/managed-ledger": "public/a/persistent/b\x1b",
+        "z": "\N{REPLACEMENT CHARACTER}" * CUSTOM_BYTES_MAX,
+    }
+
+
+async def two_reformatted(cluster: Cluster) -> None:
     await cluster.write_ledger(
         (B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.IN_RECOVERY
     )
@@ -74,16 +92,16 @@ async def two_wiped(cluster: Cluster) -> None:
         await cluster.revive(bookie)
 
 
-async def two_wiped_and_tried(cluster: Cluster) -> None:
-    await two_wiped(cluster)
+async def two_reformatted_and_tried(cluster: Cluster) -> None:
+    await two_reformatted(cluster)
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven",)))
+        await node.note_unproven(LEDGER, Facts(errors=("its end cannot be proven",)))
 
 
 async def tried_and_closed(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:
-        await node.ends.note(LEDGER, Facts(errors=("its end cannot be proven",)))
+        await node.note_unproven(LEDGER, Facts(errors=("its end cannot be proven",)))
 
 
 async def one_replaced(cluster: Cluster) -> None:
@@ -91,22 +109,24 @@ async def one_replaced(cluster: Cluster) -> None:
     await cluster.kill(B3)
 
 
-def test_a_bookie_that_was_set_up_after_the_ledger_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = shown(monkeypatch, two_wiped)
+def test_bookies_reformatted_after_the_ledger_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = shown(monkeypatch, two_reformatted)
 
-    assert f"  from entry 0: {B1} (set up later), {B2} (set up later), {B3}" in lines
+    assert f"  from entry 0: {B1} (reformatted), {B2} (reformatted), {B3}" in lines
     assert (
-        "  set up later than this: what they had of it before is gone, unless it was copied again: "
-        f"bookmender repair {LEDGER} reads all that they have of it"
+        "  Reformatted bookies may have lost their copies. To read all of these copies: "
+        f"bookmender repair {LEDGER}"
     ) in lines
-    record = shown(monkeypatch, two_wiped, "-o", "json")
+    record = shown(monkeypatch, two_reformatted, "-o", "json")
     assert isinstance(record, dict)
-    assert record["segments"][0]["set_up_later"] == [B1, B2]
+    assert record["segments"][0]["reformatted"] == [B1, B2]
 
 
 async def repaired_since(cluster: Cluster) -> None:
-    """Closed; B2 was set up anew, and the metadata written after that, as by a repair that put it
-    in."""
+    """Create a closed ledger, reformat B2, and write the metadata again.
+
+    A repair that puts B2 back into the ensemble does the same.
+    """
     written = await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await cluster.wipe(B2)
@@ -114,65 +134,68 @@ async def repaired_since(cluster: Cluster) -> None:
     await cluster.store.set(cluster.manager.path(LEDGER), written.data, version=written.version)
 
 
-async def wiped_since(cluster: Cluster) -> None:
+async def reformatted_since(cluster: Cluster) -> None:
     await repaired_since(cluster)
     await cluster.kill(B2)
     await cluster.wipe(B2)
     await cluster.revive(B2)
 
 
-def test_of_a_closed_ledger_only_who_was_set_up_after_its_last_change_is_told(
+def test_a_closed_ledger_shows_bookies_newer_than_its_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A repair may have put a reformatted bookie into the ensemble; that one is not shown."""
     assert f"  from entry 0: {B1}, {B2}, {B3}" in shown(monkeypatch, repaired_since)
-    assert f"  from entry 0: {B1}, {B2} (set up later), {B3}" in shown(monkeypatch, wiped_since)
+    assert f"  from entry 0: {B1}, {B2} (reformatted), {B3}" in shown(
+        monkeypatch, reformatted_since
+    )
 
 
 @pytest.mark.parametrize(
     ("prepare", "end"),
     [
         pytest.param(
-            two_wiped_and_tried,
-            f"its end cannot be proven. `bookmender ledger close {LEDGER} --accept-loss --yes` closes the ledger after "
-            "the last entry that is left",
-            id="it was tried",
+            two_reformatted_and_tried,
+            f"its end cannot be proven. `bookmender ledger close {LEDGER} --accept-loss --yes` "
+            "closes the ledger after the last entry that is left",
+            id="a recovery failed",
         ),
         pytest.param(
-            two_wiped,
+            two_reformatted,
             f"its end may not be provable (reformatted after the ledger was created: {B1}, {B2})",
-            id="nobody has tried yet",
+            id="no recovery yet",
         ),
-        pytest.param(tried_and_closed, None, id="it was closed since"),
-        pytest.param(one_replaced, None, id="those that are there suffice"),
+        pytest.param(tried_and_closed, None, id="closed since"),
+        pytest.param(one_replaced, None, id="enough registered bookies"),
     ],
 )
-def test_that_an_end_cannot_be_proven_is_told_with_the_next_step(
+def test_an_unproven_end_is_shown_with_advice(
     prepare: Prepare, end: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = shown(monkeypatch, prepare)
     record = shown(monkeypatch, prepare, "-o", "json")
 
-    assert [line for line in lines if "its end " in line][1:] == ([f"  {end}"] if end else [])
+    assert [line for line in lines if "its end " in line] == ([f"  {end}"] if end else [])
     assert isinstance(record, dict)
     assert record["end_doubt"] == end
 
 
-async def two_wiped_and_trusted(cluster: Cluster) -> None:
-    await two_wiped(cluster)
+async def two_reformatted_and_trusted(cluster: Cluster) -> None:
+    await two_reformatted(cluster)
     await give_trust(visiting(cluster), None)
 
 
-def test_a_bookie_whose_cookie_is_trusted_is_not_shown_as_set_up_later(
+def test_a_bookie_with_a_trusted_cookie_is_not_shown_as_newer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    record = shown(monkeypatch, two_wiped_and_trusted, "-o", "json")
+    record = shown(monkeypatch, two_reformatted_and_trusted, "-o", "json")
 
     assert isinstance(record, dict)
-    assert record["segments"][0]["set_up_later"] == []
+    assert record["segments"][0]["reformatted"] == []
     assert record["end_doubt"] is None
 
 
-def test_in_an_outage_of_all_bookies_it_is_shown_and_they_are_absent(
+def test_a_ledger_is_shown_while_all_bookies_are_absent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def outage(cluster: Cluster) -> None:

@@ -1,6 +1,7 @@
-"""Limits that are set for all nodes at once, over what their settings say."""
+"""Limits that are ordered for all nodes, instead of their settings."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -18,6 +19,7 @@ from daemon.limits import (
     keep_to_pace,
     yield_to_clients,
 )
+from daemon.live_settings import LiveSettings
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.flow_control import Activity, FlowControl, FlowLimits, flow_limits
@@ -51,7 +53,7 @@ URI = "zk+hierarchical://zk:2181/ledgers"
         ("1G", 1_000_000_000),
     ],
 )
-def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> None:
+def test_a_limit_may_have_a_suffix(text: str, number: int) -> None:
     assert Limit("bytes_per_s").convert(text, None, None) == number
 
 
@@ -59,9 +61,9 @@ def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> N
     ("key", "text"),
     [
         pytest.param("bytes_per_s", "", id="nothing"),
-        pytest.param("bytes_per_s", "M", id="a factor alone"),
-        pytest.param("bytes_per_s", "-1", id="less than nothing"),
-        pytest.param("bytes_per_s", "1.5M", id="no whole number"),
+        pytest.param("bytes_per_s", "M", id="only a factor"),
+        pytest.param("bytes_per_s", "-1", id="negative"),
+        pytest.param("bytes_per_s", "1.5M", id="not a whole number"),
         pytest.param("bytes_per_s", "20MB", id="another unit"),
         pytest.param("bytes_per_s", "٣", id="another script's digit"),
         pytest.param("bytes_per_s", "9" * 5_000, id="more digits than Python reads"),
@@ -69,10 +71,10 @@ def test_a_limit_may_be_given_in_thousands_and_more(text: str, number: int) -> N
         pytest.param(
             "reads_in_flight_per_bookie", "501", id="S10: more than a bookie may be asked"
         ),
-        pytest.param("reads_in_flight_per_bookie", "0", id="none at all would be a stop"),
+        pytest.param("reads_in_flight_per_bookie", "0", id="S10: zero would stop all reads"),
     ],
 )
-def test_what_no_setting_would_be_allowed_is_refused(key: str, text: str) -> None:
+def test_a_limit_that_no_setting_allows_is_refused(key: str, text: str) -> None:
     with pytest.raises(click.BadParameter):
         Limit(key).convert(text, None, None)
 
@@ -82,23 +84,25 @@ def test_what_no_setting_would_be_allowed_is_refused(key: str, text: str) -> Non
     [
         ("reads_in_flight_per_bookie", "1.5", "whole number from 1 to 500"),
         ("reads_in_flight_per_bookie", "501", "whole number from 1 to 500"),
-        ("entries_per_s", "x", "whole number from 0 to 1000000000, as in 20000000 or 20M"),
+        ("entries_per_s", "x", "whole number from 0 to 1000000000. Examples: 20000000, 20M"),
     ],
 )
-def test_it_is_said_what_is_allowed(key: str, text: str, allowed: str) -> None:
-    with pytest.raises(click.BadParameter, match=f"{text}.* is no {allowed}$"):
+def test_a_refused_limit_is_reported_with_its_range(key: str, text: str, allowed: str) -> None:
+    with pytest.raises(click.BadParameter, match=f"{text}.* is not a {re.escape(allowed)}.$"):
         Limit(key).convert(text, None, None)
 
 
-def test_full_speed_and_gentle_at_once_mean_nothing() -> None:
+def test_full_speed_and_gentle_exclude_each_other() -> None:
     said = CliRunner().invoke(limits, ["--full-speed", "--gentle"])
 
     assert said.exit_code == 2
-    assert "one of them" in said.output
+    assert "not both" in said.output
 
 
 @pytest.mark.parametrize(("option", "yields"), [("--full-speed", False), ("--gentle", True)])
-def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields: bool) -> None:
+def test_full_speed_or_gentle_is_ordered(
+    monkeypatch: pytest.MonkeyPatch, option: str, yields: bool
+) -> None:
     async def nothing(cluster: Cluster) -> None:
         pass
 
@@ -115,7 +119,7 @@ def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields:
 @pytest.mark.parametrize(
     ("order", "low"),
     [
-        pytest.param(LimitsOrder(), [], id="the settings' own"),
+        pytest.param(LimitsOrder(), [], id="from the settings"),
         pytest.param(LimitsOrder(bytes_per_s=0, entries_per_s=0), [], id="no limit"),
         pytest.param(LimitsOrder(bytes_per_s=2**20, entries_per_s=10), [], id="low enough"),
         pytest.param(LimitsOrder(bytes_per_s=2**20 - 1), ["bytes_per_s"], id="20 meant as MB"),
@@ -124,16 +128,14 @@ def test_either_is_ordered(monkeypatch: pytest.MonkeyPatch, option: str, yields:
         ),
     ],
 )
-def test_a_limit_under_which_repairs_take_for_ever_is_warned_of(
-    order: LimitsOrder, low: list[str]
-) -> None:
+def test_a_limit_that_is_too_low_gets_a_warning(order: LimitsOrder, low: list[str]) -> None:
     warnings = concerns(effective_limits(order, Settings(metadata_service_uri=URI)))
 
     assert [warning.partition(" ")[0] for warning in warnings] == low
-    assert all("take for ever" in warning for warning in warnings)
+    assert all("take very long" in warning for warning in warnings)
 
 
-def test_the_ranges_are_those_of_the_settings() -> None:
+def test_the_ranges_are_the_same_as_in_the_settings() -> None:
     for key, (least, most) in LIMIT_RANGES.items():
         section = ZooKeeperSettings if key == "requests_per_s" else ReplicationSettings
         for allowed in (least, most):
@@ -143,7 +145,7 @@ def test_the_ranges_are_those_of_the_settings() -> None:
                 section(**{key: refused})  # type: ignore[arg-type]
 
 
-def test_only_what_is_wanted_otherwise_changes() -> None:
+def test_an_order_changes_only_the_given_limits() -> None:
     before = LimitsOrder(bytes_per_s=1, yields_to_writers=True)
 
     after = merged(before, LimitsOrder(bytes_per_s=0, entries_per_s=5))
@@ -151,7 +153,7 @@ def test_only_what_is_wanted_otherwise_changes() -> None:
     assert after == LimitsOrder(bytes_per_s=0, entries_per_s=5, yields_to_writers=True)
 
 
-def test_an_order_goes_before_the_settings() -> None:
+def test_an_order_overrides_the_settings() -> None:
     settings = Settings(
         metadata_service_uri=URI,
         replication=ReplicationSettings(bytes_per_s=7, entries_per_s=8),
@@ -174,7 +176,7 @@ def test_an_order_goes_before_the_settings() -> None:
 
 
 @in_virtual_time
-async def test_limits_are_changed_one_after_the_other_and_taken_back_together() -> None:
+async def test_limits_are_ordered_singly_and_reset_together() -> None:
     cluster = await Cluster.start()
     order_store, here = OrderStore(cluster.store, PATHS), visiting(cluster)
 
@@ -191,7 +193,8 @@ async def test_limits_are_changed_one_after_the_other_and_taken_back_together() 
 
 
 @in_virtual_time
-async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() -> None:
+async def test_an_unreadable_limits_order_can_only_be_reset() -> None:
+    """A later release may have written the order."""
     cluster = await Cluster.start()
     await cluster.store.create(limits_znode(PATHS).path, b'{"version": 2}')
 
@@ -202,11 +205,11 @@ async def test_an_order_of_a_later_release_is_taken_back_but_not_built_upon() ->
     assert (await OrderStore(cluster.store, PATHS).read()).limits == LimitsOrder(bytes_per_s=5)
 
 
-# --- Followed at once ------------------------------------------------------------------------------
+# --- Effects on running nodes ---------------------------------------------------------------------
 
 
 class RecordedCopying:
-    """As much of ``BulkTransfers`` as limits touch: what it was last told. It copies to B1."""
+    """The part of ``BulkTransfers`` that limits use. Records the last limits, and copies to B1."""
 
     def __init__(self) -> None:
         self.rate_limit = self
@@ -223,24 +226,30 @@ class RecordedCopying:
 
 
 @in_virtual_time
-async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> None:
+async def test_a_worker_follows_an_order_and_then_its_settings_again() -> None:
     cluster = await Cluster.start()
     settings = Settings(
         metadata_service_uri=URI,
         replication=ReplicationSettings(bytes_per_s=7, reads_in_flight_per_bookie=50),
     )
-    copying, budgets = RecordedCopying(), Budgets()
+    copying, budgets = RecordedCopying(), Budgets(reads_in_flight_max=64)
     batcher = Batcher(cluster.store, ())
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     order = LimitsOrder(bytes_per_s=9, yields_to_writers=False, reads_in_flight_per_bookie=400)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         following = [
             tasks.create_task(
-                keep_to_pace(settings, node.views, cast(BulkTransfers, copying), batcher)
+                keep_to_pace(
+                    LiveSettings(settings), node.views, cast(BulkTransfers, copying), batcher
+                )
             ),
             tasks.create_task(
                 keep_to_our_share(
-                    settings, node.views, node.membership, budgets, clock=cluster.clock
+                    LiveSettings(settings),
+                    node.views,
+                    node.membership,
+                    budgets,
+                    clock=cluster.clock,
                 )
             ),
         ]
@@ -268,7 +277,7 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
         await here.give(znode, order, over=None)
         await asyncio.sleep(SOON_S)
         assert budgets.reads_in_flight_max == 2_000 // 11, (
-            "ten read, one of them by hand, and the leader's checks count as well (S10)"
+            "ten read, not both by hand, and the leader's checks count as well (S10)"
         )
 
         for number in range(9):
@@ -281,24 +290,48 @@ async def test_a_worker_keeps_to_its_settings_until_an_order_and_after_it() -> N
             task.cancel()
 
 
+@in_virtual_time
+async def test_a_worker_keeps_to_settings_that_were_reloaded() -> None:
+    cluster = await Cluster.start()
+    before = Settings(metadata_service_uri=URI, replication=ReplicationSettings(bytes_per_s=7))
+    live, copying = LiveSettings(before), RecordedCopying()
+    batcher = Batcher(cluster.store, ())
+    async with cluster.node() as node, asyncio.TaskGroup() as tasks:
+        following = tasks.create_task(
+            keep_to_pace(live, node.views, cast(BulkTransfers, copying), batcher)
+        )
+        await asyncio.sleep(SOON_S)
+        assert copying.rates == {"bytes_per_s": 7, "entries_per_s": 0}
+
+        live.current = replace(before, replication=ReplicationSettings(entries_per_s=8))
+        await asyncio.sleep(SHARES_INTERVAL_S + SOON_S)
+        assert copying.rates == {"bytes_per_s": 0, "entries_per_s": 8}
+
+        following.cancel()
+
+
 @pytest.mark.parametrize(
     "hide",
     [
         pytest.param(lambda store: overload(store, PATHS.nodes), id="overloaded"),
-        pytest.param(lambda store: shut_out(store, PATHS.nodes), id="nodes are shut away"),
-        pytest.param(lambda store: shut_out(store, PATHS.fsck_executors), id="so is fsck"),
+        pytest.param(lambda store: shut_out(store, PATHS.nodes), id="nodes are denied"),
+        pytest.param(
+            lambda store: shut_out(store, PATHS.fsck_executors), id="executors of fsck are denied"
+        ),
     ],
 )
 @in_virtual_time
-async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_counted(
+async def test_the_last_share_stays_while_nodes_cannot_be_counted(
     hide: Callable[[MemoryStore], set[str]],
 ) -> None:
     cluster = await Cluster.start()
-    settings, budgets = Settings(metadata_service_uri=URI), Budgets()
+    settings, budgets = Settings(metadata_service_uri=URI), Budgets(reads_in_flight_max=64)
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
-            keep_to_our_share(settings, node.views, node.membership, budgets, clock=cluster.clock)
+            keep_to_our_share(
+                LiveSettings(settings), node.views, node.membership, budgets, clock=cluster.clock
+            )
         )
         await here.give(znode, LimitsOrder(reads_in_flight_per_bookie=500), over=None)
         await asyncio.sleep(SOON_S)
@@ -316,14 +349,14 @@ async def test_the_share_that_was_reckoned_last_is_kept_to_while_nobody_can_be_c
 
 
 @in_virtual_time
-async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_lower_one() -> None:
+async def test_the_checks_have_their_own_limit_or_a_lower_order() -> None:
     cluster = await Cluster.start()
-    settings, budgets = Settings(metadata_service_uri=URI), Budgets()
+    settings, budgets = Settings(metadata_service_uri=URI), Budgets(reads_in_flight_max=64)
     here, znode = OrderStore(cluster.store, PATHS), limits_znode(PATHS)
     async with cluster.node() as node, asyncio.TaskGroup() as tasks:
         keeping = tasks.create_task(
             keep_to_our_share(
-                settings,
+                LiveSettings(settings),
                 node.views,
                 node.membership,
                 budgets,
@@ -343,7 +376,7 @@ async def test_the_checks_of_a_leader_keep_to_a_bound_of_their_own_and_to_every_
 
 
 @in_virtual_time
-async def test_a_worker_keeps_to_what_the_leader_says_of_clients() -> None:
+async def test_a_worker_follows_the_leaders_record_of_client_activity() -> None:
     cluster = await Cluster.start()
     copying, batcher = RecordedCopying(), Batcher(cluster.store, ())
     said = ClientActivity(quiet=frozenset({B1}), copying_node_count=2)

@@ -1,10 +1,10 @@
-"""The archive of a bookie's classes: recorded by one JVM, used by those after it."""
+"""The class archive of a bookie: recorded by one JVM, used by later ones."""
 
 from pathlib import Path
 
 import pytest
 
-from daemon.local.jars import archive_path, flags, keep
+from daemon.local.jars import archive_flags, archive_path, keep_archive
 from daemon.local.java import Java
 
 
@@ -15,24 +15,26 @@ def archive(tmp_path: Path) -> Path:
     return archive_path(tmp_path / "jars", java)
 
 
-def test_an_archive_that_is_there_is_used(archive: Path, tmp_path: Path) -> None:
+def test_an_existing_archive_is_used(archive: Path, tmp_path: Path) -> None:
     archive.touch()
 
-    assert flags(archive, draft=tmp_path / "draft") == (f"-XX:SharedArchiveFile={archive}",)
+    assert archive_flags(archive, draft=tmp_path / "draft") == (f"-XX:SharedArchiveFile={archive}",)
 
 
-def test_without_an_archive_whoever_has_a_place_for_a_draft_records_one(
+def test_without_an_archive_a_jvm_with_a_draft_path_records_one(
     archive: Path, tmp_path: Path
 ) -> None:
-    assert f"-XX:ArchiveClassesAtExit={tmp_path}/draft" in flags(archive, draft=tmp_path / "draft")
-    assert flags(archive, draft=None) == ()
+    assert f"-XX:ArchiveClassesAtExit={tmp_path}/draft" in archive_flags(
+        archive, draft=tmp_path / "draft"
+    )
+    assert archive_flags(archive, draft=None) == ()
 
 
 def test_a_draft_becomes_the_archive(archive: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.write_text("classes")
 
-    keep(draft, archive)
+    keep_archive(draft, archive)
 
     assert archive.read_text() == "classes"
     assert not draft.exists()
@@ -42,7 +44,7 @@ def test_a_draft_becomes_the_archive(archive: Path, tmp_path: Path) -> None:
 def test_without_a_draft_the_archive_stays(archive: Path, tmp_path: Path) -> None:
     archive.write_text("classes")
 
-    keep(tmp_path / "draft", archive)
+    keep_archive(tmp_path / "draft", archive)
 
     assert archive.read_text() == "classes"
 

@@ -1,10 +1,8 @@
-"""The commands of the local cluster where none is running; ``tests/cluster`` has the rest."""
+"""Commands of the local cluster while none is running. ``tests/cluster`` has the others."""
 
 import importlib.util
 import json
 import socket
-import threading
-from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,11 +11,9 @@ from click.testing import CliRunner, Result
 
 from daemon.local import commands, folder, jars
 from daemon.local.commands import local
-from daemon.local.control import SOCKET_NAME, Response, listen, receive, send
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
-from daemon.local.status import at_rest
-from daemon.local.supervisor import Wish
+from daemon.local.supervisor import SOCKET_NAME, Wish
 from ledgers.errors import SettingsError, UnavailableError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
@@ -25,7 +21,7 @@ SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The default data folder, which is not there yet."""
+    """Return the default data folder, which does not exist yet."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     return tmp_path / "bookmender" / "local"
 
@@ -45,7 +41,7 @@ def test_a_stopped_cluster_is_shown_as_down(data: Path) -> None:
     assert "bookmender local up" in result.output
 
 
-def test_status_speaks_json(data: Path) -> None:
+def test_status_can_print_json(data: Path) -> None:
     data.mkdir(parents=True)
     SPEC.save(data)
 
@@ -56,7 +52,7 @@ def test_status_speaks_json(data: Path) -> None:
     assert [bookie["address"] for bookie in status["bookies"]] == list(SPEC.bookies)
 
 
-def test_without_a_cluster_status_says_how_to_make_one(data: Path) -> None:
+def test_without_a_cluster_status_says_how_to_create_one(data: Path) -> None:
     error = run("status").exception
 
     assert isinstance(error, SettingsError)
@@ -64,7 +60,7 @@ def test_without_a_cluster_status_says_how_to_make_one(data: Path) -> None:
     assert not data.exists()
 
 
-def test_a_bookie_of_a_cluster_at_rest_is_wiped_and_no_other(data: Path) -> None:
+def test_only_the_named_bookie_of_a_stopped_cluster_is_wiped(data: Path) -> None:
     for port in (20_002, 20_003):
         (data / "bookies" / str(port) / "ledgers").mkdir(parents=True)
     SPEC.save(data)
@@ -75,7 +71,7 @@ def test_a_bookie_of_a_cluster_at_rest_is_wiped_and_no_other(data: Path) -> None
 
 
 @pytest.mark.parametrize("bookie", ["3", "../..", "20004"])
-def test_only_a_bookie_of_the_cluster_is_wiped(data: Path, bookie: str) -> None:
+def test_a_bookie_outside_the_cluster_is_not_wiped(data: Path, bookie: str) -> None:
     (data / "bookies" / "20004").mkdir(parents=True)
     SPEC.save(data)
 
@@ -84,21 +80,32 @@ def test_only_a_bookie_of_the_cluster_is_wiped(data: Path, bookie: str) -> None:
     assert (data / "bookies" / "20004").exists()
 
 
-def test_nothing_is_wiped_where_there_is_no_cluster(data: Path) -> None:
+def test_without_a_cluster_nothing_is_wiped(data: Path) -> None:
     assert "there is no cluster in" in str(run("wipe", "1").exception)
     assert not data.exists()
 
 
 @pytest.mark.parametrize("command", ["kill", "start"])
-def test_commands_to_a_cluster_that_is_not_running_are_refused(data: Path, command: str) -> None:
+def test_commands_to_a_stopped_cluster_are_refused(data: Path, command: str) -> None:
     error = run(command, "1").exception
 
     assert isinstance(error, SettingsError)
     assert "no cluster is running" in str(error)
 
 
+def test_write_to_a_stopped_cluster_says_how_to_start_it(data: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "trial"
+    for place in (data, elsewhere):
+        place.mkdir(parents=True)
+        SPEC.save(place)
+
+    assert "`bookmender local up` starts it" in str(run("write").exception)
+    error = run("write", "--data", str(elsewhere)).exception
+    assert f"`bookmender local up --data {elsewhere}` starts it" in str(error)
+
+
 @pytest.mark.parametrize("command", ["up", "down", "status"])
-def test_an_empty_text_is_no_folder(
+def test_an_empty_folder_name_is_refused(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,11 +113,11 @@ def test_an_empty_text_is_no_folder(
     said = run(command, "--data", "")
 
     assert said.exit_code == 2
-    assert "the name of the folder is empty" in said.output
+    assert "the value is empty" in said.output
     assert not [*tmp_path.iterdir()]
 
 
-def test_what_a_dead_supervisor_left_behind_is_not_taken_for_a_live_one(data: Path) -> None:
+def test_the_socket_of_a_dead_supervisor_does_not_mean_running(data: Path) -> None:
     data.mkdir(parents=True)
     SPEC.save(data)
     with socket.socket(socket.AF_UNIX) as dead:
@@ -119,7 +126,7 @@ def test_what_a_dead_supervisor_left_behind_is_not_taken_for_a_live_one(data: Pa
     assert "It is not running" in run("status").output
 
 
-def test_down_is_content_when_nothing_runs(data: Path) -> None:
+def test_down_succeeds_when_nothing_is_running(data: Path) -> None:
     result = run("down")
 
     assert result.exit_code == 0
@@ -150,7 +157,7 @@ def test_down_deletes_the_cluster_and_nothing_else(data: Path) -> None:
     assert "notes.txt" in result.output
 
 
-def test_down_deletes_a_folder_that_holds_a_cluster_alone(data: Path) -> None:
+def test_down_deletes_a_folder_with_only_a_cluster(data: Path) -> None:
     data.mkdir(parents=True)
     SPEC.save(data)
 
@@ -161,9 +168,9 @@ def test_down_deletes_a_folder_that_holds_a_cluster_alone(data: Path) -> None:
 @pytest.mark.parametrize(
     "cluster_json",
     [None, "{}", "rubbish", '{"version": 9, "zookeeper_port": 1, "bookie_ports": []}'],
-    ids=["none", "somebody else's", "unreadable", "another release's"],
+    ids=["none", "another program's", "unreadable", "another release's"],
 )
-def test_down_deletes_nothing_in_a_folder_that_is_no_cluster_of_ours(
+def test_down_deletes_nothing_in_a_folder_without_a_cluster(
     data: Path, cluster_json: str | None
 ) -> None:
     for file in ("logs/app.log", "zookeeper/data", "bookies/20002/ledger", "lock"):
@@ -179,7 +186,7 @@ def test_down_deletes_nothing_in_a_folder_that_is_no_cluster_of_ours(
     assert sorted(data.rglob("*")) == before
 
 
-def test_down_deletes_no_folder_that_is_not_there(data: Path) -> None:
+def test_down_refuses_a_folder_that_does_not_exist(data: Path) -> None:
     error = run("down", "--delete").exception
 
     assert isinstance(error, SettingsError)
@@ -187,8 +194,8 @@ def test_down_deletes_no_folder_that_is_not_there(data: Path) -> None:
     assert not data.exists()
 
 
-def test_down_does_not_delete_under_a_running_cluster(data: Path) -> None:
-    with folder.lease(data):  # as a program of the user's own does, without a supervisor
+def test_down_does_not_delete_a_running_cluster(data: Path) -> None:
+    with folder.lease(data):  # like a user's own program, without a supervisor
         SPEC.save(data)
 
         error = run("down", "--delete").exception
@@ -197,7 +204,7 @@ def test_down_does_not_delete_under_a_running_cluster(data: Path) -> None:
     assert ClusterSpec.load(data) == SPEC
 
 
-def test_up_refuses_a_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+def test_up_refuses_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     error = run("up", "--foreground", "--data", str(tmp_path / ("x" * 120))).exception
 
     assert isinstance(error, SettingsError)
@@ -212,12 +219,12 @@ def test_up_without_pyspark_says_what_to_install(
     error = run("up", "--foreground").exception
 
     assert isinstance(error, SettingsError)
-    assert "pip install 'bookmender[local]'" in str(error)
+    assert "pip install '.[local]'" in str(error)
     assert not data.exists()
 
 
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
-def test_up_says_where_it_cannot_make_its_folder(tmp_path: Path, arguments: list[str]) -> None:
+def test_up_reports_a_folder_that_it_cannot_create(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").touch()
 
     error = run(*arguments, "--data", str(tmp_path / "file" / "data")).exception
@@ -226,10 +233,10 @@ def test_up_says_where_it_cannot_make_its_folder(tmp_path: Path, arguments: list
     assert "cannot make the folder" in str(error)
 
 
-def test_up_in_the_background_says_what_its_supervisor_refused(
+def test_up_in_the_background_reports_its_supervisors_error(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(data))  # no Java there
+    monkeypatch.setenv("PATH", str(data))  # without Java
     monkeypatch.delenv("JAVA_HOME", raising=False)
 
     error = run("up").exception
@@ -240,7 +247,7 @@ def test_up_in_the_background_says_what_its_supervisor_refused(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_up_that_is_refused_leaves_nothing_in_a_folder_that_it_made(
+def test_a_refused_up_deletes_a_folder_that_it_created(
     data: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     monkeypatch.setattr(Java, "find", lambda: None)
@@ -252,7 +259,9 @@ def test_up_that_is_refused_leaves_nothing_in_a_folder_that_it_made(
         error = run("up", "--foreground", "--port", str(taken.getsockname()[1])).exception
 
     assert isinstance(error, SettingsError)
-    assert "is taken by another process: end that, or --port names another" in str(error)
+    assert "is used by another process. End that process, or choose another port (--port)" in str(
+        error
+    )
     assert data.exists() is not is_new
 
 
@@ -260,36 +269,36 @@ def test_up_that_is_refused_leaves_nothing_in_a_folder_that_it_made(
     "kept",
     [
         pytest.param("cluster.json", id="a cluster"),
-        pytest.param("logs/supervisor.log", id="a log that tells what went wrong"),
-        pytest.param("notes", id="what is not ours"),
+        pytest.param("logs/supervisor.log", id="a log with the error"),
+        pytest.param("notes", id="another file"),
     ],
 )
-def test_a_start_that_failed_takes_nothing_away_that_somebody_needs(data: Path, kept: str) -> None:
-    with pytest.raises(UnavailableError):
-        begin_in_vain(data, kept)
-
-    assert (data / kept).exists()
-
-
-def begin_in_vain(data: Path, written: str) -> None:
-    with folder.left_as_before(data):
+def test_a_failed_start_deletes_nothing_that_is_needed(
+    data: Path, monkeypatch: pytest.MonkeyPatch, kept: str
+) -> None:
+    def fail(wish: Wish, **callbacks: object) -> None:
         folder.make(data / "logs")
         (data / "logs" / "supervisor.log").touch()
-        (data / written).write_text("x")
-        raise UnavailableError("it did not come up")
+        (data / kept).write_text("x")
+        raise UnavailableError("a server is not ready")
+
+    monkeypatch.setattr(commands, "supervise", fail)
+
+    assert isinstance(run("up", "--foreground").exception, UnavailableError)
+    assert (data / kept).exists()
 
 
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        pytest.param(None, "interrupted; nothing is left of it", id="a folder that it made"),
-        pytest.param((), "DATA contains a cluster that was not ready yet", id="an empty one"),
-        pytest.param((SPEC,), "the cluster in DATA is stopped; its data is kept", id="a cluster"),
-        pytest.param(("notes",), "DATA contains a cluster that was not", id="somebody else's"),
+        pytest.param(None, "interrupted; no cluster was created", id="a folder that it created"),
+        pytest.param((), "the cluster in DATA is stopped and its data kept", id="an empty one"),
+        pytest.param((SPEC,), "the cluster in DATA is stopped", id="a cluster"),
+        pytest.param(("notes",), "the cluster in DATA is stopped", id="another program's"),
     ],
 )
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
-def test_up_that_is_interrupted_takes_away_what_it_made_or_says_how(
+def test_an_interrupted_up_cleans_up_or_says_what_is_left(
     data: Path,
     monkeypatch: pytest.MonkeyPatch,
     before: tuple[ClusterSpec | str, ...] | None,
@@ -307,17 +316,16 @@ def test_up_that_is_interrupted_takes_away_what_it_made_or_says_how(
 
     result = run(*arguments)
 
-    assert result.exit_code == 1  # click's; 130 by way of ``cli.main``
+    assert result.exit_code == 1  # by click; 130 through ``cli.main``
     assert said.replace("DATA", str(data)) in result.stderr
     assert data.exists() is (before is not None)
-    is_new_in_old_folder = before is not None and SPEC not in before
-    assert ("`bookmender local down --delete` deletes it" in result.stderr) is is_new_in_old_folder
+    assert ("bookmender local down --delete" in result.stderr) is (before is not None)
     if before:
         left = {path.name for path in data.iterdir()}
         assert left >= {"cluster.json" if each is SPEC else each for each in before}
 
 
-def begin_and_be_interrupted(wish: Wish, listener: object) -> None:
+def begin_and_be_interrupted(wish: Wish, **callbacks: object) -> None:
     data = Path(wish.data)
     (data / "bookies" / "20002" / "ledgers").mkdir(parents=True)
     (data / "logs").mkdir()
@@ -326,10 +334,10 @@ def begin_and_be_interrupted(wish: Wish, listener: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_up_that_is_interrupted_before_it_made_a_cluster_says_so(
+def test_an_up_interrupted_at_once_created_no_cluster(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(wish: Wish, listener: object) -> None:
+    def interrupt(wish: Wish, **callbacks: object) -> None:
         raise KeyboardInterrupt
 
     data.mkdir(parents=True)
@@ -339,39 +347,7 @@ def test_up_that_is_interrupted_before_it_made_a_cluster_says_so(
     assert data.exists()
 
 
-@pytest.mark.parametrize(
-    ("zookeeper", "said"),
-    [
-        ("down", "local down`, then `bookmender local up`"),
-        ("up", "is running already on {data}: `bookmender local down` stops it"),
-    ],
-)
-def test_up_on_a_cluster_that_runs_says_whether_it_lost_its_zookeeper(
-    data: Path, monkeypatch: pytest.MonkeyPatch, zookeeper: str, said: str
-) -> None:
-    monkeypatch.setattr(Java, "find", lambda: None)
-    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
-    lock = folder.lease(data)
-    status = at_rest(SPEC, data=str(data))
-    status = replace(status, is_running=True, zookeeper=replace(status.zookeeper, state=zookeeper))
-
-    def supervise(door: socket.socket) -> None:
-        connection, _ = door.accept()
-        with connection:
-            receive(connection)
-            send(connection, Response(status=status))
-
-    with lock, listen(data) as door:
-        supervisor = threading.Thread(target=supervise, args=(door,))
-        supervisor.start()
-        error = run("up", "--foreground").exception
-        supervisor.join(timeout=10)
-
-    assert isinstance(error, SettingsError)
-    assert said.format(data=data) in str(error)
-
-
-def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
+def test_up_refuses_a_folder_locked_by_another_program(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Java, "find", lambda: None)
@@ -385,7 +361,7 @@ def test_up_on_a_folder_that_a_program_of_ones_own_holds_says_that_it_is_taken(
 
 
 @pytest.mark.parametrize("command", sorted(local.commands))
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_has_help(command: str) -> None:
     result = run(command, "--help")
 
     assert result.exit_code == 0

@@ -1,4 +1,4 @@
-"""Fetching jars: complete or not at all, once. Scripts stand in for Ivy (as Java) and Maven."""
+"""Downloads of jars: complete or not at all, and once. Scripts replace Ivy (as Java) and Maven."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from ledgers.errors import SettingsError, UnavailableError
 VERSION = "4.18.0"
 SERVER = f"bookkeeper-server-{VERSION}.jar"
 
-# Among Ivy's arguments, the retrieve pattern names the folder: what stands before "/[artifact]".
+# Among Ivy's arguments, the retrieve pattern has the folder, before "/[artifact]".
 IVY_FOLDER = 'for last; do :; done; folder="${last%%/\\[*}"; mkdir -p "$folder"\n'
 IVY_GOOD = (
     IVY_FOLDER
@@ -33,7 +33,7 @@ Install = Callable[[str, str], Path]
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Installs scripts as the only programs; home and cache are empty folders."""
+    """Return a function that installs scripts as the only programs. Home and cache are empty."""
     folder = tmp_path / "tools"
     folder.mkdir()
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.defpath}")
@@ -58,14 +58,14 @@ def java(executable: Path) -> Java:
     return Java(executable=executable, major=17)
 
 
-def test_jars_are_fetched_into_the_users_cache(tools: Install, tmp_path: Path) -> None:
+def test_jars_are_downloaded_into_the_users_cache(tools: Install, tmp_path: Path) -> None:
     folder = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
 
     assert folder == tmp_path / "cache" / "bookmender" / "jars" / VERSION
     assert sorted(path.name for path in folder.iterdir()) == [SERVER, "native-1.nar"]
 
 
-def test_the_class_path_begins_with_bookkeeper_and_holds_native_archives(tools: Install) -> None:
+def test_the_class_path_has_bookkeeper_first_and_native_archives(tools: Install) -> None:
     jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
 
     names = [Path(jar).name for jar in jars.bookkeeper_classpath(VERSION).split(os.pathsep)]
@@ -73,7 +73,7 @@ def test_the_class_path_begins_with_bookkeeper_and_holds_native_archives(tools: 
     assert names == [SERVER, "native-1.nar"]
 
 
-def test_progress_knows_the_total_as_soon_as_the_first_jar_is_there(tools: Install) -> None:
+def test_progress_has_the_total_with_the_first_jar(tools: Install) -> None:
     progress: list[tuple[int, int | None]] = []
 
     jars.fetch(
@@ -85,7 +85,7 @@ def test_progress_knows_the_total_as_soon_as_the_first_jar_is_there(tools: Insta
     assert progress == [(0, None), (0, None), (1, 2), (2, 2)]
 
 
-def test_jars_that_are_there_are_not_fetched_again(tools: Install) -> None:
+def test_existing_jars_are_not_downloaded_again(tools: Install) -> None:
     first = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
 
     second = jars.fetch(VERSION, java(tools("java", "exit 1")))
@@ -93,14 +93,14 @@ def test_jars_that_are_there_are_not_fetched_again(tools: Install) -> None:
     assert second == first
 
 
-def test_a_fetch_that_is_cut_short_leaves_nothing(tools: Install) -> None:
+def test_a_failed_download_leaves_nothing_behind(tools: Install) -> None:
     with pytest.raises(UnavailableError, match=r"ivy: module not found: x; mvn: not found"):
         jars.fetch(VERSION, java(tools("java", IVY_CUT_SHORT)))
 
     assert os.listdir(jars.jars_folder(VERSION).parent) == ["lock"]
 
 
-def test_an_interrupted_fetch_leaves_nothing(tools: Install) -> None:
+def test_an_interrupted_download_leaves_nothing_behind(tools: Install) -> None:
     def interrupt(done: int, total: int | None) -> None:
         raise KeyboardInterrupt
 
@@ -110,17 +110,15 @@ def test_an_interrupted_fetch_leaves_nothing(tools: Install) -> None:
     assert os.listdir(jars.jars_folder(VERSION).parent) == ["lock"]
 
 
-def test_maven_serves_where_ivy_fails(tools: Install) -> None:
+def test_maven_is_used_if_ivy_fails(tools: Install) -> None:
     tools("mvn", MAVEN_GOOD)
 
     folder = jars.fetch(VERSION, java(tools("java", IVY_CUT_SHORT)))
 
-    assert os.listdir(folder) == [SERVER]  # and nothing of what Ivy had begun
+    assert os.listdir(folder) == [SERVER]  # and no file of Ivy
 
 
-def test_maven_comes_first_where_the_user_has_settings_for_it(
-    tools: Install, tmp_path: Path
-) -> None:
+def test_maven_comes_first_if_the_user_has_maven_settings(tools: Install, tmp_path: Path) -> None:
     settings = tmp_path / "home" / ".m2" / "settings.xml"
     settings.parent.mkdir(parents=True)
     settings.touch()
@@ -128,15 +126,15 @@ def test_maven_comes_first_where_the_user_has_settings_for_it(
 
     folder = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
 
-    assert os.listdir(folder) == [SERVER]  # Ivy's stand-in brings a second jar
+    assert os.listdir(folder) == [SERVER]  # the fake Ivy provides a second jar
 
 
-def test_a_tool_that_ends_well_without_the_jar_has_failed(tools: Install) -> None:
+def test_a_tool_that_succeeds_without_the_jar_has_failed(tools: Install) -> None:
     with pytest.raises(UnavailableError, match="ivy: jars are missing"):
         jars.fetch(VERSION, java(tools("java", "exit 0")))
 
 
-def test_log4j_api_is_fetched_by_itself_where_ivy_leaves_it_out(tools: Install) -> None:
+def test_log4j_api_is_downloaded_apart_if_ivy_omits_it(tools: Install) -> None:
     script = (
         IVY_FOLDER
         + 'case "$*" in\n'
@@ -150,7 +148,7 @@ def test_log4j_api_is_fetched_by_itself_where_ivy_leaves_it_out(tools: Install) 
     assert (folder / "log4j-api-2.18.0.jar").exists()
 
 
-def test_two_who_fetch_at_once_fetch_once(tools: Install, tmp_path: Path) -> None:
+def test_two_concurrent_downloads_run_once(tools: Install, tmp_path: Path) -> None:
     script = tools("java", f'echo run >> "{tmp_path}/runs"\n' + IVY_GOOD)
     threads = [threading.Thread(target=jars.fetch, args=(VERSION, java(script))) for _ in range(2)]
 
@@ -163,15 +161,15 @@ def test_two_who_fetch_at_once_fetch_once(tools: Install, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("version", ["", "latest", "../4.18.0", "4.18.0/x"])
-def test_what_is_no_version_is_refused(tools: Install, version: str) -> None:
-    with pytest.raises(SettingsError, match="no version of BookKeeper"):
+def test_a_malformed_version_is_refused(tools: Install, version: str) -> None:
+    with pytest.raises(SettingsError, match="not a version of BookKeeper"):
         jars.fetch(version, java(tools("java", IVY_GOOD)))
 
 
 def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
-    with pytest.raises(SettingsError, match=r"pip install 'bookmender\[local\]'"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[local\]'"):
         jars.spark_jars_folder()
 
 

@@ -1,4 +1,4 @@
-"""Which Java the local cluster takes; scripts stand in for it."""
+"""Finds the Java that the local cluster uses. Scripts replace Java."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from ledgers.errors import SettingsError
 
 
 def install(folder: Path, version_line: str, *, exit_code: int = 0) -> Path:
-    """A ``java`` that answers -version with this line, on standard error as the real one."""
+    """Install a ``java`` that answers -version with this line on standard error."""
     folder.mkdir(parents=True, exist_ok=True)
     executable = folder / "java"
     executable.write_text(f"#!/bin/sh\necho '{version_line}' >&2\nexit {exit_code}\n")
@@ -25,7 +25,7 @@ def test_java_is_found_on_the_path(tmp_path: Path) -> None:
     assert java == Java(executable=executable, major=21, version="21.0.3")
 
 
-def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
+def test_java_home_has_priority_over_the_path(tmp_path: Path) -> None:
     install(tmp_path / "path", 'openjdk version "21.0.3"')
     executable = install(tmp_path / "home" / "bin", 'openjdk version "17.0.15"')
 
@@ -34,19 +34,20 @@ def test_java_home_goes_before_the_path(tmp_path: Path) -> None:
     assert java == Java(executable=executable, major=17, version="17.0.15")
 
 
-def test_a_java_home_without_java_is_refused_rather_than_another_java_taken(
+def test_a_java_home_without_java_is_refused(
     tmp_path: Path,
 ) -> None:
+    """No other Java is used instead."""
     install(tmp_path, 'openjdk version "17.0.15"')
     home = tmp_path / "gone"
 
     with pytest.raises(SettingsError) as refused:
         Java.find({"PATH": str(tmp_path), "JAVA_HOME": str(home)})
 
-    assert str(refused.value).startswith(f"JAVA_HOME is {home}, and there is no bin/java in it: ")
+    assert str(refused.value).startswith(f"JAVA_HOME is {home}, which has no bin/java: ")
 
 
-def test_an_empty_java_home_is_none(tmp_path: Path) -> None:
+def test_an_empty_java_home_is_ignored(tmp_path: Path) -> None:
     executable = install(tmp_path, 'openjdk version "17.0.15"')
 
     java = Java.find({"PATH": str(tmp_path), "JAVA_HOME": ""})
@@ -62,7 +63,7 @@ def test_an_empty_java_home_is_none(tmp_path: Path) -> None:
         pytest.param("no Java runtime present", 1, id="the placeholder that macOS has"),
     ],
 )
-def test_a_java_of_no_use_is_refused_with_what_to_install(
+def test_an_unsuitable_java_is_refused_with_advice(
     tmp_path: Path, version_line: str, exit_code: int
 ) -> None:
     install(tmp_path, version_line, exit_code=exit_code)
@@ -76,10 +77,10 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
         Java.find({"PATH": str(tmp_path)})
 
 
-def test_a_java_that_fails_beside_options_in_the_environment_is_refused_with_their_names(
+def test_a_failing_java_is_reported_with_its_option_variables(
     tmp_path: Path,
 ) -> None:
     install(tmp_path, "Unrecognized option: -Xfoo", exit_code=1)
 
-    with pytest.raises(SettingsError, match="perhaps for what JAVA_TOOL_OPTIONS says: unset"):
+    with pytest.raises(SettingsError, match="perhaps because of JAVA_TOOL_OPTIONS: unset"):
         Java.find({"PATH": str(tmp_path), "JAVA_TOOL_OPTIONS": "-Xfoo"})

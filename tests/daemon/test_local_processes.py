@@ -1,4 +1,4 @@
-"""Children die with us, whatever happens; small programs stand in for the servers."""
+"""Child processes always end with their parent. Small programs replace the servers."""
 
 import os
 import signal
@@ -53,7 +53,10 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def has_ended(pid: int) -> bool:
-    """Or is a zombie that nobody has reaped yet, as in a container without an init process."""
+    """Return True if the process has ended.
+
+    An unreaped zombie, as in a container, has ended too.
+    """
     found = subprocess.run(
         ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
     )
@@ -63,8 +66,8 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.parametrize(
     "platform",
     [
-        pytest.param(sys.platform, id="as this system does it"),
-        pytest.param("another", id="with a watcher, as where the kernel offers nothing"),
+        pytest.param(sys.platform, id="the mechanism of this system"),
+        pytest.param("another", id="a watcher, for kernels without a mechanism"),
     ],
 )
 def test_a_program_dies_when_its_parent_is_killed(platform: str) -> None:
@@ -91,21 +94,21 @@ def test_a_child_outlives_the_thread_that_asked_for_it(make_child: MakeChild) ->
 
     def make() -> None:
         made.append(make_child(ANSWERING))
-        wait_for(
-            lambda: made[0].log_tail() == "ready"
-        )  # it has asked for its parent's death signal
+        # It has requested its parent's death signal.
+        wait_for(lambda: made[0].log_tail() == "ready")
 
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
-    wait_for(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())  # for the kernel too
+    # The kernel has removed the thread too.
+    wait_for(lambda: not Path(f"/proc/self/task/{thread.native_id}").exists())
 
     os.kill(made[0].pid, signal.SIGUSR1)
 
     wait_for(lambda: made[0].log_tail() == "ready\nalive")
 
 
-def test_a_killed_child_is_gone_at_once(make_child: MakeChild) -> None:
+def test_a_killed_child_has_ended_at_once(make_child: MakeChild) -> None:
     child = make_child()
 
     child.kill()
@@ -123,7 +126,7 @@ def test_killing_twice_does_no_harm(make_child: MakeChild) -> None:
     assert not child.is_running
 
 
-def test_a_paused_child_still_ends_when_asked_to(make_child: MakeChild) -> None:
+def test_a_paused_child_ends_on_request(make_child: MakeChild) -> None:
     child = make_child()
     wait_for(lambda: child.log_tail() != "")
     child.pause()
@@ -142,14 +145,14 @@ def test_a_child_that_does_not_end_in_time_is_killed(make_child: MakeChild) -> N
     assert child.exit_code == -signal.SIGKILL
 
 
-def test_waiting_ends_with_the_log_of_the_child_that_ended_instead(make_child: MakeChild) -> None:
+def test_waiting_fails_with_the_log_of_a_child_that_ended(make_child: MakeChild) -> None:
     child = make_child([sys.executable, "-c", "print('no room'); raise SystemExit(7)"])
 
     with pytest.raises(UnavailableError, match=r"(?s)ended with code 7.*no room"):
         wait_until(lambda: False, [child], timeout_s=TIMEOUT_S)
 
 
-def test_complaints_go_before_what_was_printed_after_them(make_child: MakeChild) -> None:
+def test_the_log_tail_prefers_error_lines(make_child: MakeChild) -> None:
     child = make_child([sys.executable, "-c", "print('12:00 ERROR [main] no room\\nusage: …')"])
     child.wait(timeout_s=TIMEOUT_S)
 
@@ -163,7 +166,7 @@ def test_waiting_names_the_logs_when_it_takes_too_long(make_child: MakeChild) ->
         wait_until(lambda: False, [child], timeout_s=0)
 
 
-def test_the_tail_of_a_log_is_that_of_the_present_run(make_child: MakeChild) -> None:
+def test_the_log_tail_has_only_the_present_run(make_child: MakeChild) -> None:
     first = make_child([sys.executable, "-c", "print('first run')"])
     first.wait(timeout_s=TIMEOUT_S)
 
@@ -174,7 +177,7 @@ def test_the_tail_of_a_log_is_that_of_the_present_run(make_child: MakeChild) -> 
     assert first.log.read_text() == "first run\nsecond run\n"
 
 
-def test_memory_is_that_of_a_running_process_only() -> None:
+def test_memory_is_known_only_of_a_running_process() -> None:
     own_bytes = rss_bytes(os.getpid())
 
     assert own_bytes is not None

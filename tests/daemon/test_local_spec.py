@@ -1,4 +1,4 @@
-"""What a local cluster is made of: chosen, kept, and found again."""
+"""The spec of a local cluster: chosen, stored, and found again."""
 
 import dataclasses
 from pathlib import Path
@@ -20,7 +20,8 @@ SAVED = ClusterSpec(
 )
 
 
-def test_a_new_cluster_gets_distinct_ports_out_of_the_way_of_outgoing_connections() -> None:
+def test_a_new_cluster_gets_distinct_ports() -> None:
+    """The ports are outside the range of outgoing connections."""
     spec = settle(None, bookie_count=7, asked={})
 
     ports = {spec.zookeeper_port, *spec.bookie_ports}
@@ -32,28 +33,44 @@ def test_a_new_cluster_has_five_bookies() -> None:
     assert len(settle(None, bookie_count=None, asked={}).bookies) == 5
 
 
-def test_what_is_asked_for_wins() -> None:
+def test_requested_values_win() -> None:
     spec = settle(None, bookie_count=1, asked={"storage": Storage.DB, "zookeeper_port": 2181})
 
     assert spec.storage is Storage.DB
     assert spec.zookeeper_port == 2181
 
 
-def test_a_cluster_comes_back_as_it_was() -> None:
+def test_an_existing_cluster_keeps_its_spec() -> None:
     assert settle(SAVED, bookie_count=None, asked={}) == SAVED
 
 
-def test_asking_for_what_is_there_changes_nothing() -> None:
+def test_requesting_present_values_changes_nothing() -> None:
     asked = {"storage": Storage.DB, "layout": Layout.HIERARCHICAL}
 
     assert settle(SAVED, bookie_count=2, asked=asked) == SAVED
 
 
-def test_asking_for_more_bookies_adds_some() -> None:
+def test_requesting_more_bookies_adds_some() -> None:
     spec = settle(SAVED, bookie_count=4, asked={})
 
     assert len(spec.bookies) == 4
     assert spec.bookies[:2] == SAVED.bookies
+
+
+def test_a_secured_cluster_is_addressed_by_its_tls_port_and_stays_secured() -> None:
+    spec = settle(None, bookie_count=1, asked={}, is_secured=True)
+
+    assert (
+        MetadataUri.parse(spec.metadata_service_uri).hosts == f"127.0.0.1:{spec.zookeeper_tls_port}"
+    )
+    assert spec.zookeeper_tls_port not in (None, spec.zookeeper_port, *spec.bookie_ports)
+    assert settle(spec, bookie_count=None, asked={}) == spec
+    assert settle(spec, bookie_count=None, asked={}, is_secured=True) == spec
+
+
+def test_an_existing_cluster_cannot_become_secured() -> None:
+    with pytest.raises(SettingsError, match="without TLS and SASL"):
+        settle(SAVED, bookie_count=None, asked={}, is_secured=True)
 
 
 def test_another_version_may_serve_the_same_data() -> None:
@@ -70,19 +87,19 @@ def test_another_version_may_serve_the_same_data() -> None:
         pytest.param(None, {"layout": Layout.FLAT}, "layout hierarchical", id="another layout"),
     ],
 )
-def test_data_cannot_become_something_else(
+def test_existing_data_cannot_change_its_format(
     bookie_count: int | None, asked: dict[str, object], complaint: str
 ) -> None:
     with pytest.raises(SettingsError, match=complaint):
         settle(SAVED, bookie_count=bookie_count, asked=asked)
 
 
-def test_session_timeouts_that_zookeeper_cannot_keep_are_refused() -> None:
+def test_too_short_session_timeouts_are_refused() -> None:
     with pytest.raises(SettingsError, match="session"):
         settle(None, bookie_count=1, asked={"session_timeout_s": 0.5})
 
 
-def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
+def test_a_saved_spec_is_loaded_unchanged(tmp_path: Path) -> None:
     SAVED.save(tmp_path)
 
     assert ClusterSpec.load(tmp_path) == SAVED
@@ -96,14 +113,14 @@ def test_a_folder_without_a_cluster_has_no_spec(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        pytest.param("", id="cut short"),
+        pytest.param("", id="truncated"),
         pytest.param('{"zookeeper_port": 1}', id="a field is missing"),
         pytest.param(
             '{"version": 2, "zookeeper_port": 1, "bookie_ports": []}', id="of another release"
         ),
     ],
 )
-def test_a_file_that_is_not_ours_is_named(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_spec_file_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
 
     with pytest.raises(SettingsError, match=FILE_NAME):
@@ -111,27 +128,27 @@ def test_a_file_that_is_not_ours_is_named(tmp_path: Path, content: str) -> None:
 
 
 @pytest.mark.parametrize("layout", Layout)
-def test_the_uri_is_one_that_we_can_read(layout: Layout) -> None:
+def test_the_uri_can_be_parsed(layout: Layout) -> None:
     uri = MetadataUri.parse(dataclasses.replace(SAVED, layout=layout).metadata_service_uri)
 
     assert uri.hosts == "127.0.0.1:20001"
-    # The legacy layout has no name in a URI: there LAYOUT alone says it.
+    # The legacy layout has no name in a URI; only the znode LAYOUT has it.
     assert uri.layout is (None if layout is Layout.LEGACY_HIERARCHICAL else layout)
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("2", id="by its place in the list"),
+        pytest.param("2", id="by its number"),
         pytest.param("20003", id="by its port"),
         pytest.param("127.0.0.1:20003", id="by its id"),
     ],
 )
-def test_a_bookie_is_found(name: str) -> None:
+def test_a_bookie_is_found_by_number_port_or_id(name: str) -> None:
     assert find_bookie(SAVED.bookies, name) == BookieId("127.0.0.1:20003")
 
 
 @pytest.mark.parametrize("name", ["0", "3", "20001", "", "bookie"])
-def test_a_bookie_that_there_is_not_is_refused_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_bookie_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(SettingsError, match=r"127.0.0.1:20002.*127.0.0.1:20003"):
         find_bookie(SAVED.bookies, name)

@@ -1,4 +1,4 @@
-"""What a bookie's process and its registration together say of it."""
+"""The state of a bookie, from its process and its registration."""
 
 import dataclasses
 from pathlib import Path
@@ -21,16 +21,16 @@ NONE: frozenset[BookieId] = frozenset()
     ("is_running", "writable", "read_only", "state"),
     [
         pytest.param(True, HERE, NONE, BookieState.WRITABLE, id="registered"),
-        pytest.param(True, NONE, HERE, BookieState.READ_ONLY, id="registered for reads"),
-        pytest.param(True, HERE, HERE, BookieState.WRITABLE, id="changing sides"),
+        pytest.param(True, NONE, HERE, BookieState.READ_ONLY, id="registered as read-only"),
+        pytest.param(True, HERE, HERE, BookieState.WRITABLE, id="becoming read-only"),
         pytest.param(True, NONE, NONE, BookieState.UNREGISTERED, id="its session has expired"),
         pytest.param(True, None, None, BookieState.UNKNOWN, id="ZooKeeper does not answer"),
-        pytest.param(False, NONE, NONE, BookieState.DOWN, id="gone"),
+        pytest.param(False, NONE, NONE, BookieState.DOWN, id="ended"),
         pytest.param(False, HERE, NONE, BookieState.DOWN, id="its session has not expired yet"),
-        pytest.param(False, None, None, BookieState.DOWN, id="gone, and ZooKeeper too"),
+        pytest.param(False, None, None, BookieState.DOWN, id="ended, and ZooKeeper too"),
     ],
 )
-def test_a_bookies_state(
+def test_the_state_of_a_bookie(
     is_running: bool,
     writable: frozenset[BookieId] | None,
     read_only: frozenset[BookieId] | None,
@@ -54,7 +54,7 @@ def test_a_cluster_is_whole_when_every_bookie_is_writable() -> None:
     assert dataclasses.replace(status, bookies=(writable, writable)).is_whole
 
 
-def test_of_a_cluster_elsewhere_the_next_step_says_where(tmp_path: Path) -> None:
+def test_advice_about_another_folder_names_the_folder(tmp_path: Path) -> None:
     elsewhere = tmp_path / "another one"
 
     error = CliRunner().invoke(local, ["status", "--data", str(elsewhere)]).exception

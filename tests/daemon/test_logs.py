@@ -1,4 +1,4 @@
-"""Logs: for people on a terminal, JSON for everything else."""
+"""Logs: text on a terminal, JSON everywhere else."""
 
 import asyncio
 import io
@@ -21,15 +21,17 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """What is set up here is the whole process's."""
+    """Restore the logging of the process after each test."""
     kazoo_level = logging.getLogger("kazoo").level
+    asyncio_handlers = list(logging.getLogger("asyncio").handlers)
     yield
     structlog.reset_defaults()
+    logging.getLogger("asyncio").handlers[:] = asyncio_handlers
     logging.getLogger("kazoo").setLevel(kazoo_level)
 
 
 def logged(stream: io.StringIO, **settings: str) -> str:
-    """What one event of each level comes to."""
+    """Log one event of each level, and return the output."""
     set_up_logs(LogSettings(**settings), stream=stream)
     log = structlog.get_logger()
     log.debug("thing.seen", count=1)
@@ -39,7 +41,7 @@ def logged(stream: io.StringIO, **settings: str) -> str:
     return stream.getvalue()
 
 
-def test_what_is_not_a_terminal_gets_an_object_a_line() -> None:
+def test_a_pipe_gets_a_json_object_a_line() -> None:
     lines = [json.loads(line) for line in logged(io.StringIO()).splitlines()]
 
     assert [(line["event"], line["level"], line["count"]) for line in lines] == [
@@ -48,6 +50,24 @@ def test_what_is_not_a_terminal_gets_an_object_a_line() -> None:
         ("thing.broke", "error", 4),
     ]
     assert all(line["timestamp"].endswith("Z") for line in lines)
+
+
+def test_a_failed_callback_of_an_event_loop_is_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(), stream=stream)
+    set_up_logs(LogSettings(), stream=stream)  # as a reload does
+
+    async def fail() -> None:
+        asyncio.get_running_loop().call_soon(int, "x")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(fail())
+
+    (line,) = map(json.loads, stream.getvalue().splitlines())
+    assert (line["event"], line["level"]) == ("loop.callback_failed", "error")
+    assert "ValueError: invalid literal" in line["exception"]
+    assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_gets_text() -> None:
@@ -67,7 +87,7 @@ def test_a_terminal_gets_text() -> None:
         ("json", Terminal, True),
     ],
 )
-def test_a_format_that_is_set_holds_everywhere(
+def test_a_configured_format_applies_everywhere(
     log_format: str, stream: type[io.StringIO], is_json: bool
 ) -> None:
     text = logged(stream(), format=log_format)
@@ -76,10 +96,22 @@ def test_a_format_that_is_set_holds_everywhere(
     assert ("\x1b[" in text) is (log_format == "text" and stream is Terminal)
 
 
+def test_a_later_level_also_holds_for_loggers_that_were_used_before() -> None:
+    stream = io.StringIO()
+    log = structlog.get_logger()
+    set_up_logs(LogSettings(level="error"), stream=stream)
+    log.info("thing.hidden")
+
+    set_up_logs(LogSettings(level="debug"), stream=stream)
+    log.debug("thing.seen")
+
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["thing.seen"]
+
+
 @pytest.mark.parametrize(
     ("level", "count"), [("debug", 4), ("info", 3), ("warning", 2), ("error", 1)]
 )
-def test_what_is_below_the_level_is_left_out(level: str, count: int) -> None:
+def test_events_below_the_level_are_left_out(level: str, count: int) -> None:
     assert len(logged(io.StringIO(), level=level).splitlines()) == count
 
 
@@ -110,7 +142,7 @@ async def fail_together(count: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_a_crash_of_many_tasks_deep_down_is_told_in_a_bounded_number_of_lines(
+def test_a_crash_of_many_tasks_has_a_bounded_traceback(
     log_format: str,
 ) -> None:
     stream = io.StringIO()
@@ -134,7 +166,7 @@ def test_kazoo_is_silenced() -> None:
     assert not logging.getLogger("kazoo.client").isEnabledFor(logging.ERROR)
 
 
-def test_without_a_stream_they_go_to_what_is_standard_error_when_they_are_written(
+def test_logs_go_to_the_present_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, after = io.StringIO(), io.StringIO()
@@ -155,7 +187,7 @@ class FullDisk(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_raises_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", FullDisk())
     set_up_logs(LogSettings())
 

@@ -1,5 +1,4 @@
-"""``bookmender bookie maintenance --end`` of a bookie that is away: it is lost then, which nobody
-is to be surprised by."""
+"""``bookmender bookie maintenance --end`` warns that an absent bookie is lost then."""
 
 import asyncio
 
@@ -21,13 +20,13 @@ from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import PATHS
 
-AGAIN = f"; if it is to be away on purpose still, bookmender bookie maintenance {B1} --for 1h"
+AGAIN = f". To prevent that, begin another window: bookmender bookie maintenance {B1} --for 1h"
 
 
 async def ended(
     cluster: Cluster, bookie: BookieId = B1, *, settings: AuditorSettings | None = None
 ) -> list[str]:
-    """What is told when the window of a bookie that went in it is ended, while a node leads."""
+    """Return the warnings when the window of an absent bookie ends while a node leads."""
     here = visiting(cluster)
     await open_window(here, bookie, duration_s=3600, reason="", clock=cluster.clock)
     async with auditing(cluster, settings=settings or AuditorSettings()) as leader:
@@ -43,28 +42,28 @@ async def ended(
 
 
 @in_virtual_time
-async def test_without_a_delay_it_is_lost_at_once_and_its_ledgers_are_counted() -> None:
+async def test_without_a_recovery_delay_it_is_lost_at_once() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
 
     assert await ended(cluster) == [
-        f"{B1} is not registered, and counts as lost from now on: 2 ledgers that name it are marked, and "
-        f"copied to others{AGAIN}"
+        f"{B1} is absent, and is lost now. Its 2 ledgers are then marked and copied to other "
+        f"bookies{AGAIN}"
     ]
 
 
 @in_virtual_time
-async def test_with_a_delay_it_has_that_time_to_come_back() -> None:
+async def test_with_a_recovery_delay_it_has_time_to_return() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     await cluster.store.create(DELAY, znodes.recovery_delay_to_bytes(600), with_parents=True)
 
     assert await ended(cluster, settings=delayed(600)) == [
-        f"{B1} is not registered, and counts as lost in 10 min, unless it is back by then: 1 ledger that "
-        f"names it is marked, and copied to others{AGAIN}"
+        f"{B1} is absent, and will be lost in 10 min, unless it is back by then. Its 1 ledger is "
+        f"then marked and copied to other bookies{AGAIN}"
     ]
 
 
 @in_virtual_time
-async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
+async def test_the_reasons_why_its_ledgers_are_not_marked_are_given() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
     here, told = visiting(cluster), list[str]()
@@ -75,25 +74,28 @@ async def test_what_keeps_its_ledgers_from_being_marked_is_said_too() -> None:
     await order_store.give(znode, HoldOrder(since_ms=0), over=await order_store.stored(znode))
     told += await end_concerns(here, B1, clock=cluster.clock)
 
-    lost = f"{B1} is not registered, and counts as lost from now on: its ledgers are marked, and copied to others"
+    lost = (
+        f"{B1} is absent, and is lost now. Its ledgers are then marked and copied to other bookies"
+    )
     assert told == [
-        f"{lost}, but not before auto-recovery is enabled again: bookmender enable{AGAIN}",
-        f"{lost}, but not before the safety hold that stands has ended: bookmender hold{AGAIN}",
+        f"{lost}, but not before auto-recovery is enabled (bookmender enable){AGAIN}",
+        f"{lost}, but not before the safety hold ends (bookmender hold){AGAIN}",
     ]
 
 
 @in_virtual_time
-async def test_of_one_that_no_ledger_names_nothing_is_copied() -> None:
+async def test_for_a_bookie_that_no_ledger_names_nothing_is_copied() -> None:
     cluster = await with_ledgers((B1, B2))
 
     assert await ended(cluster, B4) == [
-        f"{B4} is not registered, but no ledger names it: nothing is copied for it; if it is not to come "
-        f"back, bookmender bookie decommission {B4} forgets it"
+        f"{B4} is absent, but no ledger names it, so nothing is copied. If it never returns, run: "
+        f"bookmender bookie decommission {B4}"
     ]
 
 
 @in_virtual_time
-async def test_nothing_is_said_of_one_that_is_back_nor_while_no_bookie_is_there() -> None:
+async def test_a_registered_bookie_gets_no_warning() -> None:
+    """Nor does any bookie while none is registered."""
     cluster = await with_ledgers((B1, B2))
     assert await end_concerns(visiting(cluster), B1, clock=cluster.clock) == []
 
@@ -102,7 +104,18 @@ async def test_nothing_is_said_of_one_that_is_back_nor_while_no_bookie_is_there(
     assert await end_concerns(visiting(cluster), B1, clock=cluster.clock) == [], "rule S8"
 
 
-def test_the_command_says_it_when_it_ends_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_that_does_not_exist_counts_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def prepare(cluster: Cluster) -> None:
+        pass
+
+    module = maintenance_command
+    result, _ = run_in_memory(monkeypatch, module, module.maintenance, B1, "--end", prepare=prepare)
+
+    assert result.exit_code == 0
+    assert result.stderr == f"{B1} had no maintenance window.\n"
+
+
+def test_the_command_prints_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     async def prepare(cluster: Cluster) -> None:
         clock = SystemClock()
         await open_window(visiting(cluster), B1, duration_s=3600, reason="", clock=clock)
@@ -112,4 +125,4 @@ def test_the_command_says_it_when_it_ends_the_window(monkeypatch: pytest.MonkeyP
     result, _ = run_in_memory(monkeypatch, module, module.maintenance, B1, "--end", prepare=prepare)
 
     assert result.exit_code == 0
-    assert f"{B1} is not registered, and counts as lost from now on" in result.stderr
+    assert f"{B1} is absent, and is lost now" in result.stderr

@@ -1,12 +1,15 @@
-"""The text for each reason that blocks a repair: what, and what to do."""
+"""The text for each reason that blocks a repair: what, what happens next, and what to do."""
+
+import re
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.messages import copy_doubt_text, message
 from replication.commit import CopyDoubt
-from replication.copy_checks import Verdict
+from replication.copy_reader import Verdict
 from replication.reasons import Blocked, Exclusion, Facts, Reason
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, B4
 
 CLOSE = "bookmender ledger close 7"
 
@@ -14,51 +17,59 @@ ROWS = [
     (
         Reason.OPEN_LEDGER_GRACE,
         Facts(absent=(B1,)),
-        f"its open last fragment is left to its writer for the open-ledger grace (not registered: {B1})",
-        "Then it is fenced, recovered and closed, and its copies are repaired.",
+        "its open last fragment is left to its writer for the open-ledger grace (not registered: "
+        f"{B1})",
+        "",
+        "Then a worker fences, recovers and closes it, and repairs its copies.",
     ),
     (
         Reason.OPEN_LEDGER_GRACE,
         Facts(lacking=(B1,), entry_ids=(3,), is_in_recovery=True, is_end_doubtful=True),
-        "its open last fragment is left to its recovery by another client for the open-ledger grace "
-        f"(entry 3 has too few copies; lacking entries: {B1})",
-        "Then it is recovered and closed, and its copies are repaired. Its end may not be provable.",
+        "its recovery is not finished, and waits for the open-ledger grace (entry 3 has too few "
+        f"copies; lacking entries: {B1})",
+        "",
+        "Then a worker recovers and closes it, and repairs its copies. Its end may not be "
+        "provable.",
     ),
     (
         Reason.WRITER_ALIVE,
         Facts(absent=(B1,), grace_count=3, grace_count_max=10),
         f"its writer is still writing (not registered: {B1}); grace 3 of 10",
-        "When the writer stops, the ledger is recovered and closed.",
+        "",
+        "When the writer stops, or after the last grace, the ledger is fenced, recovered and "
+        "closed.",
     ),
     (
         Reason.OPEN_FRAGMENT,
         Facts(draining=(B1,)),
         f"an open fragment cannot be copied (draining: {B1})",
-        f"Its writer must close it. If the writer is gone, run `{CLOSE} --yes`, with `--force` if nobody knows whether "
-        f"it is gone. `bookmender bookie drain {B1} --fence-open` closes it, too.",
+        f"Its writer must close it. If the writer has stopped, run `{CLOSE} --yes`; add `--force` "
+        f"if that is not certain. `bookmender bookie drain {B1} --fence-open` closes it, too.",
     ),
     (
         Reason.RECOVERY_UNENDED,
         Facts(draining=(B1,)),
-        f"an open fragment cannot be copied, and its recovery was never finished (draining: {B1})",
-        f"Run `bookmender bookie drain {B1} --fence-open` or `{CLOSE}`.",
+        f"an open fragment cannot be copied, and its recovery was not finished (draining: {B1})",
+        f"Run `bookmender bookie drain {B1} --fence-open` or `{CLOSE} --yes`.",
     ),
     (
         Reason.NO_COPY,
         Facts(entry_ids=(4,), entry_count=1, absent=(B1,), decommissioned=(B2,)),
-        f"no good copy is available of entry 4; may have one: not registered: {B1}; decommissioned: {B2}",
+        f"no bookie that answers has a good copy of entry 4, but {B1} (absent) or {B2} "
+        "(decommissioned) may have one",
         f"Start {B1}.",
     ),
     (
         Reason.NO_COPY,
         Facts(entry_ids=(1, 4, 7, 10, 13), entry_count=100_000, has_more_entries=True),
-        "no good copy is available of more than 100,000 entries (1, 4, 7, 10, 13, …); no absent bookie should have one",
+        "no bookie that answers has a good copy of more than 100,000 entries (1, 4, 7, 10, 13, "
+        "…), and no absent bookie should have one",
         "",
     ),
     (
         Reason.NO_COPY,
         Facts(withheld_count=20_000),
-        "copies of other entries that are not made for the same reason: 20,000",
+        "20,000 copies wait, because other entries of the same fragments have no good copy",
         "",
     ),
     (
@@ -70,15 +81,16 @@ ROWS = [
             in_maintenance=(B3,),
             excluded=((Exclusion.MEMBER, 2), (Exclusion.DRAINING, 1)),
         ),
-        f"no bookie may receive the copy of {B1}: of 3 writable 2 already in the ensemble, 1 draining",
-        f"End the maintenance of {B3} (`bookmender bookie maintenance {B3} --end`), or start {B1}, or add a bookie, or "
-        f"keep {B2} (`bookmender bookie drain {B2} --cancel`).",
+        f"no bookie may receive the copy of {B1}: 3 writable bookies are excluded: 2 "
+        "already in the ensemble, 1 draining",
+        f"End the maintenance of {B3} (`bookmender bookie maintenance {B3} --end`), or start {B1}, "
+        f"or add a bookie, or keep {B2} (`bookmender bookie drain {B2} --cancel`).",
     ),
     (
         Reason.NO_TARGET,
         Facts(ack_quorum=3, absent=(B1,), excluded=()),
-        "recovery must store the last entries on 3 bookies (the ack quorum), and no bookie may join: no bookie is "
-        "writable",
+        "recovery must store the last entries on 3 bookies (the ack quorum), and no bookie may "
+        "join: no bookie is writable",
         f"Start {B1}, or add a bookie.",
     ),
     (
@@ -95,31 +107,38 @@ ROWS = [
     ),
     (
         Reason.RECOVERY_FAILED,
-        Facts(errors=("no good copy of entry 5",), is_end_damaged=True),
+        Facts(errors=("a bookie failed",), reformatted=(B1,)),
+        f"a bookie failed (reformatted after the ledger was created: {B1})",
+        "",
+    ),
+    (
+        Reason.END_DAMAGED,
+        Facts(errors=("no good copy of entry 5",)),
         "no good copy of entry 5",
-        f"If no bookie will ever return a good copy, `{CLOSE} --accept-loss --force` shows which entries would be given "
-        "up; with `--yes` it closes the ledger before them.",
+        f"If no bookie will ever return a good copy, `{CLOSE} --accept-loss --force` shows which "
+        "entries would be given up. With `--yes` it closes the ledger before these entries.",
     ),
     (
         Reason.NO_COVERAGE,
         Facts(errors=("too few answer",), absent=(B1, B2)),
-        f"too few answer (not registered: {B1}, {B2})",
+        f"too few bookies answer to find its end (not registered: {B1}, {B2})",
         f"Start enough of: {B1}, {B2}.",
     ),
+    (Reason.NO_COVERAGE, Facts(errors=("too few answer",)), "too few answer", ""),
     (
         Reason.END_UNPROVEN,
         Facts(errors=("unproven",), needed=(B1, B2), reformatted=(B3,)),
         f"unproven (reformatted after the ledger was created: {B3})",
-        f"Start enough of {B1}, {B2} (empty, if their data is gone): nothing closes the ledger before. If its end is "
-        f"still not provable, run `{CLOSE} --accept-loss --yes`.",
+        f"Start enough of {B1}, {B2}, even without their data: the ledger cannot be closed "
+        f"before. If its end still cannot be proven then, run `{CLOSE} --accept-loss --yes`.",
     ),
     (
         Reason.END_UNPROVEN,
         Facts(errors=("unproven",), are_all_reformatted=True),
         "unproven",
-        f"`{CLOSE} --accept-loss --yes` closes the ledger after the last entry that is left. Every bookie was set up "
-        "after the ledger. If ZooKeeper was imported, or bookie ids changed, and no disk was wiped, run `bookmender "
-        "bookie trust-identities`.",
+        f"`{CLOSE} --accept-loss --yes` closes the ledger after the last entry that is left. The "
+        "cookies of all bookies are newer than the ledger. If ZooKeeper was imported, or bookie "
+        "ids changed, and no disk was erased, run `bookmender bookie trust-identities`.",
     ),
     (
         Reason.CORRUPT_METADATA,
@@ -136,7 +155,8 @@ ROWS = [
     (
         Reason.WRITE_REFUSED,
         Facts(metadata_bytes=2_000_000, request_bytes_max=1_000_000),
-        "its metadata of 2,000,000 bytes is too large to be written again: zookeeper.request_bytes_max is 1,000,000",
+        "its metadata of 2,000,000 bytes is too large to be written again: "
+        "zookeeper.request_bytes_max is 1,000,000",
         "Raise it on all nodes if jute.maxbuffer of the servers allows more.",
     ),
     (
@@ -155,7 +175,8 @@ ROWS = [
         Reason.MAINTENANCE,
         Facts(in_maintenance=(B1,), comment="new disk"),
         f"bookies in maintenance: {B1}: new disk",
-        "The repair continues when they are back, or when the maintenance window ends.",
+        "",
+        "The repair continues when these bookies are back, or when the maintenance window ends.",
     ),
     (
         Reason.HOLD,
@@ -166,55 +187,118 @@ ROWS = [
     (
         Reason.LEFT_TO_OTHERS,
         Facts(local=B1),
-        f"this node may copy to its bookie {B1} only (replication.target is local), and that bookie cannot receive the "
-        "copy",
+        f"this node may copy to its bookie {B1} only (replication.target is local), and that "
+        "bookie cannot receive the copy",
         "",
     ),
     (Reason.JOURNAL, Facts(errors=("no space",)), "no space", ""),
 ]
 
 
-@pytest.mark.parametrize(("reason", "facts", "what", "advice"), ROWS)
-def test_a_blocked_repair_is_told_with_what_to_do(
-    reason: Reason, facts: Facts, what: str, advice: str
+@pytest.mark.parametrize("row", ROWS)
+def test_a_blocked_repair_has_a_text_and_what_comes_next(
+    row: tuple[Reason, Facts, *tuple[str, ...]],
 ) -> None:
+    reason, facts, *texts = row
+    what, advice, outlook = [*texts, ""][:3]
+
     told = message(7, Blocked(reason=reason, facts=facts))
 
-    assert (told.what, told.advice) == (what, advice)
+    assert (told.what, told.advice, told.outlook) == (what, advice, outlook)
+    assert told.text == ". ".join(filter(None, [what, outlook[:-1], advice[:-1]]))
 
 
 def test_the_table_has_every_reason() -> None:
-    assert {reason for reason, *_ in ROWS} == set(Reason)
+    assert {row[0] for row in ROWS} == set(Reason)
 
 
 @pytest.mark.parametrize("reason", Reason)
 def test_facts_of_another_release_may_be_missing(reason: Reason) -> None:
-    assert "None" not in message(7, Blocked(reason=reason)).text
+    told = message(7, Blocked(reason=reason))
+
+    assert told.what
+    assert "None" not in told.text
+    assert not re.search(r"[:;,] ?(\.|$)|\(\)|  ", told.text)
 
 
-def test_what_blocks_other_parts_follows_and_equal_advice_is_given_once() -> None:
-    lost = Facts(entry_ids=(4,), entry_count=1, absent=(B1,))
-    other = Facts(entry_ids=(5,), entry_count=1, absent=(B1,))
-    besides = Blocked(reason=Reason.NO_COPY, facts=other)
+@pytest.mark.parametrize("reason", Reason)
+def test_further_reasons_without_facts_leave_no_gap(reason: Reason) -> None:
+    first = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1, absent=(B1,)))
 
-    told = message(7, Blocked(reason=Reason.NO_COPY, facts=lost, besides=(besides,)))
+    told = message(7, replace(first, besides=(Blocked(reason=reason),)))
 
-    assert told.what.count("no good copy") == 2
-    assert told.text.endswith(f". Start {B1}")
+    assert not re.search(r"[:;,] ?(\.|$)|\(\)|  ", told.text)
+
+
+def test_a_further_reason_without_facts_is_told() -> None:
+    first = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1, absent=(B1,)))
+
+    told = message(7, replace(first, besides=(Blocked(reason=Reason.NO_ANSWER),)))
+
+    assert told.text == (
+        f"no bookie that answers has a good copy of entry 4, but {B1} (absent) may have one; "
+        f"also, a bookie did not answer. Start {B1}"
+    )
+
+
+@pytest.mark.parametrize("exclusion", Exclusion)
+def test_every_reason_to_exclude_a_target_has_a_text(exclusion: Exclusion) -> None:
+    facts = Facts(replaced=B1, excluded=((exclusion, 1),))
+
+    assert (
+        "1 writable bookie is excluded: 1 "
+        in message(7, Blocked(reason=Reason.NO_TARGET, facts=facts)).what
+    )
+
+
+def test_several_parts_without_copies_are_numbered_and_share_one_advice() -> None:
+    parts = [
+        Facts(entry_ids=(4,), entry_count=1, absent=(B1,)),
+        Facts(entry_ids=(7, 9), entry_count=2, absent=(B2,), decommissioned=(B3,)),
+        Facts(withheld_count=20),
+        Facts(withheld_count=3),
+    ]
+    first, *others = (Blocked(reason=Reason.NO_COPY, facts=facts) for facts in parts)
+    target = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B4, excluded=()))
+
+    told = message(7, replace(first, besides=(*others, target)))
+
+    assert told.text == (
+        f"no bookie that answers has a good copy of (1) entry 4, but {B1} (absent) may have one; "
+        f"(2) entries 7, 9, but {B2} (absent) or {B3} (decommissioned) may have one; 23 copies of "
+        "other entries wait for these entries; also, no bookie may receive "
+        f"the copy of {B4}: no bookie is writable. Start {B1}, {B2}. Add a bookie"
+    )
+
+
+def test_equal_advice_for_several_reasons_is_given_once() -> None:
+    lacking = (Facts(absent=(b,), replaced=b, excluded=()) for b in (B1, B1))
+    first, other = (Blocked(reason=Reason.NO_TARGET, facts=facts) for facts in lacking)
+
+    told = message(7, replace(first, besides=(other,)))
+
+    assert told.text == (
+        f"no bookie may receive the copy of {B1}: no bookie is writable. Start {B1}, or add a "
+        "bookie"
+    )
 
 
 @pytest.mark.parametrize(
     ("verdict", "text"),
     [
-        (Verdict.LOST, f"{B1} is not registered: 10 entries from 0 to 9 would lack a copy"),
-        (Verdict.AWAY, f"{B1} is in maintenance, and may not have its 10 entries from 0 to 9"),
+        (
+            Verdict.BOOKIE_ABSENT,
+            f"{B1} is not registered: 10 entries from 0 to 9 would lack a copy",
+        ),
+        (
+            Verdict.IN_MAINTENANCE,
+            f"{B1} is in maintenance, and may not have its 10 entries from 0 to 9",
+        ),
         (Verdict.MISSING, f"{B1} lacks 2 of its 10 entries from 0 to 9"),
         (Verdict.UNKNOWN, f"{B1} did not answer for its 10 entries from 0 to 9"),
     ],
 )
-def test_what_speaks_against_restored_metadata_is_a_sentence_a_bookie(
-    verdict: Verdict, text: str
-) -> None:
+def test_each_doubt_about_restored_metadata_is_one_sentence(verdict: Verdict, text: str) -> None:
     doubt = CopyDoubt(
         bookie=B1,
         verdict=verdict,

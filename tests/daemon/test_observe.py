@@ -1,4 +1,4 @@
-"""Observe mode of the daemon: looks, text, JSON, exit codes, metrics; and that it writes nothing."""
+"""Observe mode of the daemon: text, JSON, exit codes, metrics; and that it writes nothing."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ LOSS = seeing(
     underreplicated=(*underreplicated(5), *underreplicated(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
-    own=PrivateQueue(damaged=(4,)),
+    private=PrivateQueue(damaged=(4,)),
     difference=Difference(agreed_count=1, unmarked=(2,), partly_marked=(3,), surplus=(9,)),
 )
 
@@ -152,7 +152,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
 
 
 @in_virtual_time
-async def test_rule_s5_a_loss_is_planned_for_and_nothing_written_or_fenced() -> None:
+async def test_rule_s5_observing_a_loss_writes_and_fences_nothing() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
     await cluster.write_ledger((B1, B2, B3), ledger_id=3, state=LedgerState.OPEN)
     await cluster.kill(B1)
@@ -171,7 +171,7 @@ async def test_rule_s5_a_loss_is_planned_for_and_nothing_written_or_fenced() -> 
 
 
 @in_virtual_time
-async def test_the_plan_is_bounded_and_endangered_ledgers_come_before_other_marks() -> None:
+async def test_under_replicated_ledgers_come_first_in_a_bounded_plan() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B4, B2))
     await cluster.mark(B4, ledger_id=2)
     await cluster.kill(B1)
@@ -185,7 +185,7 @@ async def test_the_plan_is_bounded_and_endangered_ledgers_come_before_other_mark
 
 
 @in_virtual_time
-async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
+async def test_ledgers_in_the_private_queue_are_planned_last() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B2), (B3, B4))
     await cluster.store.create(PATHS.private.mark(2), with_parents=True)
     await cluster.store.create(PATHS.private.mark(0), with_parents=True)
@@ -199,7 +199,7 @@ async def test_ledgers_in_our_own_queue_are_planned_last() -> None:
 
 
 @in_virtual_time
-async def test_looks_follow_index_completion_changes_and_an_interval() -> None:
+async def test_looks_follow_the_complete_map_changes_and_an_interval() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
         assert not (await anext(looks)).observation.is_ledger_map_complete
@@ -243,7 +243,7 @@ async def test_a_failed_look_is_logged_and_repeated(
     [pytest.param(f"{ROOT}/00/0000", id="a directory"), pytest.param(ROOT, id="the root")],
 )
 @in_virtual_time
-async def test_rule_s8_a_denied_listing_is_an_error_instead_of_an_endless_wait(
+async def test_rule_s8_a_denied_listing_is_an_error(
     shut: str,
 ) -> None:
     cluster = await with_ledgers((B1, B2))
@@ -254,7 +254,7 @@ async def test_rule_s8_a_denied_listing_is_an_error_instead_of_an_endless_wait(
 
 
 @in_virtual_time
-async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> None:
+async def test_a_ledger_with_denied_metadata_is_reported_as_unreadable() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2))
     async with observing(cluster, cluster.manager.path(1)) as looking:
         async with asyncio.timeout(10):
@@ -268,18 +268,19 @@ async def test_a_ledger_whose_metadata_is_denied_is_reported_as_unreadable() -> 
 # --- Text, JSON and exit codes --------------------------------------------------------------------
 
 
-def test_the_text_says_what_is_missing_and_then_what_would_be_done() -> None:
+def test_the_text_has_missing_copies_and_the_planned_work() -> None:
     assert to_text(LOSS).splitlines() == [
         f"affected    {B1}  lost, 2 ledgers",
-        "would mark  3 ledgers, about 5 kB of copies lost; most endangered first",
+        "would mark  3 ledgers, about 5 kB of copies lost; most urgent first",
         "              1 with 1 copy left",
         "              2 with 2 copies left",
         "              ledger 5, 2, 3",
-        "marks       4 ledgers marked, 1 as we would mark them",
-        "              1 that we would mark are not marked: ledger 2",
-        "              1 are marked for fewer bookies than we would mark: ledger 3",
-        "              1 are marked that we would not mark: ledger 9",
-        "              1 in our private queue, with damage that Java's workers do not see: ledger 4",
+        "marks       4 ledgers marked, 1 as a bookmender leader would",
+        "              1 lack a mark that a leader would make: ledger 2",
+        "              1 have a mark that names too few bookies: ledger 3",
+        "              1 have a mark that a leader would not make: ledger 9",
+        "              1 in bookmender's private queue, with damage that Java does not see: "
+        "ledger 4",
         "would copy  7 entries of 2 ledgers, about 7 kB; 1 more ledger not planned",
         "              blocked, 1 time: no-target",
         "bookies     3 writable, 1 read-only; an absent bookie is lost after 1 min 30 s",
@@ -287,20 +288,20 @@ def test_the_text_says_what_is_missing_and_then_what_would_be_done() -> None:
     ]
 
 
-def test_marks_in_our_own_queue_are_part_of_the_total_and_listed_apart() -> None:
-    seen = seeing(marked_count=1, own=PrivateQueue(damaged=(4, 7), others=(9,)))
+def test_marks_in_the_private_queue_are_listed_apart() -> None:
+    seen = seeing(marked_count=1, private=PrivateQueue(damaged=(4, 7), others=(9,)))
 
     lines = [line.strip() for line in to_text(seen).splitlines()]
 
-    assert "marks       4 ledgers marked, 0 as we would mark them" in lines
+    assert "marks       4 ledgers marked, 0 as a bookmender leader would" in lines
     assert (
-        "2 in our private queue, with damage that Java's workers do not see: ledger 4, 7" in lines
+        "2 in bookmender's private queue, with damage that Java does not see: ledger 4, 7" in lines
     )
-    assert "1 in our private queue, for a drain or a repair by hand: ledger 9" in lines
+    assert "1 in bookmender's private queue, to drain or repair by hand: ledger 9" in lines
     marks = to_record(seen)["marks"]
     assert (marks["total"], marks["shared"]) == (4, 1)
-    assert (marks["own_marked"], marks["own_marked_ledgers"]) == (3, [4, 7, 9])
-    assert (marks["own_damaged"], marks["own_damaged_ledgers"]) == (2, [4, 7])
+    assert (marks["private"], marks["private_ledgers"]) == (3, [4, 7, 9])
+    assert (marks["private_damaged"], marks["private_damaged_ledgers"]) == (2, [4, 7])
 
 
 def test_what_prevents_marking_comes_first() -> None:
@@ -311,8 +312,8 @@ def test_what_prevents_marking_comes_first() -> None:
 
     assert lines[0].startswith("DISABLED")
     reason = r"3 of 4 bookies went\x1b[2J"
-    assert lines[1] == f"HOLD        our leader would begin a safety hold: {reason}"
-    assert lines[2] == f"affected    {B1}  held, 2 ledgers"
+    assert lines[1] == f"HOLD        a bookmender leader would begin a safety hold: {reason}"
+    assert lines[2] == f"affected    {B1}  lost when the safety hold ends, 2 ledgers"
     assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
 
 
@@ -337,15 +338,17 @@ ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
         pytest.param(LOSS, 1, id="something to do"),
         pytest.param(seeing(affected=(ABSENT,)), 1, id="soon, unless the bookie returns"),
         pytest.param(
-            seeing(affected=(replace(LOST, ledger_count=0),)), 0, id="a bookie that held nothing"
+            seeing(affected=(replace(LOST, ledger_count=0),)), 0, id="a bookie without ledgers"
         ),
         pytest.param(seeing(marked_count=1), 1, id="another auditor marked a ledger"),
         pytest.param(
-            seeing(own=PrivateQueue(damaged=(4,))),
+            seeing(private=PrivateQueue(damaged=(4,))),
             1,
             id="damage that Java does not see",
         ),
-        pytest.param(seeing(own=PrivateQueue(others=(4,))), 0, id="only what an operator ordered"),
+        pytest.param(
+            seeing(private=PrivateQueue(others=(4,))), 0, id="only what an operator ordered"
+        ),
         pytest.param(seeing(unreadable=(7,)), 3, id="an unreadable ledger may miss anything"),
         pytest.param(seeing(is_ledger_map_complete=False), 3, id="not all ledgers are known"),
         pytest.param(
@@ -376,7 +379,7 @@ def test_a_node_reports_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) -
     assert REGISTRY.get_sample_value("bookmender_observe_partly_marked_ledgers") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_surplus_marks") == 1
     assert REGISTRY.get_sample_value("bookmender_observe_lost_bookies") == 1
-    assert REGISTRY.get_sample_value("bookmender_observe_own_damaged_ledgers") == 1
+    assert REGISTRY.get_sample_value("bookmender_observe_private_damaged_ledgers") == 1
 
 
 def test_only_changes_are_logged(tmp_path: Path) -> None:

@@ -32,8 +32,8 @@ def lost(*ledger_ids: int) -> tuple[UnderreplicatedLedger, ...]:
 )
 def test_what_workers_would_lease_is_planned(state: dict[str, Any], planned: Sequence[int]) -> None:
     difference = Difference(agreed_count=1, unmarked=(1,), partly_marked=(2,), surplus=(9,))
-    own = PrivateQueue(damaged=(20,), others=(21,))
+    private = PrivateQueue(damaged=(20,), others=(21,))
 
-    sight = seeing(underreplicated=lost(3, 1, 2), difference=difference, own=own, **state)
+    sight = seeing(underreplicated=lost(3, 1, 2), difference=difference, private=private, **state)
 
     assert sight.observation.would_repair == planned

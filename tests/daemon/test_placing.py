@@ -84,7 +84,7 @@ def test_a_policy_is_a_rule(given: dict[str, object], rule: Rule) -> None:
     assert rule_of(settings(**given)) == rule
 
 
-def test_choices_are_weighted_only_if_that_is_wanted() -> None:
+def test_choices_are_weighted_only_if_configured() -> None:
     assert weighting_of(settings()) is None
     assert weighting_of(settings(weighted_by_free_disk=True)) == Weighting(multiple_max=3.0)
     assert weighting_of(settings(weighted_by_free_disk=True, disk_weight_max=0.0)) == Weighting(
@@ -109,17 +109,17 @@ def test_choices_are_weighted_only_if_that_is_wanted() -> None:
         ),
         (
             {"policy": "zone"},
-            "placement.policy is 'zone', which needs to know where the bookies are; set "
-            "placement.racks_file, placement.racks_script or placement.racks_znode, too",
+            "placement.policy is 'zone', which needs the racks of the bookies. Set "
+            "placement.racks_file, placement.racks_script or placement.racks_znode",
         ),
         (
             {"enforce_min_racks": True},
-            "placement.enforce_min_racks is True, which needs to know where the bookies are; set "
-            "placement.racks_file, placement.racks_script or placement.racks_znode, too",
+            "placement.enforce_min_racks is True, which needs the racks of the bookies. Set "
+            "placement.racks_file, placement.racks_script or placement.racks_znode",
         ),
     ],
 )
-def test_what_cannot_be_is_said(given: dict[str, object], message: str) -> None:
+def test_contradictory_settings_are_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         settings(**given)
 
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_said(given: dict[str, object], message: str) -> None:
 
 
 @in_virtual_time
-async def test_racks_come_from_the_source_that_is_set() -> None:
+async def test_racks_come_from_the_configured_source() -> None:
     cluster = await Cluster.start()
 
     def source(**given: object) -> object:
@@ -159,7 +159,7 @@ async def placing(cluster: Cluster, **given: object) -> SessionPlacement:
 
 
 @in_virtual_time
-async def test_the_first_choice_goes_by_racks_already() -> None:
+async def test_the_first_choice_already_uses_racks() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     racks = f"""{{"g": {{
         "{B1}": {{"rack": "/a"}}, "{B2}": {{"rack": "/b"}},
@@ -184,9 +184,7 @@ async def test_the_first_choice_goes_by_racks_already() -> None:
     why="the last known rack of an absent bookie counts; without one the verdict is unknown",
 )
 @in_virtual_time
-async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader_remembers() -> (
-    None
-):
+async def test_the_last_known_rack_of_an_absent_bookie_counts() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.kill(B1)
     await cluster.store.create("/bookies", f'{{"g": {{"{B2}": {{"rack": "/b"}}}}}}'.encode())
@@ -196,14 +194,14 @@ async def test_what_the_source_does_not_tell_of_a_bookie_that_is_away_the_leader
     begun = await placing(cluster, racks_znode="/bookies")
 
     assert begun.racks.rack(B1) == "/a"
-    assert begun.racks.rack(B2) == "/b", "the source knows better"
-    assert begun.racks.rack(B3) == DEFAULT_RACK, "it is there, and the source says nothing of it"
-    assert (await placing(cluster)).racks.rack(B1) == DEFAULT_RACK, "nobody goes by racks"
+    assert begun.racks.rack(B2) == "/b", "the source is newer"
+    assert begun.racks.rack(B3) == DEFAULT_RACK, "registered bookies need the source"
+    assert (await placing(cluster)).racks.rack(B1) == DEFAULT_RACK, "racks are not used"
 
 
 @in_virtual_time
-async def test_of_a_bookie_of_which_no_source_ever_told_the_policy_knows_no_place() -> None:
-    """G19. The source may tell of it later."""
+async def test_a_bookie_without_any_known_rack_is_unknown() -> None:
+    """Gap G19. The source may learn of the bookie later."""
     cluster = await Cluster.start(B1, B2)
     await cluster.store.create("/bookies", f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
     begun = await placing(cluster, racks_znode="/bookies")
@@ -222,7 +220,7 @@ async def test_of_a_bookie_of_which_no_source_ever_told_the_policy_knows_no_plac
 
 
 @in_virtual_time
-async def test_with_a_source_that_is_broken_at_the_start_they_are_where_they_were() -> None:
+async def test_with_a_broken_source_the_stored_racks_are_used() -> None:
     cluster = await Cluster.start(B1)
     record = {"version": 1, "racks": {B1: "/a"}}
     await cluster.store.create(PATHS.racks, json.dumps(record).encode(), with_parents=True)
@@ -236,15 +234,15 @@ async def test_with_a_source_that_is_broken_at_the_start_they_are_where_they_wer
 @pytest.mark.parametrize(
     ("given", "is_there", "warnings"),
     [
-        pytest.param({}, True, ["racks.unused"], id="nobody reads Pulsar's racks"),
+        pytest.param({}, True, ["racks.unused"], id="Pulsar's racks are not read"),
         pytest.param({}, False, [], id="there are none"),
         pytest.param({"racks_znode": "/bookies"}, True, [], id="they are read"),
         pytest.param(
-            {"racks_znode": "/bookies"}, False, ["racks.unreadable"], id="they are not there"
+            {"racks_znode": "/bookies"}, False, ["racks.unreadable"], id="they are missing"
         ),
     ],
 )
-def test_racks_that_nobody_reads_are_warned_of(
+def test_unused_or_missing_racks_get_a_warning(
     given: dict[str, object], is_there: bool, warnings: list[str]
 ) -> None:
     @in_virtual_time
@@ -260,8 +258,8 @@ def test_racks_that_nobody_reads_are_warned_of(
     assert [each["event"] for each in logs if each["log_level"] != "info"] == warnings
 
 
-def test_a_file_of_racks_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
-    async def scenario() -> None:  # in real time: the file is read on a thread
+def test_a_missing_racks_file_is_only_a_warning(tmp_path: Path) -> None:
+    async def scenario() -> None:  # in real time, because a thread reads the file
         begun = await placing(await Cluster.start(B1), racks_file=str(tmp_path / "none"))
 
         assert begun.policy.choose_ensemble([Candidate(bookie=B1)], 1, write_quorum=1) == (B1,)

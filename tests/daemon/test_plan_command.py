@@ -1,4 +1,4 @@
-"""What ``bookmender plan`` prints, for people and for programs."""
+"""The output of ``bookmender plan``, as text and as JSON."""
 
 from collections.abc import Collection
 from contextlib import nullcontext
@@ -37,28 +37,52 @@ def previews(*plans: Plan, more: int | None = 0) -> Previews:
     return Previews(ledgers=found, more=more)
 
 
-def test_each_copy_is_a_line_and_what_is_in_the_way_as_well() -> None:
+def test_each_copy_and_each_obstacle_is_a_line() -> None:
     text = to_text(previews(Plan(repairs=(MOVE, REFILL), blocked=(WAIT,)), Plan()))
 
     assert text.splitlines() == [
         "ledger 7: 8 entries to copy, about 7.1 kB",
-        f"  entries 0 to 9, index 1: 7 entries from the others' copies, {B2} -> {B5}",
-        f"  entries 0 to 9, index 1: 1 entry back to {B2}",
+        f"  entries 0 to 9, bookie index 1: 7 entries to {B5}, which replaces {B2}",
+        f"  entries 0 to 9, bookie index 1: 1 entry to {B2}, in place",
         f"  blocked: maintenance: bookies in maintenance: {B1}",
-        "    to do: The repair continues when they are back, or when the maintenance window ends.",
+        "    next: The repair continues when these bookies are back, or when the maintenance "
+        "window ends.",
         "ledger 8: nothing to do",
         "2 ledgers, 8 entries to copy, about 7.1 kB",
     ]
 
 
-def test_a_fragment_of_one_entry_is_told_as_that_entry() -> None:
+def test_during_a_grace_there_is_nothing_to_do() -> None:
+    grace = Blocked(reason=Reason.OPEN_LEDGER_GRACE, facts=Facts(absent=(B1,)))
+
+    lines = to_text(previews(Plan(blocked=(grace,)))).splitlines()
+
+    assert lines[1].startswith("  blocked: open-ledger-grace: its open last fragment is left to ")
+    assert lines[2] == (
+        "    next: Then a worker fences, recovers and closes it, and repairs its copies."
+    )
+    assert "to do" not in "".join(lines)
+
+
+def test_a_fragment_of_one_entry_is_shown_as_that_entry() -> None:
     of_one = fragment(first=4, last=4)
     refill = Repair(fragment=of_one, index=1, target=B2, entry_ids=(4,), byte_count=100)
 
-    assert f"  entry 4, index 1: 1 entry back to {B2}" in to_text(previews(Plan(repairs=(refill,))))
+    assert f"  entry 4, bookie index 1: 1 entry to {B2}, in place" in to_text(
+        previews(Plan(repairs=(refill,)))
+    )
 
 
-def test_a_terminal_obeys_nothing_of_what_an_operator_once_gave_as_a_reason() -> None:
+def test_an_empty_ledger_has_no_range_of_entries() -> None:
+    empty = fragment(first=0, last=-1)
+    move = Repair(fragment=empty, index=1, target=B5, entry_ids=(), byte_count=0)
+
+    assert f"  no entries, bookie index 1: 0 entries to {B5}, which replaces {B2}" in to_text(
+        previews(Plan(repairs=(move,)))
+    )
+
+
+def test_control_characters_in_a_reason_are_escaped() -> None:
     facts = Facts(in_maintenance=(B1,), comment="new disk\x1b[2J\nledger 9: nothing to do")
     away = replace(WAIT, facts=facts)
 
@@ -68,35 +92,40 @@ def test_a_terminal_obeys_nothing_of_what_an_operator_once_gave_as_a_reason() ->
     assert len(text.splitlines()) == 4
 
 
-def test_ledgers_that_are_not_shown_are_counted_or_at_least_hinted_at() -> None:
-    assert to_text(previews(Plan(), more=12)).endswith("; 12 more ledgers not shown (--limit)")
-    assert to_text(previews(Plan(), more=None)).endswith("; there are more ledgers (--limit)")
+def test_ledgers_that_are_not_shown_are_counted() -> None:
+    assert to_text(previews(Plan(), more=12)).endswith(
+        "; 12 more ledgers not shown (bookmender plan --limit N)"
+    )
+    assert to_text(previews(Plan(), more=None)).endswith(
+        "; there are more ledgers (bookmender plan --limit N)"
+    )
 
 
-def test_a_ledger_that_is_gone_and_one_that_only_waits_say_so() -> None:
+def test_deleted_and_blocked_ledgers_are_shown_as_such() -> None:
     gone = Preview(ledger_id=1, plan=Plan(), is_gone=True)
     stuck = Preview(ledger_id=2, plan=Plan(blocked=(WAIT,)))
 
     lines = to_text(Previews(ledgers=[gone, stuck], more=0)).splitlines()
 
-    assert lines[0] == "ledger 1: there is none"
-    assert lines[1] == "ledger 2: nothing can be copied now"
-    assert lines[-1].startswith("1 ledger, "), "the one that is gone is none"
+    assert lines[0] == "ledger 1: there is no such ledger"
+    assert lines[1] == "ledger 2: nothing to copy now"
+    assert lines[-1].startswith("1 ledger, "), "the deleted ledger does not count"
 
 
-def test_metadata_that_cannot_be_read_is_a_line_with_what_to_do_next() -> None:
+def test_damaged_metadata_is_a_line_with_advice() -> None:
     corrupt = Blocked(
         reason=Reason.CORRUPT_METADATA, facts=Facts(errors=("its metadata cannot be read",))
     )
 
     assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:3] == [
-        "ledger 7: nothing can be copied now",
+        "ledger 7: nothing to copy now",
         "  blocked: corrupt-metadata: its metadata cannot be read",
-        "    to do: `bookmender ledger restore 7` lists earlier metadata, if it was written on this host.",
+        "    to do: `bookmender ledger restore 7` lists earlier metadata, if it was written on "
+        "this host.",
     ]
 
 
-def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
+def test_for_denied_metadata_no_restore_is_suggested() -> None:
     shut = Blocked(
         reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out: open it",))
     )
@@ -107,7 +136,7 @@ def test_of_metadata_that_acls_shut_away_no_earlier_state_is_offered() -> None:
     assert "ledger restore" not in text
 
 
-def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
+def test_the_json_has_every_copy_and_the_sums() -> None:
     record = to_json(previews(Plan(repairs=(MOVE,), blocked=(WAIT,))))
 
     assert (record["entries"], record["bytes"], record["more_ledgers"]) == (7, 7_000, 0)
@@ -125,7 +154,7 @@ def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
             "bytes": 7_000,
         }
     ]
-    assert ledger["in_the_way"] == [
+    assert ledger["blocked"] == [
         {
             "reason": "maintenance",
             "facts": {"in_maintenance": [B1]},
@@ -136,13 +165,15 @@ def test_a_program_gets_every_copy_with_its_fragment_and_the_sums() -> None:
     ]
 
 
-def test_ledgers_that_cannot_be_read_are_counted_and_some_of_them_named() -> None:
+def test_unreadable_ledgers_are_counted_and_some_are_named() -> None:
     found = Previews(ledgers=[], more=0, unreadable=range(100, 130))
 
     lines = to_text(found).splitlines()
 
-    assert lines[0].startswith("30 ledgers that cannot be read may be on it, too: 100, 101, ")
-    assert "119 and more; bookmender ledger show ID" in lines[0]
+    assert lines[0].startswith(
+        "30 ledgers with unreadable metadata may be on this bookie, too: 100, 101, "
+    )
+    assert "119 and more. bookmender ledger show ID" in lines[0]
     assert to_json(found)["unreadable_ledgers"] == list(range(100, 130))
 
 
@@ -156,17 +187,17 @@ LACKING = Preview(ledger_id=3, plan=Plan(repairs=(MOVE,)))
         pytest.param([], Previews(ledgers=[], more=0), 0, id="nothing is marked"),
         pytest.param(["1"], Previews(ledgers=[WHOLE], more=0), 0, id="whole"),
         pytest.param(["3"], Previews(ledgers=[LACKING], more=0), 1, id="something to do"),
-        pytest.param(["2"], Previews(ledgers=[GONE], more=0), 1, id="named, and not there"),
+        pytest.param(["2"], Previews(ledgers=[GONE], more=0), 1, id="named, and deleted"),
         pytest.param([], Previews(ledgers=[GONE], more=0), 0, id="marked, and deleted"),
         pytest.param(
             ["--bookie", B1],
             Previews(ledgers=[LACKING], more=0, unreadable=[7]),
             3,
-            id="nobody can tell of some",
+            id="some are unreadable",
         ),
     ],
 )
-def test_the_exit_code_says_whether_something_is_to_be_done(
+def test_the_exit_code_depends_on_whether_work_is_left(
     arguments: list[str], found: Previews, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_command, "run_in_session", lambda config, act: found)
@@ -177,7 +208,7 @@ def test_the_exit_code_says_whether_something_is_to_be_done(
 
 
 @in_virtual_time
-async def test_rule_s8_ledgers_that_cannot_be_read_count_as_they_may_name_the_bookie() -> None:
+async def test_rule_s8_a_damaged_ledger_may_name_the_bookie() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3), (B2, B3))
     for ledger_id, data in ((2, b"?" + B1.encode()), (3, b"?" + B2.encode())):
         await cluster.store.set(cluster.manager.path(ledger_id), data, version=-1)
@@ -188,7 +219,7 @@ async def test_rule_s8_ledgers_that_cannot_be_read_count_as_they_may_name_the_bo
 
 
 @in_virtual_time
-async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -> None:
+async def test_rule_s8_a_denied_ledger_may_name_the_bookie() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
     admin_session = visiting(cluster)
     shut_out(admin_session.store, cluster.manager.path(1))
@@ -199,7 +230,7 @@ async def test_rule_s8_a_ledger_that_acls_shut_away_may_be_on_the_bookie_too() -
 
 
 @in_virtual_time
-async def test_bookies_that_a_check_found_bad_are_distrusted(
+async def test_bookies_with_findings_are_suspects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
@@ -221,23 +252,23 @@ async def test_bookies_that_a_check_found_bad_are_distrusted(
 
 
 @in_virtual_time
-async def test_where_nothing_is_marked_as_nobody_marks_the_plan_says_so() -> None:
+async def test_an_empty_plan_explains_why_nothing_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
 
     found = await plan_for(visiting(cluster), [], None, limit=1)
 
     assert to_text(found).splitlines() == [
-        f"no ledger is marked; bookmender status reports: BOOKIES_LOST: 1 bookie is lost: {B1}. Their "
-        "ledgers are not marked: no auditor is running. NO_AUDITOR: No auditor is running, neither "
-        "bookmender's nor Java's. Losses are not noticed.",
+        f"no ledger is marked; bookmender status reports: BOOKIES_LOST: 1 bookie is lost: {B1}. "
+        "Its ledgers are not marked: no auditor is running. NO_AUDITOR: No auditor is running, "
+        "neither bookmender's nor Java's. Losses are not noticed.",
         "0 ledgers, 0 entries to copy, about 0 B",
     ]
     assert to_json(found)["none_marked"] == found.none_marked
 
 
 @in_virtual_time
-async def test_where_nothing_is_marked_and_all_is_well_the_plan_says_nothing_of_it() -> None:
+async def test_an_empty_plan_of_a_healthy_cluster_needs_no_reason() -> None:
     cluster = await with_ledgers((B1, B2))
     vote = znodes.vote_to_bytes("java:3181")
     await cluster.store.create(f"{PATHS.election}/V_0000000003", vote, with_parents=True)
@@ -249,8 +280,8 @@ async def test_where_nothing_is_marked_and_all_is_well_the_plan_says_nothing_of_
 
 
 @in_virtual_time
-async def test_a_bookie_that_the_cluster_does_not_know_is_wrong_use() -> None:
+async def test_an_unknown_bookie_is_wrong_usage() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    with pytest.raises(click.UsageError, match="knows no bookie b1:3182; did you mean b1:3181"):
+    with pytest.raises(click.UsageError, match=r"has no bookie b1:3182\. Did you mean b1:3181"):
         await plan_for(visiting(cluster), [], BookieId("b1:3182"), limit=1)

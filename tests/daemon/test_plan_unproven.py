@@ -1,5 +1,4 @@
-"""What ``bookmender plan`` says of ledgers that miss no copy, and have an end that cannot be
-proven."""
+"""``bookmender plan`` shows ledgers that miss no copy but have an unproven end."""
 
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
@@ -23,7 +22,7 @@ from tests.virtual_time import run
 
 @pytest.fixture(autouse=True)
 def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No bookie is asked: of each ledger every copy is there."""
+    """Make every preview whole, without asking bookies."""
 
     class Whole:
         async def preview(self, ledger_id: int, *, suspects: Collection[BookieId]) -> Preview:
@@ -33,13 +32,13 @@ def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def prepare(cluster: Cluster) -> None:
-    """Ledgers 1 and 2 were tried in vain, and 2 was closed since; 3 is well."""
+    """Create ledgers 1 to 3. Recoveries of 1 and 2 failed, and 2 was closed since."""
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
     await cluster.write_ledger((B1, B2), ledger_id=2)
     await cluster.write_ledger((B1, B2), ledger_id=3)
     async with cluster.node() as worker:
         for ledger_id in (1, 2):
-            await worker.ends.note(ledger_id, Facts(errors=("B2 was set up anew",)))
+            await worker.note_unproven(ledger_id, Facts(errors=("B2 was reformatted",)))
 
 
 async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> Previews:
@@ -49,13 +48,13 @@ async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> 
 
 
 @in_virtual_time
-async def test_where_no_ledger_is_named_it_is_told_of_those_too_that_are_not_marked() -> None:
+async def test_without_ids_unmarked_ledgers_are_reported_too() -> None:
     found = await planned([])
 
     first = to_text(found).splitlines()[0]
     assert first == (
-        "the end of 1 other ledger cannot be proven, and no copy is planned for that: ledger 1; bookmender ledger "
-        "show ID says why, and what helps"
+        "the end of 1 other ledger cannot be proven (ledger 1). Copies do not help: bookmender "
+        "ledger show ID shows the reason and what helps"
     )
     assert to_json(found)["unproven_ends"] == {"count": 1, "ledgers": [1]}
 
@@ -63,14 +62,14 @@ async def test_where_no_ledger_is_named_it_is_told_of_those_too_that_are_not_mar
 @pytest.mark.parametrize(
     ("ledger_ids", "bookie"), [([1, 2, 3], None), ([], B1)], ids=["named", "of a bookie"]
 )
-def test_of_ledgers_that_are_planned_for_it_is_told_with_the_reason(
+def test_planned_ledgers_have_the_reason_of_an_unproven_end(
     ledger_ids: Sequence[int], bookie: BookieId | None
 ) -> None:
     found = run(planned(ledger_ids, bookie))
 
     assert to_text(found).splitlines()[:3] == [
-        "ledger 1: nothing to copy, but its end cannot be proven: B2 was set up anew. `bookmender ledger close 1 "
-        "--accept-loss --yes` closes the ledger after the last entry that is left",
+        "ledger 1: nothing to copy, but its end cannot be proven: B2 was reformatted. `bookmender "
+        "ledger close 1 --accept-loss --yes` closes the ledger after the last entry that is left",
         "ledger 2: nothing to do",
         "ledger 3: nothing to do",
     ]
@@ -78,9 +77,9 @@ def test_of_ledgers_that_are_planned_for_it_is_told_with_the_reason(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "exit_code"), [((), 1), (("1",), 1), (("3",), 0)], ids=["any", "one", "another"]
+    ("arguments", "exit_code"), [((), 1), (("1",), 1), (("3",), 0)], ids=["all", "one", "another"]
 )
-def test_an_end_that_an_operator_has_to_see_to_is_something_to_be_done(
+def test_an_unproven_end_exits_with_1(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], exit_code: int
 ) -> None:
     module = plan_command
@@ -90,10 +89,10 @@ def test_an_end_that_an_operator_has_to_see_to_is_something_to_be_done(
     assert result.exit_code == exit_code
 
 
-def test_of_very_many_some_are_named() -> None:
+def test_of_many_unproven_ends_only_some_are_named() -> None:
     many = range(UNREADABLE_SHOWN_MAX + 1)
 
     text = to_text(Previews(ledgers=(), more=0, unproven_others=many))
 
     assert text.startswith(f"the ends of {len(many)} other ledgers cannot be proven")
-    assert f" {UNREADABLE_SHOWN_MAX - 1}, …; bookmender ledger show" in text
+    assert f" {UNREADABLE_SHOWN_MAX - 1}, …). Copies do not help: " in text

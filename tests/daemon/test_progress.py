@@ -1,10 +1,10 @@
-"""How far a long command is, and when it will be done."""
+"""The progress of a long command, and the time left."""
 
 import io
 
 import pytest
 
-from daemon.cli.progress import LINE_INTERVAL_S, Eta, ProgressLine, counted, duration_text
+from daemon.cli.progress import LINE_INTERVAL_S, Eta, Line, ProgressLine, counted, duration_text
 
 
 class Terminal(io.StringIO):
@@ -15,29 +15,29 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("seen", "remaining_s"),
     [
-        pytest.param([(0, 100)], None, id="nobody can tell from one look"),
-        pytest.param([(0, 100), (10, 100)], None, id="nor while nothing moves"),
-        pytest.param([(0, 100), (10, 110)], None, id="nor while it grows"),
-        pytest.param([(0, 100), (10, 50)], 10.0, id="half in ten seconds: ten more"),
+        pytest.param([(0, 100)], None, id="one sample is not enough"),
+        pytest.param([(0, 100), (10, 100)], None, id="unknown while nothing moves"),
+        pytest.param([(0, 100), (10, 110)], None, id="unknown while it grows"),
+        pytest.param([(0, 100), (10, 50)], 10.0, id="ten seconds for one half, ten for the other"),
         pytest.param([(0, 100), (10, 0)], 0.0, id="done"),
         pytest.param(
             [(0, 10_000), (10, 1_000), (180, 920), (300, 800)],
             800.0,
-            id="the speed is that of the last minutes, not of the beginning",
+            id="the speed of the last minutes counts",
         ),
         pytest.param(
             [*((s, s) for s in range(1_000)), (1_010, 990), (1_020, 980)],
             980 * 21 / 19,
-            id="nor is it measured from before more came",
+            id="the speed after an increase counts",
         ),
         pytest.param(
             [(0, 40), (100, 30), (200, 29), (300, 25)],
             500.0,
-            id="but of no fewer than twenty that are done",
+            id="the speed of at least twenty counts",
         ),
     ],
 )
-def test_the_time_that_is_left_follows_from_what_was_seen(
+def test_the_time_left_follows_from_the_recent_speed(
     seen: list[tuple[float, int]], remaining_s: float | None
 ) -> None:
     eta = Eta()
@@ -50,21 +50,23 @@ def test_the_time_that_is_left_follows_from_what_was_seen(
 @pytest.mark.parametrize(
     ("seen", "remaining_s"),
     [
-        pytest.param([(0, 100, 0), (10, 50, 50)], None, id="all that is left waits"),
+        pytest.param([(0, 100, 0), (10, 50, 50)], None, id="all that are left wait"),
         pytest.param([(0, 100, 0), (10, 50, 20)], 10.0, id="some of it moves"),
-        pytest.param([(0, 100, 0), (10, 50, 52)], None, id="more wait than were counted"),
-        pytest.param([(0, 100, 0), (10, 0, 0)], 0.0, id="nothing is left, and nothing waits"),
+        pytest.param([(0, 100, 0), (10, 50, 52)], None, id="more wait than are left"),
+        pytest.param([(0, 100, 0), (10, 0, 0)], 0.0, id="nothing is left"),
         pytest.param(
             [(0, 100, 0), (10, 50, 50), (90, 50, 50), (100, 50, 0), (110, 40, 0)],
             40.0,
-            id="the time of waiting says nothing of the speed afterwards",
+            id="the time of waiting does not count",
         ),
         pytest.param(
-            [(0, 50, 0), (90, 50, 50), (91, 49, 0)], None, id="nor does one look after it"
+            [(0, 50, 0), (90, 50, 50), (91, 49, 0)],
+            None,
+            id="one sample after waiting is not enough",
         ),
     ],
 )
-def test_the_time_of_waiting_is_no_measure(
+def test_waiting_ledgers_do_not_count_for_the_speed(
     seen: list[tuple[float, int, int]], remaining_s: float | None
 ) -> None:
     eta = Eta()
@@ -87,13 +89,13 @@ def test_the_time_of_waiting_is_no_measure(
         (86_400 * 2 + 3_600 * 5 + 59, "2 d 5 h"),
     ],
 )
-def test_a_duration_is_told_in_its_two_largest_units(duration_s: float, text: str) -> None:
+def test_a_duration_has_its_two_largest_units(duration_s: float, text: str) -> None:
     assert duration_text(duration_s) == text
 
 
-def test_a_terminal_shows_one_line_in_place_of_the_other() -> None:
+def test_a_terminal_overwrites_its_progress_line() -> None:
     terminal = Terminal()
-    line = ProgressLine("ledger", stream=terminal)
+    line = ProgressLine(stream=terminal)
 
     line.show(2_000)
     line.show(1_000, beside="5 of them wait")
@@ -107,10 +109,19 @@ def test_a_terminal_shows_one_line_in_place_of_the_other() -> None:
     assert terminal.getvalue().count("\n") == 1
 
 
-def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_on_a_terminal_is_cut_before_it_would_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    terminal = Terminal()
+
+    Line(stream=terminal).write("x" * 50, now_s=0)
+
+    assert terminal.getvalue() == "\r\x1b[K" + "x" * 19
+
+
+def test_a_log_gets_few_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     log, now_s = io.StringIO(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    line = ProgressLine("ledger", stream=log)
+    line = ProgressLine(stream=log)
 
     for left in range(30, 0, -1):
         line.show(left)
@@ -123,12 +134,13 @@ def test_anywhere_else_lines_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[1] == "20 ledgers left, 20 s to go"
 
 
-def test_that_something_waits_is_told_at_once_and_then_now_and_again(
+def test_a_first_waiting_ledger_is_reported_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Later progress lines come at intervals."""
     log, now_s = io.StringIO(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now_s[0])
-    line = ProgressLine("ledger", stream=log)
+    line = ProgressLine(stream=log)
 
     for beside in ("", "it waits for 30 s", "it waits for 29 s"):
         line.show(1, beside=beside)
@@ -138,9 +150,9 @@ def test_that_something_waits_is_told_at_once_and_then_now_and_again(
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal], ids=["a log", "a terminal"])
-def test_that_nothing_is_left_is_no_news(stream: type[io.StringIO]) -> None:
+def test_nothing_is_printed_if_nothing_was_left(stream: type[io.StringIO]) -> None:
     told = stream()
-    line = ProgressLine("ledger", stream=told)
+    line = ProgressLine(stream=told)
 
     line.show(0)
     line.close()
@@ -148,9 +160,9 @@ def test_that_nothing_is_left_is_no_news(stream: type[io.StringIO]) -> None:
     assert told.getvalue() == ""
 
 
-def test_a_terminal_does_not_keep_what_was_left_before_all_was_done() -> None:
+def test_a_terminal_erases_the_last_progress_line() -> None:
     terminal = Terminal()
-    line = ProgressLine("ledger", stream=terminal)
+    line = ProgressLine(stream=terminal)
 
     line.show(1)
     line.show(0)
@@ -160,10 +172,10 @@ def test_a_terminal_does_not_keep_what_was_left_before_all_was_done() -> None:
 
 
 @pytest.mark.parametrize(("count", "text"), [(1, "1 ledger"), (1_200, "1,200 ledgers")])
-def test_one_is_told_as_one(count: int, text: str) -> None:
+def test_the_unit_is_singular_for_one(count: int, text: str) -> None:
     stream = io.StringIO()
 
-    ProgressLine("ledger", stream=stream).show(count)
+    ProgressLine(stream=stream).show(count)
 
     assert stream.getvalue() == f"{text} left\n"
 
@@ -178,5 +190,5 @@ def test_one_is_told_as_one(count: int, text: str) -> None:
         (2, "entry", "2 entries"),
     ],
 )
-def test_what_is_counted_is_told_in_good_english(count: int, unit: str, text: str) -> None:
+def test_counted_units_have_the_right_plural(count: int, unit: str, text: str) -> None:
     assert counted(count, unit) == text

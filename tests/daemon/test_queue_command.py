@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.mark_reasons import Finding, LossKind, LossRecord, losses_path, losses_to_bytes
+from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
 from daemon.cli.queue import line_of, queue_rows
 from daemon.status.gathering import gather_status
 from replication.marks import MarkedLedger, read_locks, read_marks
@@ -19,7 +19,7 @@ from tests.replication.nodes import PATHS
 
 
 @in_virtual_time
-async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
+async def test_the_list_says_why_each_ledger_is_marked() -> None:
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     causes = {
@@ -27,14 +27,14 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
         B2: LossRecord(kind=LossKind.LOST, since_ms=now_ms - 90_000, ended_ms=now_ms),
         B3: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms - 5_000),
     }
-    await cluster.store.create(losses_path(PATHS), losses_to_bytes(causes))
+    await cluster.store.create(PATHS.losses, LossRecords(bookies=causes).to_json())
     finding = Finding(check="replicas", bookies=(B4,), detail="entry 3 is gone", found_ms=now_ms)
     await cluster.store.create(PATHS.finding(4), finding.to_json(), with_parents=True)
     for ledger_id, named in enumerate([(B1,), (B2, B3), (B5,), (), (B4,)]):
         await cluster.mark(*named, ledger_id=ledger_id)
 
     marked = await read_marks(cluster.store, PATHS, range(5))
-    rows = await queue_rows(visiting(cluster), marked, own=())
+    rows = await queue_rows(visiting(cluster), marked, only_private=())
 
     assert [line_of(row, now_ms=now_ms).partition(": ")[2] for row in rows] == [
         f"misses {B1} [{B1}: lost for 60 s]",
@@ -46,7 +46,7 @@ async def test_the_queue_tells_why_each_ledger_is_marked() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
+async def test_denied_marks_and_locks_do_not_fail_the_list() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
@@ -55,51 +55,51 @@ async def test_a_mark_and_a_lock_that_acls_shut_away_fail_no_listing() -> None:
     shut_out(admin_session.store, PATHS.mark(0), PATHS.lock(1))
 
     marked = await read_marks(admin_session.store, PATHS, range(3))
-    rows = await queue_rows(admin_session, marked, own=())
+    rows = await queue_rows(admin_session, marked, only_private=())
 
     assert [row["missing"] for row in rows] == [None, [B1], [B1]]
     assert [row["is_locked"] for row in rows] == [False, True, False]
+    denied = "its mark cannot be read, so no node leases it: the ACL shuts us out"
+    denied += f" (path={PATHS.mark(0)})"
     assert [row["mark_unreadable"] for row in rows] == [
-        "its mark cannot be read, so that no node takes it: the ACL shuts us out",
+        denied,
         None,
         None,
     ]
-    assert line_of(rows[0], now_ms=0) == (
-        "ledger 0: its mark cannot be read, so that no node takes it: the ACL shuts us out"
-    )
+    assert line_of(rows[0], now_ms=0) == (f"ledger 0: {denied}")
     assert [each.holder for each in await read_locks(admin_session.store, PATHS, range(3))] == [
         None
     ]
 
 
 @in_virtual_time
-async def test_of_a_mark_that_is_damaged_it_is_said_that_nobody_need_mend_it() -> None:
+async def test_a_damaged_mark_needs_no_operator() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=0)
     await cluster.store.set(PATHS.mark(0), b"\xff", version=-1)
 
     (row,) = await queue_rows(
-        visiting(cluster), await read_marks(cluster.store, PATHS, [0]), own=()
+        visiting(cluster), await read_marks(cluster.store, PATHS, [0]), only_private=()
     )
 
     assert line_of(row, now_ms=0) == (
-        "ledger 0: its mark is damaged; the ledger is checked all the same"
+        "ledger 0: its mark is unreadable, but the ledger is checked anyway"
     )
 
 
 @pytest.mark.parametrize(
     ("is_draining", "line"),
     [
-        pytest.param(True, f"to leave {B1} [{B1}: draining for 30 s]", id="drained"),
+        pytest.param(True, f"drain of {B1} [{B1}: draining for 30 s]", id="drained"),
         pytest.param(
             False,
-            f"to be checked on {B1} [{B1}: by hand, or its drain was cancelled]",
+            f"check by hand on {B1} [{B1}: by hand, or its drain was cancelled]",
             id="by hand",
         ),
     ],
 )
 @in_virtual_time
-async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
+async def test_the_list_says_why_a_ledger_is_in_the_private_queue(
     is_draining: bool, line: str
 ) -> None:
     cluster = await Cluster.start()
@@ -109,13 +109,13 @@ async def test_the_queue_tells_why_a_ledger_of_our_own_queue_is_marked(
         await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, B1), order, over=None)
     marked = [MarkedLedger(ledger_id=5, mark=Mark(replicas=(B1,)))]
 
-    (row,) = await queue_rows(visiting(cluster), marked, own=[5])
+    (row,) = await queue_rows(visiting(cluster), marked, only_private=[5])
 
     assert line_of(row, now_ms=now_ms) == f"ledger 5: {line}"
 
 
 @in_virtual_time
-async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
+async def test_the_list_says_why_a_ledger_waits_and_until_when() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     due_ms = cluster.clock.wall_ms() + 4_500
@@ -131,7 +131,7 @@ async def test_the_queue_tells_why_a_ledger_waits_and_until_when() -> None:
 
 
 @in_virtual_time
-async def test_the_queue_tells_when_a_grace_is_over() -> None:
+async def test_the_list_says_when_a_grace_ends() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     now_ms = cluster.clock.wall_ms()
@@ -145,11 +145,12 @@ async def test_the_queue_tells_when_a_grace_is_over() -> None:
     locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
     line = f"{locked} — open-ledger-grace: {row['waiting']['detail']}"
     assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
-    assert line_of(row, now_ms=now_ms) == f"{line}; grace over in 9 s"
+    assert line_of(row, now_ms=now_ms) == f"{line}; grace ends in 9 s"
 
 
 @in_virtual_time
-async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_anew() -> None:
+async def test_a_grace_ends_when_the_lease_is_released() -> None:
+    """The next worker begins a new grace, so the old end is not shown."""
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     now_ms = cluster.clock.wall_ms()
@@ -176,12 +177,12 @@ async def test_nobodys_grace_is_told_who_lost_the_ledger_as_the_next_one_waits_a
 
 
 @in_virtual_time
-async def test_what_was_noted_of_a_mark_that_is_gone_is_not_told_of_the_next_one() -> None:
+async def test_the_note_of_a_deleted_mark_is_not_shown_for_a_new_mark() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with cluster.node("host-b") as worker:
         await worker.notes.write(note(1, Reason.NO_TARGET, "no room"))
-        await cluster.store.delete(PATHS.mark(1), version=-1)  # by a worker of Java's
+        await cluster.store.delete(PATHS.mark(1), version=-1)  # by a Java worker
         await cluster.mark(B2, ledger_id=1)
 
         status = await gather_status(visiting(cluster), clock=cluster.clock)

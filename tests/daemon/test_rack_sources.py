@@ -58,20 +58,20 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     assert read(FileRacks(path, ManualClock())) == {"bookie-1": "/a"}
 
 
-def test_a_file_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_advice(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"No such file.*or empty placement\.racks_file"):
         read(FileRacks(tmp_path / "none", ManualClock()))
 
 
-def test_a_file_that_is_no_text_is_said(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "racks"
     path.write_bytes(b"\xff\xfe")
 
-    with pytest.raises(CorruptionError, match="not a text"):
+    with pytest.raises(CorruptionError, match="is not UTF-8 text"):
         read(FileRacks(path, ManualClock()))
 
 
-def test_a_file_is_read_anew_only_when_it_has_changed(tmp_path: Path) -> None:
+def test_a_file_is_read_again_only_when_it_has_changed(tmp_path: Path) -> None:
     path = tmp_path / "racks"
     clock = ManualClock()
 
@@ -91,12 +91,12 @@ def test_a_file_is_read_anew_only_when_it_has_changed(tmp_path: Path) -> None:
     assert asyncio.run(times()) == [0, LOOK_INTERVAL_S, 2 * LOOK_INTERVAL_S]
 
 
-# --- Scripts ---------------------------------------------------------------------------------------
+# --- Scripts --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
-    """One that notes what it is asked, and puts each host in a rack of its own name."""
+    """Return a script that records its arguments and gives each host a rack of its own."""
     path = tmp_path / "racks.sh"
     path.write_text(
         f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\nfor host; do echo "/rack-of-$host"; done\n'
@@ -116,10 +116,10 @@ def scripted(tmp_path: Path, body: str, *, timeout_s: float = 0.3) -> ScriptRack
     return ScriptRacks(str(path), ManualClock(), timeout_s=timeout_s)
 
 
-def test_a_script_is_given_hosts_and_prints_racks(script: Path) -> None:
+def test_a_script_gets_hosts_and_prints_racks(script: Path) -> None:
     source = ScriptRacks(f"{script} -v", ManualClock())
 
-    with pytest.raises(CorruptionError, match="one rack for each host"):  # "-v" is given one, too
+    with pytest.raises(CorruptionError, match="one rack for each host"):  # "-v" gets a rack, too
         read(source, "a")
     assert read(ScriptRacks(str(script), ManualClock()), "b", "a") == {
         "a": "/rack-of-a",
@@ -128,7 +128,7 @@ def test_a_script_is_given_hosts_and_prints_racks(script: Path) -> None:
     assert asked(script) == ["-v a", "a b"]
 
 
-def test_a_script_is_not_asked_again_for_a_while(script: Path) -> None:
+def test_a_script_is_not_run_again_for_a_while(script: Path) -> None:
     clock = ManualClock()
     source = ScriptRacks(str(script), clock)
 
@@ -148,7 +148,7 @@ def test_a_script_is_not_asked_again_for_a_while(script: Path) -> None:
     assert asked(script) == ["a", "b", "a b"]
 
 
-def test_a_script_is_given_a_hundred_hosts_at_most(script: Path) -> None:
+def test_a_script_gets_at_most_a_hundred_hosts(script: Path) -> None:
     hosts = [f"host-{number:03}" for number in range(HOSTS_MAX + 1)]
 
     racks = read(ScriptRacks(str(script), ManualClock()), *hosts)
@@ -162,10 +162,10 @@ def test_a_script_is_given_a_hundred_hosts_at_most(script: Path) -> None:
     [
         pytest.param("echo no >&2; exit 3", r"failed.*status=3.*said=no", id="it fails"),
         pytest.param("sleep 60", "took too long, and was killed", id="it hangs"),
-        pytest.param("sleep 60 & sleep 60", "took too long", id="so does its child"),
+        pytest.param("sleep 60 & sleep 60", "took too long", id="it hangs with its child"),
     ],
 )
-def test_a_script_that_fails_or_hangs_is_said(tmp_path: Path, body: str, words: str) -> None:
+def test_a_script_that_fails_or_hangs_is_reported(tmp_path: Path, body: str, words: str) -> None:
     with pytest.raises(UnavailableError, match=words):
         read(scripted(tmp_path, body), "a")
 
@@ -180,7 +180,7 @@ def test_a_script_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None
 
 
 def ends(pid: int) -> bool:
-    """Whether the process goes, once it is reaped by whoever inherited it."""
+    """Return True if the process has ended, or does so when its new parent reaps it."""
     for _ in range(200):
         try:
             os.kill(pid, 0)
@@ -210,7 +210,7 @@ def test_a_stop_ends_a_script_with_its_children(tmp_path: Path) -> None:
 
 def test_a_stop_does_not_wait_for_a_file_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "racks"
-    os.mkfifo(path)  # nobody ever writes to it
+    os.mkfifo(path)  # no process writes to it
 
     async def stopped() -> None:
         with pytest.raises(TimeoutError):
@@ -220,33 +220,33 @@ def test_a_stop_does_not_wait_for_a_file_that_hangs(tmp_path: Path) -> None:
     asyncio.run(stopped())
 
 
-def test_a_script_whose_child_lives_on_holds_up_nobody(tmp_path: Path) -> None:
+def test_a_scripts_running_child_does_not_block_the_result(tmp_path: Path) -> None:
     assert read(scripted(tmp_path, "sleep 2 & echo /a"), "host") == {"host": "/a"}
 
 
-def test_a_script_that_is_not_there_is_said_with_what_to_do(tmp_path: Path) -> None:
+def test_a_missing_script_is_reported_with_advice(tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match=r"cannot be run.*or empty placement\.racks_script"):
         read(ScriptRacks(str(tmp_path / "none"), ManualClock()), "a")
 
 
-# --- Names -----------------------------------------------------------------------------------------
+# --- Names ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("host", "ip"),
     [
-        pytest.param("127.0.0.1", "127.0.0.1", id="an address is its own"),
-        pytest.param("x" * 70, None, id="no name of a host"),
+        pytest.param("127.0.0.1", "127.0.0.1", id="an address stays"),
+        pytest.param("x" * 70, None, id="not a host name"),
     ],
 )
-def test_a_host_is_resolved_if_it_can_be(host: str, ip: str | None) -> None:
+def test_a_host_is_resolved_if_possible(host: str, ip: str | None) -> None:
     assert asyncio.run(resolve_host(host)) == ip
 
 
-# --- At the start --------------------------------------------------------------------------------
+# --- Checks at the start --------------------------------------------------------------------------
 
 
-def test_a_file_that_is_there_and_a_script_that_can_be_run_are_let_pass(tmp_path: Path) -> None:
+def test_usable_rack_sources_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "racks").touch()
 
     check_rack_sources(PlacementSettings())
@@ -262,22 +262,22 @@ def test_a_file_that_is_there_and_a_script_that_can_be_run_are_let_pass(tmp_path
         pytest.param("racks_file", "/", id="a folder"),
         pytest.param("racks_script", "/no/such/script", id="no script"),
         pytest.param("racks_script", "no-such-command --rack", id="no command"),
-        pytest.param("racks_script", "'", id="half a quotation"),
+        pytest.param("racks_script", "'", id="an open quotation mark"),
         pytest.param("racks_script", "/", id="a folder for a script"),
     ],
 )
-def test_what_is_not_there_keeps_a_node_from_starting(key: str, value: str) -> None:
+def test_a_missing_rack_source_is_refused(key: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"placement.{key}") as refused:
         check_rack_sources(PlacementSettings(**{key: value}))  # type: ignore[arg-type]
 
     assert refused.value.setting == f"placement.{key}"
 
 
-def test_it_is_looked_at_before_anything_else_of_a_node(tmp_path: Path) -> None:
+def test_a_node_checks_its_rack_source_first(tmp_path: Path) -> None:
     settings = Settings(
         metadata_service_uri="zk://127.0.0.1:1/ledgers",
         placement=PlacementSettings(racks_file="/no/such/racks"),
     )
 
     with pytest.raises(SettingsError, match=r"placement\.racks_file"):
-        run_node(settings)
+        run_node(settings, read_settings=lambda: settings)

@@ -1,5 +1,4 @@
-"""``bookmender repair``: which ledgers it finds, and what it says of those that it can do nothing
-for."""
+"""``bookmender repair``: which ledgers it finds, and what it says of blocked ones."""
 
 import asyncio
 import json
@@ -26,7 +25,7 @@ NOW_MS = 1_000_000
 
 
 @in_virtual_time
-async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> None:
+async def test_an_unknown_or_damaged_ledger_does_not_stop_the_others() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)
 
@@ -42,7 +41,7 @@ async def test_one_that_is_not_there_or_damaged_stops_none_of_the_others() -> No
 
 
 @in_virtual_time
-async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
+async def test_a_denied_ledger_does_not_stop_the_others() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     admin_session = visiting(cluster)
     shut_out(admin_session.store, cluster.manager.path(1))
@@ -56,15 +55,15 @@ async def test_one_that_acls_shut_away_stops_none_of_the_others() -> None:
 @pytest.mark.parametrize(
     "reason",
     [
-        pytest.param(Reason.NO_TARGET, id="a bookie must come"),
-        pytest.param(Reason.NO_COVERAGE, id="some of its own must come back"),
-        pytest.param(Reason.HOLD, id="somebody must end the hold"),
-        pytest.param(Reason.MAINTENANCE, id="its bookies are away on purpose, perhaps for hours"),
-        pytest.param(Reason.OPEN_FRAGMENT, id="its writer must close it, who may write for days"),
+        pytest.param(Reason.NO_TARGET, id="needs another bookie"),
+        pytest.param(Reason.NO_COVERAGE, id="needs some of its own bookies"),
+        pytest.param(Reason.HOLD, id="needs the end of a safety hold"),
+        pytest.param(Reason.MAINTENANCE, id="its bookies are in maintenance, perhaps for hours"),
+        pytest.param(Reason.OPEN_FRAGMENT, id="its writer must close it, perhaps in days"),
     ],
 )
 @in_virtual_time
-async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Reason) -> None:
+async def test_a_ledger_that_needs_an_operator_is_not_waited_for(reason: Reason) -> None:
     cluster = await with_ledgers((B1, B2))
     await mark_and_note(cluster, reason)
 
@@ -72,13 +71,13 @@ async def test_what_waits_for_an_operator_is_told_and_not_waited_for(reason: Rea
         [note] = await waited_for(cluster, Heard())
 
     assert note.reason is reason
-    assert help_text(note).startswith("ledger 0 waits for ")
+    assert help_text(note).startswith(("ledger 0 waits for ", "ledger 0 is blocked: "))
     assert f": {reason.value}: " in help_text(note)
 
 
 @in_virtual_time
-async def test_what_is_left_of_an_end_that_cannot_be_proven_is_looked_at_once_more() -> None:
-    """The first try gave what is left its copies again: they may be all that the ledger missed."""
+async def test_an_unproven_end_is_tried_a_second_time() -> None:
+    """The first try may have restored the copies that the recovery needed."""
     cluster = await with_ledgers((B1, B2))
     await mark_and_note(cluster, Reason.END_UNPROVEN)
 
@@ -92,7 +91,7 @@ async def test_what_is_left_of_an_end_that_cannot_be_proven_is_looked_at_once_mo
 
 
 @in_virtual_time
-async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> None:
+async def test_denied_marks_are_reported() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B1, B2))
     marks = [PATHS.private.mark(ledger_id) for ledger_id in range(3)]
     await cluster.store.create(marks[0], znodes.mark_to_bytes(znodes.Mark()), with_parents=True)
@@ -102,11 +101,11 @@ async def test_marks_that_acls_shut_away_are_told_as_nobody_can_take_them() -> N
 
     shut = await access_denied(cluster.store, PATHS, [0, 1, 2, 3])
 
-    assert shut == {2: "its mark cannot be read: the ACL shuts us out"}
+    assert shut == {2: f"its mark cannot be read: the ACL shuts us out (path={marks[2]})"}
 
 
 @in_virtual_time
-async def test_what_time_will_help_is_waited_for() -> None:
+async def test_a_ledger_that_only_needs_time_is_waited_for() -> None:
     cluster = await with_ledgers((B1, B2))
     await mark_and_note(cluster, Reason.OPEN_LEDGER_GRACE)
     heard = Heard()
@@ -115,11 +114,11 @@ async def test_what_time_will_help_is_waited_for() -> None:
         async with asyncio.timeout(600):
             await waited_for(cluster, heard)
 
-    assert (heard.waiting[-1], heard.beside[-1]) == (1, "1 of them waits")
+    assert (heard.waiting[-1], heard.beside[-1]) == (1, "1 of them is waiting")
 
 
 @in_virtual_time
-async def test_how_long_a_ledger_is_left_to_its_writer_is_told() -> None:
+async def test_progress_says_how_long_the_grace_lasts() -> None:
     cluster = await with_ledgers((B1, B2))
     await mark_and_note(cluster, Reason.OPEN_LEDGER_GRACE, grace_s=30)
     heard = Heard()
@@ -128,12 +127,12 @@ async def test_how_long_a_ledger_is_left_to_its_writer_is_told() -> None:
         async with asyncio.timeout(60):
             await waited_for(cluster, heard)
 
-    left = "ledger 0 is left to its writer for another 30 s, then closed and repaired"
-    assert heard.beside[0] == f"1 of them waits: {left}"
-    assert heard.beside[-1] == "1 of them waits"
+    left = "ledger 0 is in the open-ledger grace for another 30 s, then closed and repaired"
+    assert heard.beside[0] == f"1 of them is waiting: {left}"
+    assert heard.beside[-1] == "1 of them is waiting"
 
 
-def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
+def test_several_graces_are_summarised_by_the_last_end() -> None:
     graces = [
         WaitingNote(
             ledger_id=ledger_id,
@@ -152,12 +151,12 @@ def test_of_several_the_first_is_named_and_until_when_the_last_waits() -> None:
     told = waits_text(graces, now_ms=NOW_MS)
 
     assert told.startswith(
-        "3 of them wait: ledger 3 and 1 more are left to their writers for another 20 s"
+        "3 of them are waiting: ledger 3 and 1 more are in the open-ledger grace for another 20 s"
     )
 
 
 async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -> None:
-    """Ledger 0 in our private queue, with what a worker left to be read of it."""
+    """Put ledger 0 into the private queue, with the note of a worker."""
     note = WaitingNote(
         ledger_id=0,
         blocked=Blocked(reason=reason, facts=Facts(errors=("so it is",))),
@@ -186,37 +185,35 @@ async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
 
 
 @pytest.mark.parametrize("ledger_count", [0, 1])
-def test_it_is_said_for_people_and_for_programs(
-    monkeypatch: pytest.MonkeyPatch, ledger_count: int
-) -> None:
-    async def done(*_: object) -> RepairedByHand:
+def test_text_and_json_have_the_result(monkeypatch: pytest.MonkeyPatch, ledger_count: int) -> None:
+    async def done(*_: object, **__: object) -> RepairedByHand:
         return RepairedByHand(ledger_count=ledger_count, failed={99: "no such ledger"})
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    monkeypatch.setattr(repair_command, "_run", done)
+    monkeypatch.setattr(repair_command, "repair_ledgers", done)
 
     text = CliRunner().invoke(repair_command.repair, ["20", "99"])
     record = CliRunner().invoke(repair_command.repair, ["20", "99", "-o", "json"])
 
     assert (text.exit_code, record.exit_code) == (1, 1)
-    whole = f"{('0 ledgers', '1 ledger')[ledger_count]} whole, as far as repair looks"
+    whole = f"{('0 ledgers', '1 ledger')[ledger_count]} checked and whole"
     assert text.stdout.splitlines() == ["ledger 99: no such ledger", whole]
     assert json.loads(record.stdout)["failed"] == [{"ledger_id": 99, "error": "no such ledger"}]
-    assert json.loads(record.stdout)["error"] == "nothing could be done for 1 ledger"
+    assert json.loads(record.stdout)["error"] == "could not work on 1 ledger: see failed"
 
 
 @pytest.mark.parametrize(
     ("next_try_ms", "when"),
     [
         pytest.param(
-            NOW_MS + 3_455_000, "; next try in 57 min 35 s, or when they are back", id="later"
+            NOW_MS + 3_455_000,
+            ". Next try in 57 min 35 s, or when the bookies are back",
+            id="later",
         ),
         pytest.param(0, "", id="an earlier release's note"),
     ],
 )
-def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
-    next_try_ms: int, when: str
-) -> None:
+def test_a_wait_for_maintenance_names_bookies_and_the_next_try(next_try_ms: int, when: str) -> None:
     facts = Facts(in_maintenance=(B1, B2))
     detail = message(0, Blocked(reason=Reason.MAINTENANCE, facts=facts)).text
     note = WaitingNote(
@@ -231,29 +228,30 @@ def test_whom_a_ledger_waits_for_that_is_away_on_purpose_and_how_long_is_said(
     told = repair_command.result_text(done, mark_only=False, now_ms=NOW_MS)
 
     assert told.splitlines() == [
-        f"ledger 0 waits for the bookies, or the end of their maintenance: maintenance: {detail}{when}",
-        "0 ledgers whole, as far as repair looks",
+        f"ledger 0 waits for the end of a maintenance window: maintenance: {detail}{when}",
+        "0 ledgers checked and whole",
     ]
 
 
-def test_a_ledger_without_a_provable_end_is_not_called_whole(
+def test_a_ledger_with_an_unproven_end_is_not_called_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     end = UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0)
 
-    async def done(*_: object) -> RepairedByHand:
+    async def done(*_: object, **__: object) -> RepairedByHand:
         return RepairedByHand(ledger_count=2, unproven=(end,))
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    monkeypatch.setattr(repair_command, "_run", done)
+    monkeypatch.setattr(repair_command, "repair_ledgers", done)
 
     text = CliRunner().invoke(repair_command.repair, ["44", "45"])
     record = CliRunner().invoke(repair_command.repair, ["44", "45", "-o", "json"])
 
     assert (text.exit_code, record.exit_code) == (1, 1)
     assert text.stdout.splitlines() == [
-        f"ledger 44 has its copies, and no end: {message(44, end.blocked).text}",
-        "1 ledger whole, as far as repair looks",
+        "ledger 44 has all its copies, but its end cannot be proven: "
+        f"{message(44, end.blocked).text}",
+        "1 ledger checked and whole",
     ]
     assert json.loads(record.stdout)["unproven_ends"] == [
         {
@@ -267,13 +265,13 @@ def test_a_ledger_without_a_provable_end_is_not_called_whole(
 
 
 @in_virtual_time
-async def test_tries_of_several_ledgers_are_ordered_at_once() -> None:
+async def test_retries_of_several_ledgers_are_ordered_together() -> None:
     cluster = await with_ledgers((B1, B2))
 
     await order_retries([7, 8], cluster.store, PATHS, cluster.clock)
     await order_retries([9], cluster.store, PATHS, cluster.clock)
 
-    standing = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
-    assert standing is not None
-    assert isinstance(standing.order, TriesOrder)
-    assert list(standing.order.ordered_ms) == [7, 8, 9]
+    stored = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
+    assert stored is not None
+    assert isinstance(stored.order, TriesOrder)
+    assert list(stored.order.ordered_ms) == [7, 8, 9]

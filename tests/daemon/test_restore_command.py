@@ -1,5 +1,4 @@
-"""``bookmender ledger restore`` as far as no cluster is needed: what it lists, and what it
-refuses."""
+"""``bookmender ledger restore`` without a cluster: what it lists, and what it refuses."""
 
 import json
 import os
@@ -15,7 +14,7 @@ from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import RejectedError
 from ledgers.store import Stat
 from replication.commit import CopyDoubt
-from replication.copy_checks import Verdict
+from replication.copy_reader import Verdict
 from replication.journal import JournalRecord, MetadataJournal, read_journal
 from replication.restore import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
@@ -28,7 +27,7 @@ BEFORE, AFTER = (
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a journal lies that holds a write of ledger 7."""
+    """Return the folder of a journal that has one write of ledger 7."""
     for name in os.environ:
         if name.startswith("BOOKMENDER_"):
             monkeypatch.delenv(name)
@@ -57,7 +56,7 @@ def test_without_a_time_the_recorded_writes_are_listed(state: Path) -> None:
     assert count == "1 write of ledger 7 recorded on this host"
 
 
-def test_programs_are_told_what_each_write_changed(state: Path) -> None:
+def test_the_json_says_what_each_write_changed(state: Path) -> None:
     record = json.loads(called("7", "-o", "json").output)
 
     [write] = record["writes"]
@@ -65,7 +64,7 @@ def test_programs_are_told_what_each_write_changed(state: Path) -> None:
     assert write["after"] == ["CLOSED, last entry 9", f"from entry 0: {B1}, {B4}, {B3}"]
 
 
-def test_it_is_told_in_which_cluster_each_write_was_made(state: Path) -> None:
+def test_each_write_is_listed_with_its_cluster(state: Path) -> None:
     journal = MetadataJournal(state / "journal", process="host-2")
     there = JournalRecord(
         time_ms=WRITTEN_MS + 1, ledger_id=7, before=AFTER, after=BEFORE, cluster="3f2c"
@@ -82,29 +81,29 @@ def test_a_write_that_is_not_recorded_is_not_undone(state: Path) -> None:
     said = called("7", "--at", "1", "--yes")
 
     assert isinstance(said.exception, RejectedError)
-    assert "no write of ledger 7 at 1 is recorded here" in str(said.exception)
+    assert "recorded no write of ledger 7 at 1" in str(said.exception)
 
 
 @pytest.mark.parametrize("option", ["--yes", "--force"])
-def test_it_is_not_guessed_which_write_is_meant(option: str, state: Path) -> None:
+def test_undoing_needs_the_time_of_a_write(option: str, state: Path) -> None:
     said = called("7", option)
 
     assert said.exit_code == 2
-    assert "--at says which write to undo" in said.output
+    assert "Name the write to undo with --at" in said.output
 
 
-DOUBT = CopyDoubt(bookie=B2, verdict=Verdict.LOST)
+DOUBT = CopyDoubt(bookie=B2, verdict=Verdict.BOOKIE_ABSENT)
 
 
 @pytest.mark.parametrize(
     ("doubts", "options", "said", "code"),
     [
-        pytest.param((), [], "nothing was changed: --yes does it", 0, id="no doubt"),
-        pytest.param((DOUBT,), [], "--yes --force does it", 1, id="in doubt"),
-        pytest.param((DOUBT,), ["--force"], "--yes --force does it", 0, id="forced"),
+        pytest.param((), [], "nothing was changed. --yes undoes it", 0, id="no doubt"),
+        pytest.param((DOUBT,), [], "--yes --force undoes it", 1, id="in doubt"),
+        pytest.param((DOUBT,), ["--force"], "--yes --force undoes it", 0, id="forced"),
     ],
 )
-def test_what_is_shown_names_the_options_that_do_it_and_ends_as_that_with_yes_would(
+def test_a_preview_names_the_options_and_exits_like_them(
     state: Path,
     monkeypatch: pytest.MonkeyPatch,
     doubts: tuple[CopyDoubt, ...],
@@ -132,7 +131,7 @@ def test_what_is_shown_names_the_options_that_do_it_and_ends_as_that_with_yes_wo
     assert shown.exit_code == code
 
 
-def test_where_nothing_was_ever_written_it_is_said_where_it_looked(
+def test_without_a_journal_the_missing_path_is_named(
     state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = state / "elsewhere"
@@ -141,11 +140,11 @@ def test_where_nothing_was_ever_written_it_is_said_where_it_looked(
     said = called("7")
 
     assert said.exit_code == 0
-    assert f"{elsewhere / 'journal'} is not there: see node.state_dir" in said.output
+    assert f"{elsewhere / 'journal'} does not exist. Check node.state_dir" in said.output
 
 
 @pytest.mark.parametrize("arguments", [["7"], ["7", "-o", "json"]])
-def test_what_is_logged_stands_apart_from_what_is_printed(
+def test_logs_do_not_mix_with_the_output(
     arguments: list[str],
     state: Path,
     monkeypatch: pytest.MonkeyPatch,

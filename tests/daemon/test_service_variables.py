@@ -1,5 +1,4 @@
-"""Variables that Kubernetes sets for Services share our prefix: they are ignored, and mistyped
-settings are not."""
+"""Variables of Kubernetes Services have our prefix. They are ignored; mistyped settings are not."""
 
 import json
 import os
@@ -28,7 +27,8 @@ OF_SERVICES = {
     "BOOKMENDER_NODE_PORT": "tcp://[fd00::7]:9090",
     "BOOKMENDER_NODE_PORT_9090_TCP_ADDR": "fd00::7",
 }
-"""What Kubernetes sets in a namespace with Services named bookmender and bookmender-node."""
+"""Variables that Kubernetes sets in a namespace with Services named bookmender and
+bookmender-node."""
 
 
 @pytest.mark.parametrize(("name", "value"), OF_SERVICES.items())
@@ -78,17 +78,15 @@ def test_a_variable_that_no_service_has_is_refused_as_a_setting(name: str, value
         pytest.param("9090", False, id="a number, as an operator gives it"),
     ],
 )
-def test_the_value_decides_where_a_setting_has_the_name_of_a_service_variable(
-    value: str, is_ignored: bool
-) -> None:
+def test_the_value_decides_if_a_setting_has_a_service_name(value: str, is_ignored: bool) -> None:
     assert is_of_service("BOOKMENDER_METRICS_PORT", value, is_setting=True) is is_ignored
 
 
-def test_a_number_belongs_to_the_setting_of_that_name() -> None:
+def test_a_number_is_a_value_of_the_setting() -> None:
     assert not is_of_service("BOOKMENDER_METRICS_SERVICE_PORT", "9090", is_setting=True)
 
 
-def test_settings_are_the_same_with_and_without_variables_of_services() -> None:
+def test_variables_of_services_do_not_change_the_settings() -> None:
     settings = load_settings(None, {VARIABLE: URI} | OF_SERVICES)
 
     assert settings == load_settings(None, {VARIABLE: URI})
@@ -101,7 +99,7 @@ def test_variables_of_services_are_named_together() -> None:
 
 
 def bookmender(*arguments: str, environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
-    """The command in a process of its own: logs are set up once for a process."""
+    """Run the command in a process of its own, because logs are set up once for a process."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(ENVIRONMENT_PREFIX)}
     nobody = {VARIABLE: "zk://127.0.0.1:1/ledgers", "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "0.5"}
     return subprocess.run(
@@ -120,7 +118,7 @@ def test_a_command_prints_nothing_about_variables_of_services() -> None:
     assert json.loads(ended.stdout)["exit_code"] == 3
 
 
-def test_the_daemon_names_them_once_at_debug(tmp_path: Path) -> None:
+def test_the_daemon_logs_them_once_at_debug(tmp_path: Path) -> None:
     ended = bookmender(
         "daemon",
         environment={

@@ -1,4 +1,4 @@
-"""The settings: where they come from, which wins, and what is said of wrong ones."""
+"""The settings: where they come from, which one wins, and the errors of wrong ones."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
 from tests.daemon.settings_given import URI, URI_LINE, VARIABLE, load, refused
 
-# --- Where they come from -------------------------------------------------------------------------
+# --- Sources --------------------------------------------------------------------------------------
 
 
-def test_the_address_of_the_cluster_alone_is_enough() -> None:
+def test_the_metadata_uri_alone_is_enough() -> None:
     settings = load_settings(None, {VARIABLE: URI})
 
     assert settings == Settings(metadata_service_uri=URI)
@@ -20,7 +20,7 @@ def test_the_address_of_the_cluster_alone_is_enough() -> None:
     assert settings.uri.layout is Layout.HIERARCHICAL
 
 
-def test_the_file_gives_what_the_environment_does_not(tmp_path: Path) -> None:
+def test_the_file_sets_what_the_environment_does_not(tmp_path: Path) -> None:
     text = URI_LINE + '[replication]\nledgers_at_once = 7\ntarget = "local"\n[log]\nlevel = "debug"'
 
     settings = load(tmp_path, text)
@@ -50,7 +50,7 @@ def test_the_environment_wins(tmp_path: Path) -> None:
     assert settings.uri.root == "/other"
 
 
-def test_other_variables_of_the_environment_are_not_ours() -> None:
+def test_other_variables_of_the_environment_are_ignored() -> None:
     environment = {VARIABLE: URI, "PATH": "/bin", "bookmender_log_level": "?", "LOG_LEVEL": "?"}
 
     assert load_settings(None, environment) == Settings(metadata_service_uri=URI)
@@ -75,7 +75,7 @@ def test_other_variables_of_the_environment_are_not_ours() -> None:
         ("REPLICATION_DEFAULT_PASSWORD", "", "replication", "default_password", ""),
     ],
 )
-def test_variables_are_read_as_what_the_setting_is(
+def test_variables_are_read_by_the_type_of_the_setting(
     tmp_path: Path, variable: str, text: str, section: str, name: str, value: object
 ) -> None:
     settings = load(tmp_path, **{variable: text})
@@ -88,15 +88,13 @@ def test_variables_are_read_as_what_the_setting_is(
 @pytest.mark.parametrize(
     "text", ["[replication]\nretry_min_s = 2\n", "replication.retry_min_s = 2"]
 )
-def test_a_whole_number_is_a_number_too_and_sections_are_written_as_toml_allows(
-    tmp_path: Path, text: str
-) -> None:
+def test_whole_numbers_and_dotted_keys_are_accepted(tmp_path: Path, text: str) -> None:
     lines = text + "\n" + URI_LINE if text.startswith("replication.") else URI_LINE + text
 
     assert load(tmp_path, lines).replication.retry_min_s == 2.0
 
 
-# --- Wrong kinds ----------------------------------------------------------------------------------
+# --- Wrong types ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -113,7 +111,7 @@ def test_a_whole_number_is_a_number_too_and_sections_are_written_as_toml_allows(
         ("[node]\nbookie_id = 1979-05-27", "node.bookie_id", "a text"),
     ],
 )
-def test_a_wrong_kind_of_value_in_the_file_is_said_with_what_is_right(
+def test_a_value_of_a_wrong_type_in_the_file_is_refused(
     tmp_path: Path, line: str, key: str, allowed: str
 ) -> None:
     message = refused(tmp_path, URI_LINE + line)
@@ -131,7 +129,7 @@ def test_a_wrong_kind_of_value_in_the_file_is_said_with_what_is_right(
         ("AUDITOR_ENABLED", "maybe", "auditor.enabled", "true or false"),
     ],
 )
-def test_a_wrong_kind_of_value_in_the_environment_names_the_variable(
+def test_a_value_of_a_wrong_type_names_its_variable(
     tmp_path: Path, variable: str, value: str, key: str, allowed: str
 ) -> None:
     message = refused(tmp_path, **{variable: value})
@@ -215,28 +213,27 @@ def test_a_password_is_never_quoted(tmp_path: Path) -> None:
         ),
         (
             "[placement]\nracks_file = 'racks'",
-            "placement.racks_file is 'racks'; allowed: an absolute path, as in /etc/bookmender/racks",
+            "placement.racks_file is 'racks'; allowed: an absolute path, as in "
+            "/etc/bookmender/racks",
         ),
         ("[log]\nlevel = 'loud'", "log.level is 'loud'; allowed: debug, info, warning, error"),
         ("[log]\nformat = 'xml'", "log.format is 'xml'; allowed: auto, text, json"),
     ],
 )
-def test_a_value_out_of_range_is_said_with_the_range(
+def test_a_value_out_of_range_is_reported_with_the_range(
     tmp_path: Path, line: str, message: str
 ) -> None:
     assert refused(tmp_path, URI_LINE + line) == f"{tmp_path / 'bookmender.toml'}: {message}"
 
 
-def test_a_value_out_of_range_in_the_environment_names_the_variable(tmp_path: Path) -> None:
+def test_a_value_out_of_range_names_its_variable(tmp_path: Path) -> None:
     message = refused(tmp_path, URI_LINE + "[log]\nlevel = 'info'", LOG_LEVEL="loud")
 
     assert message.startswith("environment variable BOOKMENDER_LOG_LEVEL: log.level is 'loud'")
 
 
 @pytest.mark.parametrize("is_in_file", [True, False])
-def test_a_default_that_another_setting_rules_out_names_where_that_was_set(
-    tmp_path: Path, is_in_file: bool
-) -> None:
+def test_a_conflict_with_a_default_names_the_setting(tmp_path: Path, is_in_file: bool) -> None:
     if is_in_file:
         message = refused(tmp_path, URI_LINE + "[replication]\nretry_min_s = 600\n")
     else:
@@ -251,10 +248,10 @@ def test_a_default_that_another_setting_rules_out_names_where_that_was_set(
     )
 
 
-# --- The address ----------------------------------------------------------------------------------
+# --- The metadata URI -----------------------------------------------------------------------------
 
 
-def test_without_an_address_it_says_how_to_give_one() -> None:
+def test_without_a_metadata_uri_the_error_says_how_to_set_it() -> None:
     with pytest.raises(SettingsError, match=f"{VARIABLE}=zk") as caught:
         load_settings(None, {})
 
@@ -267,12 +264,12 @@ def test_without_an_address_it_says_how_to_give_one() -> None:
         ("127.0.0.1:2181", "must begin with zk://"),
         ("etcd://host/ledgers", "is not supported"),
         ("zk+round://host/ledgers", "its layout must be one of"),
-        ("zk://host:99999/ledgers", "'host:99999' is not a host"),
+        ("zk://host:99999/ledgers", "the port of 'host:99999' is not between 1 and 65535"),
         ("zk://host", "its path must be that of the ledgers root"),
         ("zk:///ledgers", "is not a host"),
     ],
 )
-def test_an_address_that_is_none_is_said_with_an_example(
+def test_a_malformed_metadata_uri_is_reported_with_an_example(
     tmp_path: Path, uri: str, what: str
 ) -> None:
     message = refused(tmp_path, f'metadata_service_uri = "{uri}"\n')
@@ -285,14 +282,14 @@ def test_an_address_that_is_none_is_said_with_an_example(
 # --- The file -------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_not_toml_is_said_with_the_place(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_reported_with_the_line(tmp_path: Path) -> None:
     message = refused(tmp_path, URI_LINE + "[replication\n")
 
     assert message.startswith(f"{tmp_path / 'bookmender.toml'}: is not TOML: ")
     assert "line 2" in message
 
 
-def test_a_file_that_is_no_text_is_not_toml_either(tmp_path: Path) -> None:
+def test_a_file_that_is_not_text_is_not_toml_either(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
 
     with pytest.raises(SettingsError, match="is not TOML"):
@@ -300,7 +297,7 @@ def test_a_file_that_is_no_text_is_not_toml_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])
-def test_a_file_that_cannot_be_read_is_said(tmp_path: Path, name: str) -> None:
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path, name: str) -> None:
     with pytest.raises(SettingsError, match="cannot be read: ") as caught:
         load_settings(tmp_path / name, {})
 

@@ -1,4 +1,4 @@
-"""Settings that nobody knows, and several that are wrong at once."""
+"""Unknown settings, and several wrong settings at once."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ from tests.daemon.settings_given import URI_LINE, refused
             "[zookeeper]\ntimeout = 1",
             "zookeeper.session_timeout_s or zookeeper.connect_timeout_s or",
         ),
-        ("xyzzy = 1", "deploy/bookmender.toml has them all"),
+        ("xyzzy = 1", "deploy/bookmender.toml lists all"),
         ("[auditor.more]\nenabled = true", "there is no setting auditor.more"),
         ("[[auditor]]\nenabled = true", "there is no setting auditor: it is a section, [auditor]"),
         ("auditor = 3", "there is no setting auditor: it is a section, [auditor]"),
     ],
 )
-def test_an_unknown_name_in_the_file_is_said_with_what_may_be_meant(
+def test_an_unknown_name_in_the_file_gets_a_suggestion(
     tmp_path: Path, line: str, hint: str
 ) -> None:
     message = refused(tmp_path, URI_LINE + line)
@@ -38,12 +38,10 @@ def test_an_unknown_name_in_the_file_is_said_with_what_may_be_meant(
     [
         ("LOG_LEVL", "did you mean BOOKMENDER_LOG_LEVEL?"),
         ("URI", "did you mean BOOKMENDER_METADATA_SERVICE_URI?"),
-        ("XYZZY", "deploy/bookmender.toml has them all"),
+        ("XYZZY", "deploy/bookmender.toml lists all"),
     ],
 )
-def test_an_unknown_variable_is_said_with_what_may_be_meant(
-    tmp_path: Path, variable: str, hint: str
-) -> None:
+def test_an_unknown_variable_gets_a_suggestion(tmp_path: Path, variable: str, hint: str) -> None:
     message = refused(tmp_path, **{variable: "x"})
 
     assert message.startswith(f"environment: there is no setting BOOKMENDER_{variable}; ")
@@ -60,7 +58,7 @@ def test_an_unknown_variable_is_said_with_what_may_be_meant(
         pytest.param("[nosuch.hold]\nshare = 1", "there are [node], [zook", id="a table in it"),
     ],
 )
-def test_of_an_unknown_table_only_what_is_near_is_offered_else_the_tables_that_there_are(
+def test_an_unknown_table_gets_a_suggestion_or_all_tables(
     tmp_path: Path, text: str, told: str
 ) -> None:
     [message] = refused(tmp_path, URI_LINE + text).splitlines()
@@ -68,13 +66,11 @@ def test_of_an_unknown_table_only_what_is_near_is_offered_else_the_tables_that_t
     name = text.partition("]")[0].partition(".")[0]
     assert message.startswith(f"{tmp_path / 'bookmender.toml'}: there is no table {name}]; {told}")
     assert "hold." not in message
-    assert message.endswith("deploy/bookmender.toml has them all")
+    assert message.endswith("deploy/bookmender.toml lists all")
 
 
 @pytest.mark.parametrize("name", ["xyzzy", "retry", "checks.enabled", "zookeeper.timeout"])
-def test_of_a_name_that_resembles_none_the_nearest_are_told_and_not_all(
-    tmp_path: Path, name: str
-) -> None:
+def test_an_unfamiliar_name_gets_few_suggestions(tmp_path: Path, name: str) -> None:
     message = refused(tmp_path, f"{name} = 1\n{URI_LINE}")
 
     assert message.count("_") < 20
@@ -84,7 +80,7 @@ def test_of_a_name_that_resembles_none_the_nearest_are_told_and_not_all(
 # --- Several at once ------------------------------------------------------------------------------
 
 
-def test_all_that_is_wrong_is_told_in_one_go(tmp_path: Path) -> None:
+def test_all_errors_are_reported_at_once(tmp_path: Path) -> None:
     wrong = "[replication]\nledgers_at_once = 0\nidle_wait_s = nan\nretry_min_s = 'x'\nmore = 1"
 
     first, *told = refused(tmp_path, URI_LINE + wrong, LOG_LEVEL="?", LOG_FORMAT="xml").splitlines()
@@ -100,9 +96,9 @@ def test_all_that_is_wrong_is_told_in_one_go(tmp_path: Path) -> None:
         (URI_LINE + "[placement]\npolicy = 'zone'\nracks_file = 'x'", "racks_file is 'x'; allowed"),
         ("metadata_service_uri = 5", "metadata_service_uri is 5; allowed: a text"),
     ],
-    ids=["a rule that needs it", "that it is not set"],
+    ids=["a rule that depends on it", "it counts as not set"],
 )
-def test_what_is_wrong_for_want_of_another_that_is_wrong_is_not_told_besides(
+def test_an_error_that_follows_from_another_is_not_reported(
     tmp_path: Path, text: str, complaint: str
 ) -> None:
     [line] = refused(tmp_path, text).splitlines()
@@ -115,9 +111,7 @@ def test_what_is_wrong_for_want_of_another_that_is_wrong_is_not_told_besides(
     ["retry_min_s = 600", "retry_min_s = 600\nretry_max_s = 100000", "retry_max_s = 5"],
     ids=["a default", "a default in place of a wrong one", "a value, by a default"],
 )
-def test_what_another_rules_out_hides_nothing_else_of_its_section(
-    tmp_path: Path, ruled_out: str
-) -> None:
+def test_a_conflict_hides_no_other_error_of_its_section(tmp_path: Path, ruled_out: str) -> None:
     wrong = f"[replication]\n{ruled_out}\nidle_wait_s = 0\ntarget = 'near'"
 
     first, *told = refused(tmp_path, URI_LINE + wrong, LOG_LEVEL="loud").splitlines()

@@ -10,9 +10,12 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
 from auditor.unavailable_ledgers import UnavailableLedgers
+from checkpoints.stalls import FeedStateRecord, StallReason
 from daemon.cli.bookies import BookieRow, BookieState
+from daemon.cli.feed_stall import FeedStall
 from daemon.status.conditions import Code, Severity, conditions, exit_code, health
 from daemon.status.leader import LeaderState, PendingLoss
+from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
 from replication.nodes import Role
 from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow
@@ -21,7 +24,7 @@ from tests.daemon.status_values import HEALTHY, action, changed, codes, fact, no
 from tests.replication.ledger_values import B1, B2, B3
 
 ALONE: dict[str, Any] = {"leader": None}
-"""Neither a node nor an auditor is running."""
+"""No node and no auditor is running."""
 WORKER = (node("host-a", 11, Role.WORKER),)
 AUDITOR = (node("host-a", 11, Role.AUDITOR),)
 MAP = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=9)
@@ -39,7 +42,7 @@ UNREADABLE = AuditRecord(finished_ms=0, ledger_count=9, mark_count=0, unreadable
 
 def in_maintenance(bookie: BookieId) -> BookieRow:
     window = MaintenanceWindow(since_ms=0, until_ms=60_000)
-    return BookieRow(bookie=bookie, state=BookieState.AWAY, has_cookie=True, maintenance=window)
+    return BookieRow(bookie=bookie, state=BookieState.ABSENT, has_cookie=True, maintenance=window)
 
 
 MARKED = "LEDGERS_UNDER_REPLICATED WARN"
@@ -71,7 +74,9 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             id="a reformatted bookie is not marked",
         ),
         pytest.param(ALONE, 3, [NO_AUDITOR], id="losses are not noticed"),
-        pytest.param({**ALONE, "nodes": WORKER}, 3, [NO_AUDITOR], id="a worker does not either"),
+        pytest.param(
+            {**ALONE, "nodes": WORKER}, 3, [NO_AUDITOR], id="a worker does not notice losses either"
+        ),
         pytest.param(
             {**ALONE, "ordered": (in_maintenance(B1),)},
             3,
@@ -84,13 +89,13 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             {"marked_count": 2, **ALONE},
             1,
             ["NO_WORKERS ERROR", MARKED, NO_AUDITOR],
-            id="marked, and nobody is there",
+            id="marked, and no node",
         ),
         pytest.param(
             {"marked_count": 2, "locked_count": 1, **ALONE},
             1,
             [MARKED, NO_AUDITOR],
-            id="somebody holds a lock",
+            id="a ledger is locked",
         ),
         pytest.param(
             {"marked_count": 2, **LEADER, "nodes": AUDITOR, "leader_state": LOADED},
@@ -102,13 +107,13 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             {"marked_count": 2, "is_disabled": True},
             1,
             ["AUTORECOVERY_DISABLED WARN", MARKED],
-            id="disabled, though it is needed",
+            id="disabled, but needed",
         ),
         pytest.param(
             {"marked_count": 1, "waiting": (note(1, Reason.OPEN_LEDGER_GRACE),), "nodes": WORKER},
             1,
             [MARKED],
-            id="time will help",
+            id="time resolves it",
         ),
         pytest.param(
             {
@@ -118,7 +123,7 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             },
             1,
             ["REPAIRS_BLOCKED WARN", MARKED],
-            id="time helps only one of two",
+            id="time resolves only one of two",
         ),
         pytest.param(
             {"marked_count": 1, "waiting": (note(2, Reason.NO_COPY),), "nodes": WORKER},
@@ -145,7 +150,7 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             {"writable": (), "marked_count": 2, "hold": HoldOrder(since_ms=0), "leader": None},
             3,
             ["NO_BOOKIES UNKNOWN", "SAFETY_HOLD INFO", "LEDGERS_UNDER_REPLICATED INFO"],
-            id="rule S8: whatever else is known",
+            id="rule S8: with any other facts",
         ),
         pytest.param(
             LEADER, 3, ["LEDGER_MAP_LOADING UNKNOWN"], id="the leader has not recorded its map"
@@ -188,8 +193,16 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             id="an order is unreadable",
         ),
         pytest.param(
-            {"private_count": 1}, 0, ["NO_WORKERS INFO"], id="to be moved, and nobody does"
+            {
+                "unreadable_records": (
+                    UnreadableRecord(path="/x/absences", unknown="unavailable ledgers"),
+                )
+            },
+            1,
+            ["RECORD_UNREADABLE WARN"],
+            id="a record is unreadable",
         ),
+        pytest.param({"private_count": 1}, 0, ["NO_WORKERS INFO"], id="to be moved, and no worker"),
         pytest.param({"private_count": 1, "nodes": WORKER}, 0, [], id="a ledger is being moved"),
         pytest.param(
             {"private_count": 1, "waiting": (note(1, Reason.NO_TARGET),), "nodes": WORKER},
@@ -213,18 +226,18 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
             {"private_count": 1, "private_damaged_count": 1},
             1,
             ["NO_WORKERS ERROR", "LEDGERS_DAMAGED WARN"],
-            id="which Java does not repair either",
+            id="damage that Java does not repair either",
         ),
         pytest.param({"unproven": (7,)}, 1, ["LEDGER_END_UNPROVEN ERROR"], id="end unproven"),
         pytest.param(
             {"leader_state": LeaderState(recovery_delay_error="no number")},
             0,
             ["RECOVERY_DELAY_UNREADABLE INFO"],
-            id="a bad recovery delay",
+            id="an unreadable recovery delay",
         ),
     ],
 )
-def test_all_conditions_that_hold_are_listed_most_severe_first(
+def test_conditions_are_listed_with_the_most_severe_first(
     changes: dict[str, Any], exit_code_: int, expected: list[str]
 ) -> None:
     status = changed(HEALTHY, **changes)
@@ -264,27 +277,28 @@ def test_the_health_is_the_worst_severity(
         ({"leader_state": LOADING}, "the leader has not read all ledger metadata yet"),
     ],
 )
-def test_a_lost_bookie_without_marks_is_told_with_what_prevents_them(
-    changes: dict[str, Any], why: str
-) -> None:
+def test_an_unmarked_loss_says_what_prevents_marks(changes: dict[str, Any], why: str) -> None:
     status = changed(HEALTHY, **{**LEADER, "leader_state": LOADED, "lost": (B1,), **changes})
 
     assert fact(status, "BOOKIES_LOST") == (
-        f"1 bookie is lost: {B1}. Their ledgers are not marked: {why}."
+        f"1 bookie is lost: {B1}. Its ledgers are not marked: {why}."
     )
     marked = changed(status, by_bookie=((B1, 1),))
     assert fact(marked, "BOOKIES_LOST") == f"1 bookie is lost: {B1}."
 
 
-def test_a_lost_bookie_that_no_ledger_names_can_be_decommissioned() -> None:
+def test_a_lost_bookie_without_ledgers_can_be_decommissioned() -> None:
     state = replace(LOADED, named_by={B1: 0, B2: 1}, is_count_complete=True)
-    one = changed(HEALTHY, **LEADER, leader_state=state, lost=(B1,))
+    one = changed(HEALTHY, **LEADER, leader_state=state, lost=(B1,), is_disabled=True)
+
+    assert codes(one) == ["BOOKIES_LOST INFO", "AUTORECOVERY_DISABLED INFO"]
+    assert fact(one, "BOOKIES_LOST").endswith("No ledger names it, so no copy is missing.")
 
     assert f"bookmender bookie decommission {B1}" in action(one, "BOOKIES_LOST")
     assert "decommission" not in action(changed(one, lost=(B1, B2)), "BOOKIES_LOST")
 
 
-def test_of_hundreds_of_bookies_some_are_named() -> None:
+def test_of_hundreds_of_bookies_only_some_are_named() -> None:
     many = tuple(BookieId(f"b{number}:3181") for number in range(300))
 
     told = fact(changed(HEALTHY, lost=many), "BOOKIES_LOST")
@@ -300,7 +314,7 @@ def test_of_hundreds_of_bookies_some_are_named() -> None:
             LeaderState(pending_losses=(PendingLoss(bookie=B1, since_ms=0, due_ms=60_000),)),
             {},
             f"Next: {B1} lost in 1 min.",
-            id="it has time left",
+            id="with time left",
         ),
         pytest.param(
             LeaderState(
@@ -311,13 +325,15 @@ def test_of_hundreds_of_bookies_some_are_named() -> None:
             "ZooKeeper).",
             id="after an outage",
         ),
-        pytest.param(LeaderState(), {}, "The leader has not recorded since when.", id="Java leads"),
         pytest.param(
-            LeaderState(), ALONE, "No auditor is tracking the recovery delay.", id="nobody leads"
+            LeaderState(), {}, "The leader has not recorded when they disappeared.", id="Java leads"
+        ),
+        pytest.param(
+            LeaderState(), ALONE, "No auditor is tracking the recovery delay.", id="no leader"
         ),
     ],
 )
-def test_an_absent_bookie_is_told_with_when_it_is_lost(
+def test_an_absent_bookie_says_when_it_is_lost(
     state: LeaderState, changes: dict[str, Any], text: str
 ) -> None:
     status = changed(HEALTHY, absent=(B1, B2), leader_state=state, **changes)
@@ -325,7 +341,7 @@ def test_an_absent_bookie_is_told_with_when_it_is_lost(
     assert fact(status, "BOOKIES_ABSENT") == f"2 bookies are absent: {B1}, {B2}. {text}"
 
 
-SHORT = "Their ledgers are short of copies."
+SHORT = "Its ledgers are short of copies."
 
 
 @pytest.mark.parametrize(
@@ -333,7 +349,7 @@ SHORT = "Their ledgers are short of copies."
     [
         pytest.param([B1], {}, {}, SHORT, id="not counted"),
         pytest.param([B1], {B1: 2}, {}, SHORT, id="named"),
-        pytest.param([B1], {B1: 0}, {}, "No ledger names them.", id="named by none"),
+        pytest.param([B1], {B1: 0}, {}, "No ledger names it.", id="named by none"),
         pytest.param([B1], {B1: 0}, {"is_count_complete": False}, SHORT, id="so far"),
         pytest.param(
             [B1],
@@ -352,7 +368,7 @@ SHORT = "Their ledgers are short of copies."
         ),
     ],
 )
-def test_maintenance_is_told_with_its_effect(
+def test_maintenance_says_what_it_affects(
     bookies: list[BookieId], naming: dict[BookieId, int], changes: dict[str, Any], text: str
 ) -> None:
     state = replace(LOADED, **{"named_by": naming, "is_count_complete": True, **changes})
@@ -415,8 +431,8 @@ def test_maintenance_of_two_bookies_may_make_ledgers_unavailable(
         ),
         pytest.param(
             UnavailableLedgers(count=12, first=tuple(range(1, 10)), restored_by={B1: 4, B2: 12}),
-            "12 ledgers are unavailable: no registered bookie has a copy of some entries (ledger 1, 2, 3, "
-            "4, 5 and 7 more).",
+            "12 ledgers are unavailable: no registered bookie has a copy of some entries (ledger "
+            "1, 2, 3, 4, 5 and 7 more).",
             f"Start {B2}.",
             id="one is enough for all",
         ),
@@ -434,7 +450,7 @@ def test_maintenance_of_two_bookies_may_make_ledgers_unavailable(
         ),
     ],
 )
-def test_unavailable_ledgers_are_told_with_the_bookies_to_start(
+def test_unavailable_ledgers_name_the_bookies_to_start(
     unavailable: UnavailableLedgers, ledgers: str, start: str
 ) -> None:
     status = changed(HEALTHY, leader_state=replace(TWO_NAMED, unavailable=unavailable))
@@ -443,7 +459,7 @@ def test_unavailable_ledgers_are_told_with_the_bookies_to_start(
     assert action(status, "LEDGERS_UNAVAILABLE") == start
 
 
-def test_while_the_ledger_map_loads_the_number_of_unavailable_ledgers_is_a_minimum() -> None:
+def test_a_loading_ledger_map_gives_a_minimum_of_unavailable() -> None:
     status = changed(
         HEALTHY, leader_state=replace(LOADING, unavailable=UnavailableLedgers(count=3))
     )
@@ -470,7 +486,7 @@ IN_DOUBT = replace(DRAINED, is_drained=False, is_in_doubt=True, unreadable_count
             f"1 bookie is draining: {B1}; 3 of 9 ledgers left.",
             id="one is drained",
         ),
-        pytest.param([DRAINED, DRAINED], None, id="both are"),
+        pytest.param([DRAINED, DRAINED], None, id="both are drained"),
         pytest.param(
             [UNDER_WAY, None],
             f"2 bookies are draining: {B1}, {B2}; the leader has not counted their ledgers yet.",
@@ -481,7 +497,7 @@ IN_DOUBT = replace(DRAINED, is_drained=False, is_in_doubt=True, unreadable_count
         ),
     ],
 )
-def test_drains_are_told_with_what_is_left(
+def test_drains_say_how_many_ledgers_are_left(
     progress: list[DrainProgress | None], text: str | None
 ) -> None:
     rows = tuple(
@@ -511,7 +527,9 @@ def test_drains_are_told_with_what_is_left(
         pytest.param(AUDITOR, "Wait some seconds for the election.", id="not elected yet"),
     ],
 )
-def test_without_an_auditor_it_is_told_what_to_do(nodes: tuple[Any, ...], text: str) -> None:
+def test_without_an_auditor_the_action_says_what_to_start(
+    nodes: tuple[Any, ...], text: str
+) -> None:
     assert action(changed(HEALTHY, leader=None, nodes=nodes), "NO_AUDITOR") == text
 
 
@@ -525,7 +543,7 @@ HOLD = HoldOrder(since_ms=0, until_ms=90_000, bookies=(B1, B2), reason="3 of 5 b
         pytest.param({**LEADER, "lost": (B1,)}, False, id="one is still lost"),
         pytest.param({**LEADER, "absent": (B1,)}, False, id="one is still absent"),
         pytest.param({**LEADER, "writable": ()}, False, id="rule S8: unknown"),
-        pytest.param(ALONE, False, id="nobody leads"),
+        pytest.param(ALONE, False, id="no leader"),
     ],
 )
 def test_a_hold_ends_soon_after_its_bookies_are_back(
@@ -546,9 +564,7 @@ def test_a_hold_ends_soon_after_its_bookies_are_back(
         pytest.param({"nodes": AUDITOR}, False, id="no worker"),
     ],
 )
-def test_a_hold_is_told_with_what_is_repaired_meanwhile(
-    changes: dict[str, Any], is_told: bool
-) -> None:
+def test_a_hold_says_what_is_repaired_meanwhile(changes: dict[str, Any], is_told: bool) -> None:
     status = changed(HEALTHY, **{"hold": HOLD, "marked_count": 503, "nodes": WORKER, **changes})
 
     assert ("503 ledgers marked before" in fact(status, "SAFETY_HOLD")) is is_told
@@ -567,7 +583,7 @@ def test_a_java_leader_ignores_the_hold() -> None:
 # --- Ledgers --------------------------------------------------------------------------------------
 
 
-def test_blocked_repairs_are_told_by_reason_with_the_gravest_first() -> None:
+def test_blocked_repairs_are_counted_with_the_gravest_first() -> None:
     reasons = (Reason.OPEN_LEDGER_GRACE, Reason.NO_TARGET, Reason.NO_COPY, Reason.NO_TARGET)
     waiting = tuple(note(number, reason, f"why {number}") for number, reason in enumerate(reasons))
     status = changed(HEALTHY, marked_count=9, waiting=waiting)
@@ -575,11 +591,50 @@ def test_blocked_repairs_are_told_by_reason_with_the_gravest_first() -> None:
     assert fact(status, "REPAIRS_BLOCKED") == (
         "Blocked: 3 of 9 queued ledgers (1 no-copy, 2 no-target)."
     )
-    assert action(status, "REPAIRS_BLOCKED").startswith("Ledger 2: no good copy is available")
+    assert action(status, "REPAIRS_BLOCKED").startswith(
+        "Ledger 2: no bookie that answers has a good copy"
+    )
     assert action(status, "REPAIRS_BLOCKED").endswith(". Others: bookmender queue list")
 
 
-def test_windows_are_named_only_if_every_queued_ledger_waits_for_one() -> None:
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        pytest.param({}, "Nothing to do while workers repair.", id="workers repair"),
+        pytest.param(
+            {"waiting": (note(1, Reason.NO_COPY),)},
+            "Act on REPAIRS_BLOCKED. Workers repair the other ledgers meanwhile.",
+            id="some are blocked",
+        ),
+        pytest.param(
+            {"waiting": (note(1, Reason.NO_COPY), note(2, Reason.NO_TARGET))},
+            "All are blocked: act on REPAIRS_BLOCKED.",
+            id="all are blocked",
+        ),
+        pytest.param(
+            {"is_disabled": True},
+            "Nothing is repaired while auto-recovery is disabled: bookmender enable",
+            id="disabled",
+        ),
+        pytest.param(
+            {"nodes": (), "leader": None},
+            "Nothing is repaired without a worker: act on NO_WORKERS.",
+            id="no worker",
+        ),
+    ],
+)
+def test_the_action_for_under_replicated_ledgers_fits_the_other_conditions(
+    changes: dict[str, Any], told: str
+) -> None:
+    nodes = (node("host-a", 1, Role.WORKER),)
+    status = changed(changed(HEALTHY, marked_count=2, nodes=nodes), **changes)
+
+    assert action(status, "LEDGERS_UNDER_REPLICATED").startswith(told)
+    for code in ("REPAIRS_BLOCKED", "NO_WORKERS"):
+        assert code not in told or any(each.startswith(code) for each in codes(status))
+
+
+def test_windows_are_named_only_if_every_ledger_waits_for_one() -> None:
     waiting = (replace(note(1, Reason.MAINTENANCE), next_try_ms=60_000),)
     one = changed(HEALTHY, marked_count=1, waiting=waiting)
 
@@ -599,6 +654,7 @@ NEEDS_HELP = {
     Reason.MISPLACED: True,
     Reason.NO_ANSWER: False,
     Reason.RECOVERY_FAILED: False,
+    Reason.END_DAMAGED: True,
     Reason.NO_COVERAGE: True,
     Reason.END_UNPROVEN: True,
     Reason.RECOVERY_UNENDED: True,
@@ -675,27 +731,50 @@ def fsck(*, run: str = "r", wrong: int = 0, unknown: int = 0, marked: int | None
         ),
     ],
 )
-def test_what_fsck_found_is_told_and_does_not_change_the_health(
-    changes: dict[str, Any], facts: list[str]
-) -> None:
+def test_fsck_results_are_shown(changes: dict[str, Any], facts: list[str]) -> None:
     found = conditions(changed(HEALTHY, **changes))
 
     assert [each.fact for each in found] == facts
-    assert health(found) == "OK"
 
 
-def test_fsck_marks_are_named_while_some_are_missing() -> None:
-    some = changed(HEALTHY, fsck=fsck(wrong=4, marked=3))
-    every = changed(HEALTHY, fsck=fsck(wrong=4, marked=4))
+@pytest.mark.parametrize(
+    ("changes", "severity", "action_start"),
+    [
+        pytest.param({"fsck": fsck(wrong=4)}, "WARN", "Mark those", id="none is marked"),
+        pytest.param({"fsck": fsck(wrong=4, marked=3)}, "WARN", "Mark those", id="one is not"),
+        pytest.param(
+            {"fsck": fsck(wrong=4, marked=4), "private_count": 1, "private_damaged_count": 1},
+            "WARN",
+            "Wait until workers",
+            id="all were marked and one is not repaired",
+        ),
+        pytest.param(
+            {"fsck": fsck(wrong=4, marked=4), "private_count": 1},
+            "INFO",
+            "Run fsck again",
+            id="no queued ledger needs repair",
+        ),
+        pytest.param(
+            {"fsck": fsck(wrong=4, marked=4), "fsck_closer": fsck(run="c", wrong=2, marked=1)},
+            "WARN",
+            "Mark those",
+            id="one of an earlier run is not marked",
+        ),
+    ],
+)
+def test_damage_is_a_warning_until_all_of_it_was_marked_and_nothing_needs_repair(
+    changes: dict[str, Any], severity: str, action_start: str
+) -> None:
+    status = changed(HEALTHY, **changes)
 
-    assert "bookmender fsck mark DIR" in action(some, "FSCK_FOUND_DAMAGE")
-    assert action(every, "FSCK_FOUND_DAMAGE").startswith("Run fsck again")
+    assert f"FSCK_FOUND_DAMAGE {severity}" in codes(status)
+    assert action(status, "FSCK_FOUND_DAMAGE").startswith(action_start)
 
 
 # --- Form -----------------------------------------------------------------------------------------
 
 
-def test_a_condition_is_told_to_programs_with_its_numbers_and_names() -> None:
+def test_the_json_of_a_condition_has_its_data() -> None:
     [lost] = conditions(changed(HEALTHY, lost=(B1,)))
 
     assert lost.to_json() == {
@@ -707,3 +786,41 @@ def test_a_condition_is_told_to_programs_with_its_numbers_and_names() -> None:
         "data": {"bookies": [B1], "named_by_ledgers": [B1]},
     }
     assert lost.code is Code.BOOKIES_LOST
+
+
+STALLED = FeedStateRecord(
+    session_id=5,
+    written_ms=0,
+    pending_count=12,
+    stalled_since_ms=0,
+    reason=StallReason.ACCESS_DENIED,
+    detail="denied (path=/ledgers/00)",
+    path="/ledgers/00",
+)
+
+
+def test_a_stalled_feed_is_a_condition_that_says_how_long_and_why() -> None:
+    status = changed(HEALTHY, feed_stall=FeedStall(state=STALLED), taken_ms=300_000)
+
+    assert codes(status) == ["FEED_STALLED WARN"]
+    assert fact(status, "FEED_STALLED") == (
+        "The change feed has published nothing for 5 min: an ACL denies the leader access to "
+        "/ledgers/00, so changes below it are unknown. 12 changes wait."
+    )
+    assert "read access" in action(status, "FEED_STALLED")
+
+
+@pytest.mark.parametrize("reason", StallReason)
+def test_each_reason_of_a_stalled_feed_has_a_text(reason: StallReason) -> None:
+    stall = FeedStall(state=replace(STALLED, reason=reason))
+
+    assert stall.fact(now_ms=0).count(": ") >= 1
+    assert stall.action()
+    assert stall.to_json()["reason"] == reason.value
+
+
+def test_java_as_leader_stalls_the_feed() -> None:
+    status = changed(HEALTHY, feed_stall=FeedStall(state=None))
+
+    assert "Java's auditor leads" in fact(status, "FEED_STALLED")
+    assert FeedStall(state=None).to_json()["reason"] == "java-leads"

@@ -1,4 +1,4 @@
-"""What ``bookmender status`` gathers of a cluster."""
+"""The facts that ``bookmender status`` gathers from a cluster."""
 
 import asyncio
 from dataclasses import replace
@@ -49,7 +49,7 @@ async def let_java_lead(cluster: Cluster) -> None:
 
 
 @in_virtual_time
-async def test_a_cluster_in_which_nothing_ever_happened_has_no_auditor() -> None:
+async def test_a_new_cluster_has_no_auditor() -> None:
     status = await gathered(await Cluster.start())
 
     assert status == changed(HEALTHY, leader=None, writable=BOOKIES, taken_ms=status.taken_ms)
@@ -57,7 +57,7 @@ async def test_a_cluster_in_which_nothing_ever_happened_has_no_auditor() -> None
 
 
 @in_virtual_time
-async def test_a_bookie_is_absent_first_and_lost_after_the_recovery_delay() -> None:
+async def test_a_bookie_is_lost_after_the_recovery_delay() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(100)):
         await cluster.kill(B1)
@@ -87,12 +87,12 @@ async def test_a_bookie_without_cookie_is_lost_if_ledgers_name_it() -> None:
 
     assert (status.bookies.lost, status.queue.marked_count) == ((B1,), 0)
     assert fact(status, "BOOKIES_LOST").endswith(
-        "Their ledgers are not marked: auto-recovery is disabled."
+        "Its ledgers are not marked: auto-recovery is disabled."
     )
 
 
 @in_virtual_time
-async def test_a_reformatted_bookie_is_told_until_its_ledgers_are_marked() -> None:
+async def test_a_reformatted_bookie_is_shown_until_marks_are_made() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
         await asyncio.sleep(60)
@@ -108,14 +108,14 @@ async def test_a_reformatted_bookie_is_told_until_its_ledgers_are_marked() -> No
 
     assert disabled.bookies.reformatted == (B1,)
     assert fact(disabled, "BOOKIES_REFORMATTED") == (
-        f"1 bookie is reformatted and may have lost data: {B1}. The affected ledgers are not marked "
-        "yet: auto-recovery is disabled."
+        f"1 bookie is reformatted and may have lost data: {B1}. The affected ledgers are not "
+        "marked yet: auto-recovery is disabled."
     )
     assert (enabled.bookies.reformatted, enabled.queue.marked_count) == ((), 1)
 
 
 @in_virtual_time
-async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None:
+async def test_the_leader_nodes_bookies_and_queue_are_gathered() -> None:
     cluster = await Cluster.start()
     await cluster.kill(B1)
     await cluster.unregister(B2)
@@ -129,7 +129,7 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
     async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
         await worker.lease(2)
         await worker.notes.write(note(1, Reason.NO_TARGET))
-        await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark: means nothing
+        await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark, so it does not count
 
         status = await gathered(cluster)
 
@@ -155,7 +155,7 @@ async def test_leader_nodes_bookies_and_queue_are_gathered_as_they_are() -> None
 
 
 @in_virtual_time
-async def test_rule_s8_while_no_bookie_is_registered_none_is_called_lost() -> None:
+async def test_rule_s8_with_no_bookie_registered_none_is_lost() -> None:
     cluster = await Cluster.start(B1, B2)
     for bookie in (B1, B2):
         await cluster.unregister(bookie)
@@ -166,7 +166,7 @@ async def test_rule_s8_while_no_bookie_is_registered_none_is_called_lost() -> No
 
 
 @in_virtual_time
-async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
+async def test_a_java_leader_is_named_by_its_own_id() -> None:
     cluster = await Cluster.start()
     await let_java_lead(cluster)
 
@@ -177,7 +177,7 @@ async def test_a_java_auditor_leads_as_it_calls_itself() -> None:
 
 
 @in_virtual_time
-async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -> None:
+async def test_a_leader_with_an_unreadable_vote_is_unknown() -> None:
     cluster = await Cluster.start()
     await cluster.store.create(f"{PATHS.election}/V_0000000003", b"\xff")
 
@@ -188,7 +188,7 @@ async def test_a_leader_whose_vote_cannot_be_read_is_unknown_and_no_obstacle() -
 
 
 @in_virtual_time
-async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_first() -> None:
+async def test_foreign_locks_are_listed_with_the_oldest_first() -> None:
     cluster = await Cluster.start()
     for ledger_id in (1, 2, 3):
         await cluster.mark(B1, ledger_id=ledger_id)
@@ -208,14 +208,15 @@ async def test_locks_of_others_are_told_apart_from_ours_and_the_oldest_comes_fir
         (1, None),
     ]
     assert [line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows] == [
-        f"ledger 1: misses {B1} (locked by nobody known, no node of ours, for 0 s)",
+        f"ledger 1: misses {B1} (locked by an unknown holder, which is not a bookmender node, for "
+        "0 s)",
         f"ledger 2: misses {B1} (locked by host-b for 10 s)",
-        f"ledger 3: misses {B1} (locked by java-host, no node of ours, for 10 s)",
+        f"ledger 3: misses {B1} (locked by java-host, which is not a bookmender node, for 10 s)",
     ]
 
 
 @in_virtual_time
-async def test_many_ledgers_that_wait_are_all_counted() -> None:
+async def test_all_waiting_ledgers_are_counted() -> None:
     cluster = await Cluster.start()
     count = 105
     async with cluster.node() as worker:
@@ -231,7 +232,7 @@ async def test_many_ledgers_that_wait_are_all_counted() -> None:
 
 
 @in_virtual_time
-async def test_the_json_has_what_the_text_has() -> None:
+async def test_the_json_has_all_facts_of_the_text() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
@@ -271,7 +272,8 @@ async def test_the_json_has_what_the_text_has() -> None:
             "reason": "no-copy",
             "facts": {"entry_ids": [4], "entry_count": 1},
             "besides": [],
-            "detail": "no good copy is available of entry 4; no absent bookie should have one",
+            "detail": "no bookie that answers has a good copy of entry 4, "
+            "and no absent bookie should have one",
             "node": "host-a",
             "since_ms": 1_000,
             "tries": 1,
@@ -281,11 +283,11 @@ async def test_the_json_has_what_the_text_has() -> None:
     ]
 
 
-# --- What is ordered -------------------------------------------------------------------------------
+# --- Orders ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> None:
+async def test_a_bookie_in_maintenance_is_not_lost() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     here = visiting(cluster)
     await open_window(here, B1, duration_s=3_600, reason="disk", clock=SystemClock())
@@ -307,12 +309,14 @@ async def test_a_bookie_under_maintenance_is_not_lost_and_orders_are_told() -> N
     lines = to_text(status).splitlines()
     assert "          1 in bookmender's private queue, to drain or repair by hand" in lines
     [orders] = [index for index, line in enumerate(lines) if line.startswith("orders ")]
-    assert lines[orders].startswith(f"orders    {B1}: away, under maintenance for another ")
-    assert lines[orders + 1] == f"          {B2}: writable, draining (not looked for yet)"
+    assert lines[orders].startswith(f"orders    {B1}: absent, in maintenance for another ")
+    assert (
+        lines[orders + 1] == f"          {B2}: writable, draining (its ledgers are not counted yet)"
+    )
 
 
 @in_virtual_time
-async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() -> None:
+async def test_maintenance_of_a_bookie_without_ledgers_affects_nothing() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
@@ -325,17 +329,17 @@ async def test_of_a_bookie_that_no_ledger_names_maintenance_affects_nothing() ->
         status = await gathered(cluster, cluster.clock)
         concerns = await window_concerns(visiting(cluster), B3, clock=cluster.clock)
 
-    assert fact(status, "BOOKIES_IN_MAINTENANCE").endswith(" No ledger names them.")
+    assert fact(status, "BOOKIES_IN_MAINTENANCE").endswith(" No ledger names it.")
     named = to_json(status)["leader_state"]["absent_named_by"]
     assert (named["ledgers"], named["is_complete"]) == ({B3: 0}, True)
     assert concerns == [
-        f"no ledger names {B3}: nothing is affected while it is away, and if it is not to come back, "
-        f"bookmender bookie decommission {B3} forgets it"
+        f"No ledger names {B3}, so it needs no window. If it never returns, run: bookmender bookie "
+        f"decommission {B3}"
     ]
 
 
 @in_virtual_time
-async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_maintenance() -> None:
+async def test_two_windows_can_make_ledgers_unavailable() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     found: list[tuple[list[str], int]] = []
     async with auditing(cluster) as leader:
@@ -359,7 +363,7 @@ async def test_two_windows_that_leave_no_copy_of_some_ledgers_are_no_mere_mainte
 
 
 @in_virtual_time
-async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
+async def test_ledgers_the_last_audit_could_not_read_are_read_again() -> None:
     cluster = await Cluster.start()
     for ledger_id in (1, 2, 3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id)
@@ -394,11 +398,11 @@ async def test_what_the_last_audit_could_not_read_is_looked_at_again() -> None:
     assert codes(await gathered(cluster)) == []
 
 
-# --- Ledgers that wait ----------------------------------------------------------------------------
+# --- Waiting ledgers ------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_bookie_that_came_back_overtakes_earlier_notes() -> None:
+async def test_a_bookie_that_returns_overtakes_earlier_notes() -> None:
     cluster = await Cluster.start()
     for ledger_id, ensemble in enumerate([(B1, B2), (B1, B2, B3)]):
         await cluster.write_ledger(ensemble, ledger_id=ledger_id)
@@ -423,19 +427,19 @@ async def test_a_bookie_that_came_back_overtakes_earlier_notes() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_whose_end_cannot_be_proven_is_told_until_it_is_closed() -> None:
+async def test_an_unproven_end_is_shown_until_the_ledger_is_closed() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
     await cluster.write_ledger((B1, B2), ledger_id=2)
     async with cluster.node() as worker:
         for ledger_id in (1, 2):
-            await worker.ends.note(ledger_id, Facts())
+            await worker.note_unproven(ledger_id, Facts())
 
     assert (await gathered(cluster)).reports.unproven == (1,)
 
 
 @in_virtual_time
-async def test_marks_that_wait_for_another_bookies_maintenance_are_explained() -> None:
+async def test_marks_that_wait_for_other_maintenance_are_explained() -> None:
     """The ledgers no longer name the lost bookie, but still miss copies (rule S6)."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), ledger_id=0, write_quorum=3)
@@ -463,9 +467,8 @@ async def test_marks_that_wait_for_another_bookies_maintenance_are_explained() -
 
 
 @in_virtual_time
-async def test_a_bookie_that_went_in_an_outage_of_zookeeper_is_not_lost_while_it_may_return() -> (
-    None
-):
+async def test_a_bookie_absent_since_an_outage_is_lost_later() -> None:
+    """The bookie has time to register again after the outage of ZooKeeper."""
     cluster = await with_ledgers((B1, B2))
     outages = Outages(cluster.clock, return_s=20.0)
     async with auditing(cluster, outages=outages) as leader:

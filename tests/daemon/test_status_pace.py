@@ -1,4 +1,4 @@
-"""``bookmender status``: how fast nodes copy, and why."""
+"""The pace of copies in ``bookmender status``, and its reason."""
 
 import pytest
 
@@ -40,8 +40,8 @@ def pace(said: ClientActivity | None, **ordered: int | bool) -> CopyingPace:
         pytest.param(
             ClientActivity(active=frozenset({B1}), quiet=frozenset({B3})),
             {},
-            f"yielding at 1 bookie with active clients ({B1}), and at 1 bookie whose clients are unknown; "
-            "full speed at the others",
+            f"yielding at 1 bookie with active clients ({B1}), and at 1 bookie whose clients are "
+            "unknown; full speed at the others",
             id="one unknown",
         ),
         pytest.param(
@@ -54,30 +54,30 @@ def pace(said: ClientActivity | None, **ordered: int | bool) -> CopyingPace:
             None,
             {},
             "yielding at all bookies: the leader has not published client activity",
-            id="nothing said",
+            id="no record",
         ),
         pytest.param(
             ClientActivity(active=frozenset(ALL)),
             {"yields_to_writers": False},
             "full speed: yielding to clients is switched off (bookmender limits)",
-            id="clients do not go first",
+            id="clients have no priority",
         ),
         pytest.param(
             ClientActivity(quiet=frozenset(ALL)),
             {"bytes_per_s": 20_000_000, "entries_per_s": 500},
-            "full speed: no client is active; each node copies 500 entries/s and 20,000,000 bytes/s "
-            "at most",
+            "full speed: no client is active; each node copies 500 entries/s and 20,000,000 "
+            "bytes/s at most",
             id="limits",
         ),
     ],
 )
-def test_the_pace_is_told_with_its_reason(
+def test_the_pace_is_shown_with_its_reason(
     said: ClientActivity | None, ordered: dict[str, int | bool], text: str
 ) -> None:
     assert pace_text(pace(said, **ordered)) == text
 
 
-def test_bookies_that_are_away_do_not_count() -> None:
+def test_absent_bookies_do_not_count() -> None:
     said = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2, B3}))
 
     found = copying_pace(limits_in_force(LimitsOrder(), SETTINGS), said, (B2, B3))
@@ -96,7 +96,7 @@ def test_bookies_that_are_away_do_not_count() -> None:
         ({"marked_count": 1}, False),
         ({"nodes": (node("host-a", 11, Role.WORKER),)}, False),
     ],
-    ids=["our workers repair", "they may not", "there is none of ours", "there is nothing to do"],
+    ids=["our workers repair", "they are disabled", "no worker of ours", "nothing to do"],
 )
 def test_the_pace_is_shown_while_our_nodes_repair(
     changes: dict[str, object], is_told: bool

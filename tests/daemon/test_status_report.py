@@ -27,7 +27,7 @@ LOADING = replace(MAP, is_complete=False, read_count=300, expected_count=1_000)
 RUN = CheckRun(started_ms=1, ledger_count=10, ledgers_left=30, active_ms=5_000)
 WINDOW = BookieRow(
     bookie=B1,
-    state=BookieState.AWAY,
+    state=BookieState.ABSENT,
     has_cookie=True,
     maintenance=MaintenanceWindow(since_ms=0, until_ms=3_660_000, reason="disk"),
 )
@@ -37,7 +37,7 @@ def lines_of(**changes: Any) -> list[str]:
     return to_text(changed(HEALTHY, **changes)).splitlines()
 
 
-def test_a_healthy_cluster_is_told_in_few_lines() -> None:
+def test_a_healthy_cluster_needs_few_lines() -> None:
     assert lines_of() == [
         "OK",
         "",
@@ -51,11 +51,11 @@ def test_a_healthy_cluster_is_told_in_few_lines() -> None:
 def test_rule_s8_without_bookies_nothing_is_concluded() -> None:
     assert lines_of(writable=(), is_disabled=True, leader=None) == [
         "UNKNOWN  NO_BOOKIES",
-        "NO_BOOKIES             UNKNOWN  No bookie is registered in ZooKeeper, nor an auditor or worker. "
-        "Nothing can be concluded from that.",
+        "NO_BOOKIES             UNKNOWN  No bookie is registered in ZooKeeper, nor an auditor or "
+        "worker. Nothing can be concluded from that.",
         "    Check ZooKeeper, the network and the configured address, then the bookies.",
-        "AUTORECOVERY_DISABLED  INFO     Auto-recovery is disabled, Java's too. No ledger is marked or "
-        "repaired.",
+        "AUTORECOVERY_DISABLED  INFO     Auto-recovery is disabled, Java's too. No ledger is "
+        "marked or repaired.",
         "    Switch it on again: bookmender enable",
         "",
         "leader    none",
@@ -65,7 +65,7 @@ def test_rule_s8_without_bookies_nothing_is_concluded() -> None:
     ]
 
 
-def test_a_cluster_in_trouble_is_told_in_full() -> None:
+def test_a_cluster_in_trouble_is_described_in_full() -> None:
     told = lines_of(
         taken_ms=62_500,
         leader="host-a",
@@ -101,16 +101,18 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "WARN  BOOKIES_LOST, BOOKIES_ABSENT, REPAIRS_BLOCKED, LEDGERS_UNDER_REPLICATED, "
         "AVAILABILITY_UNKNOWN",
         f"BOOKIES_LOST              WARN     1 bookie is lost: {B2}.",
-        "    Start bookies whose data is intact. Ledgers of the others are copied to other bookies.",
+        "    Start bookies whose data is intact. Ledgers of the others are copied to other "
+        "bookies.",
         f"BOOKIES_ABSENT            WARN     1 bookie is absent: {B3}. Next: {B3} lost in 1 min.",
-        "    Start the bookie. Announce planned work with: bookmender bookie maintenance ID --for 2h",
+        "    Start the bookie. Announce planned work with: bookmender bookie maintenance ID --for "
+        "2h",
         "REPAIRS_BLOCKED           WARN     Blocked: 1 of 105 queued ledgers (1 no-copy).",
-        "    Ledger 7: no good copy is available of some entries; no absent bookie should have one. "
-        "Others: bookmender queue list",
+        "    Ledger 7: no bookie that answers has a good copy of some entries, and no absent "
+        "bookie should have one. Others: bookmender queue list",
         "LEDGERS_UNDER_REPLICATED  WARN     105 ledgers are under-replicated.",
-        "    Nothing to do while workers repair. bookmender queue list shows each ledger.",
-        "AVAILABILITY_UNKNOWN      UNKNOWN  2 bookies that are not registered may have the only copies of "
-        "some entries: the leader has not counted yet.",
+        "    Act on REPAIRS_BLOCKED. Workers repair the other ledgers meanwhile.",
+        "AVAILABILITY_UNKNOWN      UNKNOWN  2 bookies that are not registered may have the only "
+        "copies of some entries: the leader has not counted yet.",
         "    Wait some seconds.",
         "",
         "leader    host-a (pid 11)",
@@ -126,9 +128,10 @@ def test_a_cluster_in_trouble_is_told_in_full() -> None:
         "          pace: yielding at all bookies: the leader has not published client activity",
         "          2 locks not held by bookmender, the longest for 60 s: ledger 8, by java-1",
         "waiting   1 no-copy, for up to 1 min 1 s, next try in 8 s: ledger 7",
-        "              no good copy is available of some entries; no absent bookie should have one",
+        "              no bookie that answers has a good copy of some entries, and no absent "
+        "bookie should have one",
         "audit     2 s ago, 9 ledgers",
-        "checks    replicas: 10 ledgers looked at, about 30 left, 15 s to go at 2 a second",
+        "checks    replicas: 10 ledgers checked, about 30 left, 15 s to go at 2 per second",
     ]
 
 
@@ -151,11 +154,11 @@ def test_text_from_znodes_cannot_control_the_terminal() -> None:
     assert help_text(status.queue.waiting[0]).isprintable()
 
 
-def test_a_clock_that_is_behind_the_nodes_makes_no_negative_age() -> None:
+def test_a_clock_behind_the_nodes_gives_no_negative_age() -> None:
     assert any("for up to 0 s" in line for line in lines_of(waiting=(note(7, Reason.NO_COPY),)))
 
 
-def test_a_service_whose_former_session_has_not_expired_is_shown_once() -> None:
+def test_a_service_with_an_old_unexpired_session_is_shown_once() -> None:
     auditor, worker = (node("host-a", 11, role) for role in (Role.AUDITOR, Role.WORKER))
 
     told = lines_of(nodes=(auditor, auditor, worker, worker))
@@ -170,7 +173,7 @@ def test_a_service_whose_former_session_has_not_expired_is_shown_once() -> None:
         (LOADING, "map       loading, 300 of about 1,000 ledgers read"),
         (replace(LOADING, expected_count=0), "map       loading, 300 ledgers read"),
     ],
-    ids=["complete", "loading", "nobody knows how many there are"],
+    ids=["complete", "loading", "unknown total"],
 )
 def test_the_ledger_map_is_complete_or_loading(note: LedgerMapRecord, text: str) -> None:
     assert text in lines_of(leader_state=LeaderState(ledger_map=note))
@@ -220,7 +223,7 @@ def test_the_ledger_map_is_complete_or_loading(note: LedgerMapRecord, text: str)
         ),
     ],
 )
-def test_a_lost_bookie_is_told_with_what_is_left_to_do(
+def test_a_lost_bookie_is_shown_with_the_work_left(
     naming: dict[BookieId, int],
     changes: dict[str, Any],
     marked: int,
@@ -239,16 +242,16 @@ def test_a_lost_bookie_is_told_with_what_is_left_to_do(
     assert f"          {B} lost: {text}" in told
 
 
-def test_an_absent_bookie_that_nobody_tracks_is_told_with_the_recovery_delay() -> None:
+def test_an_untracked_absent_bookie_has_the_recovery_delay() -> None:
     state = LeaderState(untracked=frozenset({B1}), recovery_delay_s=600)
 
     told = lines_of(absent=(B1,), by_bookie=((B1, 2),), leader_state=state)
 
-    text = f"          {B1} absent: unknown since when (recovery delay 10 min), 2 marked"
+    text = f"          {B1} absent for an unknown time (recovery delay 10 min), 2 marked"
     assert text in told
 
 
-def test_a_reformatted_bookie_is_told() -> None:
+def test_a_reformatted_bookie_is_listed() -> None:
     told = lines_of(reformatted=(B1,))
 
     assert "bookies   3 writable, 0 read-only, 0 lost, 1 reformatted" in told
@@ -262,7 +265,7 @@ def test_hundreds_of_lost_bookies_leave_room_on_the_screen() -> None:
     assert "          and 280 more" in told
 
 
-def test_a_maintenance_window_is_told_with_its_end() -> None:
+def test_a_maintenance_window_is_shown_with_its_end() -> None:
     status = changed(
         HEALTHY, writable=(B2, B3), ordered=(WINDOW,), taken_ms=60_000, leader="java:3181"
     )
@@ -271,24 +274,24 @@ def test_a_maintenance_window_is_told_with_its_end() -> None:
 
     assert lines[0] == "OK"
     assert "bookies   2 writable, 0 read-only, 0 lost, 1 absent for maintenance" in lines
-    assert f"orders    {B1}: away, under maintenance for another 1 h (disk)" in lines
+    assert f"orders    {B1}: absent, in maintenance for another 1 h (disk)" in lines
     told = to_json(status)["bookies"]["in_maintenance"]
     assert told == {"absent": [B1], "until_ms": 3_660_000}
     assert to_json(HEALTHY)["bookies"]["in_maintenance"] == {"absent": [], "until_ms": None}
 
 
-# --- Ledgers that wait ----------------------------------------------------------------------------
+# --- Waiting ledgers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("next_try_ms", "text"),
     [
-        pytest.param(180_000, "next try in 3 min", id="a long time yet"),
+        pytest.param(180_000, "next try in 3 min", id="later"),
         pytest.param(500, "next try in 1 s", id="rounded up"),
-        pytest.param(0, "next try due", id="at any time"),
+        pytest.param(0, "next try due", id="due"),
     ],
 )
-def test_a_reason_may_be_outdated_so_the_next_try_is_told(next_try_ms: int, text: str) -> None:
+def test_a_reason_is_shown_with_the_next_try(next_try_ms: int, text: str) -> None:
     waiting = replace(note(7, Reason.NO_COPY), next_try_ms=next_try_ms)
 
     told = lines_of(marked_count=1, waiting=(waiting,), waiting_count=1)
@@ -313,7 +316,7 @@ def test_a_reason_may_be_outdated_so_the_next_try_is_told(next_try_ms: int, text
         pytest.param(Reason.NO_COVERAGE, (-1, -1), "next try due", id="and is due"),
     ],
 )
-def test_the_end_of_a_grace_is_told(reason: Reason, until_ms: tuple[int, int], text: str) -> None:
+def test_the_end_of_a_grace_is_shown(reason: Reason, until_ms: tuple[int, int], text: str) -> None:
     waiting = tuple(
         replace(note(ledger_id, reason), grace_until_ms=each)
         for ledger_id, each in enumerate(until_ms)
@@ -344,9 +347,11 @@ def test_an_overtaken_note_only_says_that_its_ledger_is_due() -> None:
     )
 
     assert to_text(status).splitlines()[-3:] == [
-        "waiting   2 due, as a bookie came or an order changed since the last try: ledger 5, 7",
+        "waiting   2 due, because a bookie registered or an order changed since the last try: "
+        "ledger 5, 7",
         "          1 no-copy, for up to 0 s, next try due: ledger 6",
-        "              no good copy is available of some entries; no absent bookie should have one",
+        "              no bookie that answers has a good copy of some entries, and no absent "
+        "bookie should have one",
     ]
     assert to_json(status)["waiting"]["overtaken"] == [5, 7]
 

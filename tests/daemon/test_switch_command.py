@@ -14,7 +14,7 @@ from tests.replication.nodes import PATHS
     why="it is no error, and the command says so",
 )
 @in_virtual_time
-async def test_to_disable_or_enable_what_is_so_already_changes_nothing_and_says_so() -> None:
+async def test_disabling_or_enabling_twice_changes_nothing() -> None:
     cluster = await Cluster.start()
     seen, path = visiting(cluster), PATHS.disable
 

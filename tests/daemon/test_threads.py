@@ -1,7 +1,9 @@
-"""A half of the node: restarted when it fails, and stopped at any time."""
+"""A service of the node: restarted when it fails, and stopped at any time."""
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -13,14 +15,14 @@ from ledgers.errors import LeadershipLostError, SessionLostError
 from tests.virtual_time import VirtualTimeLoop
 
 PATIENCE_S = 10.0
-"""No test waits so long unless it fails."""
+"""No test waits this long unless it fails."""
 
 Session = Callable[[], Awaitable[None]]
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., ServiceThread]]:
-    """Starts halves, and stops them at the end."""
+    """Return a function that starts services. They are stopped at the end."""
     roles: list[ServiceThread] = []
 
     def started(session: Session, *, is_virtual: bool = False) -> ServiceThread:
@@ -40,7 +42,7 @@ async def wait_forever() -> None:
 
 
 class Sessions:
-    """Sessions that last as long as they are told and end with an error; the last one waits."""
+    """Sessions with given durations that end with an error. The last session waits."""
 
     def __init__(self, *durations_s: float, error: Exception | None = None) -> None:
         self.begun_s: list[float] = []
@@ -61,14 +63,14 @@ class Sessions:
 
     @property
     def pauses_s(self) -> list[float]:
-        """Between the end of each and the beginning of the next."""
+        """Return the times between the end of each session and the start of the next."""
         return [
             begun_s - ended_s
             for begun_s, ended_s in zip(self.begun_s[1:], self.ended_s, strict=True)
         ]
 
 
-def test_a_session_that_ends_is_begun_again_after_pauses_that_double(
+def test_a_failed_session_restarts_after_doubling_pauses(
     start: Callable[..., ServiceThread],
 ) -> None:
     sessions = Sessions(*[0.0] * 10)
@@ -83,7 +85,7 @@ def test_a_session_that_ends_is_begun_again_after_pauses_that_double(
     assert wait_s == RESTART_MAX_S
 
 
-def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., ServiceThread]) -> None:
+def test_a_long_session_resets_the_pauses(start: Callable[..., ServiceThread]) -> None:
     sessions = Sessions(*[0.0] * 6, CALM_S + 1, 0.0)
 
     start(sessions, is_virtual=True)
@@ -94,7 +96,7 @@ def test_a_session_that_lasted_begins_the_pauses_anew(start: Callable[..., Servi
     assert sessions.pauses_s[7] <= 2 * RESTART_MIN_S
 
 
-def test_a_session_that_simply_returns_is_begun_again_too(
+def test_a_session_that_returns_is_restarted_too(
     start: Callable[..., ServiceThread],
 ) -> None:
     begun: list[int] = []
@@ -123,7 +125,7 @@ def test_a_session_that_simply_returns_is_begun_again_too(
             "warning",
             id="several expected ones",
         ),
-        pytest.param(ZeroDivisionError(), "role.crashed", "error", id="a defect of ours"),
+        pytest.param(ZeroDivisionError(), "role.crashed", "error", id="a defect"),
         pytest.param(
             ExceptionGroup("tasks", [SessionLostError("it is gone"), ZeroDivisionError()]),
             "role.crashed",
@@ -132,7 +134,7 @@ def test_a_session_that_simply_returns_is_begun_again_too(
         ),
     ],
 )
-def test_the_end_of_a_session_is_logged_by_whether_it_is_a_defect(
+def test_an_unexpected_error_is_logged_as_a_crash(
     start: Callable[..., ServiceThread], error: Exception, event: str, level: str
 ) -> None:
     sessions = Sessions(0.0, error=error)
@@ -147,7 +149,7 @@ def test_the_end_of_a_session_is_logged_by_whether_it_is_a_defect(
     assert level == "error" or "it is gone" in logs[0]["error"]
 
 
-def test_one_half_that_fails_does_not_touch_the_other(start: Callable[..., ServiceThread]) -> None:
+def test_a_failing_service_does_not_affect_the_other(start: Callable[..., ServiceThread]) -> None:
     other = start(wait_forever)
     sessions = Sessions(0.0, error=ZeroDivisionError())
 
@@ -197,7 +199,7 @@ def test_stopping_ends_the_pause_before_the_next_session(
     assert role.stop(timeout_s=PATIENCE_S)
 
 
-def test_a_session_that_answers_its_cancellation_with_an_error_is_stopped_all_the_same(
+def test_an_error_on_cancellation_does_not_prevent_the_stop(
     start: Callable[..., ServiceThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "RESTART_MIN_S", 1000.0)
@@ -216,7 +218,9 @@ def test_a_session_that_answers_its_cancellation_with_an_error_is_stopped_all_th
     assert role.stop(timeout_s=PATIENCE_S)
 
 
-def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., ServiceThread]) -> None:
+def test_stop_returns_false_if_the_session_does_not_end(
+    start: Callable[..., ServiceThread],
+) -> None:
     may_end = threading.Event()
     has_begun = threading.Event()
 
@@ -234,7 +238,7 @@ def test_a_session_that_will_not_end_is_said_not_to(start: Callable[..., Service
     assert role.stop(timeout_s=PATIENCE_S)
 
 
-def test_stopping_before_the_start_is_stopping() -> None:
+def test_a_service_stopped_before_its_start_never_runs() -> None:
     begun: list[int] = []
 
     async def session() -> None:
@@ -248,7 +252,7 @@ def test_stopping_before_the_start_is_stopping() -> None:
     assert begun == []
 
 
-def test_the_thread_has_the_halfs_name(start: Callable[..., ServiceThread]) -> None:
+def test_the_thread_has_the_name_of_the_service(start: Callable[..., ServiceThread]) -> None:
     start(wait_forever)
 
     assert "worker" in {thread.name for thread in threading.enumerate()}
@@ -260,3 +264,43 @@ def test_the_leaves_of_nested_groups_are_the_single_errors() -> None:
 
     assert leaves(group) == [one, two, three]
     assert leaves(one) == [one]
+
+
+# --- Probes ---------------------------------------------------------------------------------------
+
+
+def test_a_loop_that_is_blocked_is_silent_until_it_runs_again(
+    start: Callable[..., ServiceThread],
+) -> None:
+    is_blocked, may_go_on = threading.Event(), threading.Event()
+
+    async def block() -> None:
+        is_blocked.set()
+        may_go_on.wait(PATIENCE_S)
+        await wait_forever()
+
+    role = start(block)
+    assert is_blocked.wait(PATIENCE_S)
+    role.probe()
+    role.probe()
+    time.sleep(0.05)
+    assert role.silent_s >= 0.05
+
+    may_go_on.set()
+    until_s = time.monotonic() + PATIENCE_S
+    while role.silent_s:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def test_a_thread_that_does_not_run_is_silent_for_ever(
+    start: Callable[..., ServiceThread],
+) -> None:
+    not_started = ServiceThread("worker", wait_forever)
+    not_started.probe()
+    assert not_started.silent_s == math.inf
+
+    role = start(wait_forever)
+    assert role.stop(timeout_s=PATIENCE_S)
+    role.probe()
+    assert role.silent_s == math.inf

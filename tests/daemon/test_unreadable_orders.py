@@ -1,4 +1,4 @@
-"""Orders that cannot be read: every command that they concern says so, and one takes them back."""
+"""Unreadable orders: every command that they concern reports them, and one command removes each."""
 
 import json
 from types import ModuleType
@@ -81,7 +81,7 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize(("module", "command", "arguments", "paths"), COMMANDS)
-def test_it_is_said_which_order_cannot_be_read_and_what_to_do(
+def test_unreadable_orders_are_named_with_advice(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     command: click.Command,
@@ -101,9 +101,9 @@ def test_it_is_said_which_order_cannot_be_read_and_what_to_do(
 
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "paths"),
-    [each for each in COMMANDS if each.id != "limits"],  # whose object holds nothing but limits
+    [each for each in COMMANDS if each.id != "limits"],  # its object has only limits
 )
-def test_programs_are_told_of_the_znodes(
+def test_the_json_has_the_znodes(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     command: click.Command,
@@ -132,7 +132,7 @@ def test_programs_are_told_of_the_znodes(
         pytest.param(hold_command, hold_command.hold, ("end",), HOLD, id="hold"),
     ],
 )
-def test_what_it_says_to_do_does_it(
+def test_the_advised_command_removes_the_order(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     command: click.Command,
@@ -175,7 +175,7 @@ def test_what_it_says_to_do_does_it(
         ),
     ],
 )
-def test_rule_s8_orders_that_cannot_even_be_listed_are_not_taken_for_none(
+def test_rule_s8_unlistable_orders_do_not_mean_no_orders(
     monkeypatch: pytest.MonkeyPatch,
     module: ModuleType,
     command: click.Command,
@@ -191,16 +191,18 @@ def test_rule_s8_orders_that_cannot_even_be_listed_are_not_taken_for_none(
     assert f"({path})" in result.stderr
 
 
-def test_a_hold_that_cannot_be_read_is_shown_as_one_that_stands(
+def test_an_unreadable_hold_is_shown_as_in_force(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result, _ = run_in_memory(monkeypatch, hold_command, hold_command.hold, prepare=break_all)
 
-    assert result.stdout.startswith("held for")
-    assert "order cannot be read, so a hold is assumed), until it is ended" in result.stdout
+    assert result.stdout.startswith("safety hold by")
+    assert (
+        "order cannot be read, so a hold is assumed). It lasts until it is ended" in result.stdout
+    )
 
 
-def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(
+def test_an_unreadable_hold_can_be_ended_with_yes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def lose_one(cluster: Cluster) -> None:
@@ -225,23 +227,24 @@ def test_a_hold_that_cannot_be_read_is_ended_like_any_other_once_that_is_meant(
         assert hold.bookies == ((B3,) if is_ended else ())
 
 
-# --- What is left, and what was ended ----------------------------------------------------------------
+# --- Remaining and ended orders -------------------------------------------------------------------
 
 
-def test_who_is_still_drained_when_one_order_is_taken_back_is_said(
+def test_cancelling_a_drain_lists_the_remaining_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result, _ = run_in_memory(
         monkeypatch, drain_command, drain_command.drain, B1, "--cancel", prepare=drain_three
     )
 
-    assert f"{B1} is not drained any more" in result.stderr
+    assert f"{B1} is cancelled" in result.stderr
     assert [line.partition(": ")[0] for line in result.stdout.splitlines()] == [B2, B3]
-    assert "no bookie" not in result.output
+    assert "no drain" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("had_window", "said"), [(True, "its window is ended"), (False, "had no window")]
+    ("had_window", "said"),
+    [(True, "The maintenance window of b1:3181 is ended."), (False, "had no maintenance window")],
 )
 def test_ending_a_window_says_whether_there_was_one(
     monkeypatch: pytest.MonkeyPatch, had_window: bool, said: str
@@ -261,3 +264,22 @@ def test_ending_a_window_says_whether_there_was_one(
 
     assert said in result.output
     assert result.exit_code == 0
+
+
+@pytest.mark.parametrize("kind", [PATHS.draining_orders, PATHS.maintenance_orders])
+def test_an_order_for_a_name_that_is_no_bookie_id_must_be_deleted_by_hand(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """No command takes that name."""
+    data = DrainOrder(since_ms=1).to_json()
+
+    async def prepare(cluster: Cluster) -> None:
+        await cluster.store.create(f"{kind}/b 1", data, with_parents=True)
+
+    module = drain_command if kind == PATHS.draining_orders else maintenance_command
+    command = module.drain if module is drain_command else maintenance_command.maintenance
+    result, _ = run_in_memory(monkeypatch, module, command, prepare=prepare)
+
+    assert result.exit_code == 1
+    assert "b 1, which is not a bookie ID, so nodes ignore it. Delete its znode" in result.stderr
+    assert f"({kind}/b 1)" in result.stderr

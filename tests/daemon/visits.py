@@ -1,4 +1,4 @@
-"""What a command sees of a cluster in memory."""
+"""Gives a command access to a cluster in memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +18,7 @@ from tests.replication.nodes import PATHS, ROOT
 
 
 def visiting(cluster: Cluster) -> AdminSession:
-    """A session of its own."""
+    """Return an admin session of its own on the cluster."""
     store = MemoryStore(cluster.tree)
     return AdminSession(
         settings=Settings(metadata_service_uri=f"zk+hierarchical://zk:2181{ROOT}"),
@@ -30,7 +30,7 @@ def visiting(cluster: Cluster) -> AdminSession:
 
 @dataclass(slots=True)
 class Heard:
-    """What a long command told while it waited."""
+    """Records what a long command reports while it waits."""
 
     told: list[str] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
@@ -51,6 +51,6 @@ async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | No
 
 
 async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
-    """As ``queue list`` has them."""
+    """Return the rows of ``queue list``."""
     marked = await read_marks(cluster.store, PATHS, ledger_ids)
-    return await queue_rows(visiting(cluster), marked, own=())
+    return await queue_rows(visiting(cluster), marked, only_private=())

@@ -1,1 +1,4 @@
-"""fsck: pure judging, planning, results; what needs a cluster is in tests/cluster."""
+"""Tests of fsck's pure parts: judging, planning, results.
+
+Those that need a cluster are in tests/cluster.
+"""

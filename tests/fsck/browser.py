@@ -1,4 +1,4 @@
-"""A report opened in headless Chromium, as a person would open it."""
+"""Open a report in headless Chromium, as a person would."""
 
 import re
 import shutil
@@ -15,18 +15,17 @@ _COUNTED = re.compile(r"ledgers|verdict-.*|finding-.*")
 
 
 def find_chromium() -> str:
-    """Raises SettingsError that says how to get it."""
+    """Return the path of Chromium. Raise SettingsError with advice if there is none."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         raise SettingsError(
-            "Chromium is needed to open the report: install it (Debian: apt install chromium)"
+            "Chromium is needed to open the page: install it (Debian: apt install chromium)"
         )
     return found
 
 
 def counts_shown(page: Path, *, screenshot: Path) -> dict[str, int]:
-    """What the page counts, by the elements' ids, once Chromium has rendered it without a
-    network."""
+    """Return the counts of the page by element id, as Chromium renders it without a network."""
     counts = _Counts()
     counts.feed(_chromium("--dump-dom", page.as_uri()))
     _chromium(f"--screenshot={screenshot}", "--window-size=1200,2400", page.as_uri())
@@ -40,7 +39,7 @@ def _chromium(*arguments: str) -> str:
         command = [
             find_chromium(),
             "--headless=new",
-            "--no-sandbox",  # it refuses one as root, and the page is our own
+            "--no-sandbox",  # root cannot use the sandbox, and the page is our own
             "--disable-gpu",
             "--host-resolver-rules=MAP * ~NOTFOUND",
             f"--user-data-dir={profile}",

@@ -1,9 +1,8 @@
-"""Damage done for real, to the files of bookies that are stopped. Nothing of it passes through a
-bookie.
+"""Damage to the files of stopped bookies. None of it passes through a bookie.
 
-For bookies with sorted or interleaved storage (``LedgerDirsManager``, ``EntryLogger``,
-``FileInfo``): a ledger's index holds 8 bytes for each entry behind a header, the number of an entry
-log and the place in it; an entry stands there behind its size.
+This works for bookies with sorted or interleaved storage (``LedgerDirsManager``, ``EntryLogger``,
+``FileInfo``). A ledger's index has a header and 8 bytes for each entry: the number of an entry log,
+and the offset in it. There the entry follows its size.
 """
 
 import shutil
@@ -20,19 +19,19 @@ from ledgers.model import BookieId
 from tests.cluster.bookies_in_trouble import expire
 
 FILE_HEADER_BYTES = 1024
-"""Of an entry log, and of an index."""
+"""The size of the header of an entry log, and of an index."""
 _SLOT = struct.Struct(">q")
 _ENTRY_BYTES = struct.Struct(">i")
 _IDENTITY = "VERSION"
-"""The cookie: a bookie without it that is known to ZooKeeper refuses to start."""
+"""The file of the cookie. A bookie that ZooKeeper knows refuses to start without it."""
 
 
 @contextmanager
 def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None]:
-    """Within it, all that the bookies have stands in their storage, and nothing in their journals.
+    """Stop the bookies for a while, with all data in their storage and none in their journals.
 
-    A bookie that ends leaves it in the journal, which heals every damage: it goes through that when
-    it starts.
+    A bookie that stops leaves data in its journal. When it starts, it replays the journal, which
+    would repair every damage.
     """
     _terminate(cluster, bookies)
     cluster.start_bookies(bookies)
@@ -42,8 +41,7 @@ def stopped(cluster: LocalCluster, bookies: Sequence[BookieId]) -> Iterator[None
 
 
 def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
-    """One that has to be killed has not stored all: it is started and ended anew, whatever is left
-    of its session."""
+    """Stop the bookies. One that had to be killed has not stored everything, so repeat it."""
     for bookie in bookies:
         while not cluster.terminate(bookie):
             expire(cluster, bookie)
@@ -51,22 +49,24 @@ def _terminate(cluster: LocalCluster, bookies: Sequence[BookieId]) -> None:
 
 
 def storage(cluster: LocalCluster, bookie: BookieId) -> Path:
-    """Where its entry logs and indexes lie."""
+    """Return the folder of the bookie's entry logs and indexes."""
     return cluster.data / "bookies" / str(port_of(bookie)) / "ledgers" / "current"
 
 
-# --- A whole bookie --------------------------------------------------------------------------------
+# --- A whole bookie -------------------------------------------------------------------------------
 
 
 def cut_entry_logs(files: Path) -> None:
-    """Behind their headers: the indexes tell of entries that are no longer there."""
+    """Truncate entry logs after their headers. The indexes still refer to the entries."""
     for path in files.glob("*.log"):
         path.write_bytes(path.read_bytes()[:FILE_HEADER_BYTES])
 
 
 def wipe_but_identity(files: Path) -> None:
-    """As disks that were replaced, and to which somebody copied the cookie back. The journal goes
-    as well."""
+    """Delete everything except the cookie, and the journal.
+
+    The disks may have been replaced, and the cookie copied back.
+    """
     for folder in (files, files.parents[1] / "journal" / "current"):
         for path in folder.iterdir():
             if path.is_dir():
@@ -75,37 +75,40 @@ def wipe_but_identity(files: Path) -> None:
                 path.unlink()
 
 
-# --- One copy --------------------------------------------------------------------------------------
+# --- One copy -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One ledger, as one bookie has it. ``files``: the bookie's storage."""
+    """A ledger as one bookie has it. ``files``: the bookie's storage."""
 
     files: Path
     ledger_id: int
     digest: EntryDigest
 
     def remove(self, entry_id: int = -1) -> None:
-        """The whole of it: the bookie has never heard of the ledger."""
+        """Delete the whole copy. The bookie does not know the ledger then."""
         self._index.unlink()
 
     def forget(self, entry_id: int) -> None:
-        """The bookie says that there is no such entry."""
+        """Delete the index entry. The bookie then answers that there is no such entry."""
         with self._index.open("r+b") as index:
             index.seek(FILE_HEADER_BYTES + _SLOT.size * entry_id)
             index.write(bytes(_SLOT.size))
 
     def flip(self, entry_id: int) -> None:
-        """The last bit of its payload, which its digest tells, but no bookie looks at."""
+        """Flip the last bit of the payload.
+
+        The digest shows it, but bookies do not check digests.
+        """
         self._rewrite(entry_id, lambda entry: entry[:-1] + bytes([entry[-1] ^ 1]))
 
     def garble(self, entry_id: int) -> None:
-        """The bookie finds another entry than its index says: a read error."""
+        """Overwrite the entry's header. The bookie then fails with a read error."""
         self._rewrite(entry_id, lambda entry: b"\x7f" * HEADER_BYTES + entry[HEADER_BYTES:])
 
     def replace(self, entry_id: int) -> None:
-        """By another payload with a right digest."""
+        """Replace the payload by another one with a right digest."""
 
         def other(entry: bytes) -> bytes:
             payload = bytes(len(self.digest.payload(entry)))
@@ -114,7 +117,7 @@ class Copy:
         self._rewrite(entry_id, other)
 
     def lengthen(self, entry_id: int) -> None:
-        """The same payload, and a right digest, but another length of the ledger up to here."""
+        """Change the ledger length in the entry. Payload and digest are right."""
 
         def other(entry: bytes) -> bytes:
             return self._packed(EntryHeader.of(entry), payload=self.digest.payload(entry), more=1)
@@ -131,7 +134,7 @@ class Copy:
         )
 
     def _rewrite(self, entry_id: int, change: Callable[[bytes], bytes]) -> None:
-        """``change``: to an entry of the same size."""
+        """Replace the entry. ``change`` must return an entry of the same size."""
         place = self._place(entry_id)
         with (self.files / f"{place >> 32:x}.log").open("r+b") as log:
             at = place & 0xFFFF_FFFF

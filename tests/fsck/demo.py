@@ -1,8 +1,8 @@
-"""fsck shown from end to end, and checked at each step: ``make fsck-demo``, about three minutes.
+"""Show fsck from end to end, and check each step: ``make fsck-demo``, about three minutes.
 
-A local cluster, ledgers by Java's client, damage of each kind; a run on a standalone Spark cluster,
-its report in a browser, its findings marked; a daemon that mends what can be mended, and runs that
-prove it.
+The demo starts a local cluster, writes ledgers with Java's client, and causes damage of each kind.
+It runs fsck on a standalone Spark cluster, opens the report in a browser, and marks the findings. A
+daemon then repairs what it can, and further runs prove it.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
 from ledgers.errors import BookmenderError
 from tests.cluster.steps import Bench, bench, nodes, wait_for
+from tests.demo import SurpriseError
 from tests.fsck.browser import counts_shown, find_chromium
 from tests.fsck.kinds import Told
 from tests.fsck.running import told
@@ -35,11 +36,7 @@ from tests.spark_cluster import HOST, SMALL, standalone_spark
 
 SESSION_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 300.0
-MENDING_TIMEOUT_S = 120.0
-
-
-class SurpriseError(Exception):
-    """Something came out otherwise than it should."""
+REPAIR_TIMEOUT_S = 120.0
 
 
 def main() -> None:
@@ -53,7 +50,7 @@ def main() -> None:
 
 @dataclass(slots=True, kw_only=True)
 class Demo:
-    """``results``: the folder of all runs; it stays when the demonstration is over."""
+    """``results``: the folder of all runs, which stays after the demonstration."""
 
     cluster: LocalCluster
     scene: Scene
@@ -73,7 +70,8 @@ class Demo:
             )
         )
         print(
-            "Java's client writes ledgers; then damage of each kind, to the files of stopped bookies"
+            "Java's client writes ledgers; then damage of each kind, to the files of stopped "
+            "bookies"
         )
         java = stack.enter_context(JavaTool())
         scene = make_scene(cluster, java)
@@ -89,36 +87,36 @@ class Demo:
 
     def run(self) -> None:
         expected = self.scene.expected(Level.FULL)
-        self._look(Level.FULL, 1, expected)
+        self._check(Level.FULL, 1, expected)
         self._show_report()
-        self._say("marking what can be mended")
+        self._say("marking the ledgers that can be repaired")
         self._bookmender("fsck", "mark", str(self.results), "--mark", exit_code=0)
-        asyncio.run(self._repair_once())
-        mended = {i: self._mended(i, each) for i, each in expected.items()}
-        self._look(Level.FULL, 1, mended)
+        asyncio.run(self._repair())
+        repaired = {i: self._repaired(i, each) for i, each in expected.items()}
+        self._check(Level.FULL, 1, repaired)
         self._bookmender("fsck", "diff", str(self.results), exit_code=0)
-        unreadable = self._with(mended, Finding.UNREADABLE_METADATA)
+        unreadable = self._with(repaired, Finding.UNREADABLE_METADATA)
         self._say(
-            "deleting the ledgers that nobody can mend, but for those with unreadable metadata"
+            "deleting the ledgers that cannot be repaired, except those with unreadable metadata"
         )
-        hopeless = self._with(mended, Finding.SUSPECT) | {
-            i for i, each in mended.items() if each.grade is Grade.LOST
+        hopeless = self._with(repaired, Finding.SUSPECT) | {
+            i for i, each in repaired.items() if each.grade is Grade.LOST
         }
         self._delete(hopeless)
-        left = {i: each for i, each in mended.items() if i not in hopeless}
-        self._look(Level.FULL, 3, left)
-        self._say("deleting those as well")
+        left = {i: each for i, each in repaired.items() if i not in hopeless}
+        self._check(Level.FULL, 3, left)
+        self._say("deleting those with unreadable metadata")
         self._delete(unreadable)
-        self._look(Level.FULL, 0, {i: each for i, each in left.items() if i not in unreadable})
-        self._say("a level that there is not")
+        self._check(Level.FULL, 0, {i: each for i, each in left.items() if i not in unreadable})
+        self._say("an unknown level")
         self._bookmender("fsck", "run", "--level", "deep", "--output", "x", exit_code=2)
         self._say(f"done: every verdict was as expected; results in {self.results}")
 
     # --- Steps -----------------------------------------------------------------------------------
 
-    def _look(self, level: Level, exit_code: int, expected: Mapping[int, Told]) -> None:
-        """A run on Spark, whose verdicts are these."""
-        self._say(f"looking at {len(expected)} ledgers, level {level.value}, on {self.spark}")
+    def _check(self, level: Level, exit_code: int, expected: Mapping[int, Told]) -> None:
+        """Run fsck on Spark, and check that its verdicts are as expected."""
+        self._say(f"checking {len(expected)} ledgers, level {level.value}, on {self.spark}")
         settings = [f"--spark-conf={key}={value}" for key, value in SMALL.items()]
         self._bookmender(
             *("fsck", "run", "--level", level.value, "--output", str(self.results)),
@@ -147,24 +145,28 @@ class Demo:
             raise SurpriseError(f"the page shows {shown}, summary.json says {wanted}")
         self._say(f"its {len(shown)} counts are those of summary.json; a picture: {picture}")
 
-    async def _repair_once(self) -> None:
-        """Until only what nobody can mend is marked."""
+    async def _repair(self) -> None:
+        """Run a daemon until only ledgers that cannot be repaired are marked."""
         uri = self.cluster.metadata_service_uri
         lost = {
             i for i, each in self.scene.expected(Level.FULL).items() if each.grade is Grade.LOST
         }
         async with bench(uri) as on, nodes(uri, self.folder) as start:
-            self._say("a daemon mends")
+            self._say("a daemon repairs")
             start("daemon")
 
-            async def is_mended() -> bool:
-                return await all_marked(on.seen) <= lost and not await self._named_gone(on)
+            async def is_repaired() -> bool:
+                return await all_marked(on.seen) <= lost and not await self._is_lost_bookie_named(
+                    on
+                )
 
-            await wait_for(is_mended, "end of mending", within_s=MENDING_TIMEOUT_S)
+            await wait_for(is_repaired, "end of the repairs", within_s=REPAIR_TIMEOUT_S)
 
-    async def _named_gone(self, on: Bench) -> bool:
-        """Whether some ledger still names a bookie that is gone: the daemon's auditor finds those
-        by itself."""
+    async def _is_lost_bookie_named(self, on: Bench) -> bool:
+        """Return True if a ledger still names a lost bookie.
+
+        The daemon's auditor finds these itself.
+        """
         gone = self._with(self.scene.expected(Level.METADATA), Finding.BOOKIE_GONE)
         for ledger_id in gone:
             metadata = (await on.seen.manager.read(ledger_id)).metadata
@@ -180,7 +182,7 @@ class Demo:
 
         asyncio.run(delete())
 
-    # --- Below: helpers --------------------------------------------------------------------------
+    # --- Helpers ----------------------------------------------------------------------------------
 
     def _bookmender(self, *arguments: str, exit_code: int) -> None:
         uri = () if exit_code == 2 or arguments[1] == "diff" else self._uri
@@ -196,12 +198,12 @@ class Demo:
     def _uri(self) -> tuple[str, ...]:
         return "--metadata-service-uri", self.cluster.metadata_service_uri
 
-    def _mended(self, ledger_id: int, before: Told) -> Told:
-        """What is told when the daemon has done what it can."""
+    def _repaired(self, ledger_id: int, before: Told) -> Told:
+        """Return the verdict after the daemon's repairs."""
         kind = self.scene.damaged.get(ledger_id)
         if kind is None:
             return Told()
-        return before if kind.mended is None else kind.mended
+        return before if kind.repaired is None else kind.repaired
 
     def _name(self, ledger_id: int) -> str:
         kind = self.scene.damaged.get(ledger_id)

@@ -1,4 +1,4 @@
-"""Ledgers that are as they should be, by all the ways there are to come to that."""
+"""Healthy ledgers, created in all the ways that exist."""
 
 import asyncio
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ from tests.java.tool import JavaTool, JavaWriter
 
 QUORUMS = ((3, 3, 2), (4, 2, 2), (3, 2, 1), (2, 2, 2))
 REPAIRED, RECOVERED = 10, 4
-"""Ledgers of each kind."""
+"""The number of ledgers of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Healthy:
-    """Ids. ``by_java`` and ``by_us``: closed by their writers."""
+    """Ids of healthy ledgers. ``by_java`` and ``by_us``: closed by their writers."""
 
     by_java: tuple[int, ...]
     by_us: tuple[int, ...]
@@ -34,8 +34,11 @@ class Healthy:
 
 
 def make_healthy(cluster: LocalCluster, java: JavaTool, folder: Path, *, count: int) -> Healthy:
-    """About ``count`` ledgers: most by Java, some by us, with changed ensembles; some repaired by
-    us and some by Java's AutoRecovery, some recovered by us and some by Java's client."""
+    """Create about ``count`` ledgers with changed ensembles, most by Java and some by us.
+
+    Some are repaired by us and some by Java's AutoRecovery; some are recovered by us and some by
+    Java's client.
+    """
     uri = cluster.metadata_service_uri
     by_java = [each.ledger for each in java.write(uri, *_java_shapes(count // 2))]
     left_open = messages.Shape(count=2 * RECOVERED, ack_quorum=2, close=False)
@@ -68,7 +71,7 @@ def _java_shapes(count: int) -> Iterator[messages.Shape]:
 async def _ours(
     cluster: LocalCluster, folder: Path, count: int, to_recover: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Ids of those that are as we wrote them, and of those that were repaired."""
+    """Return the ids of ledgers as we wrote them, and of those that were repaired."""
     uri = cluster.metadata_service_uri
     async with bench(uri) as on:
         wanted = [s for s in shapes(count, quorums=QUORUMS) if s.ending is Ending.CLOSED]
@@ -90,7 +93,7 @@ async def _ours(
 
 @contextmanager
 def writing(uri: str) -> Iterator[JavaWriter]:
-    """Beside what else goes on, a writer that adds all the time."""
+    """Run a writer that adds entries all the time."""
     with JavaWriter(uri, messages.Shape(ack_quorum=2), window=4, pause_ms=2) as writer:
         writer.wait_acknowledged(20)
         yield writer

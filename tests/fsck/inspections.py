@@ -1,5 +1,4 @@
-"""fsck's looks at ledgers of a cluster in memory, as an executor has them, but without its
-session."""
+"""Inspect ledgers of a cluster in memory as fsck's executors do, but without a session."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -32,7 +31,7 @@ ALL = (B1, B2, B3)
 async def one_ledger(
     *ensembles: tuple[BookieId, ...], **fields: object
 ) -> tuple[Cluster, LedgerMetadata]:
-    """Three copies of each of its entries, of which two are acknowledged."""
+    """Write a ledger with three copies of each entry, of which two are acknowledged."""
     cluster = await Cluster.start()
     wanted = {"write_quorum": 3, "ack_quorum": 2} | fields
     versioned = await cluster.write_ledger(*(ensembles or (ALL,)), **wanted)  # type: ignore[arg-type]
@@ -62,7 +61,7 @@ async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = 
 
 
 def let_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, cluster: Cluster) -> None:
-    """A ``read_session`` that the module opens, whatever URI it has, is one of the cluster's."""
+    """Make each ``read_session`` of the module reach the cluster, for any URI."""
 
     @asynccontextmanager
     async def session(*wanted: object) -> AsyncIterator[tuple[object, object]]:
@@ -78,7 +77,7 @@ def let_in(monkeypatch: pytest.MonkeyPatch, module: ModuleType, cluster: Cluster
 async def inspect_once(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict:
-    """The first look alone."""
+    """Return the verdict of the first check alone."""
     verdict = await inspect_ledger(await executor(cluster, options(level, **changes)), ledger_id)
     assert verdict is not None, ledger_id
     return verdict
@@ -87,7 +86,7 @@ async def inspect_once(
 async def inspect_twice(
     cluster: Cluster, level: Level = Level.FULL, ledger_id: int = LEDGER, **changes: Any
 ) -> LedgerVerdict | None:
-    """As a run does: what seems wrong is looked at again. None: the ledger is gone."""
+    """Check, and recheck what seems wrong, as a run does. None: the ledger was deleted."""
     first = await inspect_ledger(await executor(cluster, options(level, **changes)), ledger_id)
     if first is None or not first.needs_recheck:
         return first
@@ -97,7 +96,7 @@ async def inspect_twice(
 async def inspect_many(
     cluster: Cluster, ledger_ids: Sequence[int], level: Level = Level.FULL, **changes: Any
 ) -> dict[int, LedgerVerdict]:
-    """First looks at all of them."""
+    """Return the first verdicts of all the ledgers."""
     found: dict[int, LedgerVerdict] = {}
 
     async def tell(verdict: LedgerVerdict) -> None:
@@ -116,7 +115,7 @@ def told(verdict: LedgerVerdict | None) -> tuple[Grade, tuple[Finding, ...]]:
 
 
 def replace_payload(cluster: Cluster, bookie: BookieId, entry_id: int, **changes: Any) -> None:
-    """Another entry with a right digest, in place of the one that was written."""
+    """Replace an entry by another one with a right digest."""
     fields: dict[str, Any] = {
         "ledger_id": LEDGER,
         "entry_id": entry_id,
@@ -133,7 +132,7 @@ def replace_payload(cluster: Cluster, bookie: BookieId, entry_id: int, **changes
 
 
 def lose(cluster: Cluster, metadata: LedgerMetadata, entry_id: int, copies: int) -> list[BookieId]:
-    """That many copies of the entry, on the first bookies of its write set; which."""
+    """Delete that many copies of the entry, in the order of its write set. Return their bookies."""
     bookies = list(named_by(metadata, entry_id))[:copies]
     for bookie in bookies:
         cluster.bookie(bookie).lose(LEDGER, entry_id)

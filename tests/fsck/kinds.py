@@ -1,6 +1,6 @@
-"""Each kind of damage to one ledger, and what fsck shall say of it. For ledgers of three copies.
+"""Each kind of damage to one ledger with three copies, and the verdict that fsck should give.
 
-Values alone, so that the documentation's table of what each level sees can be compared with them.
+These are only values, so that they can be compared with the documentation's table of levels.
 """
 
 from collections.abc import Callable, Collection
@@ -19,15 +19,15 @@ ENTRY_COUNT = 30
 FIRST, LAST = 0, ENTRY_COUNT - 1
 SAMPLE_SHARE = 0.2
 SEED = 7
-"""Of the sample."""
-GONE = BookieId("127.0.0.1:9")
-"""A bookie that was never there."""
+"""The seed of the sample."""
+NONEXISTENT = BookieId("127.0.0.1:9")
+"""A bookie that never existed."""
 
 Pick = Callable[[int], int]
-"""An entry, by the ledger's id."""
+"""Chooses an entry by the ledger's id."""
 Others = Collection[BookieId]
 Change = Callable[[VersionedMetadata, Others], bytes]
-"""What becomes of the znode's bytes, given the bookies that the ledger does not name."""
+"""Changes the znode's bytes, given the bookies that the ledger does not name."""
 
 
 def first(ledger_id: int) -> int:
@@ -43,7 +43,7 @@ def in_sample(ledger_id: int) -> int:
 
 
 def hidden(ledger_id: int) -> int:
-    """At no end and in no sample."""
+    """Return an entry that is neither at an end nor in the sample."""
     return min(set(range(1, LAST)) - _sample(ledger_id))
 
 
@@ -53,30 +53,29 @@ def _sample(ledger_id: int) -> set[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What a verdict says in short."""
+    """A verdict in short."""
 
     grade: Grade = Grade.WHOLE
     findings: tuple[Finding, ...] = ()
     rests_on_unknown: bool = False
 
 
-MENDED = Told()
+REPAIRED = Told()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """``seen_from``: the least close level that sees it; to the others the ledger is whole."""
+    """A kind of damage. ``seen_from``: the least close level that finds it."""
 
     name: str
     seen_from: Level
     grade: Grade
     findings: tuple[Finding, ...]
     rests_on_unknown: bool = False
-    mended: Told | None = None
-    """What is told at level full, once the ledger was marked and the daemon has done what it can.
-    None: the same."""
+    repaired: Told | None = None
+    """The verdict of level full after the daemon's repairs. None: the same as before."""
     change: Change | None = None
-    """Of the metadata, if any."""
+    """The change of the metadata, if any."""
 
     def told(self, level: Level) -> Told:
         if level.depth < self.seen_from.depth:
@@ -88,8 +87,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyDamage(Kind):
-    """To the files of stopped bookies: ``how`` at the entry ``at``, of the copies with these
-    indexes."""
+    """Damage to files of stopped bookies: ``how`` at the entry ``at``, on these bookie indexes."""
 
     how: Callable[[Copy, int], None]
     at: Pick = first
@@ -100,7 +98,7 @@ ONE, TWO, ALL = (0,), (0, 1), (0, 1, 2)
 
 
 def _replaced_at_the_end(versioned: VersionedMetadata, others: Others) -> bytes:
-    """Its first bookie, before the ledger was closed: an ack quorum of the others was enough."""
+    """Replace the first bookie at the end. An ack quorum of the others was enough to close."""
     metadata = versioned.metadata
     ensemble = (min(others), *metadata.last_segment.ensemble[1:])
     return serialize_metadata(
@@ -116,7 +114,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="a ledger's data removed on two bookies",
@@ -125,7 +123,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.AT_RISK,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="a ledger's data removed on all bookies",
@@ -142,7 +140,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="an entry of the sample missing on one bookie",
@@ -151,7 +149,7 @@ COPY_DAMAGES = (
         seen_from=SAMPLE,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="an entry between missing on one bookie",
@@ -160,7 +158,7 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="an entry between missing on all bookies",
@@ -177,7 +175,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.BAD_DIGEST,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="a bit of an entry between flipped on two bookies",
@@ -187,7 +185,7 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.AT_RISK,
         findings=(Finding.BAD_DIGEST,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="a bit of the last entry flipped on all bookies",
@@ -197,9 +195,9 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.LOST,
         findings=(Finding.BAD_DIGEST,),
-        # The entries before it are good, and were copied away from bookies that damage what they
+        # The entries before it are good. They were moved away from bookies that damage what they
         # store.
-        mended=Told(grade=Grade.LOST, findings=(Finding.BAD_DIGEST, Finding.STRAY)),
+        repaired=Told(grade=Grade.LOST, findings=(Finding.BAD_DIGEST, Finding.STRAY)),
     ),
     CopyDamage(
         name="the first entry unreadable on one bookie",
@@ -207,7 +205,7 @@ COPY_DAMAGES = (
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.READ_ERROR,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="an entry between unreadable on two bookies",
@@ -217,7 +215,7 @@ COPY_DAMAGES = (
         seen_from=FULL,
         grade=Grade.AT_RISK,
         findings=(Finding.READ_ERROR,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     CopyDamage(
         name="an entry between missing on a bookie that the writer replaced",
@@ -254,11 +252,11 @@ def _of_future_version(versioned: VersionedMetadata, others: Others) -> bytes:
     return versioned.data.replace(b"Version\t3\n", b"Version\t99\n")
 
 
-def _naming_one_that_is_gone(versioned: VersionedMetadata, others: Others) -> bytes:
-    return _with_first(versioned.metadata, GONE)
+def _naming_a_nonexistent_bookie(versioned: VersionedMetadata, others: Others) -> bytes:
+    return _with_first(versioned.metadata, NONEXISTENT)
 
 
-def _naming_one_without_it(versioned: VersionedMetadata, others: Others) -> bytes:
+def _naming_a_bookie_without_it(versioned: VersionedMetadata, others: Others) -> bytes:
     return _with_first(versioned.metadata, min(others))
 
 
@@ -268,8 +266,10 @@ def _with_first(metadata: LedgerMetadata, bookie: BookieId) -> bytes:
 
 
 def _moved(versioned: VersionedMetadata, others: Others) -> bytes:
-    """From the middle on to three bookies that have nothing of it: those that have are former
-    members."""
+    """Move the second part to three bookies that have nothing.
+
+    The old bookies are former members.
+    """
     ensemble = tuple(sorted(others)[:3])
     segment = Segment(first_entry_id=ENTRY_COUNT // 2, ensemble=ensemble)
     return serialize_metadata(versioned.metadata.with_segment(segment))
@@ -277,7 +277,7 @@ def _moved(versioned: VersionedMetadata, others: Others) -> bytes:
 
 CHANGES = (
     Kind(
-        name="metadata that nobody can read",
+        name="unreadable metadata",
         change=_cut_short,
         seen_from=METADATA,
         grade=Grade.UNKNOWN,
@@ -293,30 +293,30 @@ CHANGES = (
         rests_on_unknown=True,
     ),
     Kind(
-        name="metadata that names a bookie that is gone",
-        change=_naming_one_that_is_gone,
+        name="metadata that names a nonexistent bookie",
+        change=_naming_a_nonexistent_bookie,
         seen_from=METADATA,
         grade=Grade.DEGRADED,
         findings=(Finding.BOOKIE_GONE,),
         rests_on_unknown=True,
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     Kind(
         name="metadata that names a bookie that never had it",
-        change=_naming_one_without_it,
+        change=_naming_a_bookie_without_it,
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
-        mended=MENDED,
+        repaired=REPAIRED,
     ),
     Kind(
-        name="copies on former members alone",
+        name="copies only on former members",
         change=_moved,
         seen_from=ENDS,
         grade=Grade.AT_RISK,
         findings=(Finding.MISSING, Finding.STRAY),
         # Of an earlier fragment they are members still: bookies delete ledgers, no entries.
-        mended=Told(findings=(Finding.STRAY,)),
+        repaired=Told(findings=(Finding.STRAY,)),
     ),
 )
 KINDS: tuple[Kind, ...] = (*COPY_DAMAGES, *CHANGES)

@@ -1,5 +1,4 @@
-"""What is known of ledgers before a run, and the run that is ordered: values for tests of its
-plan."""
+"""Values for tests of a run's plan: the knowledge about ledgers, and the run's options."""
 
 from array import array
 from collections.abc import Sequence
@@ -39,6 +38,7 @@ def checked(
     share: float = 0.0,
     is_settled: bool = True,
     is_wrong: bool = False,
+    is_unknown: bool = False,
     version: int = 3,
     mtime_ms: int | None = 77,
 ) -> dict[str, object]:
@@ -51,6 +51,7 @@ def checked(
         "mtime_ms": mtime_ms,
         "is_settled": is_settled,
         "is_wrong": is_wrong,
+        "is_unknown": is_unknown,
     }
 
 

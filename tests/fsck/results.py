@@ -1,4 +1,4 @@
-"""Results of a run as its job leaves them behind, of verdicts at hand."""
+"""Results of a run as its job writes them, from given verdicts."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ DAY_MS = 86_400_000
 def leave_results(
     folder: Path, verdicts: Sequence[LedgerVerdict], run: str = RUN, **changes: Any
 ) -> Results:
-    """In two files, as of two parts. ``changes``: of the summary."""
+    """Write the results in two files, as of two parts. ``changes``: of the summary."""
     path = folder / "ledgers" / f"run={run}"
     path.mkdir(parents=True)
     for number, part in enumerate((verdicts[:1], verdicts[1:])):
@@ -41,7 +41,7 @@ def leave_results(
 
 
 def counted(verdicts: Iterable[LedgerVerdict]) -> Counts:
-    """One by one."""
+    """Count the verdicts one by one."""
     verdicts = list(verdicts)
     grades = Counter(verdict.grade for verdict in verdicts)
     findings = Counter(finding for verdict in verdicts for finding in verdict.findings)

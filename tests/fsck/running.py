@@ -1,4 +1,4 @@
-"""A whole run without Spark: all ledgers looked at, and what seems wrong looked at again."""
+"""A whole run without Spark: all ledgers are checked, and those that seem wrong are rechecked."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -24,8 +24,10 @@ async def run(
     *,
     on_first: Callable[[], Awaitable[None]] = _nothing,
 ) -> dict[int, LedgerVerdict]:
-    """The verdicts that a run reports; ledgers that are gone have none. ``on_first``: once there is
-    one."""
+    """Return the verdicts of a run; deleted ledgers have none.
+
+    ``on_first`` is called when the first verdict is there.
+    """
     found: dict[int, LedgerVerdict] = {}
     async with aclosing(inspect(wanted, ledger_ids)) as first:
         async for verdict in first:

@@ -1,8 +1,7 @@
-"""A cluster with one ledger of each kind of damage, among ledgers of Java's client that are as they
-should be.
+"""A cluster with one ledger of each kind of damage, among healthy ledgers of Java's client.
 
-Two whole bookies are damaged too: the entry logs of one are cut off, and one is wiped but for its
-identity. Ledgers that name one of them miss a copy, those that name both have one left.
+Two bookies are damaged as a whole: the entry logs of one are truncated, and one is wiped except for
+its cookie. Ledgers that name one of them miss a copy; ledgers that name both have one left.
 """
 
 import asyncio
@@ -24,14 +23,13 @@ from tests.java.tool import JavaTool
 
 BOOKIES = 6
 LEDGERS = 240
-"""A fifth of them names neither of the two bookies."""
+"""A fifth of these ledgers names neither of the two bookies."""
 SHAPE = messages.Shape(count=LEDGERS, entries=ENTRY_COUNT, ack_quorum=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """``damaged``: which ledger is damaged how. ``others``: of the other ledgers, what two whole
-    bookies lost."""
+    """``damaged``: the damage of each ledger. ``others``: what the two bookies lost."""
 
     damaged: Mapping[int, Kind]
     others: Mapping[int, frozenset[Finding]]
@@ -41,7 +39,7 @@ class Scene:
         return sorted([*self.damaged, *self.others])
 
     def expected(self, level: Level) -> dict[int, Told]:
-        """Of each ledger."""
+        """Return the expected verdict of each ledger."""
         told = {ledger_id: kind.told(level) for ledger_id, kind in self.damaged.items()}
         return told | {
             ledger_id: _told_of_other(lost, level) for ledger_id, lost in self.others.items()
@@ -56,8 +54,10 @@ def _told_of_other(lost: frozenset[Finding], level: Level) -> Told:
 
 
 def make_scene(cluster: LocalCluster, java: JavaTool) -> Scene:
-    """On a cluster of ``BOOKIES`` without ledgers; takes about half a minute. All bookies run again
-    afterwards."""
+    """Create the scene on a cluster of ``BOOKIES`` without ledgers, in about half a minute.
+
+    All bookies run afterwards.
+    """
     uri = cluster.metadata_service_uri
     ledger_ids = asyncio.run(_whole(uri, [each.ledger for each in java.write(uri, SHAPE)]))
     metadata = asyncio.run(_read_metadata(uri, ledger_ids))
@@ -82,8 +82,10 @@ def make_scene(cluster: LocalCluster, java: JavaTool) -> Scene:
 
 
 async def _whole(uri: str, ledger_ids: Sequence[int]) -> list[int]:
-    """Those of which every copy arrived: two are acknowledged, and the client that wrote them has
-    ended since."""
+    """Return the ledgers with all copies.
+
+    Some may lack one, because Java's client has ended since.
+    """
     verdicts = await run(options(uri, Level.FULL), ledger_ids)
     whole = [each for each in ledger_ids if told(verdicts[each]) == Told()]
     assert len(whole) > 0.9 * len(ledger_ids), f"only {len(whole)} of {len(ledger_ids)} are whole"

@@ -1,4 +1,4 @@
-"""A run's budget, shared by executors that come, go, die and lose sight of ZooKeeper."""
+"""A run's budget, shared by executors that start, end, die and lose ZooKeeper."""
 
 import asyncio
 import pickle
@@ -33,7 +33,7 @@ SETTLED_S = SHRINK_WAIT_S + 3 * LIST_INTERVAL_S
 
 @dataclass(slots=True)
 class Executor:
-    """One that reads as much as it is told to. ``share``: None while it must not."""
+    """An executor that reads as much as it may. ``share``: None while it must not read."""
 
     store: MemoryStore
     share: ReadShare | None = None
@@ -68,11 +68,11 @@ async def leases(tree: MemoryTree) -> list[str]:
     return await MemoryStore(tree).children(PATHS.fsck_executors)
 
 
-# --- The parts ------------------------------------------------------------------------------------
+# --- Shares ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7, 999, 1_000])
-def test_the_parts_of_a_run_make_up_its_budget_to_the_last_read(count: int) -> None:
+def test_the_shares_of_a_run_add_up_to_its_budget(count: int) -> None:
     names = [f"run-1.{number:04}" for number in range(count)]
 
     shares = [share_of(OPTIONS, name=name, executors=names, node_reader_count=1) for name in names]
@@ -83,7 +83,7 @@ def test_the_parts_of_a_run_make_up_its_budget_to_the_last_read(count: int) -> N
     assert all(share.reads_per_s and share.bytes_per_s for share in told), "0 would be no limit"
 
 
-def test_where_there_is_less_to_read_than_executors_some_wait() -> None:
+def test_with_fewer_reads_than_executors_some_wait() -> None:
     names = ["run-1.a", "run-1.b", "run-1.c"]
     options = FsckOptions(metadata_service_uri=URI, reads_per_s=2)
 
@@ -92,7 +92,7 @@ def test_where_there_is_less_to_read_than_executors_some_wait() -> None:
     assert [share.reads_per_s if share else None for share in shares] == [1, 1, None]
 
 
-def test_no_limit_stays_none_however_many_share_it() -> None:
+def test_without_a_limit_each_share_has_no_limit() -> None:
     options = FsckOptions(metadata_service_uri=URI)
 
     share = share_of(options, name="r.a", executors=["r.a", "r.b"], node_reader_count=1)
@@ -104,16 +104,16 @@ def test_no_limit_stays_none_however_many_share_it() -> None:
     ("setting", "executor_count", "node_readers", "in_flight"),
     [
         pytest.param(64, 1, 1, 64, id="the setting"),
-        pytest.param(500, 1, 3, 500, id="as much as one may at most"),
+        pytest.param(500, 1, 3, 500, id="the maximum"),
         pytest.param(500, 10, 10, 100, id="the nodes' readers and the executors together"),
-        pytest.param(64, 4_000, 1, 1, id="never none at all"),
+        pytest.param(64, 4_000, 1, 1, id="at least one"),
     ],
 )
-def test_a_bookie_is_never_asked_for_more_than_its_cap(
+def test_reads_in_flight_at_a_bookie_stay_below_its_cap(
     setting: int, executor_count: int, node_readers: int, in_flight: int
 ) -> None:
     options = FsckOptions(metadata_service_uri=URI, reads_in_flight_per_bookie=setting)
-    # Of other runs, too: a bookie does not care whose reads they are.
+    # Executors of other runs count too: the limit is for all reads at a bookie.
     names = ["mine.0", *(f"other.{number}" for number in range(1, executor_count))]
 
     share = share_of(options, name="mine.0", executors=names, node_reader_count=node_readers)
@@ -125,15 +125,17 @@ def test_a_bookie_is_never_asked_for_more_than_its_cap(
 @pytest.mark.parametrize(
     ("limits", "reader_count", "is_waited_for"),
     [
-        pytest.param({}, 31, False, id="64 reads in flight each are there for 31"),
-        pytest.param({}, 32, True, id="and no more"),
-        pytest.param({"reads_in_flight_per_bookie": 500}, 4, False, id="500 are for 4"),
-        pytest.param({"reads_in_flight_per_bookie": 500}, 5, True, id="and no more either"),
-        pytest.param({"reads_per_s": 10}, 2, True, id="the reads are shared out"),
-        pytest.param({"bytes_per_s": 10}, 2, True, id="the bytes are"),
+        pytest.param({}, 31, False, id="31 readers can have 64 in flight"),
+        pytest.param({}, 32, True, id="32 readers cannot"),
+        pytest.param(
+            {"reads_in_flight_per_bookie": 500}, 4, False, id="4 readers can have 500 in flight"
+        ),
+        pytest.param({"reads_in_flight_per_bookie": 500}, 5, True, id="5 readers cannot"),
+        pytest.param({"reads_per_s": 10}, 2, True, id="reads are shared"),
+        pytest.param({"bytes_per_s": 10}, 2, True, id="bytes are shared"),
     ],
 )
-def test_others_have_to_make_room_where_there_is_not_enough_for_all(
+def test_others_must_shrink_if_the_budget_is_too_small_for_all(
     limits: dict[str, int], reader_count: int, is_waited_for: bool
 ) -> None:
     options = FsckOptions(metadata_service_uri=URI, **limits)  # type: ignore[arg-type]
@@ -151,7 +153,7 @@ def test_the_pace_of_a_run_can_be_sent_to_executors() -> None:
 
 
 @in_virtual_time
-async def test_who_is_alone_begins_at_once_with_all_of_it() -> None:
+async def test_a_single_executor_gets_the_whole_budget_at_once() -> None:
     async with executing(MemoryTree(clock=LoopClock())) as executor:
         await asyncio.sleep(LIST_INTERVAL_S / 2)
 
@@ -159,15 +161,14 @@ async def test_who_is_alone_begins_at_once_with_all_of_it() -> None:
 
 
 @in_virtual_time
-async def test_who_joins_reads_nothing_until_the_others_have_made_room() -> None:
+async def test_a_new_executor_reads_nothing_until_the_others_shrink() -> None:
     tree = MemoryTree(clock=LoopClock())
     executors: list[Executor] = []
     async with AsyncExitStack() as stack:
         for _ in range(4):
             executors.append(await stack.enter_async_context(executing(tree)))
-            await asyncio.sleep(
-                LIST_INTERVAL_S / 4
-            )  # some are told of those before while these join
+            # Some learn of earlier ones while later ones join.
+            await asyncio.sleep(LIST_INTERVAL_S / 4)
         most = 0
         for _ in range(200):
             await asyncio.sleep(SETTLED_S / 100)
@@ -178,7 +179,7 @@ async def test_who_joins_reads_nothing_until_the_others_have_made_room() -> None
 
 
 @in_virtual_time
-async def test_where_there_is_enough_for_all_who_joins_begins_at_once() -> None:
+async def test_a_new_executor_begins_at_once_if_there_is_enough() -> None:
     tree = MemoryTree(clock=LoopClock())
     unlimited = FsckOptions(metadata_service_uri=URI)
     async with executing(tree, options=unlimited):
@@ -190,7 +191,7 @@ async def test_where_there_is_enough_for_all_who_joins_begins_at_once() -> None:
 
 
 @in_virtual_time
-async def test_what_one_gives_back_the_others_have_soon() -> None:
+async def test_the_share_of_an_executor_that_leaves_is_used_soon() -> None:
     tree = MemoryTree(clock=LoopClock())
     async with executing(tree) as first:
         async with executing(tree):
@@ -203,7 +204,7 @@ async def test_what_one_gives_back_the_others_have_soon() -> None:
 
 
 @in_virtual_time
-async def test_what_a_dead_one_had_comes_back_with_its_session() -> None:
+async def test_the_share_of_a_dead_executor_returns_with_its_session() -> None:
     tree = MemoryTree(clock=LoopClock())
     async with executing(tree) as first, executing(tree) as second:
         await asyncio.sleep(SETTLED_S)
@@ -215,7 +216,7 @@ async def test_what_a_dead_one_had_comes_back_with_its_session() -> None:
 
 
 @in_virtual_time
-async def test_who_cannot_see_the_others_reads_nothing_until_it_can() -> None:
+async def test_an_executor_without_zookeeper_reads_nothing() -> None:
     tree = MemoryTree(clock=LoopClock())
     async with executing(tree) as first:
         await asyncio.sleep(SETTLED_S)
@@ -231,14 +232,13 @@ async def test_who_cannot_see_the_others_reads_nothing_until_it_can() -> None:
             await asyncio.sleep(2 * LIST_INTERVAL_S)
             assert first.reads_per_s == 500
         assert 1_000 not in [each.reads_per_s for each in first.told[2:] if each], (
-            "what it knew from before was never applied again"
+            "the list from before the outage was never applied"
         )
 
 
 @pytest.mark.parametrize("step", range(30))
-def test_what_was_read_before_zookeeper_went_away_is_never_applied_after(step: int) -> None:
-    """At whatever moment it goes, while the first takes note of the second: a third has come when
-    it is back."""
+def test_a_list_from_before_an_outage_is_never_applied(step: int) -> None:
+    """ZooKeeper is cut off at any moment while a second joins; a third joins meanwhile."""
 
     @in_virtual_time
     async def lose_sight() -> None:
@@ -267,7 +267,7 @@ def test_what_was_read_before_zookeeper_went_away_is_never_applied_after(step: i
 
 
 @in_virtual_time
-async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() -> None:
+async def test_concurrent_runs_have_own_budgets_but_share_bookies() -> None:
     tree = MemoryTree(clock=LoopClock())
     options = FsckOptions(metadata_service_uri=URI, reads_per_s=10, reads_in_flight_per_bookie=500)
     nodes = MemoryStore(tree)
@@ -284,11 +284,11 @@ async def test_runs_at_the_same_time_have_a_budget_each_but_share_the_bookies() 
         await nodes.close()
         await asyncio.sleep(2 * LIST_INTERVAL_S)
         assert ours.share is not None
-        assert ours.share.reads_in_flight_per_bookie == 500, "nodes that go are noticed as well"
+        assert ours.share.reads_in_flight_per_bookie == 500, "nodes that end are noticed, too"
 
 
 @in_virtual_time
-async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() -> None:
+async def test_an_executor_that_cannot_list_the_others_pauses() -> None:
     tree = MemoryTree(clock=LoopClock())
     async with executing(tree) as ours:
         await asyncio.sleep(SETTLED_S)
@@ -296,7 +296,9 @@ async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() 
         throttled = overload(ours.store, PATHS.fsck_executors)
         async with executing(tree) as theirs:
             await asyncio.sleep(60)
-            assert (ours.share, theirs.reads_per_s) == (None, 500), "the others' part is theirs"
+            assert (ours.share, theirs.reads_per_s) == (None, 500), (
+                "the other executor has only its own part"
+            )
 
             throttled.clear()
             await asyncio.sleep(15)
@@ -304,7 +306,7 @@ async def test_who_cannot_read_the_list_reads_nothing_and_goes_on_once_it_can() 
 
 
 @in_virtual_time
-async def test_who_joins_and_cannot_read_the_list_waits() -> None:
+async def test_a_new_executor_that_cannot_list_the_others_waits() -> None:
     tree = MemoryTree(clock=LoopClock())
     store = MemoryStore(tree)
     throttled = overload(store, PATHS.fsck_executors)
@@ -338,7 +340,7 @@ async def test_a_lost_session_ends_the_pace() -> None:
 
 
 @in_virtual_time
-async def test_a_lease_that_somebody_deletes_is_taken_again() -> None:
+async def test_a_deleted_lease_is_created_again() -> None:
     tree = MemoryTree(clock=LoopClock())
     async with executing(tree) as one, executing(tree) as other:
         await asyncio.sleep(SETTLED_S)

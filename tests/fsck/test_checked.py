@@ -1,13 +1,22 @@
-"""When each ledger was looked at last: pure, on rows."""
+"""The record of each ledger's last check. Pure, on rows."""
 
+from array import array
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from auditor.fsck.options import Level
-from auditor.fsck.results.checked import after_run, read_checked, write_checked, wrong_among
+from auditor.fsck.options import FeedChanges, Level
+from auditor.fsck.results.checked import (
+    after_run,
+    doubtful_ledgers,
+    read_checked,
+    without,
+    write_checked,
+    wrong_among,
+)
 from auditor.fsck.results.rows import to_batch
+from auditor.fsck.run import ledgers_to_check
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from tests.fsck.planning import NOW_MS, checked, ids, options, table
 
@@ -22,7 +31,7 @@ def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> Ledge
     return LedgerVerdict(ledger_id=ledger_id, grade=grade, **{**known, **more})  # type: ignore[arg-type]
 
 
-def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: Path) -> None:
+def test_after_a_run_each_ledger_has_its_last_check(tmp_path: Path) -> None:
     before = table(checked(1), checked(2), checked(3))
     found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
 
@@ -39,6 +48,7 @@ def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: P
         "mtime_ms": 99,
         "is_settled": True,
         "is_wrong": False,
+        "is_unknown": False,
     }
     assert (after[4]["is_settled"], after[4]["is_wrong"]) == (False, True)
 
@@ -51,7 +61,7 @@ def test_after_a_run_each_listed_ledger_is_known_as_it_was_seen_last(tmp_path: P
         pytest.param(verdict(1, findings=(Finding.MISPLACED,)), id="misplaced"),
     ],
 )
-def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
+def test_a_ledger_that_is_not_settled_is_checked_again(found: LedgerVerdict) -> None:
     rows = pa.Table.from_batches([to_batch([found])])
 
     after = after_run(table(), rows, options(), listed=ids(1))
@@ -75,7 +85,7 @@ def test_what_is_not_settled_is_looked_at_again(found: LedgerVerdict) -> None:
         ),
     ],
 )
-def test_what_a_closer_look_settled_is_so_until_something_is_found(
+def test_a_closer_check_counts_until_something_is_found(
     level: Level, found: LedgerVerdict, settled: dict[Level, bool]
 ) -> None:
     rows = pa.Table.from_batches([to_batch([found])])
@@ -89,15 +99,15 @@ def test_what_a_closer_look_settled_is_so_until_something_is_found(
 @pytest.mark.parametrize(
     ("last", "level", "wrong"),
     [
-        pytest.param(checked(1, is_wrong=True), Level.ENDS, 1, id="as it was left"),
-        pytest.param(checked(1), Level.ENDS, 0, id="it was fine"),
-        pytest.param(checked(2, is_wrong=True), Level.ENDS, 0, id="another was, and is not now"),
+        pytest.param(checked(1, is_wrong=True), Level.ENDS, 1, id="wrong at its last check"),
+        pytest.param(checked(1), Level.ENDS, 0, id="fine at its last check"),
+        pytest.param(checked(2, is_wrong=True), Level.ENDS, 0, id="another ledger was wrong"),
         pytest.param(
-            checked(1, is_wrong=True, level=Level.FULL), Level.ENDS, 1, id="a closer look found it"
+            checked(1, is_wrong=True, level=Level.FULL), Level.ENDS, 1, id="a closer check found it"
         ),
     ],
 )
-def test_what_was_wrong_and_is_left_for_the_next_run_counts(
+def test_a_wrong_ledger_left_for_the_next_run_counts(
     last: dict[str, object], level: Level, wrong: int
 ) -> None:
     found = pa.Table.from_batches([to_batch([verdict(2)])])
@@ -108,3 +118,36 @@ def test_what_was_wrong_and_is_left_for_the_next_run_counts(
 
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
     assert read_checked(tmp_path).num_rows == 0
+
+
+def test_a_run_that_did_not_list_the_ledgers_keeps_the_others() -> None:
+    before = without(table(checked(1), checked(2, is_wrong=True), checked(3)), [3])
+    found = pa.Table.from_batches([to_batch([verdict(2)])])
+
+    after = after_run(before, found, options(), listed=None)
+
+    assert sorted(after["ledger_id"].to_pylist()) == [1, 2]
+    assert doubtful_ledgers(after, Level.ENDS).to_pylist() == []
+
+
+def test_ledgers_that_were_wrong_or_unknown_are_checked_with_the_changed_ones() -> None:
+    changes = FeedChanges(
+        client="fsck-ends",
+        generation=1,
+        position=9,
+        is_whole=False,
+        ledger_ids=array("q", [7, 1, 6, 2]),
+        versions=array("Q", [10, 11, 12, 13]),
+        are_deleted=bytes([0, 0, 1, 1]),
+    )
+    before = table(
+        checked(1),
+        checked(2, is_wrong=True),  # deleted meanwhile
+        checked(3, is_wrong=True),
+        checked(4, is_unknown=True),
+        checked(5, is_wrong=True, level=Level.METADATA),  # this level finds it if it is there
+        checked(8, is_wrong=True, level=Level.FULL),
+        checked(9),
+    )
+
+    assert ledgers_to_check(changes, before, Level.ENDS).tolist() == [1, 3, 4, 7, 8]

@@ -1,17 +1,21 @@
-"""What the sources read of a cluster: without Spark, which is on top
-(``tests/cluster/test_fsck_on_spark.py``)."""
+"""The rows that the sources read from a cluster, without Spark.
+
+``tests/cluster/test_fsck_on_spark.py`` reads them with Spark.
+"""
 
 import pytest
 
 from auditor.fsck.spark import sources
 from auditor.fsck.spark.sources import ClusterConnection, ledger_rows
+from ledgers.errors import SettingsError
+from ledgers.security import SecuritySettings
 from tests.fsck.inspections import ALL, let_in
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 REACH = ClusterConnection(metadata_service_uri="zk://127.0.0.1:2181/ledgers")
 
 
-def test_a_ledger_that_cannot_be_read_has_a_row_that_says_why(
+def test_an_unreadable_ledger_has_a_row_with_the_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @in_virtual_time
@@ -29,3 +33,19 @@ def test_a_ledger_that_cannot_be_read_has_a_row_that_says_why(
         assert [bool(row.get("error")) for row in found] == [False, True, True]
 
     scenario()
+
+
+def test_the_sources_take_the_settings_of_security_as_options() -> None:
+    options = {
+        "metadataServiceUri": "zk://127.0.0.1:2181/ledgers",
+        "security.bookie_tls": "True",
+        "security.ca_file": "/etc/ca.pem",
+    }
+
+    connection = sources._connection_of(options)
+
+    assert connection.security == SecuritySettings(bookie_tls=True, ca_file="/etc/ca.pem")
+    with pytest.raises(
+        SettingsError, match=r"security.bookie_tls is 'maybe'; allowed: true or false"
+    ):
+        sources._connection_of(options | {"security.bookie_tls": "maybe"})

@@ -1,18 +1,17 @@
-"""A ledger's entries asked for until each answer can be built on: errors, silences, and what comes
-late."""
+"""Reading a ledger's copies until each answer is certain."""
 
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from auditor.fsck.copy_inspection import sampled
-from auditor.fsck.copy_reader import CopyReader
+from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
-from replication.copy_checks import ReadFailures
+from replication.copy_reader import CopyReader, ReadFailures, Retries
 from replication.entry_runs import EntryRuns
 from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
@@ -23,7 +22,7 @@ Errors = list[type[BookmenderError] | None]
 
 
 def fail_in_turn(cluster: Cluster, bookie: BookieId, errors: Errors) -> None:
-    """The errors of its reads, one after the other; then there is none."""
+    """Make the reads of the bookie fail with these errors in turn, and then succeed."""
     left = iter(errors)
 
     def faults(asked: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -36,9 +35,9 @@ def reads_of(cluster: Cluster) -> CopyReader:
     return CopyReader(
         LEDGER,
         bookies=cluster.bookies,
-        clock=cluster.clock,
         digest=DIGEST,
         entry_bytes=ENTRY_BYTES,
+        retries=Retries(clock=cluster.clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S),
     )
 
 
@@ -57,26 +56,26 @@ def reads_of(cluster: Cluster) -> CopyReader:
     ],
 )
 @in_virtual_time
-async def test_a_read_error_counts_when_it_came_twice(errors: Errors, expected: str | None) -> None:
+async def test_a_read_error_counts_the_second_time(errors: Errors, expected: str | None) -> None:
     cluster, _ = await one_ledger()
     fail_in_turn(cluster, B1, errors)
 
-    answers = await reads_of(cluster).read({B1: [3, 4]})
+    answers = await reads_of(cluster).read({B1: ([3, 4],)})
 
     if expected is None:
         assert not answers.failures
     else:
-        assert answers.failures == {B1: ReadFailures(**{expected: EntryRuns([3])})}  # type: ignore[arg-type]
+        assert answers.failures == {B1: ReadFailures(**{expected: EntryRuns([3])})}
 
 
 @in_virtual_time
-async def test_a_bookie_that_falls_silent_is_asked_no_more() -> None:
+async def test_an_unresponsive_bookie_is_asked_no_more() -> None:
     cluster, _ = await one_ledger()
     fail_in_turn(cluster, B1, [None, NoAnswerError])
     reads = reads_of(cluster)
 
-    first = await reads.read({B1: [3, 4], B2: [3]})
-    second = await reads.read({B1: [5], B2: [5]})
+    first = await reads.read({B1: ([3, 4],), B2: ([3],)})
+    second = await reads.read({B1: ([5],), B2: ([5],)})
 
     assert first.failures == {B1: ReadFailures(unknown=EntryRuns([4]))}
     assert not second.failures
@@ -85,18 +84,18 @@ async def test_a_bookie_that_falls_silent_is_asked_no_more() -> None:
 
 
 @in_virtual_time
-async def test_more_runs_than_one_transfer_holds_are_asked_for_in_order() -> None:
+async def test_runs_beyond_one_transfer_are_read_in_order() -> None:
     cluster, _ = await one_ledger(last=9)
     for entry_id in (2, 7):
         cluster.bookie(B1).lose(LEDGER, entry_id)
 
-    answers = await reads_of(cluster).read_runs({B1: ([0], range(2, 9)), B2: ([9],)})
+    answers = await reads_of(cluster).read({B1: ([0], range(2, 9)), B2: ([9],)})
 
     assert answers.failures == {B1: ReadFailures(absent=EntryRuns([2, 7]))}
 
 
 @in_virtual_time
-async def test_what_is_read_at_a_second_try_is_compared_too() -> None:
+async def test_copies_read_at_a_second_try_are_compared_too() -> None:
     cluster, _ = await one_ledger()
     replace_payload(cluster, B1, 0)
     fail_in_turn(cluster, B1, [BusyError])
@@ -105,14 +104,14 @@ async def test_what_is_read_at_a_second_try_is_compared_too() -> None:
 
 
 def entry_of_sample(last: int) -> int:
-    """One that the run's sample holds, and that is no end."""
+    """Return an entry of the run's sample that is not at an end."""
     wanted = options(Level.SAMPLE)
     found = sampled(0, last, share=wanted.sample_share, seed=wanted.seed ^ LEDGER)
     return next(entry_id for entry_id in found if 5 < entry_id < last - 5)
 
 
 @in_virtual_time
-async def test_a_sample_sees_what_is_missing_of_it_and_then_what_else_is() -> None:
+async def test_a_gap_in_the_sample_leads_to_the_other_gaps() -> None:
     cluster, _ = await one_ledger(last=99)
     drawn = entry_of_sample(99)
     for entry_id in (drawn, drawn + 1, drawn + 2):
@@ -125,7 +124,7 @@ async def test_a_sample_sees_what_is_missing_of_it_and_then_what_else_is() -> No
 
 
 @in_virtual_time
-async def test_what_a_sample_was_not_answered_for_is_unknown() -> None:
+async def test_unanswered_reads_of_a_sample_make_it_unknown() -> None:
     cluster, _ = await one_ledger(last=99)
     fail_in_turn(cluster, B2, [None, None, None, NoAnswerError])
 
@@ -145,7 +144,7 @@ async def kill(cluster: Cluster, bookie: BookieId) -> None:
 
 @pytest.mark.parametrize("silence", [hang, kill])
 @in_virtual_time
-async def test_a_loss_rests_on_the_silence_of_a_former_member(
+async def test_a_loss_is_doubtful_if_a_former_member_does_not_answer(
     silence: Callable[[Cluster, BookieId], Awaitable[None]],
 ) -> None:
     cluster, _ = await one_ledger((B1, B2), (B1, B4), starts=(0, 5), last=9, write_quorum=2)

@@ -1,4 +1,4 @@
-"""What fsck found becomes marks, and the daemon mends it."""
+"""Findings of fsck become marks, and workers repair the ledgers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,7 +53,7 @@ def seen(finding: Finding, bookie: BookieId | None = B1, first: int = 3, last: i
 
 
 async def missing_fault(cluster: Cluster) -> DamagedLedger:
-    """Of the ledger as it stands there."""
+    """Return the present ledger as damaged."""
     versioned = await cluster.manager.read(LEDGER)
     seen_first = seen(Finding.MISSING, first=0, last=0)
     found = damaged_ledger(replace(verdict(seen_first), mtime_ms=versioned.stat.mtime_ms))
@@ -80,13 +80,13 @@ async def foreseen(cluster: Cluster, *faults: DamagedLedger) -> MarkPreview:
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
-def test_only_what_is_explicitly_missing_or_bad_is_marked(finding: Finding) -> None:
+def test_only_missing_bad_or_failing_copies_are_marked(finding: Finding) -> None:
     is_fault = finding in (Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR)
 
     assert (damaged_ledger(verdict(seen(finding))) is not None) is is_fault
 
 
-def test_the_bookies_at_fault_are_named_and_no_others() -> None:
+def test_a_mark_names_only_the_bookies_at_fault() -> None:
     fault = damaged_ledger(
         verdict(
             seen(Finding.NOT_ANSWERED, B3),
@@ -113,15 +113,13 @@ def test_the_bookies_at_fault_are_named_and_no_others() -> None:
         pytest.param(-1, -1, 0, "", id="none"),
     ],
 )
-def test_entries_are_told_as_one_as_all_or_as_some_between(
-    first: int, last: int, count: int, text: str
-) -> None:
+def test_entries_are_described_by_their_range(first: int, last: int, count: int, text: str) -> None:
     evidence = replace(seen(Finding.MISSING, first=first, last=last), entry_count=count)
 
     assert entries_text(evidence) == text
 
 
-def test_what_is_at_risk_is_marked_first() -> None:
+def test_ledgers_at_greater_risk_are_marked_first() -> None:
     faults = damaged_ledgers(
         verdict(seen(Finding.MISSING), ledger_id=ledger_id, grade=grade)
         for ledger_id, grade in enumerate(
@@ -133,7 +131,7 @@ def test_what_is_at_risk_is_marked_first() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
+async def test_a_mark_names_the_bookies_and_a_finding_the_reason() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     fault = await missing_fault(cluster)
@@ -151,7 +149,7 @@ async def test_a_mark_says_which_bookies_and_a_finding_beside_it_why() -> None:
 
 
 @in_virtual_time
-async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
+async def test_the_bookies_of_an_existing_mark_stay() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     await cluster.mark(B3)
@@ -165,13 +163,15 @@ async def test_a_mark_of_somebody_else_keeps_what_it_says() -> None:
 
 
 @in_virtual_time
-async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
+async def test_a_ledger_changed_since_its_check_is_not_marked() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     fault = await missing_fault(cluster)
     faults = [
         replace(fault, metadata_version=1),
-        replace(fault, mtime_ms=fault.mtime_ms - 1),  # deleted, and made anew: at version 0 again
+        replace(
+            fault, mtime_ms=fault.mtime_ms - 1
+        ),  # deleted and created again, at version 0 again
         replace(fault, ledger_id=LEDGER + 1),
     ]
 
@@ -183,7 +183,7 @@ async def test_what_changed_since_it_was_judged_is_not_marked() -> None:
 
 
 @in_virtual_time
-async def test_what_would_be_marked_is_what_is_then_marked_in_the_same_queue() -> None:
+async def test_the_preview_agrees_with_the_marks() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     cluster.bookie(B1).lose(LEDGER, 3)
@@ -201,7 +201,8 @@ async def test_what_would_be_marked_is_what_is_then_marked_in_the_same_queue() -
 
 
 @in_virtual_time
-async def test_a_ledger_that_acls_have_shut_away_since_is_not_marked_and_stops_no_other() -> None:
+async def test_a_ledger_denied_since_its_check_is_not_marked() -> None:
+    """The other ledgers are marked."""
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
     await cluster.write_ledger([B1, B2, B3], ledger_id=LEDGER + 1)
@@ -216,10 +217,10 @@ async def test_a_ledger_that_acls_have_shut_away_since_is_not_marked_and_stops_n
 
 
 @in_virtual_time
-async def test_what_fsck_finds_in_the_middle_of_a_ledger_the_daemon_mends() -> None:
+async def test_a_worker_repairs_damage_that_only_fsck_finds() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger([B1, B2, B3])
-    cluster.bookie(B1).lose(LEDGER, 3)  # its ends are there: a worker alone would find nothing
+    cluster.bookie(B1).lose(LEDGER, 3)  # its ends exist, so a worker alone would find nothing
     found = await inspect_twice(cluster)
     assert told(found) != (Grade.WHOLE, ())
     assert found is not None

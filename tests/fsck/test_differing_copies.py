@@ -1,4 +1,4 @@
-"""Copies held against each other: which are not what most are."""
+"""Comparing copies: which differ from the majority."""
 
 import random
 from collections.abc import Mapping
@@ -19,8 +19,10 @@ def copies(
     write_quorum: int,
     changes: Mapping[tuple[BookieId, int], int],
 ) -> dict[BookieId, Fingerprints]:
-    """Each entry's is its id, but for ``changes``; 0 where there is none. Each begins at its own
-    first entry."""
+    """Return fingerprints per bookie: the entry id, except for ``changes``; 0 for no copy.
+
+    Each list begins at the first entry of its bookie.
+    """
     found = {}
     for index, bookie in enumerate(ensemble):
         own = [
@@ -45,30 +47,30 @@ def odd(
 
 
 @pytest.mark.parametrize(("size", "write_quorum"), [(3, 3), (3, 2), (5, 3), (5, 1)])
-def test_copies_that_are_alike_are_not_told_of(size: int, write_quorum: int) -> None:
+def test_equal_copies_are_not_reported(size: int, write_quorum: int) -> None:
     assert odd({}, ensemble=(B1, B2, B3, B4, B5)[:size], write_quorum=write_quorum) == {}
 
 
-def test_the_one_that_is_not_as_the_others_is_named() -> None:
+def test_the_copy_that_differs_from_the_majority_is_reported() -> None:
     found = odd({(B2, 117): 1, (B2, 118): 1, (B3, 100): 9, (B1, 139): 5})
 
     assert found == {B1: EntryRuns([139]), B2: EntryRuns([117, 118]), B3: EntryRuns([100])}
 
 
-def test_of_two_that_differ_both_are_named() -> None:
+def test_of_two_copies_that_differ_both_are_reported() -> None:
     assert odd({(B2, 117): 1}, ensemble=(B1, B2), write_quorum=2) == {
         B1: EntryRuns([117]),
         B2: EntryRuns([117]),
     }
 
 
-def test_copies_that_are_not_there_are_not_compared() -> None:
+def test_missing_copies_are_not_compared() -> None:
     assert odd({(B2, 117): 0, (B1, 118): 0, (B2, 118): 0, (B3, 119): 0}) == {}
     assert odd({(B1, 117): 0, (B2, 117): 1}) == {B2: EntryRuns([117]), B3: EntryRuns([117])}
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_odd_copy_is_found_wherever_it_lies(seed: int) -> None:
+def test_every_differing_copy_is_found(seed: int) -> None:
     rng = random.Random(seed)
     size = rng.randint(3, 5)
     write_quorum = rng.randint(3, size)

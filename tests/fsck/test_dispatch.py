@@ -1,4 +1,4 @@
-"""Tasks given out to Spark, of which as much is here as they need."""
+"""Distributing tasks with Spark, of which a fake has as much as the tasks need."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,14 +8,16 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, TASKS_WAITING, Dispatch, Work
+from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, TASKS_WAITING, Dispatch
 from auditor.fsck.spark.session import with_attempts
+from auditor.fsck.tasks import Work
 from ledgers.errors import UnavailableError
 
 NUMBERS = pa.schema([("number", pa.int64())])
 
 
-FAILURE = """Job aborted: Task 0 failed 4 times, most recent failure: Traceback (most recent call last):
+FAILURE = """Job aborted: Task 0 failed 4 times, most recent failure: Traceback (most recent call \
+last):
   File "looks.py", line 70, in run
     raise ValueError("below 0")
 ValueError: below 0
@@ -25,14 +27,14 @@ ValueError: below 0
 Driver stacktrace:
 \tat java.lang.Thread.run(Thread.java:840)
 """
-"""As Spark 4.3 tells it."""
+"""The text of an error by Spark 4.3."""
 
 
 class FakeSpark:
-    """A context. All jobs but the ``free`` first wait to be let go."""
+    """A Spark context. All jobs except the ``free`` first ones wait to be released."""
 
     def __init__(self, *, slots: int, free: int = 1_000, error: Exception | None = None) -> None:
-        """``error``: what becomes of each job. A context that is ``over`` takes no call."""
+        """``error``: the outcome of each job. A context that is ``over`` accepts no call."""
         self.defaultParallelism = slots
         self.cancelled: list[str] = []
         self.task_counts: list[int] = []
@@ -92,7 +94,7 @@ class _FakeRdd:
 
 
 def numbers_of(tasks: Sequence[int]) -> Work:
-    """Each task gives its own number. Below 0 it fails."""
+    """Return work in which each task gives its own number, and fails below 0."""
 
     def rows(position: int) -> Iterator[pa.RecordBatch]:
         if tasks[position] < 0:
@@ -110,8 +112,8 @@ def dispatch(spark: FakeSpark) -> Dispatch:
     ("slots", "tasks_per_job"),
     [
         pytest.param(1, 1, id="one after the other"),
-        pytest.param(3, 1, id="some beside each other"),
-        pytest.param(JOBS_AT_ONCE_MAX - TASKS_WAITING, 1, id="as many as threads are good for"),
+        pytest.param(3, 1, id="some in parallel"),
+        pytest.param(JOBS_AT_ONCE_MAX - TASKS_WAITING, 1, id="as many as there are threads"),
         pytest.param(JOBS_AT_ONCE_MAX - TASKS_WAITING + 1, 2, id="more"),
     ],
 )
@@ -125,7 +127,7 @@ def test_every_task_is_done_once(slots: int, tasks_per_job: int) -> None:
     assert set(spark.task_counts) == {tasks_per_job}
 
 
-def test_tasks_are_taken_only_as_they_are_to_run_soon() -> None:
+def test_tasks_are_drawn_only_shortly_before_they_run() -> None:
     spark, taken = FakeSpark(slots=2), []
 
     def tasks() -> Iterator[int]:
@@ -140,7 +142,7 @@ def test_tasks_are_taken_only_as_they_are_to_run_soon() -> None:
     results.close()
 
 
-def test_executors_that_come_later_are_given_tasks_too() -> None:
+def test_later_executors_get_tasks_too() -> None:
     spark = FakeSpark(slots=1, free=1)
     results = dispatch(spark).results(range(10), numbers_of, NUMBERS)
     next(results)
@@ -155,7 +157,7 @@ def test_executors_that_come_later_are_given_tasks_too() -> None:
     assert len(spark.task_counts) == 10
 
 
-def test_a_task_that_fails_for_good_ends_the_others() -> None:
+def test_a_task_that_fails_finally_ends_the_others() -> None:
     spark = FakeSpark(slots=2)
 
     with pytest.raises(UnavailableError, match=r"in each attempt: ValueError: below 0$"):
@@ -164,7 +166,7 @@ def test_a_task_that_fails_for_good_ends_the_others() -> None:
     assert len(spark.task_counts) < 20
 
 
-def test_who_stops_reading_stops_what_is_under_way() -> None:
+def test_closing_the_results_cancels_the_jobs() -> None:
     spark = FakeSpark(slots=2, free=1)
     results = dispatch(spark).results(range(10), numbers_of, NUMBERS)
     next(results)
@@ -176,21 +178,21 @@ def test_who_stops_reading_stops_what_is_under_way() -> None:
 
 
 GONE = [
-    pytest.param(ConnectionRefusedError(111, "Connection refused"), id="nobody listens"),
-    pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="nothing is answered"),
+    pytest.param(ConnectionRefusedError(111, "Connection refused"), id="no listener"),
+    pytest.param(Py4JNetworkError("Answer from Java side is empty"), id="an empty answer"),
 ]
 
 
 @pytest.mark.parametrize("error", GONE)
-def test_that_sparks_own_process_is_gone_is_told(error: Exception) -> None:
+def test_the_end_of_sparks_process_is_an_error(error: Exception) -> None:
     spark = FakeSpark(slots=2, error=error)
 
     with pytest.raises(UnavailableError, match="Spark's Java process has ended"):
         list(dispatch(spark).results([1], numbers_of, NUMBERS))
 
 
-def test_what_ends_a_run_is_told_though_spark_has_ended_first() -> None:
-    """As by a signal that goes to all processes of a service."""
+def test_the_cause_is_raised_even_if_spark_ended_first() -> None:
+    """A signal may go to all processes of a service."""
     spark = FakeSpark(slots=1, free=0)
 
     def begin() -> None:
@@ -203,7 +205,7 @@ def test_what_ends_a_run_is_told_though_spark_has_ended_first() -> None:
         begin()
 
 
-def test_what_work_needs_is_there_before_the_first_task() -> None:
+def test_executors_are_warmed_up_before_the_first_task() -> None:
     spark = FakeSpark(slots=3)
 
     with dispatch(spark).warmed_up(numbers_of([])):
@@ -212,14 +214,14 @@ def test_what_work_needs_is_there_before_the_first_task() -> None:
     assert spark.task_counts == [3]
 
 
-def test_that_nothing_could_be_made_ready_is_the_first_tasks_to_say() -> None:
+def test_a_failed_warm_up_is_reported_by_the_first_task() -> None:
     spark = FakeSpark(slots=1, error=PySparkException("no executors"))
 
     with dispatch(spark).warmed_up(numbers_of([])):
         spark.wait_for_jobs(1)
 
 
-def test_nothing_goes_on_being_made_ready_for_a_run_that_does_not_begin() -> None:
+def test_the_warm_up_is_cancelled_if_the_run_does_not_begin() -> None:
     spark = FakeSpark(slots=1, free=0)
 
     def begin() -> None:
@@ -244,5 +246,5 @@ def test_nothing_goes_on_being_made_ready_for_a_run_that_does_not_begin() -> Non
         ("yarn", "yarn"),
     ],
 )
-def test_tasks_are_tried_again_locally_as_well(master: str, expected: str) -> None:
+def test_local_masters_retry_tasks_too(master: str, expected: str) -> None:
     assert with_attempts(master) == expected

@@ -1,4 +1,4 @@
-"""``docs/fsck.md`` speaks of what there is, and of all of it."""
+"""``docs/fsck.md`` agrees with the code, and is complete."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ SPARK_SUBMITS = {"--deploy-mode", "--archives", "--conf"}
 
 
 def rows(heading: str) -> dict[str, list[str]]:
-    """Of the tables below a heading: the cells by the first one."""
+    """Return the cells of the tables below a heading, by the first cell."""
     part = TEXT.split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
     return {name: cells for first, *cells in lines for name in re.findall("`([^`]+)`", first)}
@@ -33,12 +33,14 @@ def rows(heading: str) -> dict[str, list[str]]:
         pytest.param("Results", SCHEMA.names, id="columns"),
     ],
 )
-def test_nothing_that_stands_in_results_is_left_out(heading: str, names: Iterable[str]) -> None:
+def test_the_page_describes_all_levels_verdicts_and_columns(
+    heading: str, names: Iterable[str]
+) -> None:
     assert set(names) <= rows(heading).keys()
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
-def test_what_is_said_to_be_wrong_is_so(finding: Finding) -> None:
+def test_the_page_agrees_on_which_findings_are_wrong(finding: Finding) -> None:
     grade = Grade.WHOLE if finding is Finding.SUSPECT else Grade.DEGRADED
     verdict: LedgerVerdict = damaged(1, grade, seen(finding))
 
@@ -47,7 +49,7 @@ def test_what_is_said_to_be_wrong_is_so(finding: Finding) -> None:
     assert (said == "yes") is verdict.is_wrong
 
 
-def test_it_names_no_option_that_is_not_there_and_every_one_of_a_run() -> None:
+def test_the_page_names_existing_options_and_all_of_run() -> None:
     found = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - SPARK_SUBMITS
     options = {
         name: {text for option in command.params for text in option.opts}

@@ -1,4 +1,4 @@
-"""A bookie that stands in an ensemble twice, as Java's repairs may leave it when they conflict."""
+"""A bookie that is twice in an ensemble, as conflicting repairs by Java may leave it."""
 
 import pytest
 
@@ -11,8 +11,8 @@ from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER
 
 TWICE = (B1, B2, B1)
-"""With two copies of each entry: of 0, 3, 6, … and of 1, 4, 7, … on both, of 2, 5, 8, … on B1 by
-both places."""
+"""With two copies: entries 0, 3, 6, … and 1, 4, 7, … are on both bookies, 2, 5, 8, … only on B1, by
+both of its indexes."""
 LEVELS = pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
 
 
@@ -24,7 +24,7 @@ async def striped(ensemble: tuple[BookieId, ...] = TWICE) -> Cluster:
 @LEVELS
 @pytest.mark.parametrize("ensemble", [TWICE, (B1, B1, B2), (B1, B1)])
 @in_virtual_time
-async def test_what_both_places_store_is_one_copy(
+async def test_both_indexes_of_one_bookie_are_one_copy(
     level: Level, ensemble: tuple[BookieId, ...]
 ) -> None:
     cluster = await striped(ensemble)
@@ -39,16 +39,14 @@ async def test_what_both_places_store_is_one_copy(
 @pytest.mark.parametrize(
     ("entry_id", "level"),
     [
-        pytest.param(0, Level.ENDS, id="an end of the first place"),
-        pytest.param(8, Level.ENDS, id="an end of the second"),
-        pytest.param(3, Level.FULL, id="of the first"),
-        pytest.param(4, Level.FULL, id="of the second"),
+        pytest.param(0, Level.ENDS, id="an end of the first index"),
+        pytest.param(8, Level.ENDS, id="an end of the second index"),
+        pytest.param(3, Level.FULL, id="an entry of the first index"),
+        pytest.param(4, Level.FULL, id="an entry of the second index"),
     ],
 )
 @in_virtual_time
-async def test_what_it_lacks_is_missing_and_not_lost_where_another_has_it(
-    entry_id: int, level: Level
-) -> None:
+async def test_an_entry_is_lost_only_if_no_other_bookie_has_it(entry_id: int, level: Level) -> None:
     cluster = await striped()
     cluster.bookie(B1).lose(LEDGER, entry_id)
 
@@ -60,7 +58,7 @@ async def test_what_it_lacks_is_missing_and_not_lost_where_another_has_it(
 
 
 @in_virtual_time
-async def test_what_only_it_has_is_lost_with_it() -> None:
+async def test_an_entry_stored_only_there_is_lost() -> None:
     cluster = await striped()
     cluster.bookie(B1).lose(LEDGER, 5)
 
@@ -72,7 +70,7 @@ async def test_what_only_it_has_is_lost_with_it() -> None:
 
 
 @in_virtual_time
-async def test_copies_are_compared_though_one_is_there_by_two_places() -> None:
+async def test_a_duplicated_bookie_is_not_suspect() -> None:
     cluster = await striped((B1, B1, B2))
 
     verdict = await inspect_once(cluster, Level.FULL)

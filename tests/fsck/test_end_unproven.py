@@ -1,5 +1,4 @@
-"""Unclosed ledgers whose end no recovery could prove, as too many of their last bookies were
-wiped."""
+"""Unclosed ledgers without a provable end, because their bookies were reformatted."""
 
 import random
 
@@ -33,8 +32,8 @@ UNPROVEN = (Grade.UNKNOWN, (Finding.END_UNPROVEN,))
 at_each_level = pytest.mark.parametrize("level", list(Level), ids=lambda level: level.value)
 
 
-async def set_up_anew(cluster: Cluster, *bookies: BookieId) -> None:
-    """As after they were wiped, and what was left was given its copies again."""
+async def renew_cookies(cluster: Cluster, *bookies: BookieId) -> None:
+    """Renew the cookies, as if the bookies had been reformatted and their copies repaired."""
     for bookie in bookies:
         await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
         await cluster.store.create(f"{ROOT}/cookies/{bookie}")
@@ -50,11 +49,11 @@ def doubted(verdict: LedgerVerdict | None) -> dict[BookieId | None, str]:
 @at_each_level
 @pytest.mark.parametrize("state", [OPEN, IN_RECOVERY], ids=["open", "in recovery"])
 @in_virtual_time
-async def test_where_too_many_of_its_last_bookies_were_set_up_anew_its_end_cannot_be_proven(
+async def test_too_many_reformatted_bookies_make_the_end_unproven(
     state: LedgerState, level: Level
 ) -> None:
     cluster, _ = await one_ledger(state=state)
-    await set_up_anew(cluster, B1, B2)
+    await renew_cookies(cluster, B1, B2)
 
     verdict = await inspect_twice(cluster, level)
 
@@ -66,33 +65,35 @@ async def test_where_too_many_of_its_last_bookies_were_set_up_anew_its_end_canno
 
 @at_each_level
 @pytest.mark.parametrize(
-    ("state", "anew"),
+    ("state", "reformatted"),
     [
-        pytest.param(OPEN, (), id="none was"),
-        pytest.param(OPEN, (B1,), id="one, and the others prove it"),
-        pytest.param(IN_RECOVERY, (B1,), id="likewise in recovery"),
-        pytest.param(OPEN, (B4, B5), id="others were"),
-        pytest.param(CLOSED, ALL, id="it is closed: its end is known"),
+        pytest.param(OPEN, (), id="none"),
+        pytest.param(OPEN, (B1,), id="one, and the others prove the end"),
+        pytest.param(IN_RECOVERY, (B1,), id="one, in recovery"),
+        pytest.param(OPEN, (B4, B5), id="other bookies"),
+        pytest.param(CLOSED, ALL, id="closed: its end is known"),
     ],
 )
 @in_virtual_time
-async def test_else_it_can(state: LedgerState, anew: tuple[BookieId, ...], level: Level) -> None:
+async def test_with_enough_original_bookies_the_end_is_proven(
+    state: LedgerState, reformatted: tuple[BookieId, ...], level: Level
+) -> None:
     cluster, _ = await one_ledger(state=state)
-    await set_up_anew(cluster, *anew)
+    await renew_cookies(cluster, *reformatted)
 
     assert told(await inspect_twice(cluster, level)) == WHOLE
 
 
 async def with_latecomers(state: LedgerState = OPEN) -> Cluster:
-    """B4 and B5 are new, and took over from B1 and B2 at entry 5."""
+    """Return a cluster in which the new B4 and B5 replaced B1 and B2 at entry 5."""
     cluster, _ = await one_ledger(ALL, (B4, B5, B3), starts=(0, 5), state=state)
-    await set_up_anew(cluster, B4, B5)
+    await renew_cookies(cluster, B4, B5)
     return cluster
 
 
 @at_each_level
 @in_virtual_time
-async def test_bookies_that_are_new_and_took_over_were_not_wiped_for_all_that_is_known(
+async def test_new_replacement_bookies_do_not_count_as_reformatted(
     level: Level,
 ) -> None:
     cluster = await with_latecomers()
@@ -106,7 +107,7 @@ async def test_bookies_that_are_new_and_took_over_were_not_wiped_for_all_that_is
     ids=lambda each: each.value if isinstance(each, Level) else "",
 )
 @in_virtual_time
-async def test_unless_they_lack_the_first_entry_that_they_should_have(
+async def test_a_replacement_bookie_without_its_first_entry_counts(
     level: Level, is_seen: bool
 ) -> None:
     cluster = await with_latecomers()
@@ -119,7 +120,7 @@ async def test_unless_they_lack_the_first_entry_that_they_should_have(
 
 
 @in_virtual_time
-async def test_one_that_lacks_another_entry_was_not_wiped() -> None:
+async def test_a_replacement_bookie_without_a_later_entry_is_fine() -> None:
     cluster = await with_latecomers()
     for bookie in (B4, B5):
         cluster.bookie(bookie).lose(LEDGER, 6)
@@ -128,21 +129,20 @@ async def test_one_that_lacks_another_entry_was_not_wiped() -> None:
 
 
 @in_virtual_time
-async def test_who_is_away_proves_nothing_either_but_without_one_that_was_wiped_it_may_come_back() -> (
-    None
-):
+async def test_an_absent_bookie_counts_only_beside_a_reformatted_one() -> None:
+    """An absent bookie may return and prove the end."""
     cluster, _ = await one_ledger(state=OPEN)
     await cluster.kill(B2)
     assert not doubted(await inspect_once(cluster, METADATA))
 
-    await set_up_anew(cluster, B1)
+    await renew_cookies(cluster, B1)
     assert doubted(await inspect_once(cluster, METADATA)) == {B1: "set_up_later"}
 
 
 @in_virtual_time
-async def test_what_is_closed_between_the_looks_has_its_end() -> None:
+async def test_a_ledger_closed_between_the_checks_has_an_end() -> None:
     cluster, _ = await one_ledger(state=OPEN)
-    await set_up_anew(cluster, B1, B2)
+    await renew_cookies(cluster, B1, B2)
     first = await inspect_once(cluster, FULL)
     found = await cluster.manager.read(LEDGER)
     closed = found.metadata.closed(last_entry_id=9, length=found.metadata.length)
@@ -153,11 +153,13 @@ async def test_what_is_closed_between_the_looks_has_its_end() -> None:
     assert (told(first), told(second)) == (UNPROVEN, WHOLE)
 
 
-@pytest.mark.parametrize("anew", [(), (B1,), (B1, B2), (B2, B3), ALL])
+@pytest.mark.parametrize("reformatted", [(), (B1,), (B1, B2), (B2, B3), ALL])
 @in_virtual_time
-async def test_a_recovery_finds_the_same(anew: tuple[BookieId, ...]) -> None:
+async def test_a_recovery_agrees_about_reformatted_bookies(
+    reformatted: tuple[BookieId, ...],
+) -> None:
     cluster, _ = await one_ledger(state=OPEN)
-    await set_up_anew(cluster, *anew)
+    await renew_cookies(cluster, *reformatted)
     verdict = await inspect_twice(cluster, FULL)
 
     assert await can_recover(cluster) is not bool(doubted(verdict))
@@ -165,7 +167,7 @@ async def test_a_recovery_finds_the_same(anew: tuple[BookieId, ...]) -> None:
 
 @pytest.mark.parametrize("lost_entry_id", [5, 6], ids=["their first entry", "another"])
 @in_virtual_time
-async def test_and_of_bookies_that_took_over(lost_entry_id: int) -> None:
+async def test_a_recovery_agrees_about_replacement_bookies(lost_entry_id: int) -> None:
     cluster = await with_latecomers()
     for bookie in (B4, B5):
         cluster.bookie(bookie).lose(LEDGER, lost_entry_id)
@@ -175,7 +177,7 @@ async def test_and_of_bookies_that_took_over(lost_entry_id: int) -> None:
 
 
 async def can_recover(cluster: Cluster) -> bool:
-    """Whether the daemon's recovery can close it."""
+    """Return True if the daemon's recovery can close the ledger."""
 
     async def nobody() -> list[Candidate]:
         return []

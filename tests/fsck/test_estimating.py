@@ -1,4 +1,4 @@
-"""How much there is to be read of a ledger, as its metadata tells."""
+"""The work of reading a ledger, estimated from its metadata."""
 
 from dataclasses import replace
 
@@ -35,7 +35,7 @@ EMPTY = replace(CLOSED, last_entry_id=-1, segments=OPEN.segments[:1])
         pytest.param(EMPTY, Level.FULL, 4, id="a ledger without entries"),
     ],
 )
-def test_a_ledger_weighs_what_there_is_to_be_read(
+def test_the_weight_of_a_ledger_is_the_work_of_reading_it(
     metadata: LedgerMetadata, level: Level, weight: int
 ) -> None:
     wanted = FsckOptions(metadata_service_uri="zk://a/ledgers", level=level, sample_share=0.1)
@@ -43,7 +43,7 @@ def test_a_ledger_weighs_what_there_is_to_be_read(
     assert work_of(metadata, wanted) == weight
 
 
-def test_what_is_gone_or_cannot_be_read_weighs_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deleted_and_unreadable_ledgers_weigh_least(monkeypatch: pytest.MonkeyPatch) -> None:
     @in_virtual_time
     async def scenario() -> None:
         cluster = await Cluster.start()

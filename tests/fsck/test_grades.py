@@ -1,4 +1,4 @@
-"""The graded scale of one entry: what its copies are, and the grade that this makes."""
+"""The grade of one entry, from the state of its copies."""
 
 import itertools
 
@@ -32,7 +32,9 @@ def grade(write_quorum: int = 3, ack_quorum: int = 2, **copies: int) -> Grade:
         (5, 4, AT_RISK),
     ],
 )
-def test_known_copies_are_counted(write_quorum: int, bad: int, expected: Grade) -> None:
+def test_the_grade_follows_from_the_number_of_bad_copies(
+    write_quorum: int, bad: int, expected: Grade
+) -> None:
     assert grade(write_quorum, 1, bad=bad) is expected
 
 
@@ -41,13 +43,13 @@ def test_known_copies_are_counted(write_quorum: int, bad: int, expected: Grade) 
     [
         ({"unanswered": 1}, UNKNOWN),
         ({"unanswered": 3}, UNKNOWN),
-        # Something is wrong for sure; that much at least.
+        # Known damage gives the least grade.
         ({"unanswered": 1, "bad": 1}, DEGRADED),
         ({"unanswered": 2, "bad": 1}, DEGRADED),
         ({"unanswered": 1, "bad": 2}, AT_RISK),
     ],
 )
-def test_silence_is_no_missing_copy(copies: dict[str, int], expected: Grade) -> None:
+def test_an_unanswered_read_is_not_a_missing_copy(copies: dict[str, int], expected: Grade) -> None:
     assert grade(**copies) is expected
 
 
@@ -63,7 +65,7 @@ def test_silence_is_no_missing_copy(copies: dict[str, int], expected: Grade) -> 
         ({"on_absent": 1, "unanswered": 2}, UNKNOWN),
     ],
 )
-def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
+def test_a_copy_on_an_absent_bookie_is_missing_but_not_lost(
     copies: dict[str, int], expected: Grade
 ) -> None:
     assert grade(**copies) is expected
@@ -75,7 +77,7 @@ def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
         (3, 2, {"excused": 1}, DEGRADED),
         (3, 2, {"excused": 2}, AT_RISK),
         (3, 2, {"excused": 3}, LOST),
-        (3, 1, {"excused": 2}, DEGRADED),  # one copy, and one is what was promised
+        (3, 1, {"excused": 2}, DEGRADED),  # one copy is left, and one was promised
         (2, 1, {"excused": 1}, DEGRADED),
         (3, 2, {"excused": 1, "bad": 1}, AT_RISK),
         (3, 2, {"excused": 1, "on_absent": 1}, AT_RISK),
@@ -83,20 +85,20 @@ def test_a_bookie_that_is_gone_is_missed_but_takes_no_entry_with_it_for_sure(
         (3, 2, {"excused": 2, "unanswered": 1}, AT_RISK),
     ],
 )
-def test_what_the_ack_quorum_can_do_without_is_excused_as_long_as_it_is_there(
+def test_copies_beyond_the_ack_quorum_are_excused(
     write_quorum: int, ack_quorum: int, copies: dict[str, int], expected: Grade
 ) -> None:
     assert grade(write_quorum, ack_quorum, **copies) is expected
 
 
-def test_a_copy_elsewhere_saves_an_entry_from_being_lost_and_makes_no_other_grade() -> None:
+def test_a_copy_elsewhere_only_prevents_the_grade_lost() -> None:
     lost = EntryCopies(write_quorum=3, ack_quorum=2, bad=3, is_elsewhere=True)
     degraded = EntryCopies(write_quorum=3, ack_quorum=2, bad=1, is_elsewhere=True)
 
     assert (lost.grade, degraded.grade) == (AT_RISK, DEGRADED)
 
 
-def test_lost_is_said_only_where_every_copy_was_answered_for() -> None:
+def test_the_grade_lost_needs_an_answer_for_every_copy() -> None:
     for bad, excused, on_absent, unanswered in itertools.product(range(4), repeat=4):
         if bad + excused + on_absent + unanswered > 3:
             continue
@@ -105,7 +107,7 @@ def test_lost_is_said_only_where_every_copy_was_answered_for() -> None:
         assert (found is WHOLE) == (bad + excused + on_absent + unanswered == 0)
 
 
-def test_one_more_bad_copy_never_makes_a_grade_better() -> None:
+def test_another_bad_copy_never_improves_the_grade() -> None:
     for bad, on_absent in itertools.product(range(4), repeat=2):
         if bad + on_absent < 3:
             before = grade(bad=bad, on_absent=on_absent)

@@ -1,5 +1,4 @@
-"""Looks at ledgers in memory: what is expected of whom, who else is asked, and what a second inspect_once
-takes back."""
+"""Inspecting ledgers in memory: the expected entries, the bookies asked, and the recheck."""
 
 import asyncio
 from typing import Any
@@ -35,7 +34,7 @@ at_each_level = pytest.mark.parametrize("level", Level, ids=lambda level: level.
 where_read = pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
 
 
-# --- Healthy ledgers ---------------------------------------------------------------------------------
+# --- Healthy ledgers ------------------------------------------------------------------------------
 
 
 @at_each_level
@@ -64,7 +63,7 @@ async def test_healthy_ledgers_are_whole(level: Level) -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_written_and_nothing_fenced() -> None:
+async def test_inspecting_writes_and_fences_nothing() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN)
     before = await cluster.manager.read(LEDGER)
     cluster.bookie(B1).lose(LEDGER, 3)
@@ -76,7 +75,7 @@ async def test_nothing_is_written_and_nothing_fenced() -> None:
 
 
 @in_virtual_time
-async def test_copies_that_differ_in_lac_and_digest_alone_are_good() -> None:
+async def test_copies_that_differ_only_in_lac_and_digest_are_good() -> None:
     """Java's repair writes entries with the LAC that it knows."""
     cluster, _ = await one_ledger()
     for entry_id in range(10):
@@ -86,7 +85,7 @@ async def test_copies_that_differ_in_lac_and_digest_alone_are_good() -> None:
 
 
 @in_virtual_time
-async def test_each_level_reads_what_it_says() -> None:
+async def test_each_level_reads_its_share_of_entries() -> None:
     cluster, _ = await one_ledger(last=99)
 
     counts = {level: (await inspect_once(cluster, level)).entries_read for level in Level}
@@ -96,14 +95,13 @@ async def test_each_level_reads_what_it_says() -> None:
     assert len({tuple(cluster.bookies.asked(bookie)) for bookie in ALL}) == 1
 
 
-# --- Open ledgers ------------------------------------------------------------------------------------
+# --- Open ledgers ---------------------------------------------------------------------------------
 
 
 @where_read
 @in_virtual_time
-async def test_of_an_open_ledger_what_is_not_acknowledged_is_not_expected(level: Level) -> None:
-    """The last entry's copies may be on their way: it says that the one before it is
-    acknowledged."""
+async def test_unacknowledged_entries_of_an_open_ledger_may_be_missing(level: Level) -> None:
+    """The last entry's copies may be on their way; it says that the one before is acknowledged."""
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     cluster.put(LEDGER, 10, B1, lac=8)
 
@@ -114,7 +112,7 @@ async def test_of_an_open_ledger_what_is_not_acknowledged_is_not_expected(level:
 
 
 @in_virtual_time
-async def test_a_copy_that_is_late_is_there_at_the_second_look() -> None:
+async def test_a_late_copy_is_there_at_the_recheck() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     cluster.bookie(B3).lose(LEDGER, 8)
 
@@ -131,7 +129,7 @@ async def test_a_copy_that_is_late_is_there_at_the_second_look() -> None:
 
 
 @in_virtual_time
-async def test_an_open_ledger_that_lost_more_than_the_ack_quorum_can_do_without_is_wrong() -> None:
+async def test_an_open_ledger_below_its_ack_quorum_is_wrong() -> None:
     cluster, metadata = await one_ledger(state=LedgerState.OPEN, last=9)
     lose(cluster, metadata, 3, 2)
 
@@ -142,9 +140,10 @@ async def test_an_open_ledger_that_lost_more_than_the_ack_quorum_can_do_without_
 
 @where_read
 @in_virtual_time
-async def test_an_open_end_that_nobody_tells_is_unknown_and_what_is_settled_is_judged(
+async def test_an_open_end_that_no_bookie_reports_is_unknown(
     level: Level,
 ) -> None:
+    """The fragments before the open end are judged."""
     cluster, _ = await one_ledger(
         (B1, B2, B3), (B1, B4, B5), starts=(0, 5), last=9, state=LedgerState.OPEN
     )
@@ -159,7 +158,7 @@ async def test_an_open_end_that_nobody_tells_is_unknown_and_what_is_settled_is_j
 
 
 @in_virtual_time
-async def test_an_open_end_that_is_told_at_the_second_look_alone_is_judged_then() -> None:
+async def test_an_open_end_first_reported_at_the_recheck_is_judged() -> None:
     cluster, metadata = await one_ledger(state=LedgerState.OPEN, last=9)
     lose(cluster, metadata, 3, 2)
     for bookie in ALL:
@@ -179,7 +178,7 @@ IDLE: dict[str, Any] = {"idle_open_after_s": 3_600.0}
 
 
 @in_virtual_time
-async def test_an_open_ledger_whose_end_stands_still_is_idle() -> None:
+async def test_an_open_ledger_without_new_entries_is_idle() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await asyncio.sleep(3_600)
 
@@ -191,9 +190,9 @@ async def test_an_open_ledger_whose_end_stands_still_is_idle() -> None:
 
 
 @in_virtual_time
-async def test_one_that_is_written_is_not() -> None:
+async def test_an_open_ledger_with_new_entries_is_not_idle() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
-    assert told(await inspect_once(cluster, ENDS, **IDLE)) == WHOLE  # it is young
+    assert told(await inspect_once(cluster, ENDS, **IDLE)) == WHOLE  # it is new
     await asyncio.sleep(3_600)
 
     first = await inspect_once(cluster, ENDS, **IDLE)
@@ -205,11 +204,11 @@ async def test_one_that_is_written_is_not() -> None:
     assert told(second) == WHOLE
 
 
-# --- Entries after the last one that is known to be acknowledged ---------------------------------------
+# --- Entries after the last confirmed one ---------------------------------------------------------
 
 
 async def with_tail(state: LedgerState, *holders: BookieId) -> Cluster:
-    """Four entries of which no bookie knows that they are acknowledged, left on ``holders``."""
+    """Return a cluster with four entries on ``holders`` that no bookie knows to be acknowledged."""
     cluster, _ = await one_ledger(state=state, last=-1)
     for entry_id in range(4):
         cluster.put(LEDGER, entry_id, *holders, lac=-1)
@@ -218,7 +217,7 @@ async def with_tail(state: LedgerState, *holders: BookieId) -> Cluster:
 
 @pytest.mark.parametrize("level", [ENDS, FULL], ids=lambda level: level.value)
 @in_virtual_time
-async def test_of_a_recovery_that_never_ended_all_is_expected_that_any_bookie_shows(
+async def test_in_recovery_every_stored_entry_is_expected(
     level: Level,
 ) -> None:
     at_risk = await inspect_twice(await with_tail(LedgerState.IN_RECOVERY, B3), level)
@@ -232,8 +231,8 @@ async def test_of_a_recovery_that_never_ended_all_is_expected_that_any_bookie_sh
 
 
 @in_virtual_time
-async def test_but_nothing_beyond_an_entry_that_all_its_bookies_deny() -> None:
-    """Entry 4 was on its way when its writer died, and entry 5 was there already."""
+async def test_in_recovery_an_entry_that_all_deny_is_the_end() -> None:
+    """The writer died while entry 4 was on its way, but entry 5 had been stored."""
     cluster = await with_tail(LedgerState.IN_RECOVERY, *ALL)
     cluster.put(LEDGER, 5, B3, lac=-1)
     nobody_wiped = await inspect_twice(cluster, FULL)
@@ -243,11 +242,11 @@ async def test_but_nothing_beyond_an_entry_that_all_its_bookies_deny() -> None:
     one_wiped = await inspect_twice(cluster, FULL)
 
     assert told(nobody_wiped) == WHOLE
-    assert told(one_wiped) == (Grade.LOST, (Finding.MISSING,)), "for all we know"
+    assert told(one_wiped) == (Grade.LOST, (Finding.MISSING,)), "as far as can be known"
 
 
 @in_virtual_time
-async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> None:
+async def test_every_entry_of_an_idle_reformatted_ledger_is_expected() -> None:
     cluster = await with_tail(LedgerState.OPEN, B3)
     await asyncio.sleep(3_600)
     before = await inspect_twice(cluster, ENDS, **IDLE)
@@ -263,19 +262,17 @@ async def test_of_an_idle_ledger_likewise_where_a_bookie_of_it_was_wiped() -> No
 
 
 @in_virtual_time
-async def test_of_a_ledger_that_may_be_written_no_more_is_expected_than_what_is_acknowledged() -> (
-    None
-):
+async def test_an_open_ledger_needs_only_its_acknowledged_entries() -> None:
     assert told(await inspect_twice(await with_tail(LedgerState.OPEN, B3), ENDS)) == WHOLE
 
 
-# --- Metadata ----------------------------------------------------------------------------------------
+# --- Metadata -------------------------------------------------------------------------------------
 
 
 @at_each_level
 @pytest.mark.parametrize("data", [b"", b"BookieMetadataFormatVersion\t9\n", b"garbage"])
 @in_virtual_time
-async def test_metadata_that_cannot_be_read_is_a_finding(level: Level, data: bytes) -> None:
+async def test_damaged_metadata_is_a_finding(level: Level, data: bytes) -> None:
     cluster, _ = await one_ledger()
     await cluster.store.set(cluster.manager.path(LEDGER), data, version=0)
 
@@ -286,7 +283,7 @@ async def test_metadata_that_cannot_be_read_is_a_finding(level: Level, data: byt
 
 @at_each_level
 @in_virtual_time
-async def test_metadata_that_acls_shut_away_is_a_finding_likewise(level: Level) -> None:
+async def test_denied_metadata_is_a_finding(level: Level) -> None:
     cluster, _ = await one_ledger()
     looking = await executor(cluster, options(level))
     shut_out(looking.manager._store, cluster.manager.path(LEDGER))
@@ -301,7 +298,7 @@ async def test_metadata_that_acls_shut_away_is_a_finding_likewise(level: Level) 
 
 @at_each_level
 @in_virtual_time
-async def test_an_ensemble_that_breaks_the_policy_is_a_finding_and_no_grade(level: Level) -> None:
+async def test_a_misplaced_ensemble_is_a_finding_but_no_grade(level: Level) -> None:
     cluster, _ = await one_ledger()
     rule = RackRule(min_racks=2, is_enforced=False)
     in_one = dict.fromkeys(ALL, "/a")
@@ -315,11 +312,11 @@ async def test_an_ensemble_that_breaks_the_policy_is_a_finding_and_no_grade(leve
     assert not together.is_wrong
 
 
-# --- Lists, and much at once -------------------------------------------------------------------------
+# --- Entry lists, and many ledgers ----------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_lists_of_entries_tell_of_holes_between_the_ends() -> None:
+async def test_entry_lists_show_gaps_between_the_ends() -> None:
     cluster, _ = await one_ledger(last=99)
     cluster.bookie(B2).lose(LEDGER, 50)
 
@@ -332,7 +329,7 @@ async def test_lists_of_entries_tell_of_holes_between_the_ends() -> None:
 
 @where_read
 @in_virtual_time
-async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None:
+async def test_a_bookie_without_an_end_is_asked_for_all_entries(level: Level) -> None:
     cluster, _ = await one_ledger(last=99)
     for entry_id in (0, 13, 50):
         cluster.bookie(B2).lose(LEDGER, entry_id)
@@ -344,7 +341,7 @@ async def test_a_bookie_that_lacks_an_end_is_asked_for_all(level: Level) -> None
 
 @where_read
 @in_virtual_time
-async def test_a_ledger_of_many_stretches_is_gone_through(
+async def test_a_ledger_of_many_ranges_is_inspected_completely(
     level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("auditor.fsck.copy_inspection.RANGE_COPIES", 100)
@@ -363,7 +360,7 @@ async def test_a_ledger_of_many_stretches_is_gone_through(
 
 
 @in_virtual_time
-async def test_replaced_copies_are_named_with_their_bookie() -> None:
+async def test_a_replaced_copy_is_reported_with_its_bookie() -> None:
     cluster, _ = await one_ledger(last=50)
     replace_payload(cluster, B3, 17)
 
@@ -377,7 +374,7 @@ async def test_replaced_copies_are_named_with_their_bookie() -> None:
 
 
 @in_virtual_time
-async def test_many_ledgers_are_looked_at_at_once_and_each_is_told_of() -> None:
+async def test_many_ledgers_are_inspected_concurrently() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(100):
         await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)

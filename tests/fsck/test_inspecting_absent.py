@@ -1,15 +1,14 @@
-"""Looks at ledgers in memory whose bookies are gone, or came back empty; and at clocks that do not
-agree."""
+"""Inspecting ledgers on absent or reformatted bookies, and with clocks that disagree."""
 
 from dataclasses import replace
 
 import pytest
 
-from auditor.checks.copies import SECOND_LOOK_S
 from auditor.fsck.executor import recheck_ledger
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.model import BookieId, LedgerState
+from replication.copy_reader import CONFIRM_AFTER_S
 from tests.fsck.inspections import (
     ALL,
     executor,
@@ -24,7 +23,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4
 
 
 @in_virtual_time
-async def test_a_second_look_waits_no_longer_where_a_clock_was_ahead() -> None:
+async def test_a_recheck_does_not_wait_longer_for_a_clock_ahead() -> None:
     cluster, _ = await one_ledger()
     looking = await executor(cluster, options())
     first = await inspect_once(cluster)
@@ -32,13 +31,13 @@ async def test_a_second_look_waits_no_longer_where_a_clock_was_ahead() -> None:
 
     await recheck_ledger(looking, replace(first, checked_ms=first.checked_ms + 3_600_000))
 
-    assert cluster.clock.now_s() - began_s <= SECOND_LOOK_S + 1
+    assert cluster.clock.now_s() - began_s <= CONFIRM_AFTER_S + 1
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @pytest.mark.parametrize("away", [(B1,), ALL], ids=["one", "all"])
 @in_virtual_time
-async def test_metadata_alone_does_not_tell_what_an_open_ledger_has_on_bookies_that_are_gone(
+async def test_level_metadata_cannot_judge_an_open_ledger_on_absent(
     state: LedgerState, away: tuple[BookieId, ...]
 ) -> None:
     cluster, _ = await one_ledger(state=state, last=9)
@@ -53,7 +52,7 @@ async def test_metadata_alone_does_not_tell_what_an_open_ledger_has_on_bookies_t
 
 
 @in_virtual_time
-async def test_who_was_wiped_of_a_first_ensemble_is_not_excused_by_a_later_change_of_it() -> None:
+async def test_a_reformatted_bookie_is_not_excused_by_a_replacement() -> None:
     cluster, _ = await one_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 5), last=9)
     await cluster.kill(B3)
     await cluster.wipe(B3)

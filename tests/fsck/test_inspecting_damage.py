@@ -1,4 +1,4 @@
-"""Each kind of damage at each level: found, or documented as what that level does not see."""
+"""Each kind of damage at each level: found, or documented as not visible at that level."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ METADATA, ENDS, SAMPLE, FULL = Level
 WHOLE = (Grade.WHOLE, ())
 LAST = 29
 MIDDLE = 14
-"""An entry that is at no end, nor in the sample."""
+"""An entry that is neither at an end nor in the sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """``seen_from``: the least close level that sees it; the others find the ledger whole."""
+    """A kind of damage. ``seen_from``: the least close level that finds it."""
 
     name: str
     do: Do
@@ -44,7 +44,7 @@ def at(*entry_ids: int, bookies: tuple[BookieId, ...] = (B1,), how: str = "lose"
     return do
 
 
-def wiped(*bookies: BookieId) -> Do:
+def emptied(*bookies: BookieId) -> Do:
     async def do(cluster: Cluster) -> None:
         for bookie in bookies:
             cluster.bookie(bookie).wipe()
@@ -60,7 +60,7 @@ def failing(*bookies: BookieId, error: type[BookmenderError]) -> Do:
     return do
 
 
-def away(*bookies: BookieId) -> Do:
+def absent(*bookies: BookieId) -> Do:
     async def do(cluster: Cluster) -> None:
         await cluster.kill(*bookies)
 
@@ -92,22 +92,22 @@ DAMAGES = [
         findings=(Finding.MISSING,),
     ),
     Damage(
-        name="one copy of the ledger gone",
-        do=wiped(B1),
+        name="one copy of the ledger deleted",
+        do=emptied(B1),
         seen_from=ENDS,
         grade=Grade.DEGRADED,
         findings=(Finding.MISSING,),
     ),
     Damage(
-        name="two copies of the ledger gone",
-        do=wiped(B1, B2),
+        name="two copies of the ledger deleted",
+        do=emptied(B1, B2),
         seen_from=ENDS,
         grade=Grade.AT_RISK,
         findings=(Finding.MISSING,),
     ),
     Damage(
-        name="all copies of the ledger gone",
-        do=wiped(*ALL),
+        name="all copies of the ledger deleted",
+        do=emptied(*ALL),
         seen_from=ENDS,
         grade=Grade.LOST,
         findings=(Finding.MISSING,),
@@ -158,7 +158,7 @@ DAMAGES = [
     ),
     Damage(
         name="one is not registered",
-        do=away(B1),
+        do=absent(B1),
         seen_from=METADATA,
         grade=Grade.DEGRADED,
         findings=(Finding.BOOKIE_GONE,),
@@ -166,7 +166,7 @@ DAMAGES = [
     ),
     Damage(
         name="two are not registered",
-        do=away(B1, B2),
+        do=absent(B1, B2),
         seen_from=METADATA,
         grade=Grade.AT_RISK,
         findings=(Finding.BOOKIE_GONE,),
@@ -174,7 +174,7 @@ DAMAGES = [
     ),
     Damage(
         name="none is registered",
-        do=away(*ALL),
+        do=absent(*ALL),
         seen_from=METADATA,
         grade=Grade.UNKNOWN,
         findings=(Finding.BOOKIE_GONE,),
@@ -200,7 +200,7 @@ DAMAGES = [
 @pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
 @in_virtual_time
-async def test_damage_is_found_from_a_level_on(damage: Damage, level: Level) -> None:
+async def test_damage_is_found_from_its_level_on(damage: Damage, level: Level) -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger(ALL, last=LAST, write_quorum=3, ack_quorum=2)
     await damage.do(cluster)

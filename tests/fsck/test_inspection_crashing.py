@@ -1,5 +1,4 @@
-"""A look at a ledger that fails for a reason that nobody foresaw: the proof of all others goes
-on."""
+"""An unexpected error while one ledger is inspected: the check of all others continues."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +14,7 @@ from tests.replication.nodes import LEDGER
 
 
 async def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Cluster:
-    """The look at ``LEDGER``; two others are whole."""
+    """Return a cluster in which inspecting ``LEDGER`` fails; two other ledgers are whole."""
     cluster, _ = await one_ledger()
     for ledger_id in (1, 2):
         await cluster.write_ledger((B1, B2, B3), write_quorum=3, ledger_id=ledger_id)
@@ -33,7 +32,9 @@ async def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Cluster:
 
 
 @in_virtual_time
-async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_ledger_whose_inspection_crashes_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = await failing(monkeypatch, ZeroDivisionError("what?"))
 
     with capture_logs() as logs:
@@ -48,7 +49,7 @@ async def test_it_is_unknown_with_the_reason(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @in_virtual_time
-async def test_what_is_foreseen_ends_it_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expected_error_ends_the_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await failing(monkeypatch, SessionLostError("the session is over"))
 
     with pytest.raises(SessionLostError):

@@ -1,4 +1,4 @@
-"""What was seen of a stretch of copies, judged; held against a count of every entry."""
+"""Judging the answers about a range of copies, compared with a count of every entry."""
 
 import random
 import tracemalloc
@@ -26,7 +26,7 @@ from ledgers.model import (
     write_set,
 )
 from ledgers.store import Stat
-from replication.copy_checks import ReadFailures
+from replication.copy_reader import ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, closed_ledger, fragment
 
@@ -48,8 +48,10 @@ def stretch(
 
 
 def drawn(rng: random.Random) -> EntryRange:
-    """Any answers of any bookies of a striped fragment; what they refused reaches beyond the
-    stretch."""
+    """Return random answers of all bookies of a striped fragment.
+
+    The failures reach beyond the range.
+    """
     size = rng.randint(3, 5)
     frag = fragment(ENSEMBLE[:size], first=10, last=60, write_quorum=rng.randint(2, size))
     first, last = 20, 20 + rng.randint(0, 25)
@@ -72,7 +74,7 @@ def drawn(rng: random.Random) -> EntryRange:
 
 
 def of_entry(seen: EntryRange, entry_id: int) -> EntryCopies:
-    """The same by looking at one entry."""
+    """Return the copies of one entry, for comparison."""
     frag = seen.fragment
     bad = excused = on_absent = unanswered = 0
     for index in write_set(
@@ -99,7 +101,8 @@ def of_entry(seen: EntryRange, entry_id: int) -> EntryCopies:
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_the_worst_entry_decides_as_if_each_were_looked_at(seed: int) -> None:
+def test_the_worst_entry_decides_the_grade(seed: int) -> None:
+    """The result equals that of judging each entry alone."""
     seen = drawn(random.Random(seed))
     entries = [of_entry(seen, e) for e in range(seen.first_entry_id, seen.last_entry_id + 1)]
 
@@ -116,7 +119,7 @@ def test_the_worst_entry_decides_as_if_each_were_looked_at(seed: int) -> None:
     assert list(entries_without_copy(seen)) == lost, seed
 
 
-def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
+def test_evidence_has_bookie_entries_and_answer() -> None:
     refused = ReadFailures(absent=EntryRuns([3, 4, 9]), mismatched=EntryRuns([5]))
 
     verdict = judge(stretch(fragment(write_quorum=3), failures={B2: refused}))
@@ -141,7 +144,7 @@ def test_evidence_names_bookie_entries_and_what_was_answered() -> None:
     )
 
 
-def test_what_was_refused_beside_the_stretch_does_not_count() -> None:
+def test_failures_outside_the_range_do_not_count() -> None:
     refused = ReadFailures(absent=EntryRuns([3]))
 
     seen = stretch(fragment(write_quorum=3), 4, 9, failures={B2: refused})
@@ -149,7 +152,7 @@ def test_what_was_refused_beside_the_stretch_does_not_count() -> None:
     assert judge(seen).grade is Grade.WHOLE
 
 
-def test_a_copy_elsewhere_counts_for_its_entries_alone() -> None:
+def test_a_copy_elsewhere_counts_only_for_its_entries() -> None:
     refused = dict.fromkeys((B1, B2, B3), ReadFailures(absent=EntryRuns([3, 4])))
     frag = fragment(write_quorum=3)
 
@@ -170,7 +173,7 @@ def test_a_copy_elsewhere_counts_for_its_entries_alone() -> None:
         ([B1, B3], Finding.MISSING, Grade.AT_RISK),
     ],
 )
-def test_only_a_bookie_that_the_writer_went_on_without_is_excused(
+def test_only_a_bookie_that_the_writer_replaced_is_excused(
     lacking: list[BookieId], finding: Finding, grade: Grade
 ) -> None:
     metadata = ledger((B1, B2, B3), (B1, B2, B4))
@@ -188,9 +191,10 @@ def test_only_a_bookie_that_the_writer_went_on_without_is_excused(
 
 
 @pytest.mark.parametrize(("position", "expected"), [(0, set()), (1, {2})])
-def test_who_was_set_up_later_is_excused_only_where_its_writer_may_have_chosen_it(
+def test_a_reformatted_bookie_is_excused_only_after_its_return(
     position: int, expected: set[int]
 ) -> None:
+    """The writer may have chosen it again only for a later fragment."""
     metadata = ledger((B1, B2, B3), (B1, B2, B3), (B1, B2, B4))
     found = known_fragments(7, metadata, lac=metadata.last_entry_id)[position]
 
@@ -242,13 +246,15 @@ def ledger(*ensembles: tuple[BookieId, ...], **changes: object) -> LedgerMetadat
         ),
     ],
 )
-def test_who_may_lack_copies(metadata: LedgerMetadata, position: int, expected: set[int]) -> None:
+def test_the_bookies_that_may_lack_copies(
+    metadata: LedgerMetadata, position: int, expected: set[int]
+) -> None:
     found = known_fragments(7, metadata, lac=8)[position]
 
     assert excused_indexes(metadata, found) == expected
 
 
-def test_ten_million_entries_that_miss_a_bookie_are_judged_in_little_memory() -> None:
+def test_ten_million_entries_are_judged_in_little_memory() -> None:
     frag = fragment(last=10_000_000 - 1)
     tracemalloc.start()
     try:
@@ -262,7 +268,7 @@ def test_ten_million_entries_that_miss_a_bookie_are_judged_in_little_memory() ->
     assert peak_bytes < 1_000_000
 
 
-def test_evidence_is_bounded_and_says_how_much_was_left_out() -> None:
+def test_evidence_is_bounded_and_the_rest_is_counted() -> None:
     metadata = ledger(*[(B1, B2, B3)] * 80)
     builder = VerdictBuilder(
         VersionedMetadata(ledger_id=7, metadata=metadata, stat=Stat(version=3), data=b"")
@@ -280,7 +286,7 @@ def test_evidence_is_bounded_and_says_how_much_was_left_out() -> None:
     assert (verdict.metadata_version, verdict.checked_ms) == (3, 5)
 
 
-def test_stretches_of_a_fragment_add_up() -> None:
+def test_ranges_of_a_fragment_add_up() -> None:
     frag = fragment(last=19, write_quorum=3)
     metadata = ledger((B1, B2, B3), last_entry_id=19)
     builder = VerdictBuilder(
@@ -306,12 +312,12 @@ def test_stretches_of_a_fragment_add_up() -> None:
 @pytest.mark.parametrize(
     ("lacking", "unresponsive", "expected"),
     [
-        pytest.param(B3, frozenset(), Grade.DEGRADED, id="legally short alone"),
-        pytest.param(B3, frozenset({B4}), Grade.UNKNOWN, id="legally short, and not answered for"),
-        pytest.param(B1, frozenset({B4}), Grade.DEGRADED, id="damaged, and not answered for"),
+        pytest.param(B3, frozenset(), Grade.DEGRADED, id="excused only"),
+        pytest.param(B3, frozenset({B4}), Grade.UNKNOWN, id="excused, and unanswered"),
+        pytest.param(B1, frozenset({B4}), Grade.DEGRADED, id="damaged, and unanswered"),
     ],
 )
-def test_a_legal_shortage_of_one_fragment_hides_no_silence_about_another(
+def test_an_excused_fragment_hides_no_unanswered_one(
     lacking: BookieId, unresponsive: frozenset[BookieId], expected: Grade
 ) -> None:
     metadata = ledger((B1, B2, B3), (B1, B2, B4))

@@ -1,4 +1,4 @@
-"""What the last run found, as the daemon shows it."""
+"""The result of the last run, as the daemon shows it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def metric(name: str, **labels: str) -> float | None:
 
 
 @in_virtual_time
-async def test_the_last_run_takes_the_place_of_the_one_before() -> None:
+async def test_the_last_run_replaces_the_one_before() -> None:
     cluster = await Cluster.start()
     assert await read_last(cluster.store, PATHS) is None
 
@@ -55,7 +55,7 @@ async def test_the_last_run_takes_the_place_of_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b'{"run": 1}'])
-def test_what_cannot_be_read_is_as_if_it_were_not_there(data: bytes) -> None:
+def test_an_unreadable_summary_is_ignored(data: bytes) -> None:
     @in_virtual_time
     async def look() -> None:
         cluster = await Cluster.start()
@@ -66,7 +66,7 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(data: bytes) -> None:
 
 
 @in_virtual_time
-async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found() -> None:
+async def test_status_shows_age_level_and_results_of_the_last_run() -> None:
     cluster = await Cluster.start()
     await write_last(cluster.store, PATHS, summary(LOST, SUSPECT, whole(0)))
 
@@ -80,7 +80,7 @@ async def test_status_says_when_it_was_how_closely_it_looked_and_what_it_found()
 
 
 @in_virtual_time
-async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
+async def test_status_says_that_level_metadata_reads_no_copy() -> None:
     cluster = await Cluster.start()
     await write_last(cluster.store, PATHS, summary(whole(0), level=Level.METADATA))
 
@@ -90,7 +90,7 @@ async def test_status_says_that_a_look_at_the_metadata_saw_no_copy() -> None:
 
 
 @in_virtual_time
-async def test_status_says_what_was_left_and_that_some_of_it_was_wrong() -> None:
+async def test_status_says_how_many_ledgers_were_left() -> None:
     cluster = await Cluster.start()
     run = replace(summary(whole(0)), left=3)
 
@@ -104,7 +104,7 @@ async def test_status_says_what_was_left_and_that_some_of_it_was_wrong() -> None
 
 
 @in_virtual_time
-async def test_a_run_that_looked_less_closely_hides_nothing_that_was_wrong() -> None:
+async def test_a_less_close_run_does_not_hide_earlier_findings() -> None:
     cluster = await Cluster.start()
     full, ends = summary(LOST), summary(SUSPECT, level=Level.ENDS)
     shallow = summary(whole(0), level=Level.METADATA, finished_ms=9_000)
@@ -116,9 +116,7 @@ async def test_a_run_that_looked_less_closely_hides_nothing_that_was_wrong() -> 
 
 
 @in_virtual_time
-async def test_how_many_were_marked_stands_beside_what_their_run_found_and_the_most_counts() -> (
-    None
-):
+async def test_the_largest_count_of_marks_is_kept_with_its_run() -> None:
     cluster = await Cluster.start()
     store = cluster.store
     await write_last(store, PATHS, summary(LOST, SUSPECT))
@@ -143,7 +141,7 @@ async def test_how_many_were_marked_stands_beside_what_their_run_found_and_the_m
 
 
 @in_virtual_time
-async def test_a_run_that_ends_meanwhile_is_not_undone_by_a_note_on_the_one_before() -> None:
+async def test_a_note_on_an_earlier_run_does_not_undo_a_newer_run() -> None:
     cluster = await Cluster.start()
     await write_last(cluster.store, PATHS, summary(LOST))
     later, read = replace(summary(whole(1)), run="later"), cluster.store.get
@@ -161,25 +159,25 @@ async def test_a_run_that_ends_meanwhile_is_not_undone_by_a_note_on_the_one_befo
 
 
 @in_virtual_time
-async def test_status_and_metrics_tell_of_both() -> None:
+async def test_status_and_metrics_show_both_runs() -> None:
     cluster = await Cluster.start()
     await write_last(cluster.store, PATHS, summary(LOST))
     metering = asyncio.create_task(meter_last(cluster.store, PATHS))
     await write_last(cluster.store, PATHS, summary(whole(0), level=Level.ENDS))
     await asyncio.sleep(1)
-    metering.cancel()
 
     status = await gather_status(visiting(cluster))
 
     assert to_json(status)["closer_fsck"]["verdicts"]["lost"] == 1
+    assert metric("wrong_ledgers") == 1
+    metering.cancel()
     lines = to_text(replace(status, taken_ms=62_000)).splitlines()
     assert "fsck      1 min ago, level ends: 1 ledger: 1 whole" in lines
     assert "          1 min ago, level full: 1 ledger: 1 lost; no run at this level since" in lines
-    assert metric("wrong_ledgers") == 1
 
 
 @in_virtual_time
-async def test_status_without_any_run_says_nothing_of_fsck() -> None:
+async def test_status_without_any_run_does_not_mention_fsck() -> None:
     status = await gather_status(visiting(await Cluster.start()))
 
     assert to_json(status)["last_fsck"] is None
@@ -199,14 +197,19 @@ async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
     await asyncio.sleep(1)
 
     assert (metric("ledgers", verdict="lost"), metric("ledgers", verdict="whole")) == (0, 1)
-    assert metric("wrong_ledgers") == 1, "nobody looked as closely since"
+    assert metric("wrong_ledgers") == 1, "no run at this level since"
     assert metric("finished_timestamp_seconds", level="ends") == 9
     assert metric("finished_timestamp_seconds", level="full") is None
+
     metering.cancel()
+    await asyncio.wait([metering])
+
+    assert metric("wrong_ledgers") == 0, "another node leads now"
+    assert metric("finished_timestamp_seconds", level="ends") is None
 
 
 @pytest.mark.parametrize("error", [UnavailableError, UnauthorizedError])
-def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
+def test_a_failure_to_read_the_summary_only_delays_metrics(
     error: type[BookmenderError],
 ) -> None:
     @in_virtual_time
@@ -245,5 +248,5 @@ def test_a_summary_that_cannot_be_had_costs_no_more_than_the_metrics(
         ([whole(0), SUSPECT], "2 ledgers: 2 whole; of these also 1 suspect"),
     ],
 )
-def test_the_counts_fit_into_a_line(verdicts: Sequence[LedgerVerdict], text: str) -> None:
+def test_the_counts_fit_in_one_line(verdicts: Sequence[LedgerVerdict], text: str) -> None:
     assert counts_text(counted(verdicts)) == text

@@ -1,4 +1,4 @@
-"""The JVM that is started for a context: what ends it, what is told where it fails."""
+"""The JVM that is started for a Spark context: how it ends, and the errors of a failed start."""
 
 import logging
 import signal
@@ -10,11 +10,11 @@ from pyspark import SparkContext, java_gateway
 
 from auditor.fsck.spark.session import first_error_line, launching, next_step
 
-# --- What ends it ---------------------------------------------------------------------------------
+# --- Ends -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_ends_the_start_of_a_context_ends_the_jvm_that_is_launched_for_it(
+def test_an_error_during_the_start_kills_the_jvm(
     error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests may have one
@@ -37,7 +37,7 @@ def test_what_ends_the_start_of_a_context_ends_the_jvm_that_is_launched_for_it(
     assert vars(java_gateway)["Popen"] is popen
 
 
-def test_a_jvm_that_never_tells_of_itself_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_jvm_that_never_reports_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_gateway", None)
 
     with launching(timeout_s=0.2) as launch:
@@ -48,7 +48,7 @@ def test_a_jvm_that_never_tells_of_itself_is_given_up(monkeypatch: pytest.Monkey
     assert process.poll() == -signal.SIGKILL
 
 
-# --- What is told ---------------------------------------------------------------------------------
+# --- Errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,9 @@ def test_a_jvm_that_never_tells_of_itself_is_given_up(monkeypatch: pytest.Monkey
         (None, None),
     ],
 )
-def test_the_first_complaint_is_told(tmp_path: Path, content: str | None, line: str | None) -> None:
+def test_the_first_error_line_is_found(
+    tmp_path: Path, content: str | None, line: str | None
+) -> None:
     log = tmp_path / "spark.log"
     if content is not None:
         log.write_text(content)

@@ -1,4 +1,4 @@
-"""Ledger ids: cut into even parts, and packed."""
+"""Ledger ids, cut into even parts and packed."""
 
 from array import array
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ ids = st.sets(st.integers(min_value=0, max_value=2**63 - 1)).map(sorted)
 
 
 @given(ids, st.integers(min_value=1, max_value=20))
-def test_a_cut_loses_and_doubles_nothing_and_is_even(ledger_ids: Sequence[int], count: int) -> None:
+def test_parts_are_even_and_have_each_ledger_once(ledger_ids: Sequence[int], count: int) -> None:
     parts = cut(ledger_ids, count=count)
 
     sizes = [len(part) for part in parts]
@@ -22,7 +22,7 @@ def test_a_cut_loses_and_doubles_nothing_and_is_even(ledger_ids: Sequence[int], 
     assert not sizes or max(sizes) - min(sizes) <= 1
 
 
-def test_one_crowded_directory_does_not_make_one_long_part() -> None:
+def test_a_crowded_directory_does_not_make_a_long_part() -> None:
     crowded, lonely = range(10_000), [10_000 * number for number in range(1, 5)]
 
     parts = cut([*crowded, *lonely], count=4)
@@ -31,7 +31,7 @@ def test_one_crowded_directory_does_not_make_one_long_part() -> None:
 
 
 @given(ids)
-def test_packed_ids_come_back(ledger_ids: Sequence[int]) -> None:
+def test_packed_ids_are_unpacked_unchanged(ledger_ids: Sequence[int]) -> None:
     assert unpack(pack(ledger_ids)) == array("q", ledger_ids)
 
 
@@ -43,5 +43,5 @@ def test_packed_ids_come_back(ledger_ids: Sequence[int]) -> None:
         pytest.param((), 100, id="none"),
     ],
 )
-def test_ids_that_stand_close_take_little(ledger_ids: Sequence[int], bytes_max: int) -> None:
+def test_close_ids_take_few_bytes(ledger_ids: Sequence[int], bytes_max: int) -> None:
     assert len(pack(ledger_ids)) <= bytes_max

@@ -1,4 +1,4 @@
-"""What a run was asked for: bounded, and fit to be sent to executors."""
+"""The options of a run: bounded, and able to reach executors."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from tests.fsck.inspections import options
 from tests.replication.ledger_values import B1
 
 
-def test_options_reach_executors_as_they_are() -> None:
+def test_options_survive_pickling() -> None:
     wanted = options(
         rule=RackRule(min_racks=2, is_enforced=True), racks={B1: "/a"}, default_password="x"
     )
@@ -19,7 +19,7 @@ def test_options_reach_executors_as_they_are() -> None:
     assert pickle.loads(pickle.dumps(wanted)) == wanted
 
 
-def test_each_level_is_deeper_than_the_one_before() -> None:
+def test_each_level_has_a_greater_depth() -> None:
     assert [level.depth for level in Level] == [0, 1, 2, 3]
 
 
@@ -33,6 +33,6 @@ def test_each_level_is_deeper_than_the_one_before() -> None:
         {"ledgers_at_once": 0},
     ],
 )
-def test_what_is_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
+def test_options_out_of_range_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(SettingsError):
         FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", **changes)  # type: ignore[arg-type]

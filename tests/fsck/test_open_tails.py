@@ -1,5 +1,4 @@
-"""Open ledgers of which what follows the last confirmed entry was not looked at: counted, and
-said."""
+"""Entries of open ledgers after the last confirmed one: not checked, counted and reported."""
 
 import asyncio
 import json
@@ -30,15 +29,15 @@ METADATA, ENDS, SAMPLE, FULL = Level
 UNSEEN = whole(3, state="open", is_tail_unseen=True)
 
 
-# --- A look ------------------------------------------------------------------------------------------
+# --- Inspecting -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
 @in_virtual_time
-async def test_what_an_open_ledger_has_beyond_its_last_confirmed_entry_is_left_to_its_writer(
+async def test_entries_after_the_last_confirmed_one_are_not_checked(
     level: Level,
 ) -> None:
-    """Entry 9 is acknowledged, and lost but for one copy: only its writer knows."""
+    """Only the writer knows that entry 9, with one copy left, was acknowledged."""
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     for bookie in ALL[1:]:
         cluster.bookie(bookie).lose(LEDGER, 9)
@@ -50,7 +49,7 @@ async def test_what_an_open_ledger_has_beyond_its_last_confirmed_entry_is_left_t
 
 
 @in_virtual_time
-async def test_that_nobody_writes_it_any_more_makes_nobody_look() -> None:
+async def test_an_idle_ledgers_tail_is_not_checked() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await asyncio.sleep(3_600)
 
@@ -61,7 +60,7 @@ async def test_that_nobody_writes_it_any_more_makes_nobody_look() -> None:
 
 
 @in_virtual_time
-async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
+async def test_with_a_reformatted_bookie_the_tail_is_checked() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     await cluster.kill(B1)
     await cluster.wipe(B1)
@@ -79,23 +78,21 @@ async def test_but_that_a_bookie_of_it_was_wiped_does() -> None:
     [
         pytest.param(LedgerState.CLOSED, FULL, id="closed"),
         pytest.param(
-            LedgerState.IN_RECOVERY, FULL, id="in recovery: all that is shown is expected"
+            LedgerState.IN_RECOVERY, FULL, id="in recovery: every stored entry is expected"
         ),
-        pytest.param(LedgerState.OPEN, METADATA, id="no copy of any ledger is looked at"),
+        pytest.param(LedgerState.OPEN, METADATA, id="level metadata reads no copy"),
     ],
 )
 @in_virtual_time
-async def test_no_other_ledger_has_a_tail_that_is_left(state: LedgerState, level: Level) -> None:
+async def test_only_open_ledgers_have_an_unchecked_tail(state: LedgerState, level: Level) -> None:
     cluster, _ = await one_ledger(state=state, last=9)
 
     assert not (await inspect_once(cluster, level)).is_tail_unseen
 
 
 @in_virtual_time
-async def test_but_a_recovery_of_which_a_bookie_does_not_say_how_far_it_has_the_ledger_has() -> (
-    None
-):
-    """The others may all be without what came last."""
+async def test_an_unanswered_tail_in_recovery_is_unchecked() -> None:
+    """All bookies that answer may lack the last entries."""
     cluster, _ = await one_ledger(state=LedgerState.IN_RECOVERY, last=9)
     read = cluster.bookies.read
 
@@ -110,7 +107,7 @@ async def test_but_a_recovery_of_which_a_bookie_does_not_say_how_far_it_has_the_
 
 
 @in_virtual_time
-async def test_nor_one_whose_end_nobody_tells_which_is_unknown() -> None:
+async def test_a_ledger_with_an_unknown_end_has_no_unchecked_tail() -> None:
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     for bookie in ALL:
         cluster.bookies.fail(bookie, Op.READ_LAC, Fault(error=NoAnswerError))
@@ -118,10 +115,10 @@ async def test_nor_one_whose_end_nobody_tells_which_is_unknown() -> None:
     assert not (await inspect_once(cluster, ENDS)).is_tail_unseen
 
 
-# --- What is said of them ----------------------------------------------------------------------------
+# --- Reports --------------------------------------------------------------------------------------
 
 
-def test_rows_keep_it_and_it_is_counted() -> None:
+def test_unchecked_tails_are_stored_and_counted() -> None:
     table = pa.Table.from_batches([to_batch([UNSEEN, whole(1)])])
 
     assert list(from_table(table)) == [UNSEEN, whole(1)]
@@ -137,14 +134,14 @@ def test_rows_keep_it_and_it_is_counted() -> None:
         (1_200, "entries after the last confirmed one were not checked in 1,200 open ledgers"),
     ],
 )
-def test_it_is_said_in_plain_words(count: int, text: str) -> None:
+def test_the_count_of_unchecked_tails_has_a_text(count: int, text: str) -> None:
     said = tails_text(Counts(tails_unseen=count))
 
     assert said.startswith(text)
     assert bool(said) is bool(count)
 
 
-def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> None:
+def test_run_report_and_history_mention_unchecked_tails(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [UNSEEN, whole(1)])
     text = tails_text(results.summary.counts)
 
@@ -158,7 +155,7 @@ def test_a_run_says_so_and_the_report_and_one_ledgers_past(tmp_path: Path) -> No
     assert ["later entries not checked" in line for line in said] == [True, False]
 
 
-def test_where_none_is_left_nothing_is_said(tmp_path: Path) -> None:
+def test_without_unchecked_tails_they_are_not_mentioned(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
 
     page = Page(write_report(results, {}, report_texts(results.summary)).read_text())

@@ -1,4 +1,4 @@
-"""Which ledgers a run looks at: pure, on rows."""
+"""Chooses the ledgers that a run checks. Pure, on rows."""
 
 from array import array
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from tests.fsck.planning import checked, job, options, planned, table
             id="a smaller sample",
         ),
         pytest.param(
-            checked(1, level=Level.FULL), Level.SAMPLE, 0.1, True, id="all, where now a sample is"
+            checked(1, level=Level.FULL), Level.SAMPLE, 0.1, True, id="full before, a sample now"
         ),
         pytest.param(checked(2), Level.ENDS, 0.1, False, id="another ledger"),
         pytest.param(
@@ -46,7 +46,7 @@ from tests.fsck.planning import checked, job, options, planned, table
         ),
     ],
 )
-def test_what_was_looked_at_lately_is_left_out(
+def test_recently_checked_ledgers_are_left_out(
     before: dict[str, object], level: Level, share: float, is_skipped: bool
 ) -> None:
     rows = planned([1], table(before), options(level, share=share), job())
@@ -54,8 +54,8 @@ def test_what_was_looked_at_lately_is_left_out(
     assert rows["known_version"].to_pylist() == [3 if is_skipped else None]
 
 
-def test_what_became_of_a_ledger_that_was_made_anew_is_what_was_seen_of_it_last() -> None:
-    """With fewer changes than the one that was deleted had."""
+def test_the_last_check_of_a_recreated_ledger_counts() -> None:
+    """The new ledger has a lower version than the deleted one."""
     before = checked(1, days_ago=2, level=Level.FULL, version=3, mtime_ms=77)
     anew = checked(1, version=1, mtime_ms=88)
 
@@ -73,7 +73,7 @@ def test_nothing_is_left_out_unless_asked_for() -> None:
     assert rows["known_version"].to_pylist() == [None]
 
 
-def test_with_a_time_budget_the_longest_unseen_come_first() -> None:
+def test_with_a_time_budget_the_oldest_checks_come_first() -> None:
     known = table(checked(1), checked(2, days_ago=9), checked(4, days_ago=9), checked(5))
 
     rows = planned([1, 2, 3, 4, 5, 6], known, options(), job(time_budget_s=60))
@@ -81,7 +81,7 @@ def test_with_a_time_budget_the_longest_unseen_come_first() -> None:
     assert rows["ledger_id"].to_pylist() == [3, 6, 2, 4, 1, 5]
 
 
-def test_what_was_only_looked_at_less_closely_since_comes_as_if_it_were_not() -> None:
+def test_a_less_close_check_does_not_change_the_order() -> None:
     known = table(
         *(checked(each, days_ago=9 - each, level=Level.FULL) for each in (1, 2)),
         *(checked(each, days_ago=0, level=Level.METADATA) for each in (1, 2, 3)),
@@ -93,13 +93,13 @@ def test_what_was_only_looked_at_less_closely_since_comes_as_if_it_were_not() ->
     assert rows["known_version"].to_pylist() == [None, None, 3]
 
 
-def test_a_ledger_is_planned_once_however_often_it_was_looked_at() -> None:
+def test_a_ledger_is_planned_once() -> None:
     known = table(*(checked(1, level=level) for level in Level))
 
     assert planned([1], known, options(), job(time_budget_s=60)).num_rows == 1
 
 
-def test_a_plan_that_was_written_has_its_parts(tmp_path: Path) -> None:
+def test_a_written_plan_has_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
     listed = [7, 9, 2**40, 2**62, 2**63 - 1]
     rows = planned(listed, table(checked(9), checked(2**62)), options(), job())
@@ -128,7 +128,7 @@ def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> N
 
 
 def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
-    """The weights of each part, of ledgers at level ``full`` on two slots."""
+    """Return the weights of each part, for level ``full`` on two slots."""
     rows = planned(range(len(weights)), table(), options(Level.FULL), job(days=0, **wanted))  # type: ignore[arg-type]
     rows = with_work(rows, array("q", weights))
     parts = cut_by_work(rows, options(Level.FULL), job(**wanted), slot_count=2)  # type: ignore[arg-type]
@@ -139,19 +139,19 @@ def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
     ("ledgers", "level", "count", "sizes"),
     [
         pytest.param(13, Level.ENDS, 0, [13], id="a small cluster is one part"),
-        pytest.param(1_000, Level.ENDS, 0, [334, 334, 111, 111, 55, 55], id="ever less"),
+        pytest.param(1_000, Level.ENDS, 0, [334, 334, 111, 111, 55, 55], id="parts become lighter"),
         pytest.param(
-            10_000, Level.ENDS, 0, [2_000, 2_000, 2_000, 2_000, 667], id="never too much to lose"
+            10_000, Level.ENDS, 0, [2_000, 2_000, 2_000, 2_000, 667], id="a part is bounded"
         ),
         pytest.param(
             200_000, Level.METADATA, 0, [25_000] * 6 + [16_667] * 2, id="metadata is cheap"
         ),
-        pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="as told"),
-        pytest.param(1_300, Level.FULL, 2, [650, 650], id="as told, however much there is to lose"),
-        pytest.param(3, Level.FULL, 5, [1, 1, 1], id="as told, as far as there are ledgers"),
+        pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="the requested number"),
+        pytest.param(1_300, Level.FULL, 2, [650, 650], id="the requested number of large parts"),
+        pytest.param(3, Level.FULL, 5, [1, 1, 1], id="no more parts than ledgers"),
     ],
 )
-def test_ledgers_that_weigh_alike_are_cut_by_their_number(
+def test_ledgers_of_equal_weight_are_cut_by_count(
     ledgers: int, level: Level, count: int, sizes: list[int]
 ) -> None:
     rows = planned(range(ledgers), table(), options(level), job(days=0))
@@ -164,7 +164,7 @@ def test_ledgers_that_weigh_alike_are_cut_by_their_number(
 
 
 @pytest.mark.parametrize("slot_count", [1, 2, 3, 8])
-def test_slots_that_are_alike_end_together(slot_count: int) -> None:
+def test_equal_slots_end_together(slot_count: int) -> None:
     rows = planned(range(1_000_000), table(), options(Level.METADATA), job(days=0))
 
     parts = cut_by_work(rows, options(Level.METADATA), job(), slot_count=slot_count)
@@ -175,7 +175,7 @@ def test_slots_that_are_alike_end_together(slot_count: int) -> None:
     assert max(slots) - min(slots) <= len(parts)
 
 
-def test_parts_weigh_ever_less_however_the_ledgers_differ() -> None:
+def test_parts_become_lighter_with_different_ledgers() -> None:
     light, heavy = [1_000] * 1_000, [100_000] * 10
 
     parts = weighed([*light, *heavy])
@@ -195,12 +195,12 @@ def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
 @pytest.mark.parametrize(
     ("weights", "count", "parts"),
     [
-        pytest.param([3, 3, 3], 2, [[3, 3], [3]], id="that do not divide"),
+        pytest.param([3, 3, 3], 2, [[3, 3], [3]], id="a number that does not divide"),
         pytest.param([1, 90, 1, 1], 3, [[90], [1, 1], [1]], id="one that outweighs the others"),
         pytest.param([1, 1, 90], 3, [[90], [1], [1]], id="a ledger is left for each part"),
     ],
 )
-def test_there_are_as_many_parts_as_told_however_the_ledgers_differ(
+def test_a_requested_number_of_parts_is_kept(
     weights: list[int], count: int, parts: list[list[int]]
 ) -> None:
     assert weighed(weights, partition_count=count) == parts
@@ -209,15 +209,15 @@ def test_there_are_as_many_parts_as_told_however_the_ledgers_differ(
 @pytest.mark.parametrize(
     ("weights", "sizes"),
     [
-        pytest.param([1] * 100, [100], id="next to nothing is one part"),
+        pytest.param([1] * 100, [100], id="little work is one part"),
         pytest.param(
             [9 * PART_WORK_MAX, 1, 9 * PART_WORK_MAX], [1, 1, 1], id="one ledger is never cut"
         ),
-        pytest.param([PART_WORK_MAX // 4] * 100, [4] * 20, id="never too much to lose"),
-        pytest.param([1] * 1_200, [500, 500, 200], id="nor too many verdicts at a time"),
+        pytest.param([PART_WORK_MAX // 4] * 100, [4] * 20, id="a part is bounded"),
+        pytest.param([1] * 1_200, [500, 500, 200], id="verdicts of a part are bounded"),
     ],
 )
-def test_a_part_has_a_least_and_a_largest_weight(weights: list[int], sizes: list[int]) -> None:
+def test_a_part_has_a_minimum_and_a_maximum_weight(weights: list[int], sizes: list[int]) -> None:
     assert PART_MAX[Level.FULL] == 500
     assert [len(part) for part in weighed(weights)][: len(sizes)] == sizes
 
@@ -229,7 +229,7 @@ def test_a_part_has_a_least_and_a_largest_weight(weights: list[int], sizes: list
         pytest.param(replace(options(Level.FULL), bytes_per_s=2_000 * COPY_BYTES), id="bytes"),
     ],
 )
-def test_where_reads_are_limited_a_part_still_takes_about_a_minute(
+def test_with_limited_reads_a_part_takes_about_a_minute(
     limited: FsckOptions,
 ) -> None:
     rows = planned(range(100), table(), limited, job(days=0))
@@ -240,7 +240,7 @@ def test_where_reads_are_limited_a_part_still_takes_about_a_minute(
     assert [sum(part["work"].to_pylist()) for part in parts][:30] == [60_000] * 30
 
 
-def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
+def test_only_ledgers_that_may_be_read_are_estimated() -> None:
     rows = planned([1, 2, 3], table(checked(2)), options(), job())
     assert list(ledgers_to_estimate(rows)) == [1, 3]
 
@@ -257,11 +257,18 @@ def test_what_may_have_to_be_read_is_weighed_and_the_rest_is_light() -> None:
         pytest.param(
             checked(2, level=Level.SAMPLE, is_wrong=True), Level.SAMPLE, False, id="other"
         ),
-        pytest.param(checked(1, level=Level.SAMPLE, is_wrong=True), Level.FULL, False, id="all is"),
-        pytest.param(checked(1, is_wrong=True), Level.SAMPLE, False, id="what all samples see"),
+        pytest.param(
+            checked(1, level=Level.SAMPLE, is_wrong=True),
+            Level.FULL,
+            False,
+            id="level full reads everything",
+        ),
+        pytest.param(
+            checked(1, is_wrong=True), Level.SAMPLE, False, id="damage that all samples see"
+        ),
     ],
 )
-def test_what_a_sample_found_wrong_the_next_one_looks_at_whole(
+def test_a_ledger_found_wrong_by_a_sample_is_read_completely(
     before: dict[str, object], level: Level, is_full_scan: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.parquet"
@@ -272,7 +279,7 @@ def test_what_a_sample_found_wrong_the_next_one_looks_at_whole(
     assert Plan(path).part(0).full_scan == ({1} if is_full_scan else frozenset())
 
 
-def test_clocks_that_are_ahead_leave_nothing_out() -> None:
+def test_a_check_in_the_future_leaves_nothing_out() -> None:
     rows = planned([1], table(checked(1, days_ago=-1)), options(), job(days=0))
 
     assert rows["known_version"].to_pylist() == [None]

@@ -1,4 +1,4 @@
-"""Conditions on ledger ids, as a query's filters come from Spark."""
+"""Conditions on ledger ids, from the filters of a Spark query."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ LEDGERS = [0, 3, 5, 8, 2**63 - 1]
     [
         pytest.param([], LEDGERS, id="all"),
         pytest.param([EqualTo(ID, 5)], [5], id="one"),
-        pytest.param([EqualTo(ID, 4)], [], id="one that there is not"),
+        pytest.param([EqualTo(ID, 4)], [], id="an unknown one"),
         pytest.param([GreaterThan(ID, 3), LessThan(ID, 8)], [5], id="between, both excluded"),
         pytest.param(
             [GreaterThanOrEqual(ID, 3), LessThanOrEqual(ID, 8)], [3, 5, 8], id="both included"
@@ -35,10 +35,10 @@ LEDGERS = [0, 3, 5, 8, 2**63 - 1]
         pytest.param([In(ID, (8, 0, 7))], [0, 8], id="a list"),
         pytest.param([In(ID, (0, 8)), In(ID, (8, 3)), LessThan(ID, 9)], [8], id="lists, a bound"),
         pytest.param([LessThan(ID, 0)], [], id="below all"),
-        pytest.param([EqualTo(ID, -(2**63))], [], id="no ledger's id"),
+        pytest.param([EqualTo(ID, -(2**63))], [], id="not a ledger id"),
     ],
 )
-def test_only_what_all_conditions_allow_is_wanted(
+def test_only_ledgers_that_match_all_filters_are_read(
     filters: Sequence[Filter], wanted: Sequence[int]
 ) -> None:
     found, left = push_filters(filters, WantedLedgers())
@@ -57,7 +57,7 @@ def test_only_what_all_conditions_allow_is_wanted(
         pytest.param(IsNotNull(ID), id="another kind"),
     ],
 )
-def test_what_is_not_understood_is_left_to_spark(other: Filter) -> None:
+def test_an_unsupported_filter_is_left_to_spark(other: Filter) -> None:
     found, left = push_filters([other, GreaterThan(ID, 3)], WantedLedgers())
 
     assert list(left) == [other]

@@ -1,4 +1,4 @@
-"""Who else is asked before anything is said of a ledger, and what a second look takes back."""
+"""Other bookies are asked before a verdict, and a recheck corrects it."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,11 +33,11 @@ WHOLE = (Grade.WHOLE, ())
 where_read = pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
 
 
-# --- Former members ----------------------------------------------------------------------------------
+# --- Former members -------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_former_member_is_asked_before_an_entry_is_called_lost() -> None:
+async def test_a_former_member_is_asked_before_an_entry_is_lost() -> None:
     cluster, metadata = await one_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=9)
     lose(cluster, metadata, 2, 3)
     cluster.put(LEDGER, 2, B4)
@@ -51,8 +51,8 @@ async def test_a_former_member_is_asked_before_an_entry_is_called_lost() -> None
 
 
 @in_virtual_time
-async def test_whoever_else_is_there_is_asked_at_the_last_look() -> None:
-    """A bookie that a repair replaced stands in no metadata any more."""
+async def test_every_other_bookie_is_asked_at_the_recheck() -> None:
+    """No metadata names a bookie that a repair replaced."""
     cluster, metadata = await one_ledger()
     for entry_id in (2, 3):
         lose(cluster, metadata, entry_id, 3)
@@ -66,9 +66,8 @@ async def test_whoever_else_is_there_is_asked_at_the_last_look() -> None:
 
 
 @in_virtual_time
-async def test_a_lost_entry_is_lost_where_nobody_has_it_although_a_former_member_has_others() -> (
-    None
-):
+async def test_an_entry_that_no_bookie_has_is_lost() -> None:
+    """A former member has another entry."""
     cluster, metadata = await one_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=9)
     for entry_id in (2, 3):
         lose(cluster, metadata, entry_id, 3)
@@ -78,9 +77,8 @@ async def test_a_lost_entry_is_lost_where_nobody_has_it_although_a_former_member
 
 
 @in_virtual_time
-async def test_what_former_members_still_have_is_told_of_at_level_full_and_is_nothing_wrong() -> (
-    None
-):
+async def test_copies_on_former_members_are_not_wrong() -> None:
+    """Level full reports them."""
     cluster, _ = await one_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=9)
     cluster.put(LEDGER, 5, B2)
 
@@ -91,11 +89,11 @@ async def test_what_former_members_still_have_is_told_of_at_level_full_and_is_no
     assert told(await inspect_once(cluster, ENDS)) == WHOLE
 
 
-# --- The second look ---------------------------------------------------------------------------------
+# --- The recheck ----------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_what_was_repaired_since_is_whole() -> None:
+async def test_a_ledger_repaired_since_is_whole() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).lose(LEDGER, 0)
     first = await inspect_once(cluster)
@@ -107,7 +105,7 @@ async def test_what_was_repaired_since_is_whole() -> None:
 
 
 @in_virtual_time
-async def test_what_was_moved_since_is_asked_of_its_new_bookies() -> None:
+async def test_a_ledger_moved_since_is_read_from_its_new_bookies() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     first = await inspect_once(cluster)
@@ -120,7 +118,7 @@ async def test_what_was_moved_since_is_asked_of_its_new_bookies() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_gone_vanishes() -> None:
+async def test_a_deleted_ledger_has_no_verdict() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     made = await executor(cluster, options())
@@ -134,7 +132,7 @@ async def test_a_ledger_that_is_gone_vanishes() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_deleted_while_its_bookies_are_asked_vanishes() -> None:
+async def test_a_ledger_deleted_during_the_recheck_has_no_verdict() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     first = await inspect_once(cluster)
@@ -151,7 +149,7 @@ async def test_a_ledger_deleted_while_its_bookies_are_asked_vanishes() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_at_last() -> None:
+async def test_changing_metadata_is_rechecked_and_finally_given_up() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     first = await inspect_once(cluster)
@@ -173,7 +171,7 @@ async def test_metadata_that_changes_meanwhile_is_looked_at_again_and_given_up_a
 
 
 @in_virtual_time
-async def test_it_comes_a_while_after_the_first() -> None:
+async def test_the_recheck_comes_some_time_after_the_first_check() -> None:
     cluster, _ = await one_ledger()
     cluster.bookie(B1).wipe()
     first = await inspect_once(cluster)
@@ -184,12 +182,12 @@ async def test_it_comes_a_while_after_the_first() -> None:
     assert cluster.clock.now_s() - since_s >= 2
 
 
-# --- Answers that are not certain at once --------------------------------------------------------------
+# --- Uncertain answers ----------------------------------------------------------------------------
 
 
 @where_read
 @in_virtual_time
-async def test_a_read_error_that_is_over_is_none(level: Level) -> None:
+async def test_a_read_error_that_is_over_does_not_count(level: Level) -> None:
     cluster, _ = await one_ledger()
     failures = iter([UnreadableError, BusyError, UnreadableError, None, BusyError])
 
@@ -218,7 +216,7 @@ async def test_a_bookie_that_hangs_is_waited_for_once() -> None:
 
 
 @in_virtual_time
-async def test_a_wrong_default_key_says_nothing_of_ledgers_without_one() -> None:
+async def test_a_wrong_default_key_proves_nothing() -> None:
     cluster, _ = await one_ledger(
         digest=WRONG_DIGEST, password=None, digest_type=None, metadata_version=1, ack_quorum=3
     )
@@ -232,7 +230,7 @@ async def test_a_wrong_default_key_says_nothing_of_ledgers_without_one() -> None
 
 
 @in_virtual_time
-async def test_nor_that_a_bookie_that_is_gone_has_what_no_other_has() -> None:
+async def test_a_wrong_default_key_does_not_name_bookies_to_start() -> None:
     cluster, _ = await one_ledger(
         digest=WRONG_DIGEST, password=None, digest_type=None, metadata_version=1, ack_quorum=3
     )
@@ -246,7 +244,7 @@ async def test_nor_that_a_bookie_that_is_gone_has_what_no_other_has() -> None:
 
 
 @in_virtual_time
-async def test_the_default_key_opens_ledgers_without_one() -> None:
+async def test_the_default_key_reads_ledgers_without_a_key() -> None:
     digest = EntryDigest(DigestType.HMAC, b"default")
     cluster, _ = await one_ledger(
         digest=digest, password=None, digest_type=None, metadata_version=1, ack_quorum=3
@@ -257,7 +255,7 @@ async def test_the_default_key_opens_ledgers_without_one() -> None:
 
 
 async def rewrite(cluster: Cluster, **changes: object) -> None:
-    """The ledger's metadata, as somebody else would."""
+    """Write the ledger's metadata as another client would."""
     versioned = await cluster.manager.read(LEDGER)
     changed = replace(versioned.metadata, **changes)  # type: ignore[arg-type]
     await cluster.manager.write(LEDGER, changed, read_as=versioned)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that exist completely or not at all."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from auditor.fsck.results.files import replace_file
 
 
-def test_a_file_is_on_disk_before_it_stands_in_its_place(
+def test_a_file_is_synced_before_it_gets_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "options.json"

@@ -1,5 +1,4 @@
-"""The report: its counts are the summary's, it stands alone, and what comes from a cluster cannot
-break it."""
+"""The report has the counts of the summary, loads nothing, and escapes text."""
 
 import re
 from dataclasses import replace
@@ -22,7 +21,7 @@ UNKNOWN = damaged(4, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, B))
 
 
 class Page(HTMLParser):
-    """What stands in a page: tags with their attributes, and text."""
+    """The contents of a page: tags with their attributes, and text."""
 
     VOID = frozenset({"meta", "br", "rect"})
 
@@ -50,7 +49,7 @@ class Page(HTMLParser):
         self.text += data
 
     def counts(self) -> dict[str, int]:
-        """By the element's id."""
+        """Return the counts by element id."""
         return {
             attrs["id"]: int(attrs["data-count"])
             for _, attrs in self.tags
@@ -66,7 +65,7 @@ def page_of(folder: Path, verdicts: list[LedgerVerdict]) -> Page:
     return Page(write_report(results, {A: "/rack-1"}, report_texts(results.summary)).read_text())
 
 
-def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None:
+def test_the_counts_of_the_page_and_the_summary_are_equal(tmp_path: Path) -> None:
     verdicts = [*(whole(number) for number in range(10, 1_244)), LOST, UNKNOWN]
     summary = leave_results(tmp_path / "0", verdicts).summary
 
@@ -82,7 +81,7 @@ def test_the_counts_in_the_page_are_those_of_the_summary(tmp_path: Path) -> None
     assert "1,234" in page.text
 
 
-def test_it_needs_nothing_but_itself(tmp_path: Path) -> None:
+def test_the_page_loads_nothing_else(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [LOST, UNKNOWN, whole(2)])
 
     text = write_report(results, {}, report_texts(results.summary)).read_text()
@@ -93,7 +92,7 @@ def test_it_needs_nothing_but_itself(tmp_path: Path) -> None:
     assert 'name="viewport"' in text
 
 
-def test_ids_of_bookies_are_data_whatever_stands_in_them(tmp_path: Path) -> None:
+def test_bookie_ids_are_escaped(tmp_path: Path) -> None:
     verdict = damaged(
         1, Grade.LOST, seen(Finding.MISSING, EVIL, detail="<b>no</b>", code="</table>")
     )
@@ -106,7 +105,7 @@ def test_ids_of_bookies_are_data_whatever_stands_in_them(tmp_path: Path) -> None
     assert not [tag for tag, _ in page.tags if tag == "script"]
 
 
-def test_what_is_worst_stands_first_with_its_evidence(tmp_path: Path) -> None:
+def test_the_worst_ledgers_come_first_with_their_evidence(tmp_path: Path) -> None:
     page = page_of(tmp_path, [whole(2), UNKNOWN, LOST])
 
     assert page.values("data-ledger") == ["1", "4"]
@@ -114,7 +113,7 @@ def test_what_is_worst_stands_first_with_its_evidence(tmp_path: Path) -> None:
     assert "bad digest" in page.text
 
 
-def test_it_stays_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
+def test_the_page_is_bounded_and_counts_the_rest(tmp_path: Path) -> None:
     evidence = [seen(Finding.MISSING, A, first_entry_id=i, last_entry_id=i) for i in range(30)]
     many = [damaged(i, Grade.DEGRADED, *evidence, evidence_left_out=70) for i in range(210)]
 
@@ -125,7 +124,7 @@ def test_it_stays_bounded_and_says_what_is_left_out(tmp_path: Path) -> None:
     assert f"and {100 - EVIDENCE_MAX} more pieces of evidence" in page.text
 
 
-def test_a_healthy_cluster_has_a_page_as_well(tmp_path: Path) -> None:
+def test_a_healthy_cluster_has_a_page(tmp_path: Path) -> None:
     page = page_of(tmp_path, [whole(0)])
 
     assert "All checked ledgers are whole" in page.text
@@ -133,31 +132,30 @@ def test_a_healthy_cluster_has_a_page_as_well(tmp_path: Path) -> None:
     assert page.counts()["verdict-whole"] == 1
 
 
-def test_a_cluster_without_ledgers_has_one_too(tmp_path: Path) -> None:
+def test_a_cluster_without_ledgers_has_a_page(tmp_path: Path) -> None:
     assert page_of(tmp_path, []).counts()["ledgers"] == 0
 
 
-# --- What to do next ------------------------------------------------------------------------------
+# --- Advice ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("grade", [Grade.LOST, Grade.AT_RISK, Grade.UNKNOWN], ids=lambda g: g.value)
-def test_there_is_advice_for_each_bad_grade(tmp_path: Path, grade: Grade) -> None:
+def test_each_bad_grade_has_advice(tmp_path: Path, grade: Grade) -> None:
     assert advice_for(leave_results(tmp_path, [damaged(1, grade)]).summary)
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
-def test_there_is_advice_for_each_finding_but_what_is_legal_or_unknown(
-    tmp_path: Path, finding: Finding
-) -> None:
+def test_each_finding_that_needs_work_has_advice(tmp_path: Path, finding: Finding) -> None:
     is_nothing_to_do = finding in (Finding.ACK_QUORUM_ONLY, Finding.NOT_ANSWERED)
     verdict = damaged(1, Grade.DEGRADED, seen(finding, A))
 
     assert (advice_for(leave_results(tmp_path, [verdict]).summary) == []) is is_nothing_to_do
 
 
-def test_what_acls_shut_away_is_to_be_opened_and_only_what_is_damaged_to_be_restored(
+def test_denied_metadata_comes_before_damaged_metadata(
     tmp_path: Path,
 ) -> None:
+    """The advice is to open the ACLs; only damaged metadata can be restored."""
     verdict = damaged(1, Grade.UNKNOWN, seen(Finding.UNREADABLE_METADATA, A))
 
     advice = str(advice_for(leave_results(tmp_path, [verdict]).summary))
@@ -175,13 +173,13 @@ def test_what_acls_shut_away_is_to_be_opened_and_only_what_is_damaged_to_be_rest
         ([whole(1)], "All checked ledgers are whole"),
     ],
 )
-def test_one_sentence_says_what_it_is_about(
+def test_the_headline_is_the_worst_result(
     tmp_path: Path, verdicts: list[LedgerVerdict], said: str
 ) -> None:
     assert said in headline(leave_results(tmp_path, verdicts).summary)
 
 
-def test_bookies_that_would_bring_entries_back_are_named_first(tmp_path: Path) -> None:
+def test_the_headline_names_the_bookies_to_start(tmp_path: Path) -> None:
     away = [
         replace(
             damaged(n, Grade.AT_RISK, *(seen(Finding.BOOKIE_GONE, bookie) for bookie in bookies)),
@@ -191,17 +189,18 @@ def test_bookies_that_would_bring_entries_back_are_named_first(tmp_path: Path) -
     ]
 
     assert headline(leave_results(tmp_path, away).summary) == (
-        f"2 ledgers have entries that no running bookie stores: start {B}, {A}; nothing is known to be lost."
+        f"2 ledgers have entries that no running bookie stores: start {B}, {A}; nothing is known "
+        "to be lost."
     )
 
 
-def test_where_no_copy_was_looked_at_nothing_is_said_to_be_there(tmp_path: Path) -> None:
+def test_the_headline_of_level_metadata_claims_no_copies(tmp_path: Path) -> None:
     summary = leave_results(tmp_path, [whole(1)], level=Level.METADATA).summary
 
     assert headline(summary) == "The metadata is fine. No copy was read at this level."
 
 
-def test_what_was_left_is_not_said_to_be_there(tmp_path: Path) -> None:
+def test_the_headline_says_how_many_ledgers_were_left(tmp_path: Path) -> None:
     summary = leave_results(tmp_path, [whole(1)], left=1_200).summary
 
     assert headline(summary) == (

@@ -1,4 +1,4 @@
-"""A run's results: what its summary says, read again, counted, and compared with another run's."""
+"""Results of a run: written, read, counted, and compared with another run's."""
 
 import json
 from pathlib import Path
@@ -48,18 +48,18 @@ ALL = [whole(0), LOST, AT_RISK, LARGE_AT_RISK, UNKNOWN, LEGAL, SUSPECT, IDLE]
     ("verdicts", "exit_code"),
     [
         pytest.param([], 0, id="an empty cluster"),
-        pytest.param([whole(0), LEGAL, IDLE], 0, id="whole, or legally short of a copy"),
+        pytest.param([whole(0), LEGAL, IDLE], 0, id="whole, or excused"),
         pytest.param([whole(0), LOST], 1, id="lost"),
         pytest.param([AT_RISK], 1, id="at risk"),
         pytest.param([damaged(3, Grade.DEGRADED, seen(Finding.MISSING, A))], 1, id="degraded"),
         pytest.param([SUSPECT], 1, id="suspect"),
         pytest.param([whole(0), UNKNOWN], 3, id="could not tell"),
-        pytest.param(
-            [UNKNOWN, LOST], 1, id="what is known to be wrong comes before what is not known"
-        ),
+        pytest.param([UNKNOWN, LOST], 1, id="wrong wins over unknown"),
     ],
 )
-def test_automation_goes_by_the_exit_code(verdicts: list[LedgerVerdict], exit_code: int) -> None:
+def test_the_exit_code_depends_on_the_worst_verdict(
+    verdicts: list[LedgerVerdict], exit_code: int
+) -> None:
     summary = Summary(
         run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=counted(verdicts)
     )
@@ -67,7 +67,7 @@ def test_automation_goes_by_the_exit_code(verdicts: list[LedgerVerdict], exit_co
     assert summary.exit_code == exit_code
 
 
-def test_what_is_left_as_wrong_as_it_was_is_wrong_still() -> None:
+def test_wrong_ledgers_that_were_left_still_count() -> None:
     summary = Summary(
         run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=counted([whole(0)]),
         left=7, left_wrong=2,
@@ -78,7 +78,7 @@ def test_what_is_left_as_wrong_as_it_was_is_wrong_still() -> None:
     assert any("the last check found wrong: 2" in each.title for each in advice_for(summary))
 
 
-def test_a_summary_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_written_summary_is_read_unchanged(tmp_path: Path) -> None:
     written = leave_results(tmp_path, ALL, skipped=3, left=2, left_wrong=1, gone=1).summary
 
     assert read_summary(tmp_path) == written
@@ -94,7 +94,7 @@ def test_counts_of_parts_add_up() -> None:
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"run": "r", "level": "closer"}'])
-def test_a_summary_that_is_none_is_said_to_be_so(tmp_path: Path, content: str) -> None:
+def test_a_damaged_summary_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
 
     with pytest.raises(CorruptionError):
@@ -109,7 +109,7 @@ def test_results_of_another_version_are_refused(tmp_path: Path) -> None:
     for path in written.path.iterdir():
         replace_table(path, pq.read_table(path).replace_schema_metadata(), note={VERSION_NOTE: "2"})
 
-    with pytest.raises(CorruptionError, match="a summary of version 2, and this release reads 1"):
+    with pytest.raises(CorruptionError, match="a record of version 2, and this release reads 1"):
         Results.open(tmp_path)
     with pytest.raises(CorruptionError, match="rows of version 2, and this release reads 1"):
         list(Results.open(tmp_path, RUN).wrong())
@@ -124,7 +124,7 @@ def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:
     assert [each.summary.run for each in Results.last_two(tmp_path)] == [RUN, LATER_RUN]
 
 
-def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_results_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there are no results of a finished fsck run"):
         Results.named(str(tmp_path / "missing"))
     with pytest.raises(SettingsError, match="no results of the run R"):
@@ -133,7 +133,7 @@ def test_where_there_are_no_results_it_is_said(tmp_path: Path) -> None:
         Results.last_two(tmp_path)
 
 
-def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Path) -> None:
+def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     leave_results(tmp_path, [LOST])
     begun = RunFolder(tmp_path / "begun", LATER_RUN)
     begun.begin([], FsckOptions(metadata_service_uri="zk://a/ledgers"), started_ms=0)
@@ -144,10 +144,10 @@ def test_what_results_there_are_is_said_where_others_are_asked_for(tmp_path: Pat
         Results.named(str(tmp_path / "begun"))
 
 
-# --- What the report shows ------------------------------------------------------------------------
+# --- The figures of the report --------------------------------------------------------------------
 
 
-def test_ledgers_are_counted_once_by_bookie_and_rack_however_much_is_wrong(tmp_path: Path) -> None:
+def test_a_ledger_counts_once_for_each_bookie_and_rack(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, ALL), RACKS)
 
     assert [(p.name, p.rack, p.ledgers) for p in figures.bookies] == [
@@ -174,14 +174,14 @@ def test_ledgers_are_counted_by_the_age_of_their_metadata(tmp_path: Path) -> Non
     assert sum(age.ledgers for age in figures.ages) == len(ALL)
 
 
-def test_what_is_worst_comes_first_and_what_is_fine_not_at_all(tmp_path: Path) -> None:
+def test_only_ledgers_with_findings_are_listed_worst_first(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, ALL), RACKS)
 
     assert list(figures.worst) == [LOST, LARGE_AT_RISK, AT_RISK, SUSPECT, LEGAL, UNKNOWN, IDLE]
     assert figures.listed_count == 7
 
 
-def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
+def test_a_bounded_number_of_the_worst_is_listed(tmp_path: Path) -> None:
     many = [damaged(i, Grade.DEGRADED, seen(Finding.MISSING, A)) for i in range(10, 400)]
 
     figures = figures_of(leave_results(tmp_path, [*many, LOST]), RACKS)
@@ -190,7 +190,7 @@ def test_only_so_many_are_shown_and_the_worst_of_all(tmp_path: Path) -> None:
     assert figures.worst[0] == LOST
 
 
-def test_of_healthy_ledgers_there_is_nothing_to_show(tmp_path: Path) -> None:
+def test_healthy_ledgers_are_not_listed(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
 
     assert (figures.bookies, figures.racks, figures.worst, figures.listed_count) == ([], [], [], 0)
@@ -202,7 +202,7 @@ def test_of_healthy_ledgers_there_is_nothing_to_show(tmp_path: Path) -> None:
 def compared(
     folder: Path, before: list[LedgerVerdict], after: list[LedgerVerdict], **changes: int
 ) -> tuple[list[tuple[str, int]], bool]:
-    """What is told of which ledger, and whether anything is worse."""
+    """Return the differences by ledger, and True if any is for the worse."""
     found = compare(
         leave_results(folder, before), leave_results(folder, after, run=LATER_RUN, **changes)
     )
@@ -217,16 +217,14 @@ def compared(
     ("before", "after", "told", "has_worsened"),
     [
         pytest.param(ALL, ALL, [], False, id="the same"),
-        pytest.param([AT_RISK], [whole(2)], [("changed", 2)], False, id="mended"),
+        pytest.param([AT_RISK], [whole(2)], [("changed", 2)], False, id="repaired"),
         pytest.param([whole(1)], [LOST], [("changed", 1)], True, id="worse"),
         pytest.param([whole(6)], [SUSPECT], [("changed", 6)], True, id="copies differ now"),
         pytest.param([], [LOST], [("new", 1)], True, id="new, and damaged already"),
         pytest.param([], [whole(0), whole(1)], [("fine", 2)], False, id="new and whole: counted"),
         pytest.param([LOST], [], [("absent", 1)], False, id="deleted"),
         pytest.param([whole(0)], [], [("fine", 1)], False, id="deleted or left out: counted"),
-        pytest.param(
-            [UNKNOWN], [damaged(4, Grade.LOST)], [("changed", 4)], True, id="now it is known"
-        ),
+        pytest.param([UNKNOWN], [damaged(4, Grade.LOST)], [("changed", 4)], True, id="known now"),
     ],
 )
 def test_runs_are_compared_ledger_by_ledger(
@@ -240,7 +238,7 @@ def test_runs_are_compared_ledger_by_ledger(
 
 
 @pytest.mark.parametrize(("skipped", "left"), [(1, 0), (0, 1)])
-def test_a_ledger_that_may_have_been_left_out_is_not_said_to_be_gone(
+def test_a_ledger_that_may_have_been_left_out_is_not_deleted(
     tmp_path: Path, skipped: int, left: int
 ) -> None:
     before = leave_results(tmp_path, [LOST])

@@ -1,4 +1,4 @@
-"""Results of one cluster are never taken for those of another."""
+"""Results of one cluster are never used for another."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def cluster(instance_id: str, uri: str = URI) -> Cluster:
     ],
     ids=["itself", "by another URI", "another one at its URI", "one without an id"],
 )
-def test_a_folder_is_of_the_cluster_that_it_was_begun_with(
+def test_a_folder_belongs_to_its_first_cluster(
     tmp_path: Path, other: Cluster, is_same: bool
 ) -> None:
     keep_cluster(tmp_path, cluster("a"))
@@ -44,7 +44,7 @@ def test_a_folder_is_of_the_cluster_that_it_was_begun_with(
         check_cluster(tmp_path, cluster("a"))
 
 
-def test_clusters_without_ids_are_told_apart_by_their_uris(tmp_path: Path) -> None:
+def test_clusters_without_ids_are_distinguished_by_uri(tmp_path: Path) -> None:
     keep_cluster(tmp_path, cluster(""))
 
     check_cluster(tmp_path, cluster(""))
@@ -55,9 +55,7 @@ def test_clusters_without_ids_are_told_apart_by_their_uris(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "uri", [f"'{URI}'", "zk+hierarchical://zk1:2181/ledgers", "metadata-store:zk:zk1:2181/ledgers"]
 )
-def test_a_cluster_without_an_id_may_have_its_uri_written_in_another_way(
-    tmp_path: Path, uri: str
-) -> None:
+def test_a_uri_may_be_written_in_another_way(tmp_path: Path, uri: str) -> None:
     keep_cluster(tmp_path, cluster(""))
 
     check_cluster(tmp_path, cluster("", uri))
@@ -75,7 +73,7 @@ def test_two_folders_of_one_cluster_can_be_compared(tmp_path: Path) -> None:
         check_same_cluster(folders["1"], folders["other"])
 
 
-def test_a_folder_of_which_nobody_can_tell_is_not_written_to(tmp_path: Path) -> None:
+def test_a_folder_with_a_damaged_cluster_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / CLUSTER_FILE).write_text("role")
 
     with pytest.raises(SettingsError, match="cannot be read"):

@@ -48,20 +48,20 @@ VERDICTS = [
 ]
 
 
-def test_a_verdict_comes_back_from_its_row_as_it_was() -> None:
+def test_a_verdict_survives_its_row_unchanged() -> None:
     table = pa.Table.from_batches([to_batch(VERDICTS)])
 
     assert list(from_table(table)) == VERDICTS
 
 
-def test_the_column_of_a_partitioned_data_set_does_not_disturb() -> None:
+def test_a_partition_column_is_ignored() -> None:
     table = pa.Table.from_batches([to_batch(VERDICTS)])
     table = table.append_column("run", pa.array(["20261121T193500Z"] * len(VERDICTS)))
 
     assert list(from_table(table)) == VERDICTS
 
 
-def test_rows_are_counted_as_verdicts_are() -> None:
+def test_counts_of_rows_equal_counts_of_verdicts() -> None:
     table = pa.Table.from_batches([to_batch(VERDICTS)])
 
     assert counts_of(table) == counted(VERDICTS)
@@ -73,7 +73,7 @@ FRAGMENT = FragmentVerdict(
 )
 
 
-def gone(
+def on_absent(
     *bookies: BookieId, beside: Finding | None = None, grade: Grade = Grade.UNKNOWN, copies: int = 0
 ) -> LedgerVerdict:
     evidence = [
@@ -92,16 +92,23 @@ def gone(
 @pytest.mark.parametrize(
     ("verdict", "bookies"),
     [
-        (gone(A, B), {A, B}),
-        (gone(B, beside=Finding.MISSING, grade=Grade.AT_RISK), {B}),
-        (gone(A, copies=1), set()),
-        (gone(A, grade=Grade.LOST), set()),
-        (gone(A, beside=Finding.NOT_ANSWERED), set()),
-        (gone(A, beside=Finding.STRAY, grade=Grade.AT_RISK), set()),
+        (on_absent(A, B), {A, B}),
+        (on_absent(B, beside=Finding.MISSING, grade=Grade.AT_RISK), {B}),
+        (on_absent(A, copies=1), set()),
+        (on_absent(A, grade=Grade.LOST), set()),
+        (on_absent(A, beside=Finding.NOT_ANSWERED), set()),
+        (on_absent(A, beside=Finding.STRAY, grade=Grade.AT_RISK), set()),
     ],
-    ids=["all gone", "gone or missing", "a copy at hand", "lost", "silent", "a former member's"],
+    ids=[
+        "all absent",
+        "absent or missing",
+        "an available copy",
+        "lost",
+        "unanswered",
+        "a former member's",
+    ],
 )
-def test_bookies_that_alone_have_entries_are_to_be_started(
+def test_bookies_with_the_only_copies_should_be_started(
     verdict: LedgerVerdict, bookies: set[BookieId]
 ) -> None:
     counts = counts_of(pa.Table.from_batches([to_batch([verdict, *VERDICTS])]))

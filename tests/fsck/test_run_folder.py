@@ -1,4 +1,4 @@
-"""A run's files: whatever stands there survives the process that wrote it."""
+"""The files of a run: everything in its folder survives the process that wrote it."""
 
 from array import array
 from dataclasses import replace
@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from auditor.fsck.options import FsckJob, FsckOptions, Level
+from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, Level
 from auditor.fsck.results.checked import CHECKED
 from auditor.fsck.results.plan import plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
 from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
 from auditor.fsck.verdicts import Grade, LedgerVerdict
+from ledgers.errors import SettingsError
 from tests.fsck.results import counted
 
 RUN = "20261121T193500Z"
@@ -28,7 +29,7 @@ def rows(verdicts: list[LedgerVerdict]) -> pa.Table:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    """Of a run over three ledgers, in two parts."""
+    """Return the folder of a run over three ledgers, in two parts."""
     folder = RunFolder(tmp_path, RUN)
     job = FsckJob(run=RUN, output=tmp_path)
     plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), OPTIONS, job, now_ms=0)
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder: RunFolder) -> None:
+def test_a_killed_run_is_found_with_its_progress(tmp_path: Path, folder: RunFolder) -> None:
     folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=3, gone=4)
 
     assert list(unfinished_runs(tmp_path)) == [RUN]
@@ -52,7 +53,7 @@ def test_a_killed_run_is_found_with_all_that_it_had_done(tmp_path: Path, folder:
     assert again.rechecks() == {}
 
 
-def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
+def test_suspected_ledgers_are_results_only_after_the_recheck(
     folder: RunFolder,
 ) -> None:
     folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=0, gone=0)
@@ -67,7 +68,7 @@ def test_what_seemed_wrong_stands_in_the_results_only_after_the_second_look(
     assert folder.rechecks()[1].gone == 1
 
 
-def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) -> None:
+def test_an_incomplete_file_is_ignored(tmp_path: Path, folder: RunFolder) -> None:
     role = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
     role.write_bytes(b"PAR1 half")
 
@@ -75,15 +76,13 @@ def test_what_is_half_written_is_not_there(tmp_path: Path, folder: RunFolder) ->
     assert folder.verdicts(["ledger_id"]).num_rows == 0
 
 
-def test_a_run_that_was_killed_while_it_planned_was_never_begun(tmp_path: Path) -> None:
+def test_a_run_killed_while_it_planned_never_began(tmp_path: Path) -> None:
     (tmp_path / "state" / f"run={RUN}").mkdir(parents=True)
 
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_what_runs_leave_that_died_while_they_began_or_ended_is_swept_up(
-    tmp_path: Path, folder: RunFolder
-) -> None:
+def test_remains_of_killed_runs_are_deleted(tmp_path: Path, folder: RunFolder) -> None:
     for name in ("run=20250101T000000Z", "run=20250102T000000Z"):
         (tmp_path / "state" / name / "ledgers").mkdir(parents=True)
         (tmp_path / "state" / name / "plan.parquet").touch()
@@ -92,10 +91,10 @@ def test_what_runs_leave_that_died_while_they_began_or_ended_is_swept_up(
     delete_remains(tmp_path)
 
     left = [path.name for path in sorted((tmp_path / "state").iterdir())]
-    assert left == ["checked.parquet", f"run={RUN}"], "a run that can be gone on with stays"
+    assert left == ["checked.parquet", f"run={RUN}"], "a run that can be continued stays"
 
 
-def test_what_is_half_written_is_not_published(tmp_path: Path, folder: RunFolder) -> None:
+def test_an_incomplete_file_is_not_published(tmp_path: Path, folder: RunFolder) -> None:
     (tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00001.parquet.new").touch()
 
     folder.publish()
@@ -103,9 +102,9 @@ def test_what_is_half_written_is_not_published(tmp_path: Path, folder: RunFolder
     assert list((tmp_path / "ledgers" / f"run={RUN}").iterdir()) == []
 
 
-def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: RunFolder) -> None:
+def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: RunFolder) -> None:
     folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
-    assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of a run under way, or killed"
+    assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of an unfinished run"
 
     folder.publish()
 
@@ -113,9 +112,7 @@ def test_readers_see_the_rows_of_a_run_once_it_is_over(tmp_path: Path, folder: R
     assert folder.verdicts(["ledger_id"]).num_rows == 2
 
 
-def test_a_run_that_was_killed_at_its_end_ends_when_it_goes_on(
-    tmp_path: Path, folder: RunFolder
-) -> None:
+def test_a_run_killed_at_its_end_can_end_when_continued(tmp_path: Path, folder: RunFolder) -> None:
     folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
     folder.publish()
 
@@ -130,7 +127,7 @@ def test_a_run_that_was_killed_at_its_end_ends_when_it_goes_on(
     assert list((tmp_path / "state").iterdir()) == []
 
 
-def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFolder) -> None:
+def test_a_discarded_run_leaves_nothing_behind(tmp_path: Path, folder: RunFolder) -> None:
     folder.write_first_check(0, rows(WHOLE), rows(LOST), skipped=0, gone=0)
 
     folder.discard()
@@ -139,7 +136,7 @@ def test_of_a_run_that_is_given_up_nothing_stays(tmp_path: Path, folder: RunFold
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_a_run_that_was_half_given_up_stands_in_no_results(
+def test_a_partly_discarded_run_has_no_results(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
@@ -156,7 +153,7 @@ def test_a_run_that_was_half_given_up_stands_in_no_results(
     assert list(unfinished_runs(tmp_path)) == []
 
 
-def test_a_run_with_other_options_is_another_run_and_they_are_named(folder: RunFolder) -> None:
+def test_the_options_that_differ_are_named(folder: RunFolder) -> None:
     other = replace(OPTIONS, level=Level.SAMPLE, sample_share=0.5, entry_lists=True)
 
     assert folder.differences(other) == [
@@ -167,7 +164,7 @@ def test_a_run_with_other_options_is_another_run_and_they_are_named(folder: RunF
     assert folder.differences(replace(OPTIONS, seed=1)) == ["seed 0, not 1"]
 
 
-def test_a_run_that_another_release_began_is_not_gone_on_with(
+def test_a_run_of_another_release_is_not_continued(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("auditor.fsck.results.run_folder.VERSION", 2)
@@ -175,9 +172,35 @@ def test_a_run_that_another_release_began_is_not_gone_on_with(
     assert folder.differences(OPTIONS) == ["rows of version 1, not 2"]
 
 
-def test_it_has_results_as_soon_as_a_part_is_done(folder: RunFolder) -> None:
+def test_a_run_has_results_after_its_first_part(folder: RunFolder) -> None:
     assert not folder.has_results
 
     folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
 
     assert folder.has_results
+
+
+def test_an_unfinished_run_keeps_what_the_feed_told(tmp_path: Path) -> None:
+    changes = FeedChanges(
+        client="fsck-full",
+        generation=3,
+        position=2**40,
+        is_whole=False,
+        ledger_ids=array("q", [5, 2]),
+        versions=array("Q", [2**40 + 1, 2**40 + 2]),
+        are_deleted=bytes([0, 1]),
+    )
+    RunFolder(tmp_path, RUN).begin([], OPTIONS, started_ms=12, changes=changes)
+
+    again = RunFolder(tmp_path, RUN)
+
+    assert again.changes == changes
+    assert (changes.existing, changes.deleted) == ([5], [2])
+    again.check_options(OPTIONS, client="fsck-full")
+    with pytest.raises(SettingsError, match="changes of fsck-full, not no client"):
+        again.check_options(OPTIONS)
+
+
+def test_a_run_over_all_ledgers_has_no_changes(folder: RunFolder) -> None:
+    assert folder.changes is None
+    assert folder.differences(OPTIONS, client="a") == ["changes of no client, not a"]

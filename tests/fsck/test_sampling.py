@@ -1,4 +1,4 @@
-"""The entries of a sample: as many as wanted, spread, the same ones for everybody."""
+"""The entries of a sample: as many as wanted, spread evenly, and reproducible."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from ledgers.model import stores
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0])
-def test_about_the_share_is_drawn_in_order_and_within_the_ends(share: float) -> None:
+def test_a_sample_is_about_the_share_in_order_and_in_range(share: float) -> None:
     found = list(sampled(1_000, 100_999, share=share, seed=7))
 
     assert found == sorted(set(found))
@@ -16,11 +16,11 @@ def test_about_the_share_is_drawn_in_order_and_within_the_ends(share: float) -> 
     assert 0.75 * share <= len(found) / 100_000 <= 1.01 * share
 
 
-def test_all_are_drawn_where_all_are_wanted() -> None:
+def test_a_share_of_1_is_every_entry() -> None:
     assert list(sampled(3, 9, share=1, seed=1)) == [3, 4, 5, 6, 7, 8, 9]
 
 
-def test_parts_of_a_ledger_draw_what_the_whole_does() -> None:
+def test_parts_of_a_ledger_have_the_same_sample() -> None:
     whole = list(sampled(0, 9_999, share=0.03, seed=3))
     parts = [
         e
@@ -31,7 +31,7 @@ def test_parts_of_a_ledger_draw_what_the_whole_does() -> None:
     assert parts == whole
 
 
-def test_another_seed_draws_others() -> None:
+def test_another_seed_gives_another_sample() -> None:
     first, second = (set(sampled(0, 9_999, share=0.01, seed=seed)) for seed in (1, 2))
 
     assert len(first & second) < 10

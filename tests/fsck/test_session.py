@@ -1,4 +1,4 @@
-"""How Spark is set up, as far as that shows without starting it."""
+"""The set-up of Spark, as far as it can be tested without a start."""
 
 import socket
 
@@ -16,7 +16,7 @@ from ledgers.errors import UnavailableError
 
 
 @pytest.mark.parametrize("master", ["local", "local[*]", "local[4]", "local[4,2]"])
-def test_on_one_machine_spark_listens_to_nobody_else(master: str) -> None:
+def test_local_spark_listens_only_on_localhost(master: str) -> None:
     settings = on_this_machine(master)
 
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
@@ -24,11 +24,11 @@ def test_on_one_machine_spark_listens_to_nobody_else(master: str) -> None:
 
 
 @pytest.mark.parametrize("master", ["spark://localhost:7077", "local-cluster[2,1,1024]", "yarn"])
-def test_executors_elsewhere_reach_the_driver(master: str) -> None:
+def test_a_cluster_master_has_no_local_settings(master: str) -> None:
     assert on_this_machine(master) == {}
 
 
-def test_masters_that_nobody_reaches_are_told_at_once_each_with_the_reason() -> None:
+def test_unreachable_masters_are_reported_with_their_errors() -> None:
     ports = free_ports(2)
     master = "spark://" + ",".join(f"127.0.0.1:{port}" for port in ports)
 
@@ -39,7 +39,7 @@ def test_masters_that_nobody_reaches_are_told_at_once_each_with_the_reason() -> 
         assert f"127.0.0.1:{port}: [Errno 111] Connection refused" in str(told.value)
 
 
-def test_one_master_of_several_is_enough() -> None:
+def test_one_reachable_master_is_enough() -> None:
     with socket.create_server(("127.0.0.1", 0)) as standing_in:
         port = standing_in.getsockname()[1]
 
@@ -49,12 +49,12 @@ def test_one_master_of_several_is_enough() -> None:
 
 
 @pytest.mark.parametrize("master", ["local[2]", "yarn", "spark://", "spark://host", "spark://h:p"])
-def test_what_is_no_address_is_left_to_spark(master: str) -> None:
+def test_a_master_that_is_no_address_is_left_to_spark(master: str) -> None:
     _require_master(master)
 
 
 @pytest.mark.parametrize("error", [Py4JError("is over"), ConnectionRefusedError(111, "refused")])
-def test_a_session_of_which_nothing_is_left_is_stopped_quietly(error: Exception) -> None:
+def test_stopping_an_ended_session_raises_nothing(error: Exception) -> None:
     class Ended:
         def stop(self) -> None:
             raise error

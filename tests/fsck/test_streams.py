@@ -5,20 +5,20 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from auditor.fsck.results.rows import SCHEMA, to_batch
-from auditor.fsck.spark.dispatch import from_stream, in_streams, out_of_streams, to_stream
+from auditor.fsck.tasks import from_stream, in_streams, out_of_streams, to_stream
 from tests.fsck.test_rows import VERDICTS
 
 ROWS = to_batch(VERDICTS)
 
 
 def one_by_one(position: int) -> Iterator[pa.RecordBatch]:
-    """For each position some rows of its own."""
+    """Yield two rows for each position."""
     start = 2 * position
     yield ROWS.slice(start, 1)
     yield ROWS.slice(start + 1, 1)
 
 
-def test_rows_come_back_as_they_were() -> None:
+def test_rows_survive_streams_unchanged() -> None:
     streams = list(in_streams(one_by_one)(iter([0, 1])))
 
     assert len(streams) == 4
@@ -26,11 +26,11 @@ def test_rows_come_back_as_they_were() -> None:
     assert rows.combine_chunks() == pa.Table.from_batches([ROWS])
 
 
-def test_of_nothing_there_are_no_rows() -> None:
+def test_no_streams_are_no_rows() -> None:
     assert out_of_streams([], SCHEMA) == SCHEMA.empty_table()
 
 
-def test_what_is_alike_takes_little_room() -> None:
+def test_equal_rows_are_compressed() -> None:
     alike = pa.Table.from_batches([ROWS.slice(1, 1)] * 2_000).combine_chunks()
 
     stream = to_stream(alike)

@@ -1,4 +1,4 @@
-"""With which options a task looks at the ledgers of its parts."""
+"""The options with which a task checks the ledgers of its parts."""
 
 from array import array
 from collections.abc import AsyncIterator, Iterable
@@ -6,12 +6,12 @@ from collections.abc import AsyncIterator, Iterable
 import pyarrow as pa
 import pytest
 
+from auditor.fsck import tasks
 from auditor.fsck.budget import FixedPace
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import to_batch
-from auditor.fsck.spark import dispatch
-from auditor.fsck.spark.dispatch import FirstCheck, Recheck
+from auditor.fsck.tasks import FirstCheck, Recheck
 from auditor.fsck.verdicts import LedgerVerdict
 from tests.fsck.planning import options
 from tests.fsck.results import whole
@@ -22,7 +22,7 @@ SAMPLE = options(Level.SAMPLE, share=0.1)
 
 @pytest.fixture
 def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
-    """How large a sample each ledger is looked at with."""
+    """Return the share of the sample with which each ledger is checked."""
     seen: dict[int, float] = {}
 
     async def look(
@@ -33,12 +33,12 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
             seen[ledger_id] = wanted.sample_share
             yield whole(ledger_id)
 
-    monkeypatch.setattr(dispatch, "inspect", look)
-    monkeypatch.setattr(dispatch, "recheck", look)
+    monkeypatch.setattr(tasks, "inspect", look)
+    monkeypatch.setattr(tasks, "recheck", look)
     return seen
 
 
-def test_suspects_are_looked_at_whole_and_the_others_by_the_sample(
+def test_suspects_are_read_completely_and_others_by_the_sample(
     shares: dict[int, float],
 ) -> None:
     part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), full_scan=frozenset({2}))
@@ -49,7 +49,7 @@ def test_suspects_are_looked_at_whole_and_the_others_by_the_sample(
     assert sum(batch.num_rows for batch in batches) == 3
 
 
-def test_so_they_are_at_the_second_look(shares: dict[int, float]) -> None:
+def test_suspects_are_read_completely_at_the_recheck_too(shares: dict[int, float]) -> None:
     doubtful = {
         number: pa.Table.from_batches([to_batch([whole(ledger_id) for ledger_id in ledger_ids])])
         for number, ledger_ids in {0: [1, 2], 4: [5, 6]}.items()

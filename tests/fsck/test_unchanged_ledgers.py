@@ -1,4 +1,4 @@
-"""Which ledgers' metadata is as it was."""
+"""Finds the ledgers whose metadata is unchanged."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 
 
-def test_what_was_written_deleted_made_anew_or_shut_away_is_not_as_it_was(
+def test_only_untouched_readable_ledgers_are_unchanged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @in_virtual_time

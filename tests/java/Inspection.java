@@ -15,6 +15,12 @@ import org.apache.zookeeper.KeeperException;
 final class Inspection {
     private Inspection() {}
 
+    /** Prints the ids of all ledgers in the metadata. */
+    static int list(Cluster cluster, Options options, Output output) throws Exception {
+        output.line("kind", "listed", "ledgers", cluster.ledgerIds());
+        return Main.WELL;
+    }
+
     /** Option {@code ledgers}: ids. Prints what Java parsed, and the bytes that it would write for it. */
     static int metadata(Cluster cluster, Options options, Output output) throws Exception {
         for (long ledgerId : options.numbers("ledgers")) {

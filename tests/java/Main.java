@@ -26,16 +26,19 @@ public final class Main {
     }
 
     private static final Map<String, Command> COMMANDS =
-            Map.of(
-                    "judge", Judge::run,
-                    "write", Writer::write,
-                    "write-forever", Writer::writeForever,
-                    "write-paced", PacedWriter::run,
-                    "read", Reader::run,
-                    "follow", Reader::follow,
-                    "metadata", Inspection::metadata,
-                    "under-replicated", Inspection::underReplicated,
-                    "auditor", Inspection::auditor);
+            Map.ofEntries(
+                    Map.entry("judge", Judge::run),
+                    Map.entry("write", Writer::write),
+                    Map.entry("write-forever", Writer::writeForever),
+                    Map.entry("write-paced", PacedWriter::run),
+                    Map.entry("change", Changer::run),
+                    Map.entry("delete", Writer::delete),
+                    Map.entry("read", Reader::run),
+                    Map.entry("follow", Reader::follow),
+                    Map.entry("list", Inspection::list),
+                    Map.entry("metadata", Inspection::metadata),
+                    Map.entry("under-replicated", Inspection::underReplicated),
+                    Map.entry("auditor", Inspection::auditor));
 
     private static final ObjectMapper JSON = new ObjectMapper();
 

@@ -114,6 +114,15 @@ final class Writer {
         return writer.error() == null ? Main.WELL : Main.FOUND;
     }
 
+    /** Option {@code ledgers}: ids. Prints each that was deleted. */
+    static int delete(Cluster cluster, Options options, Output output) throws Exception {
+        for (long ledgerId : options.numbers("ledgers")) {
+            cluster.client().deleteLedger(ledgerId);
+            output.line("kind", "deleted", "ledger", ledgerId);
+        }
+        return Main.WELL;
+    }
+
     /** Becomes true at the end of stdin; what comes in before is dropped. */
     static AtomicBoolean watchStdin() {
         AtomicBoolean hasEnded = new AtomicBoolean();

@@ -1,11 +1,14 @@
-"""The judge: the Java BookKeeper client, asked from our tests and by ``make judge``.
+"""The judge: the Java BookKeeper client, asked by our tests and by ``make judge``.
 
-A claim that a ledger is whole is worth something only when it does not come from us. So a small
-Java program lists, reads and writes ledgers with BookKeeper's own classes. In reading order:
+A proof that a ledger is whole must not come from our own code. So a small Java program lists, reads
+and writes ledgers with BookKeeper's own classes. In reading order:
 
-- ``Main.java`` and its commands: ``Judge``, ``Writer``, ``Reader``, ``Inspection``.
+- ``Main.java`` and its commands: ``Judge``, ``Writer``, ``Changer``, ``Reader``, ``Inspection``.
 - ``build``: compiles them against a BookKeeper version, into the user's cache folder.
-- ``records``: what the program prints, as values.
+- ``messages``: the messages to and from the program, as values.
+- ``jvm``: the program's process.
 - ``tool``: the running program, as an object.
 - ``judge``: the command behind ``make judge``.
+- ``shell``: Java's ``bookkeeper shell``.
+- ``fixtures``: the fixtures of tests that ask Java.
 """

@@ -1,7 +1,7 @@
-"""Compiles the Java program on demand, into the user's cache folder.
+"""Compile the Java program on demand, into the user's cache folder.
 
-Keyed by sources and BookKeeper version (the same sources compile to other class files against
-another version), so a folder that is there is right and is never changed.
+The key is the sources and the BookKeeper version, because the same sources compile to other class
+files against another version. So an existing folder is right and never changes.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ HOW_TO_INSTALL = (
 
 
 def compiled_classes(version: str, java: Java) -> Path:
-    """The jar of the program. BookKeeper's jars must have been fetched (``jars.fetch``).
+    """Return the jar of the program. BookKeeper's jars must exist (``jars.fetch``).
 
     Raises SettingsError without a Java compiler, BookmenderError when the sources do not compile.
     """
@@ -36,7 +36,7 @@ def compiled_classes(version: str, java: Java) -> Path:
         with tempfile.TemporaryDirectory(prefix="compile-", dir=folder.parent) as workplace:
             classes = Path(workplace) / "classes"
             _compile(classes, version, find_compiler(java))
-            # A jar, because a JVM shares no class data where a folder is in its class path.
+            # A jar, because a JVM shares no class data if its class path has a folder.
             whole = Path(workplace) / "whole"
             whole.mkdir()
             shutil.make_archive(str(whole / JAR), "zip", classes)
@@ -57,7 +57,7 @@ def _sources_hash() -> str:
 
 
 def find_compiler(java: Java) -> Path:
-    """The one beside the Java that runs the program, else the PATH's."""
+    """Return the compiler beside the Java that runs the program, or else the one on the PATH."""
     beside = java.executable.resolve().with_name("javac")
     found = beside if beside.exists() else shutil.which("javac")
     if found is None:
@@ -79,7 +79,10 @@ def _compile(classes: Path, version: str, compiler: Path) -> None:
 
 
 def _publish(classes: Path, folder: Path) -> None:
-    """Whole or not at all; where another process was quicker, its result is as good."""
+    """Move the classes into place, completely or not at all.
+
+    If another process was quicker, its result is as good.
+    """
     try:
         classes.rename(folder)
     except OSError:

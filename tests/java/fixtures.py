@@ -1,5 +1,4 @@
-"""Fixtures for tests that ask Java; such a file says ``pytest_plugins =
-["tests.java.fixtures"]``."""
+"""Fixtures for tests that ask Java. A file needs ``pytest_plugins = ["tests.java.fixtures"]``."""
 
 import os
 from collections.abc import Iterator
@@ -15,8 +14,10 @@ from tests.java.tool import JavaTool
 
 @pytest.fixture(scope="session")
 def java(_prerequisites: None) -> Iterator[JavaTool]:
-    """One JVM for the whole run. Without a JDK tests are skipped here, but fail where CI promises
-    it."""
+    """Yield one JVM for the whole run.
+
+    Without a JDK the tests are skipped here, but fail in CI, which promises one.
+    """
     try:
         compiled_classes(BOOKKEEPER_DEFAULT, Java.find())
     except SettingsError as error:

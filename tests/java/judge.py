@@ -1,7 +1,7 @@
 """``python -m tests.java.judge URI``: BookKeeper's own client reads every copy of every entry.
 
-Exit codes: 0 all copies are there, 1 copies are missing, 2 called wrongly (a wrong URI, no JDK),
-3 could not tell.
+Exit codes: 0 all copies exist, 1 copies are missing, 2 wrong usage (a wrong URI, no JDK), 3 could
+not tell.
 """
 
 import logging
@@ -27,7 +27,7 @@ from tests.java.tool import JavaTool, Report
 
 ZOOKEEPER_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
-log.setLevel(logging.CRITICAL)  # given to kazoo, which logs each refused connection
+log.setLevel(logging.CRITICAL)  # kazoo gets this logger, because it logs each refused connection
 CALLED_WRONGLY, COULD_NOT_TELL = 2, 3
 LEDGERS_SHOWN_MAX = 20
 
@@ -44,7 +44,8 @@ VERDICTS = {
 @click.option(
     "--expect",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help='Compare contents too: a file of lines {"ledger": id, "last": entry id, "sha256": of all payloads}.',
+    help='Compare contents too: a file of lines {"ledger": id, "last": entry id, "sha256": of all '
+    "payloads}.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print records as JSON lines.")
 @click.option("--bookkeeper", default=jars.BOOKKEEPER_DEFAULT, show_default=True, metavar="VERSION")
@@ -102,10 +103,10 @@ def java_uri(where: MetadataUri) -> str:
 
 
 def check_cluster(uri: str) -> MetadataUri:
-    """Raises SettingsError unless a BookKeeper cluster's metadata is there.
+    """Return the parsed URI. Raise SettingsError unless it has a BookKeeper cluster's metadata.
 
-    Asked before the Java client is let near it: that would wait long for a ZooKeeper that is not
-    there, and where the path is wrong it would make a new layout rather than complain.
+    This comes before the Java client, which would wait long for a missing ZooKeeper, and would
+    create a new layout at a wrong path.
     """
     where = MetadataUri.parse(uri)
     zookeeper = KazooClient(hosts=where.hosts, timeout=ZOOKEEPER_TIMEOUT_S, logger=log)
@@ -136,17 +137,17 @@ def _prepare(bookkeeper: str, java: Java) -> None:
 
 
 class _JsonLines:
-    """For programs."""
+    """Prints each record as JSON."""
 
     def record(self, record: AnyRecord) -> None:
         click.echo(msgspec.json.encode(record))
 
     def report(self, report: Report) -> None:
-        """All has been printed as it came."""
+        """Do nothing: each record was printed as it came."""
 
 
 class _Text:
-    """For people: progress, the ledgers that are not whole, sums, and the verdict last."""
+    """Prints progress, the ledgers that are not whole, sums, and the verdict last."""
 
     def __init__(self) -> None:
         self._start_s = time.monotonic()
@@ -180,7 +181,7 @@ class _Text:
 
 
 def describe_ledger(ledger: messages.LedgerVerdict) -> str:
-    """One line on a ledger that is not whole."""
+    """Return one line about a ledger that is not whole."""
     parts = []
     if ledger.error is not None:
         parts.append(ledger.error)
@@ -195,7 +196,7 @@ def describe_ledger(ledger: messages.LedgerVerdict) -> str:
 
 
 def describe_summary(summary: messages.Summary, *, elapsed_s: float) -> Iterator[str]:
-    """The sums, and the verdict."""
+    """Yield the sums, and the verdict."""
     ledgers = summary.ledgers
     yield (
         f"{sum(ledgers.values()):,} ledgers in {elapsed_s:.1f} s: "

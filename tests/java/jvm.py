@@ -1,6 +1,6 @@
-"""The Java program's process: commands in, records out.
+"""The process of the Java program: commands in, records out.
 
-It ends when its stdin does, so it does not outlive this process.
+The process ends when its stdin does, so it does not outlive ours.
 """
 
 import os
@@ -16,9 +16,8 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from daemon.local import jars
-from daemon.local import jars as archive
-from daemon.local.bookie import NETTY_PROPERTIES
 from daemon.local.java import Java
+from daemon.local.servers import NETTY_PROPERTIES
 from ledgers.errors import SettingsError, UnavailableError
 from tests.java import messages
 from tests.java.build import SOURCES, compiled_classes
@@ -27,7 +26,7 @@ from tests.java.messages import AnyRecord
 MAIN_CLASS = "bookmender.Main"
 HEAP_MIB, DIRECT_MIB = 256, 256
 SILENCE_TIMEOUT_S = 60.0
-"""How long it may print nothing while it runs a command."""
+"""Time that the program may print nothing while it runs a command."""
 END_TIMEOUT_S, RECORD_TIMEOUT_S = 10.0, 60.0
 CALLED_WRONGLY = 2
 
@@ -36,10 +35,10 @@ class Jvm:
     """One process, of one BookKeeper version. Its standard error is ours."""
 
     def __init__(self, version: str, *, may_record: bool = False) -> None:
-        """Fetch jars and compile the program if need be. ``may_record``: where there is no archive
-        of its classes yet, record one when it ends.
+        """Download jars and compile the program if needed.
 
-        Raises SettingsError without a JDK, UnavailableError when the jars cannot be fetched.
+        ``may_record``: if there is no class archive yet, record one when the process ends. Raises
+        SettingsError without a JDK, UnavailableError if the jars cannot be downloaded.
         """
         java = Java.find()
         jars.fetch(version, java)
@@ -48,7 +47,7 @@ class Jvm:
         self._archive = class_archive(version, java)
         self._archive_draft = temporary / "classes.jsa"
         draft = self._archive_draft if may_record else None
-        shared = archive.flags(self._archive, draft=draft)
+        shared = jars.archive_flags(self._archive, draft=draft)
         self._end_timeout_s = RECORD_TIMEOUT_S if str(draft) in "".join(shared) else END_TIMEOUT_S
         command = java_command(version, java, temporary=temporary, flags=shared)
         self._process = subprocess.Popen(
@@ -71,16 +70,16 @@ class Jvm:
             raise UnavailableError("the Java program has ended", command=command) from error
 
     def send_line(self) -> None:
-        """An empty one, to a command that goes on at each."""
+        """Send an empty line. Some commands continue at each."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
 
     def answer(self) -> Iterator[AnyRecord]:
-        """What it prints until the command's end.
+        """Yield records until the command ends.
 
-        Raises UnavailableError when the command failed, and when the program ended or went silent;
-        SettingsError when it was called wrongly.
+        Raises UnavailableError if the command failed, or the program ended or printed nothing in
+        time; SettingsError for wrong usage.
         """
         failure: messages.Failure | None = None
         while not isinstance(record := self._next(), messages.End):
@@ -92,31 +91,41 @@ class Jvm:
             kind = SettingsError if record.exit == CALLED_WRONGLY else UnavailableError
             raise kind(f"the Java client failed: {failure.error}")
 
+    def arrived(self) -> Iterator[AnyRecord]:
+        """Yield the records that have arrived, without waiting for more.
+
+        Raises UnavailableError if the program has ended.
+        """
+        while not self._records.empty():
+            yield self._next()
+        if self._process.poll() is not None:
+            raise UnavailableError("the Java program has ended", exit_code=self._process.poll())
+
     def end_input(self) -> None:
-        """No more commands: it ends when it is through with those it has."""
+        """Send no more commands. The process ends after those it has."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """As a crash would (SIGKILL)."""
+        """Kill the process (SIGKILL)."""
         self._process.kill()
         self._process.wait()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
+        """Freeze the process (SIGSTOP)."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
     def leftovers(self) -> Iterator[AnyRecord]:
-        """What it still had printed, once it has ended."""
+        """Yield the records that are left after the process has ended."""
         while (record := self._records.get(timeout=END_TIMEOUT_S)) is not None:
             yield record
 
     def close(self) -> None:
-        """End the process. Any number of times."""
+        """End the process. May be called any number of times."""
         self.end_input()
         try:
             self._process.wait(self._end_timeout_s)
@@ -124,7 +133,7 @@ class Jvm:
             self.kill()
         self._listener.join()
         if self._process.returncode == 0:
-            archive.keep(self._archive_draft, self._archive)
+            jars.keep_archive(self._archive_draft, self._archive)
         self._temporary.cleanup()
 
     def _next(self) -> AnyRecord:
@@ -147,7 +156,7 @@ class Jvm:
 
 
 def class_archive(version: str, java: Java) -> Path:
-    """Where the program's classes are kept ready to be mapped; see ``daemon.local.jars``."""
+    """Return the path of the program's class archive; see ``daemon.local.jars``."""
     return compiled_classes(version, java).with_name(f"java-{java.version}.jsa")
 
 

@@ -1,7 +1,7 @@
-"""What is said to the Java program, and what it prints: one JSON line each.
+"""Messages to the Java program, and its output: one JSON line each.
 
-Bytes are in hex, ``sha256`` is over all payloads of a ledger, one after the other. Digest types go
-by the names of Java's API: CRC32, CRC32C, MAC, DUMMY.
+Bytes are in hex. ``sha256`` is over all payloads of a ledger, one after the other. Digest types
+have the names of Java's API: CRC32, CRC32C, MAC, DUMMY.
 """
 
 import enum
@@ -10,16 +10,16 @@ from typing import Literal
 
 import msgspec
 
-# --- Said ----------------------------------------------------------------------------------------
+# --- Input ----------------------------------------------------------------------------------------
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """What ledgers that Java writes look like.
+    """The shape of ledgers that Java writes.
 
-    With ``ack_quorum`` below ``write_quorum`` some copies may never arrive: a client that ends
-    after the last acknowledgement drops what it still had to send. ``sizes``: payload bytes, taken
-    in turn. The same seed gives the same payloads; of ``count`` ledgers each has its own.
-    ``close``: else they stay open, as if their writer had died.
+    With ``ack_quorum`` below ``write_quorum``, some copies may never arrive: a client that ends
+    after the last acknowledgement drops requests that it has not sent. ``sizes``: payload bytes,
+    used in turn. The same seed gives the same payloads; each of ``count`` ledgers has its own.
+    ``close``: if False, the ledger stays open, as if its writer had died.
     """
 
     ensemble_size: int = 3
@@ -36,25 +36,25 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True):
-    """What a ledger shall contain: its last entry's id (-1: none), and its payloads."""
+    """The expected content of a ledger: its last entry's id (-1: none), and its payloads."""
 
     ledger: int
     last: int
     sha256: str
 
 
-# --- Printed -------------------------------------------------------------------------------------
+# --- Output ---------------------------------------------------------------------------------------
 
 
 class Verdict(enum.Enum):
-    """Of a ledger, or of all that were judged."""
+    """The verdict on a ledger, or on all that were judged."""
 
     WHOLE = "whole"
-    """Every copy is there and good."""
+    """Every copy exists and is good."""
     MISSING = "missing"
-    """At least one copy is not there, or not good; or metadata names a bookie that is gone."""
+    """At least one copy is missing or bad, or the metadata names an absent bookie."""
     UNKNOWN = "unknown"
-    """None was found missing, but not all could be read."""
+    """No copy is known to be missing, but some could not be read."""
 
     @property
     def exit_code(self) -> int:
@@ -62,11 +62,11 @@ class Verdict(enum.Enum):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", rename="camel"):
-    """Base of what is printed; ``kind`` tells one from the other."""
+    """Base of the printed records. ``kind`` distinguishes them."""
 
 
 class Progress(Record, frozen=True, kw_only=True, tag="progress"):
-    """Once a second while copies are read."""
+    """Printed once a second while copies are read."""
 
     ledgers: int
     ledgers_to_do: int
@@ -80,11 +80,10 @@ class BadCopy(msgspec.Struct, frozen=True):
 
 
 class LedgerVerdict(Record, frozen=True, kw_only=True, tag="ledger"):
-    """``problems``: how many copies are not good, by what is wrong with them; ``examples``: the
-    first few.
+    """``problems``: the number of bad copies by problem; ``examples``: the first few.
 
-    ``bytes``: payload bytes of its entries, each counted once. ``gone_bookies``: those that its
-    metadata names and that are not registered. The other fields are None when it could not be
+    ``bytes``: payload bytes of its entries, each counted once. ``gone_bookies``: bookies that the
+    metadata names and that are not registered. The other fields are None if the ledger could not be
     opened.
     """
 
@@ -102,7 +101,7 @@ class LedgerVerdict(Record, frozen=True, kw_only=True, tag="ledger"):
 
 
 class Comparison(Record, frozen=True, kw_only=True, tag="comparison"):
-    """A ledger's content against what was expected. ``error``: what is different."""
+    """A ledger's content compared with the expected content. ``error``: the difference."""
 
     ledger: int
     verdict: Verdict
@@ -110,7 +109,7 @@ class Comparison(Record, frozen=True, kw_only=True, tag="comparison"):
 
 
 class Summary(Record, frozen=True, kw_only=True, tag="summary"):
-    """The last word. ``ledgers`` and ``contents`` (see Comparison): how many, by verdict."""
+    """The last record. ``ledgers`` and ``contents`` (see Comparison): counts by verdict."""
 
     verdict: Verdict
     ledgers: Mapping[Verdict, int]
@@ -121,7 +120,7 @@ class Summary(Record, frozen=True, kw_only=True, tag="summary"):
 
 
 class Written(Record, frozen=True, kw_only=True, tag="written"):
-    """``last``: its last entry's id, -1 when it is empty."""
+    """``last``: the last entry's id, -1 if the ledger is empty."""
 
     ledger: int
     last: int
@@ -129,7 +128,10 @@ class Written(Record, frozen=True, kw_only=True, tag="written"):
 
 
 class Content(Record, frozen=True, kw_only=True, tag="content"):
-    """What a reader sees. ``length``: by the metadata or the last entry; ``bytes``: by counting."""
+    """The content for a reader.
+
+    ``length``: by the metadata or the last entry; ``bytes``: counted.
+    """
 
     ledger: int
     error: str | None = None
@@ -141,13 +143,13 @@ class Content(Record, frozen=True, kw_only=True, tag="content"):
 
 
 class Followed(Record, frozen=True, kw_only=True, tag="followed"):
-    """A reader has the ledger open."""
+    """A reader has opened the ledger."""
 
     ledger: int
 
 
 class Metadata(Record, frozen=True, kw_only=True, tag="metadata"):
-    """As Java parsed it. ``serialized``: as Java would write it."""
+    """The metadata as Java parsed it. ``serialized``: as Java would write it."""
 
     ledger: int
     metadata_version: int
@@ -182,22 +184,49 @@ class Auditor(Record, frozen=True, kw_only=True, tag="auditor"):
     auditor: str | None = None
 
 
+class Listed(Record, frozen=True, kw_only=True, tag="listed"):
+    """The ids of all ledgers, as Java lists them."""
+
+    ledgers: tuple[int, ...]
+
+
 class Created(Record, frozen=True, kw_only=True, tag="created"):
-    """An endless writer has its ledger."""
+    """A ledger was created: that of an endless writer, or one of a changer."""
 
     ledger: int
 
 
+class Closed(Record, frozen=True, kw_only=True, tag="closed"):
+    ledger: int
+
+
+class Deleted(Record, frozen=True, kw_only=True, tag="deleted"):
+    ledger: int
+
+
+class StepFailed(Record, frozen=True, kw_only=True, tag="failed"):
+    """A step of a changer failed, for example because a repair had fenced the ledger.
+
+    ``ledger``: None if it could not be created.
+    """
+
+    step: str
+    ledger: int | None = None
+    error: str
+
+
 class Added(Record, frozen=True, kw_only=True, tag="added"):
-    """An endless writer's entry was acknowledged."""
+    """The entry of an endless writer was acknowledged."""
 
     ledger: int
     entry: int
 
 
 class Pacing(Record, frozen=True, kw_only=True, tag="pacing"):
-    """A paced writer has its ledger; entry ``n`` is due at ``start_ns + n * interval_ns``,
-    monotonic."""
+    """A paced writer has its ledger.
+
+    Entry ``n`` is due at ``start_ns + n * interval_ns``, monotonic.
+    """
 
     ledger: int
     start_ns: int
@@ -205,15 +234,17 @@ class Pacing(Record, frozen=True, kw_only=True, tag="pacing"):
 
 
 class Paced(Record, frozen=True, kw_only=True, tag="paced"):
-    """How long after they were due a paced writer's next entries were acknowledged, from ``first``
-    on."""
+    """Delays from the due times of a paced writer's next entries to their acknowledgements.
+
+    ``first``: the first of these entries.
+    """
 
     first: int
     latencies_us: tuple[int, ...]
 
 
 class Stopped(Record, frozen=True, kw_only=True, tag="stopped"):
-    """An endless writer's end. ``last`` and ``sha256``: of what was acknowledged."""
+    """The end of an endless writer. ``last`` and ``sha256``: of the acknowledged entries."""
 
     ledger: int
     last: int
@@ -222,13 +253,13 @@ class Stopped(Record, frozen=True, kw_only=True, tag="stopped"):
 
 
 class Failure(Record, frozen=True, kw_only=True, tag="error"):
-    """The command as a whole went wrong."""
+    """The command as a whole failed."""
 
     error: str
 
 
 class End(Record, frozen=True, kw_only=True, tag="end"):
-    """The last line of each command, with what would be its exit code."""
+    """The last line of each command, with its exit code."""
 
     exit: Literal[0, 1, 2, 3]
 
@@ -245,7 +276,11 @@ AnyRecord = (
     | Mark
     | QueueState
     | Auditor
+    | Listed
     | Created
+    | Closed
+    | Deleted
+    | StepFailed
     | Added
     | Pacing
     | Paced
@@ -255,4 +290,4 @@ AnyRecord = (
 )
 
 decode = msgspec.json.Decoder(AnyRecord).decode
-"""Of one line."""
+"""Decodes one line."""

@@ -1,4 +1,4 @@
-"""The judge's command, as far as it goes without a cluster."""
+"""The judge's command, as far as it needs no cluster."""
 
 from pathlib import Path
 
@@ -17,22 +17,20 @@ from tests.java.messages import BadCopy, LedgerVerdict, Summary, Verdict
     [
         pytest.param([], id="no URI"),
         pytest.param(["http://127.0.0.1:2181/ledgers"], id="not a metadata service URI"),
-        pytest.param(["zk+btree://127.0.0.1:2181/ledgers"], id="a layout that there is not"),
-        pytest.param(
-            ["zk://127.0.0.1:2181/ledgers", "--ledgers", "1,two"], id="an id that is none"
-        ),
+        pytest.param(["zk+btree://127.0.0.1:2181/ledgers"], id="an unknown layout"),
+        pytest.param(["zk://127.0.0.1:2181/ledgers", "--ledgers", "1,two"], id="a malformed id"),
         pytest.param(["zk://127.0.0.1:2181/ledgers", "--expect", "nowhere"], id="no such file"),
         pytest.param(["zk://127.0.0.1:2181/ledgers", "--expect", __file__], id="not JSON lines"),
     ],
 )
-def test_a_wrong_call_is_told_apart_from_missing_copies(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: list[str]) -> None:
     command = CliRunner().invoke(judge.main, arguments)
 
     assert command.exit_code == 2
     assert command.stderr
 
 
-def test_an_address_where_no_zookeeper_answers_is_a_wrong_uri(
+def test_a_uri_without_a_zookeeper_server_is_wrong_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(judge, "ZOOKEEPER_TIMEOUT_S", 0.2)
@@ -42,13 +40,13 @@ def test_an_address_where_no_zookeeper_answers_is_a_wrong_uri(
         judge.check_cluster(f"zk://127.0.0.1:{port}/ledgers")
 
 
-def test_java_is_given_a_uri_that_it_knows() -> None:
+def test_java_gets_a_uri_that_it_understands() -> None:
     where = MetadataUri.parse("'metadata-store:zk:h1:2181,h2:2181/c1'")
 
     assert judge.java_uri(where) == "zk+null://h1:2181;h2:2181/c1/ledgers"
 
 
-def test_without_a_java_compiler_one_line_says_what_to_install(
+def test_a_missing_java_compiler_is_one_line_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = tmp_path / "bin" / "java"
@@ -76,14 +74,14 @@ LEDGER = LedgerVerdict(
 )
 
 
-def test_a_ledger_with_missing_copies_is_told_in_a_line() -> None:
+def test_a_ledger_with_missing_copies_is_one_line() -> None:
     assert judge.describe_ledger(LEDGER) == (
         "ledger 7 (missing): 400 of 1,500 copies are good; 1,000 bookie-gone; 100 absent; "
         "not registered: bookie-3:3181; e.g. entry 5 on bookie-1:3181"
     )
 
 
-def test_a_ledger_that_could_not_be_opened_is_told_with_the_error() -> None:
+def test_a_ledger_that_cannot_be_opened_is_shown_with_its_error() -> None:
     ledger = LedgerVerdict(
         ledger=7,
         verdict=Verdict.UNKNOWN,

@@ -18,7 +18,7 @@ R = TypeVar("R", bound=Record)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``judge`` found. Ledgers in the order in which they were finished."""
+    """The result of ``judge``. Ledgers are in the order in which they were finished."""
 
     summary: messages.Summary
     ledgers: Mapping[int, messages.LedgerVerdict]
@@ -30,9 +30,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JavaTool:
-    """BookKeeper's own client, of one version. A context manager; its JVM starts when first asked.
+    """BookKeeper's own client, of one version. A context manager; its JVM starts at the first call.
 
-    Every call may raise UnavailableError: the client could not do it, or the program went silent.
+    Every call may raise UnavailableError: the client failed, or the program printed nothing in
+    time.
     """
 
     def __init__(self, version: str = jars.BOOKKEEPER_DEFAULT) -> None:
@@ -48,7 +49,7 @@ class JavaTool:
         read_timeout_s: int = 5,
         on_record: OnRecord = lambda record: None,
     ) -> Report:
-        """Read every copy of these ledgers (None: of all). ``on_record`` is told as it goes on."""
+        """Read every copy of these ledgers (None: of all). ``on_record`` gets each record."""
         options: dict[str, object] = {
             "expect": list(expected),
             "readTimeoutS": read_timeout_s,
@@ -75,9 +76,16 @@ class JavaTool:
     def read(
         self, uri: str, ledger_id: int, *, with_recovery: bool = False, last: int | None = None
     ) -> messages.Content:
-        """Up to the last add confirmed, or to ``last``. An error is part of the answer."""
+        """Read up to the last add confirmed, or to ``last``. An error is part of the answer."""
         options = {"ledgers": [ledger_id], "recover": with_recovery, "last": last}
         return _only(messages.Content, self._ask("read", uri, options))[0]
+
+    def delete(self, uri: str, ledger_ids: Iterable[int]) -> None:
+        self._ask("delete", uri, {"ledgers": list(ledger_ids)})
+
+    def ledger_ids(self, uri: str) -> frozenset[int]:
+        """Return the ids of all ledgers."""
+        return frozenset(_only(messages.Listed, self._ask("list", uri))[0].ledgers)
 
     def metadata(self, uri: str, ledger_id: int) -> messages.Metadata:
         return _only(messages.Metadata, self._ask("metadata", uri, {"ledgers": [ledger_id]}))[0]
@@ -89,11 +97,11 @@ class JavaTool:
         return _only(messages.QueueState, self._ask("under-replicated", uri))[0].enabled
 
     def auditor(self, uri: str) -> str | None:
-        """The bookie id of the elected one."""
+        """Return the bookie id of the elected auditor."""
         return _only(messages.Auditor, self._ask("auditor", uri))[0].auditor
 
     def close(self) -> None:
-        """End the JVM. Any number of times; a question after that starts another."""
+        """End the JVM. May be called any number of times; a later call starts another."""
         if self._jvm is not None:
             self._jvm.close()
             self._jvm = None
@@ -124,15 +132,15 @@ class JavaTool:
             for record in self._jvm.answer():
                 on_record(record)
                 answer.append(record)
-        except BaseException:  # interrupted ones too: the rest would be taken for the next answer
+        except BaseException:
+            # Also after an interruption: the rest would look like the next answer.
             self.close()
             raise
         return answer
 
 
 class LongCommand:
-    """One command that goes on in a process of its own: a context manager, which kills it at the
-    latest."""
+    """A command in a process of its own: a context manager that kills it at the end."""
 
     def __init__(
         self, command: str, uri: str, options: Mapping[str, object], *, version: str
@@ -142,7 +150,7 @@ class LongCommand:
         self._answer = self._jvm.answer()
 
     def close(self) -> None:
-        """Kill it, if it still runs. Any number of times."""
+        """Kill the process if it still runs. May be called any number of times."""
         self._jvm.kill()
         self._jvm.close()
 
@@ -159,11 +167,10 @@ class LongCommand:
 
 
 class JavaWriter(LongCommand):
-    """A Java client that goes on adding to one ledger until it is stopped.
+    """A Java client that adds to one ledger until it is stopped.
 
-    ``window``: entries that may be under way at once; ``pause_ms``: between one and the next;
-    ``delays_ensemble_change``: whether a bookie that fails stays in as long as enough others
-    acknowledge.
+    ``window``: the most entries in flight; ``pause_ms``: between two entries;
+    ``delays_ensemble_change``: keep a failed bookie as long as enough others acknowledge.
     """
 
     def __init__(
@@ -185,22 +192,22 @@ class JavaWriter(LongCommand):
         super().__init__("write-forever", uri, options, version=version)
         self.ledger_id = self._next(messages.Created).ledger
         self.last_acknowledged = -1
-        """As far as we have listened."""
+        """The last entry of which we have read."""
 
     def wait_acknowledged(self, entry_id: int) -> None:
-        """Return when this entry is. Raises UnavailableError when the writer ended before."""
+        """Return when the entry is acknowledged. Raise UnavailableError if the writer ended."""
         while self.last_acknowledged < entry_id:
             self.last_acknowledged = self._next(messages.Added).entry
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP), so that it is idle until it is resumed."""
+        """Freeze the writer (SIGSTOP) until it is resumed."""
         self._jvm.pause()
 
     def resume(self) -> None:
         self._jvm.resume()
 
     def kill(self) -> int:
-        """As a crash would. Returns the last entry that was acknowledged to the writer."""
+        """Kill the writer, and return the last entry that was acknowledged to it."""
         self._jvm.kill()
         for record in self._jvm.leftovers():
             if isinstance(record, messages.Added):
@@ -209,12 +216,12 @@ class JavaWriter(LongCommand):
         return self.last_acknowledged
 
     def stop(self) -> messages.Stopped:
-        """Let it close its ledger and end."""
+        """Let the writer close its ledger and end."""
         self._jvm.end_input()
         return self.wait_stopped()
 
     def wait_stopped(self) -> messages.Stopped:
-        """Return when it ended, by ``stop`` or because of an error, which is part of the answer."""
+        """Return when the writer ended, by ``stop`` or by an error, which is part of the answer."""
         for record in self._answer:
             if isinstance(record, messages.Added):
                 self.last_acknowledged = record.entry
@@ -230,10 +237,56 @@ class JavaWriter(LongCommand):
         raise UnavailableError("the Java writer has ended", expected=kind.__name__)
 
 
-class JavaReader(LongCommand):
-    """A Java client that holds ledgers open and reads them when told to.
+class JavaChanger(LongCommand):
+    """A Java client that creates, writes, closes and deletes ledgers at random until ``stop``.
 
-    Ledgers that are open are recovered first.
+    ``threads``: steps at the same time; ``pause_ms``: mean pause of each between two steps;
+    ``keep``: number of closed ledgers of each from which on it deletes some.
+    """
+
+    def __init__(
+        self,
+        uri: str,
+        shape: Shape,
+        *,
+        threads: int,
+        pause_ms: int,
+        keep: int,
+        version: str = jars.BOOKKEEPER_DEFAULT,
+    ) -> None:
+        shape_options: dict[str, object] = msgspec.to_builtins(shape)
+        options = shape_options | {"threads": threads, "pauseMs": pause_ms, "keep": keep}
+        super().__init__("change", uri, options, version=version)
+        self.created: set[int] = set()
+        self.deleted: set[int] = set()
+        self.failures: list[messages.StepFailed] = []
+
+    def read(self) -> None:
+        """Note all steps that the program has told. Raises UnavailableError if it has ended."""
+        for record in self._jvm.arrived():
+            self._note(record)
+
+    def stop(self) -> None:
+        """Let the client close its ledgers, and return when it has ended."""
+        self._jvm.end_input()
+        for record in self._answer:
+            self._note(record)
+        self._jvm.close()
+
+    def _note(self, record: AnyRecord) -> None:
+        match record:
+            case messages.Created():
+                self.created.add(record.ledger)
+            case messages.Deleted():
+                self.deleted.add(record.ledger)
+            case messages.StepFailed():
+                self.failures.append(record)
+
+
+class JavaReader(LongCommand):
+    """A Java client that keeps ledgers open and reads them on request.
+
+    Open ledgers are recovered first.
     """
 
     def __init__(
@@ -245,7 +298,7 @@ class JavaReader(LongCommand):
             assert next(self._answer) == messages.Followed(ledger=ledger_id)
 
     def read(self) -> list[messages.Content]:
-        """All that is in the ledgers, in the order given. An error is part of the answer."""
+        """Return the content of the ledgers in this order. An error is part of the answer."""
         self._jvm.send_line()
         return _only(messages.Content, islice(self._answer, len(self._ledger_ids)))
 

@@ -1,4 +1,4 @@
-"""What the tests of the bulk path share: ledgers, fake bookies, and what must hold after each
+"""Helpers for the tests of the bulk path: ledgers, fake bookies, and what must hold after each
 transfer."""
 
 import asyncio
@@ -25,9 +25,11 @@ SHORT_TIMEOUT_S = 5.0
 NO_TIMEOUT_S = 10 * STEP_S
 """For all others: what has to happen at once shall not be rescued by the time-out."""
 
+READS_IN_FLIGHT_MAX = 64
+
 
 class SkippingLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock can be put forward, so that no test waits for a time-out."""
+    """A loop whose clock a test moves forward, so that no test waits for a timeout."""
 
     skipped_s = 0.0
 
@@ -37,7 +39,7 @@ class SkippingLoop(asyncio.SelectorEventLoop):
 
 @dataclass(slots=True, kw_only=True)
 class Scene:
-    """Two sources that hold the same entries, a target, and the bulk path under test."""
+    """Two sources with the same entries, a target, and the bulk path under test."""
 
     a: FakeBookie
     b: FakeBookie
@@ -57,7 +59,7 @@ class Scene:
             source.put(DIGEST, ledger_id, entry_ids, payload)
 
     def halves(self, count: int, **changes: Any) -> Transfer:
-        """A copy of entries 0 to ``count``, even ones from ``a`` and odd ones from ``b``."""
+        """Return a copy of entries 0 to ``count``: even ones from ``a`` and odd ones from ``b``."""
         transfer: dict[str, Any] = {
             "ledger_id": LEDGER_ID,
             "digest": DIGEST,
@@ -70,7 +72,7 @@ class Scene:
         return Transfer(**(transfer | changes))
 
     def runs(self, count: int, **changes: Any) -> Transfer:
-        """The same, but the first half from ``a`` and the second from ``b``."""
+        """Return the same copy with the first entries from ``a`` and the last from ``b``."""
         reads = {
             self.a.bookie_id: range(count // 2),
             self.b.bookie_id: range(count // 2, count),
@@ -78,14 +80,14 @@ class Scene:
         return self.halves(count, **({"reads": reads} | changes))
 
     async def run(self, transfer: Transfer) -> TransferResult:
-        """Carry it out and check what holds of every result."""
+        """Run the transfer and check what holds for every result."""
         result = await asyncio.wait_for(self.bulk.transfer(transfer), STEP_S)
         self.check(transfer, result)
         return result
 
     def check(self, transfer: Transfer, result: TransferResult) -> None:
-        """Each asked entry has exactly one end, and the good ones are on the target, byte for
-        byte."""
+        """Check that each entry has exactly one result, and that good ones are on the target, byte
+        for byte."""
         asked = {entry_id for entry_ids in transfer.reads.values() for entry_id in entry_ids}
         refused = [(bookie, e) for bookie, failed in result.failures.items() for e in failed]
         of_reads = [e for bookie, e in refused if e in transfer.reads.get(bookie, ())]
@@ -113,19 +115,19 @@ class Scene:
         assert result.entry_bytes == weight
 
     def skip(self, duration_s: float) -> None:
-        """Put the loop's clock forward."""
+        """Move the loop's clock forward."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, SkippingLoop)
         loop.skipped_s += duration_s
 
     async def wait_checks(self, duration_s: float) -> None:
-        """Put the clock forward in steps, so that every periodic check in between happens."""
+        """Move the clock forward in steps, so that every periodic check between them runs."""
         for _ in range(round(duration_s / 0.5)):
             self.skip(0.5)
             await self.settle()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Let the loop run until that holds."""
+        """Let the loop run until the condition is true."""
         async with asyncio.timeout(STEP_S):
             while not condition():  # noqa: ASYNC110 - nothing announces what is waited for
                 await asyncio.sleep(0.001)
@@ -134,12 +136,12 @@ class Scene:
         await self.until(lambda: self.bulk.totals.entries_read >= count)
 
     async def settle(self) -> None:
-        """Let all that can happen without outside help happen."""
+        """Let everything run that needs no outside help."""
         for _ in range(50):
             await asyncio.sleep(0)
 
     def is_at_rest(self) -> bool:
-        """Whether no credit is out and nothing is remembered of any transfer."""
+        """Return True if no credit is in use and no transfer is remembered."""
         connections = self.bulk._connections()
         windows = [self.bulk.memory.window]
         windows += [target.limiter.window for target in self.bulk._targets.values()]
@@ -152,14 +154,14 @@ class Scene:
 @asynccontextmanager
 async def scene(
     *,
-    reads_in_flight_max: int = 64,
+    reads_in_flight_max: int = READS_IN_FLIGHT_MAX,
     other_count: int = 0,
     timeout_s: float = NO_TIMEOUT_S,
     reads_batches: bool = False,
     yields: bool = False,
     **options: Any,
 ) -> AsyncIterator[Scene]:
-    """``options``: of BulkTransfers. At the end nothing may be left over."""
+    """Yield a scene. ``options``: of BulkTransfers. At the end nothing may be left over."""
     async with AsyncExitStack() as stack:
         fakes = [
             await stack.enter_async_context(FakeBookie(seed=n)) for n in range(3 + other_count)
@@ -178,7 +180,7 @@ async def scene(
 
 
 def play(act: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> None:
-    """Run one scene in a loop of its own. ``options``: of ``scene``."""
+    """Run one scene in its own loop. ``options``: of ``scene``."""
 
     async def run() -> None:
         async with scene(**options) as made:

@@ -1,4 +1,4 @@
-"""A client, and bookies for it to ask."""
+"""A client, and bookies that it asks."""
 
 import random
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ SETTINGS = BookieClientSettings()
 
 
 class ManualClock:
-    """Stands still until it is told to move."""
+    """A clock that a test moves."""
 
     def __init__(self) -> None:
         self._now_s = 1000.0
@@ -64,7 +64,7 @@ async def client_of(
 ) -> AsyncIterator[BookieClient]:
     client = BookieClient(
         resolve=resolve,
-        budgets=Budgets(),
+        budgets=Budgets(reads_in_flight_max=64),
         bulk=bulk or NoBulk(),
         clock=clock or ManualClock(),
         rng=random.Random(7),
@@ -77,7 +77,8 @@ async def client_of(
 
 
 async def answer(peer: Peer) -> None:
-    """A bookie that stores ENTRY as every entry, in both protocols; batches are one entry long."""
+    """Answer as a bookie that returns ENTRY for every entry, in both protocols; batches have one
+    entry."""
     while True:
         await answer_one(peer, await peer.packet())
 

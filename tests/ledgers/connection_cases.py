@@ -19,7 +19,7 @@ SETTINGS = ConnectionSettings(request_timeout_s=5.0, queue_timeout_s=30.0)
 
 @dataclass(frozen=True)
 class Dialect:
-    """A protocol: ours, and the bookie's side of it."""
+    """A protocol: our side, and the bookie's."""
 
     codec: Codec
     reply: Callable[[bytes, Status, bytes], bytes]
@@ -63,7 +63,7 @@ def add(entry_id: int, *, payload_bytes: int = 0) -> Add:
 
 
 def start(connection: Connection, *requests: Request) -> list[asyncio.Task[Reply]]:
-    """Requests under way, each in a task of its own."""
+    """Start requests, each in its own task."""
     return [asyncio.create_task(connection.request(request)) for request in requests]
 
 
@@ -73,7 +73,7 @@ async def errors_of(tasks: list[asyncio.Task[Reply]]) -> list[BaseException | No
 
 
 class Desk:
-    """A bookie that notes what it is asked, and answers when it is told to."""
+    """A bookie that records its requests, and answers when a test tells it to."""
 
     def __init__(self) -> None:
         self.packets: list[bytes] = []
@@ -87,7 +87,7 @@ class Desk:
             self._arrivals.release()
 
     async def sees(self, count: int) -> bool:
-        """Whether that many requests have come, and after a while still no more."""
+        """Return True if this number of requests has come, and after a while still no more."""
         while len(self.packets) < count:
             await self._arrivals.acquire()
         await step()

@@ -1,4 +1,4 @@
-"""Bookies whose calls a test watches, delays and spoils."""
+"""Bookies whose calls a test watches, delays and breaks."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. ``entry``: what an add carries."""
+    """One request. ``entry``: the entry of an add."""
 
     operation: str
     bookie: BookieId
@@ -36,8 +36,7 @@ async def nothing(call: Call) -> None:
 
 
 class HookedBookies(MemoryBookies):
-    """``before`` runs before a request reaches its bookie, ``after`` before its reply comes
-    back."""
+    """Bookies that run ``before`` ahead of a request, and ``after`` ahead of its reply."""
 
     def __init__(self, bookies: Iterable[BookieId], *, clock: Clock) -> None:
         super().__init__(bookies, clock=clock)

@@ -15,7 +15,7 @@ def name_of(case: Case) -> str:
 
 
 def closed_message(**changes: Any) -> LedgerMetadataFormat:
-    """A closed ledger's message, with fields set to other values, or cleared by None."""
+    """Return a closed ledger's message, with fields set to other values, or cleared by None."""
     message = LedgerMetadataFormat(
         quorumSize=2, ensembleSize=2, length=10, lastEntryId=9, state=LedgerMetadataFormat.CLOSED
     )

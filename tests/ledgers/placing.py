@@ -1,4 +1,4 @@
-"""What the tests of placement by rules have in common."""
+"""Helpers for the tests of placement by rules."""
 
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -11,7 +11,7 @@ ENFORCED = RackRule(is_enforced=True)
 
 
 def named(racks: Sequence[str]) -> dict[BookieId, str]:
-    """A bookie for each rack given: ``0``, ``1``, ..."""
+    """Return a bookie for each rack: ``0``, ``1``, ..."""
     return {BookieId(str(number)): rack for number, rack in enumerate(racks)}
 
 

@@ -1,4 +1,4 @@
-"""A bookie on loopback that does what a test tells it, and a loop whose time can be moved on."""
+"""A bookie on loopback that follows a script, and a loop whose time a test moves."""
 
 import asyncio
 import struct
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class ShiftableLoop(asyncio.SelectorEventLoop):
-    """Its time is the real one plus what a test added, so that no test waits for a deadline."""
+    """A loop with the real time plus what a test added, so that no test waits for a deadline."""
 
     _added_s = 0.0
 
@@ -28,7 +28,7 @@ class ShiftableLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run it on a ShiftableLoop; no test may take a minute of any time."""
+    """Run on a ShiftableLoop. No test may last a minute of any time."""
 
     async def bounded() -> T:
         async with asyncio.timeout(60):
@@ -45,7 +45,7 @@ def pass_time(duration_s: float) -> None:
 
 
 async def step() -> None:
-    """Let every task run that can, and what is ready on sockets come in."""
+    """Let every ready task run, and receive what is ready on sockets."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -57,7 +57,7 @@ class Peer:
         self._reader, self._writer = reader, writer
 
     async def packet(self) -> bytes:
-        """The next packet. Raises IncompleteReadError once the client is gone."""
+        """Return the next packet. Raises IncompleteReadError after the client has left."""
         (packet_bytes,) = struct.unpack(">i", await self._reader.readexactly(4))
         return await self._reader.readexactly(packet_bytes)
 
@@ -66,7 +66,8 @@ class Peer:
         await self._writer.drain()
 
     async def is_left(self) -> None:
-        """Wait until the client closes or resets the connection, whatever it still sends."""
+        """Wait until the client closes or resets the connection. Discards everything that it still
+        sends."""
         try:
             while await self._reader.read(65_536):
                 pass
@@ -91,9 +92,10 @@ class ScriptedBookie:
 
 @asynccontextmanager
 async def scripted_bookie(*scripts: Script) -> AsyncIterator[ScriptedBookie]:
-    """Its first connection runs the first script, and so on; the last one serves all that follow.
+    """Yield a bookie. Its first connection runs the first script, and so on; the last script runs
+    for all that follow.
 
-    A script that ends closes its connection. One that still runs at the end is cancelled.
+    A script that ends closes its connection. A script that still runs at the end is cancelled.
     """
     running: set[asyncio.Task[None]] = set()
 
@@ -123,24 +125,24 @@ async def scripted_bookie(*scripts: Script) -> AsyncIterator[ScriptedBookie]:
         await server.wait_closed()
 
 
-# --- Replies -----------------------------------------------------------------------------------
+# --- Replies --------------------------------------------------------------------------------------
 
 
 def v2_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:
-    """The frame that answers a V2 add or read."""
+    """Return the frame that answers a V2 add or read."""
     ids = packet[24:40] if packet[1] == 1 else packet[4:20]
     return frame(packet[:2] + bytes(2) + struct.pack(">i", status.v2_code) + ids + entry)
 
 
 def v2_batch_reply(packet: bytes, *entries: bytes, status: Status = Status.EOK) -> bytes:
-    """The frame that answers a V2 batch read."""
+    """Return the frame that answers a V2 batch read."""
     code = struct.pack(">i", status.v2_code)
     body = b"".join(struct.pack(">i", len(entry)) + entry for entry in entries)
     return frame(packet[:2] + bytes(2) + code + packet[4:28] + body)
 
 
 def v3_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:
-    """The frame that answers a V3 add or read."""
+    """Return the frame that answers a V3 add or read."""
     request = wire.Request.FromString(packet)
     response = wire.Response(header=request.header, status=status.v3_code)
     if request.header.operation == wire.READ_ENTRY:

@@ -1,4 +1,4 @@
-"""A ZooKeeper session without a server: what is sent is kept, and answered when the test says
+"""A ZooKeeper session without a server: requests are recorded, and answered when the test says
 so."""
 
 import asyncio
@@ -15,7 +15,7 @@ SOON_S = 0.001
 
 
 class ScriptedSession:
-    """``is_old``: of a server that joins no reads."""
+    """A session. ``is_old``: its server joins no reads."""
 
     def __init__(self, *, is_old: bool = False) -> None:
         self.is_old = is_old
@@ -47,7 +47,7 @@ class ScriptedSession:
             self.on_not_suspended()
 
     def sent_paths(self) -> list[Any]:
-        """A path for a single request, a list for joined reads."""
+        """Return the requests: a path for a single one, a list for joined reads."""
         return [
             list(request.paths) if isinstance(request, MultiRead) else request.path
             for request in self.sent

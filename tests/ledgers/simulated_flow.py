@@ -1,5 +1,5 @@
-"""Nodes that copy to bookies made of arithmetic, as their flow control lets them, beside a client.
-In virtual time."""
+"""Nodes that copy to simulated bookies under their flow control, beside a client, in virtual
+time."""
 
 import asyncio
 from collections import Counter
@@ -20,7 +20,7 @@ def now_s() -> float:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class SimulatedBookie:
-    """Serves one entry after the other, first come, first served."""
+    """A bookie that serves one entry after the other, in the order of arrival."""
 
     bookie_id: BookieId
     entries_per_s: float = 40_000
@@ -28,22 +28,22 @@ class SimulatedBookie:
     copied: Counter[int] = field(default_factory=Counter)
     """Entries of copies, by the tenth of a second in which they were served."""
     _free_s: float = 0.0
-    """When all that it was sent is served."""
+    """Time at which it has served all requests that were sent to it."""
 
     def serve(self, count: int) -> float:
-        """Return after how many seconds that many entries more are served."""
+        """Return the seconds after which this number of further entries is served."""
         self._free_s = max(self._free_s, now_s()) + count / self.entries_per_s
         return self._free_s - now_s()
 
     def copied_between(self, first_s: float, last_s: float) -> float:
-        """Entries a second."""
+        """Return the entries per second."""
         count = sum(n for at, n in self.copied.items() if first_s * 10 <= at < last_s * 10)
         return count / (last_s - first_s)
 
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """Everything that one node copies to one bookie, without end. It is its own transfer state."""
+    """The endless copies of one node to one bookie. It is its own transfer state."""
 
     bookie: SimulatedBookie
     flow: FlowControl
@@ -90,7 +90,7 @@ class Copying:
 
 @dataclass(slots=True, kw_only=True)
 class Client:
-    """Adds entries to one bookie on a fixed schedule."""
+    """A client that adds entries to one bookie on a fixed schedule."""
 
     bookie: SimulatedBookie
     adds_per_s: float = 500
@@ -106,7 +106,7 @@ class Client:
 
 
 def start_copying(bookies: list[SimulatedBookie], *, node_count: int = 1) -> list[list[Copying]]:
-    """Each node copies to each of the bookies; by node."""
+    """Let each node copy to each of the bookies; return the copies by node."""
     nodes = []
     for _ in range(node_count):
         flow = FlowControl()

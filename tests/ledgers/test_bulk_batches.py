@@ -1,5 +1,5 @@
-"""Batch reads on the bulk path: runs of entries with one request each, and bookies that do not know
-it."""
+"""Batch reads on the bulk path: runs of entries with one request each, and bookies without batch
+reads."""
 
 import asyncio
 import struct
@@ -22,7 +22,7 @@ from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, 
 def batch_reply(
     *entries: bytes, request_id: int = 1, code: int = 0, operation: int = READ_BATCH
 ) -> bytes:
-    """To the first batch read of a connection, unless told otherwise."""
+    """Return a reply, by default to the first batch read of a connection."""
     body = b"".join(struct.pack(">i", len(entry)) + entry for entry in entries)
     ids = struct.pack(">iqqq", code, LEDGER_ID, 0, request_id)
     return struct.pack(">iBBH", 32 + len(body), 2, operation, 0) + ids + body
@@ -31,7 +31,8 @@ def batch_reply(
 @pytest.mark.compat(
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
     verdict="better",
-    why="consecutive entries are read in batches from every bookie that supports them, without settings, for any E and W",
+    why="consecutive entries are read in batches from every bookie that supports them, without "
+    "settings, for any E and W",
 )
 def test_runs_of_entries_are_copied_with_few_requests() -> None:
     async def act(scene: Scene) -> None:
@@ -46,7 +47,7 @@ def test_runs_of_entries_are_copied_with_few_requests() -> None:
     play(act, reads_batches=True)
 
 
-def test_entries_that_do_not_stand_in_a_row_are_read_one_by_one() -> None:
+def test_entries_that_are_not_consecutive_are_read_singly() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
 
@@ -57,7 +58,7 @@ def test_entries_that_do_not_stand_in_a_row_are_read_one_by_one() -> None:
     play(act, reads_batches=True)
 
 
-def test_large_entries_are_read_one_by_one() -> None:
+def test_large_entries_are_read_singly() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(4))
 
@@ -80,7 +81,7 @@ def test_rule_s10_a_batch_asks_for_a_bounded_amount() -> None:
     play(act, reads_batches=True)
 
 
-def test_rule_s10_a_batch_is_one_read_and_weighs_what_it_brings() -> None:
+def test_rule_s10_a_batch_is_one_read_with_the_bytes_it_returns() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(1_000), payload=bytes(1_000))
         await scene.run(scene.runs(100, target=None))  # its answers say what batches bring
@@ -104,7 +105,7 @@ def test_rule_s10_a_batch_is_one_read_and_weighs_what_it_brings() -> None:
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
     verdict="better",
 )
-def test_a_batch_that_is_cut_short_goes_on_where_it_stopped() -> None:
+def test_a_batch_cut_short_continues_where_it_stopped() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(300), payload=bytes(30_000))
 
@@ -118,9 +119,11 @@ def test_a_batch_that_is_cut_short_goes_on_where_it_stopped() -> None:
 
 
 @pytest.mark.parametrize("missing", [0, 7, 99], ids=["the first", "in the middle", "the last"])
-def test_rule_s5_an_entry_that_ends_a_batch_is_absent_only_if_the_bookie_says_so(
+def test_rule_s5_only_an_explicit_answer_makes_an_entry_absent(
     missing: int,
 ) -> None:
+    """The batch ended before this entry."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         del scene.a.entries[LEDGER_ID, missing]
@@ -138,8 +141,8 @@ def test_rule_s5_an_entry_that_ends_a_batch_is_absent_only_if_the_bookie_says_so
     play(act, reads_batches=True)
 
 
-def test_a_ledger_that_the_bookie_does_not_know_is_absent_batch_by_batch() -> None:
-    """A bookie that came back empty may lack millions of entries."""
+def test_entries_of_an_unknown_ledger_are_absent_in_batches() -> None:
+    """A bookie that returned empty may lack millions of entries."""
 
     async def act(scene: Scene) -> None:
         scene.a.read_codes = {(LEDGER_ID, n): ENOLEDGER for n in range(400)}
@@ -152,7 +155,7 @@ def test_a_ledger_that_the_bookie_does_not_know_is_absent_batch_by_batch() -> No
     play(act, reads_batches=True)
 
 
-def test_rule_s7_a_damaged_entry_in_a_batch_is_not_copied_on() -> None:
+def test_rule_s7_a_damaged_entry_in_a_batch_is_not_copied() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(60))
         good = scene.a.entries[LEDGER_ID, 20]
@@ -169,10 +172,12 @@ def test_rule_s7_a_damaged_entry_in_a_batch_is_not_copied_on() -> None:
     play(act, reads_batches=True)
 
 
-# --- Bookies that do not know batch reads ------------------------------------------------------
+# --- Bookies that do not know batch reads ---------------------------------------------------------
 
 
-def test_a_bookie_that_does_not_know_batches_is_read_one_by_one_and_asked_once() -> None:
+def test_a_bookie_that_does_not_know_batches_is_asked_once() -> None:
+    """Afterwards it is read entry by entry."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         scene.a.knows_batches = scene.b.knows_batches = False
@@ -203,14 +208,14 @@ def test_many_transfers_survive_the_refusal_of_one_batch() -> None:
     play(act, reads_batches=True)
 
 
-@pytest.mark.parametrize("occasion", ["registered anew", "a while has passed"])
-def test_a_bookie_that_refused_batches_is_asked_again_when(occasion: str) -> None:
+@pytest.mark.parametrize("occasion", ["registered again", "a while has passed"])
+def test_a_bookie_that_refused_batches_is_asked_again(occasion: str) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         scene.a.knows_batches = False
         await scene.run(scene.runs(100, target=None))
         scene.a.knows_batches = True
-        if occasion == "registered anew":
+        if occasion == "registered again":
             scene.bulk.bookie_returned(scene.a.bookie_id)
         else:
             scene.skip(601.0)
@@ -222,7 +227,9 @@ def test_a_bookie_that_refused_batches_is_asked_again_when(occasion: str) -> Non
     play(act, reads_batches=True)
 
 
-def test_a_bookie_that_goes_down_during_its_first_batch_fails_as_any_other() -> None:
+def test_a_bookie_that_stops_during_its_first_batch_just_fails() -> None:
+    """Its failure is no refusal of batches."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         scene.a.may_answer.clear()
@@ -239,7 +246,7 @@ def test_a_bookie_that_goes_down_during_its_first_batch_fails_as_any_other() -> 
     play(act, reads_batches=True)
 
 
-def test_a_silent_bookie_fails_its_batches_after_the_time_out() -> None:
+def test_an_unresponsive_bookie_fails_its_batches_in_time() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         scene.a.may_answer.clear()
@@ -254,7 +261,7 @@ def test_a_silent_bookie_fails_its_batches_after_the_time_out() -> None:
     play(act, reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
 
 
-# --- Bookies that lie --------------------------------------------------------------------------
+# --- Bookies that lie -----------------------------------------------------------------------------
 
 
 def _entry(entry_id: int) -> bytes:
@@ -271,7 +278,7 @@ _TOO_LONG = struct.pack(">i", 1_000_000)
         pytest.param(
             batch_reply(_entry(0), _entry(1)[:-4] + _TOO_LONG)[:-4] + _TOO_LONG,
             1,
-            id="an entry that is not what it is",
+            id="an entry that is another than it claims",
         ),
         pytest.param(batch_reply(operation=2), 0, id="a reply to something else"),
         pytest.param(batch_reply(_entry(0), code=2), 0, id="an error with entries"),
@@ -292,7 +299,7 @@ def test_a_bookie_that_lies_in_a_batch_proves_nothing(reply: bytes, good_count: 
     play(act, reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_good_code_without_any_entry_proves_nothing() -> None:
+def test_a_success_code_without_any_entry_proves_nothing() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.a.forged.append(batch_reply())
@@ -305,7 +312,7 @@ def test_a_good_code_without_any_entry_proves_nothing() -> None:
     play(act, reads_batches=True)
 
 
-def test_late_batches_of_a_cancelled_transfer_are_nobody_elses() -> None:
+def test_late_batches_of_a_cancelled_transfer_are_ignored() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(60))
         scene.a.may_answer.clear()
@@ -325,7 +332,7 @@ def test_late_batches_of_a_cancelled_transfer_are_nobody_elses() -> None:
     play(act, reads_batches=True)
 
 
-# --- Runs --------------------------------------------------------------------------------------
+# --- Runs -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -348,10 +355,10 @@ def test_the_length_of_a_run(entry_ids: list[int], start: int, count_max: int, l
     [
         pytest.param(range(10), True, id="all in a row"),
         pytest.param([1, 2, 4, 5], True, id="pairs"),
-        pytest.param([2, 4, 5, 7, 8], True, id="pairs after half of one"),
+        pytest.param([2, 4, 5, 7, 8], True, id="pairs in the second part"),
         pytest.param([1, 4, 7], False, id="each on its own"),
-        pytest.param([3], False, id="a single one"),
-        pytest.param([], False, id="none"),
+        pytest.param([3], False, id="a single entry"),
+        pytest.param([], False, id="no entry"),
     ],
 )
 def test_runs_of_two_are_worth_batches(entry_ids: list[int], is_worth_it: bool) -> None:

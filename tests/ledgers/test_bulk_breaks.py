@@ -1,4 +1,4 @@
-"""The bulk path where bookies break off, fall silent, or cannot be reached."""
+"""The bulk path with bookies that break connections, do not answer, or cannot be reached."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ from tests.ledgers.bulk_cases import LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
 
 
 @pytest.mark.parametrize("answer_count", [0, 1, 17, 60])
-def test_a_broken_source_fails_all_it_had_not_given_at_once(answer_count: int) -> None:
+def test_a_broken_source_fails_its_open_reads_at_once(answer_count: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(1_000))
         scene.a.answers_before_reset = answer_count
@@ -46,7 +46,7 @@ def test_a_broken_target_leaves_the_rest_unwritten_at_once(answer_count: int) ->
     play(act)
 
 
-def test_a_bookie_whose_host_no_name_can_be_is_unknown() -> None:
+def test_a_bookie_with_an_impossible_host_name_is_unknown() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         misnamed.add(scene.a.bookie_id)
@@ -86,7 +86,7 @@ def test_a_bookie_that_cannot_be_reached_is_unknown() -> None:
     play(act)
 
 
-def test_a_target_that_cannot_be_reached_is_said_so_without_reading() -> None:
+def test_an_unreachable_target_is_reported_without_any_read() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         await scene.target.stop()
@@ -106,7 +106,7 @@ def test_a_target_that_cannot_be_reached_is_said_so_without_reading() -> None:
 
 
 @pytest.mark.parametrize("bookie_id", ["somebody", "host:", ":3181", "host:port"])
-def test_a_bookie_without_address_is_unknown(bookie_id: str) -> None:
+def test_a_bookie_without_an_address_is_unknown(bookie_id: str) -> None:
     async def act(scene: Scene) -> None:
         reads = {BookieId(bookie_id): range(3)}
 
@@ -118,7 +118,7 @@ def test_a_bookie_without_address_is_unknown(bookie_id: str) -> None:
 
 
 @pytest.mark.compat("G22", verdict="better")
-def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
+def test_an_unresponsive_source_times_out_and_is_disconnected() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(200))
         scene.a.may_answer.clear()
@@ -137,7 +137,7 @@ def test_a_silent_source_is_given_up_and_its_connection_dropped() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
+def test_an_unresponsive_target_times_out_and_is_disconnected() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(200))
         scene.target.may_answer.clear()
@@ -155,14 +155,14 @@ def test_a_silent_target_is_given_up_and_its_connection_dropped() -> None:
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
-def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> None:
+def test_an_entry_without_a_reply_fails_only_its_transfer(operation: int) -> None:
     """The bookie answers others all the while, so that the connection is good."""
 
     async def act(scene: Scene) -> None:
         scene.fill(range(50))
         scene.fill(range(10), ledger_id=8)
-        silent = scene.a if operation == READ else scene.target
-        silent.never_answers.add((LEDGER_ID, 20))
+        unresponsive = scene.a if operation == READ else scene.target
+        unresponsive.never_answers.add((LEDGER_ID, 20))
         async with asyncio.TaskGroup() as group:
             running = group.create_task(scene.run(scene.halves(50)))
             while not running.done():
@@ -175,13 +175,13 @@ def test_one_entry_without_a_reply_fails_its_transfer_alone(operation: int) -> N
         else:
             assert result.unwritten == {20}
             assert isinstance(result.target_error, UnavailableError)
-        assert silent.connection_count == 1
+        assert unresponsive.connection_count == 1
 
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
-def test_a_stalled_transfer_does_not_take_a_fresh_one_with_it(operation: int) -> None:
+def test_a_stalled_transfer_does_not_fail_a_newer_one(operation: int) -> None:
     """Nothing arrives at all, but the second has waited for a moment only."""
 
     async def act(scene: Scene) -> None:
@@ -208,7 +208,7 @@ def test_a_stalled_transfer_does_not_take_a_fresh_one_with_it(operation: int) ->
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
+def test_credit_of_an_unanswered_entry_returns_in_time() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(50))
         scene.fill(range(10), ledger_id=8)
@@ -224,7 +224,7 @@ def test_credit_of_an_entry_never_answered_comes_back_in_time() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_slow_entry_that_moves_is_waited_for() -> None:
+def test_a_slow_entry_that_makes_progress_is_waited_for() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         async with asyncio.TaskGroup() as group:
@@ -242,7 +242,7 @@ def test_a_slow_entry_that_moves_is_waited_for() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_bookie_that_came_back_is_asked_again() -> None:
+def test_a_bookie_that_returned_is_asked_again() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         await scene.run(scene.halves(10))
@@ -258,7 +258,7 @@ def test_a_bookie_that_came_back_is_asked_again() -> None:
     play(act)
 
 
-def test_a_target_that_broke_while_it_took_nothing_is_written_to_again() -> None:
+def test_a_target_that_broke_while_blocked_is_written_to_again() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(40), payload=bytes(500_000))
         scene.target.is_reading.clear()
@@ -279,7 +279,7 @@ def test_a_target_that_broke_while_it_took_nothing_is_written_to_again() -> None
     play(act, writes_bytes_max=1_000_000)
 
 
-def test_a_bookie_that_went_away_is_not_stormed() -> None:
+def test_a_bookie_that_disappeared_gets_few_connections() -> None:
     attempts: list[BookieId] = []
 
     async def act(scene: Scene) -> None:
@@ -301,7 +301,7 @@ def test_a_bookie_that_went_away_is_not_stormed() -> None:
     play(act, resolve=resolve)
 
 
-def test_silence_is_noticed_after_a_time_without_any_connection() -> None:
+def test_missing_replies_are_noticed_after_a_time_unconnected() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         await scene.run(scene.halves(10))
@@ -319,8 +319,8 @@ def test_silence_is_noticed_after_a_time_without_any_connection() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_bookie_that_accepts_and_drops_is_not_stormed() -> None:
-    """As one does while it replays its journal."""
+def test_a_bookie_that_accepts_and_drops_gets_few_connections() -> None:
+    """A bookie does this while it replays its journal."""
 
     async def act(scene: Scene) -> None:
         scene.fill(range(10))

@@ -1,4 +1,4 @@
-"""The bulk path where a copy's transfer asks for more than it writes (``Transfer.checks``)."""
+"""The bulk path where a copy's transfer reads more than it writes (``Transfer.checks``)."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ both_ways = pytest.mark.parametrize("reads_batches", [False, True], ids=["single
 
 @both_ways
 @pytest.mark.parametrize("asked", [[0, 9], range(10)], ids=["ends", "all"])
-def test_what_is_only_to_be_checked_is_verified_and_not_written(
+def test_entries_to_check_are_verified_and_not_written(
     reads_batches: bool, asked: list[int]
 ) -> None:
     async def act(scene: Scene) -> None:
@@ -37,7 +37,7 @@ def test_what_is_only_to_be_checked_is_verified_and_not_written(
 
 
 @both_ways
-def test_a_check_that_fails_is_told_and_keeps_nothing_from_being_written(
+def test_a_failed_check_is_reported_and_stops_no_write(
     reads_batches: bool,
 ) -> None:
     async def act(scene: Scene) -> None:
@@ -58,7 +58,7 @@ def test_a_check_that_fails_is_told_and_keeps_nothing_from_being_written(
 
 
 @both_ways
-def test_a_source_may_be_asked_for_some_to_write_and_others_to_check(reads_batches: bool) -> None:
+def test_a_source_may_have_entries_to_write_and_to_check(reads_batches: bool) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
 
@@ -76,7 +76,7 @@ def test_a_source_may_be_asked_for_some_to_write_and_others_to_check(reads_batch
     play(act, reads_batches=reads_batches)
 
 
-def test_a_silent_check_is_given_up_and_what_is_to_be_written_is_written() -> None:
+def test_an_unanswered_check_times_out_and_the_writes_are_made() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.b.may_answer.clear()
@@ -95,7 +95,7 @@ def test_a_silent_check_is_given_up_and_what_is_to_be_written_is_written() -> No
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_with_a_broken_target_what_was_not_checked_yet_is_unknown() -> None:
+def test_a_broken_target_makes_unchecked_entries_unknown() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.b.may_answer.clear()

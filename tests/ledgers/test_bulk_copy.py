@@ -1,4 +1,4 @@
-"""The bulk path where bookies do as they should: every entry arrives."""
+"""The bulk path with bookies that work correctly: every entry arrives."""
 
 import asyncio
 import itertools
@@ -31,7 +31,7 @@ def test_entries_of_several_sources_arrive_at_the_target() -> None:
     "TestLedgerFragmentReplicationWithMock.testRecoverLedgerFragmentEntrySendRightRequestWithFlag",
     verdict="same",
 )
-def test_adds_carry_the_recovery_flag_alone_and_the_ledgers_key() -> None:
+def test_adds_carry_only_the_recovery_flag_and_the_ledgers_key() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(3))
 
@@ -55,7 +55,7 @@ def test_without_a_target_entries_are_only_verified() -> None:
     play(act)
 
 
-def test_nothing_asked_is_nothing_done() -> None:
+def test_an_empty_transfer_makes_no_connection() -> None:
     async def act(scene: Scene) -> None:
         result = await scene.run(scene.halves(0))
 
@@ -119,7 +119,7 @@ def test_entries_written_by_java_are_good(case: dict[str, str | int]) -> None:
         pytest.param(128 * 1024 - 64, id="where a frame just fits the shared buffer's part"),
         pytest.param(128 * 1024 - 63, id="where it just does not"),
         pytest.param(600_000, id="longer than the receive buffer"),
-        pytest.param(5_242_816, id="the largest that a bookie takes"),
+        pytest.param(5_242_816, id="the largest that a bookie accepts"),
     ],
 )
 def test_entries_of_every_size_arrive(payload_bytes: int) -> None:
@@ -210,7 +210,7 @@ def test_two_transfers_of_one_ledger_do_not_mix_up_their_replies() -> None:
     play(act, other_count=1)
 
 
-def test_two_transfers_of_the_same_entries_to_one_target_both_end() -> None:
+def test_equal_transfers_to_one_target_all_end() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
 
@@ -242,7 +242,7 @@ def test_a_bookie_may_be_source_and_target_at_once() -> None:
     play(act)
 
 
-def test_totals_count_what_was_read_and_written() -> None:
+def test_totals_count_entries_read_and_written() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         del scene.a.entries[LEDGER_ID, 4]

@@ -1,4 +1,4 @@
-"""The bulk path where bookies refuse or lie: what it says of each entry."""
+"""The bulk path with bookies that refuse or lie: the result of each entry."""
 
 import asyncio
 import random
@@ -31,11 +31,11 @@ from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
         pytest.param(102, Answer.UNKNOWN, id="unauthorised"),
         pytest.param(106, Answer.UNKNOWN, id="too many requests"),
         pytest.param(107, Answer.UNKNOWN, id="in limbo, which is no no"),
-        pytest.param(-5, Answer.UNKNOWN, id="a code nobody knows"),
+        pytest.param(-5, Answer.UNKNOWN, id="an unknown code"),
     ],
 )
 @pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "check"])
-def test_a_read_reply_means_what_its_code_says(code: int, answer: Answer, is_copy: bool) -> None:
+def test_the_code_of_a_read_reply_decides(code: int, answer: Answer, is_copy: bool) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(40))
         scene.a.read_codes = {(LEDGER_ID, entry_id): code for entry_id in (0, 10, 12, 38)}
@@ -72,7 +72,7 @@ def test_all_entries_may_be_missing() -> None:
         pytest.param(104, FencedError, id="deleted there before"),
         pytest.param(105, ReadOnlyError, id="read-only"),
         pytest.param(106, BusyError, id="too many requests"),
-        pytest.param(999, UnavailableError, id="a code nobody knows"),
+        pytest.param(999, UnavailableError, id="an unknown code"),
     ],
 )
 def test_a_target_that_refuses_ends_the_transfer_with_its_reason(
@@ -127,7 +127,9 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_source_that_lies_loses_its_connection_and_nothing_else_suffers(lie: bytes) -> None:
+def test_a_source_that_lies_loses_its_connection(lie: bytes) -> None:
+    """No other transfer suffers."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(200))
         scene.fill(range(200), ledger_id=8)
@@ -150,7 +152,7 @@ def test_a_source_that_lies_loses_its_connection_and_nothing_else_suffers(lie: b
     play(act)
 
 
-def test_good_entries_before_a_lie_in_the_same_arrival_count() -> None:
+def test_good_entries_before_a_lie_in_the_same_packet_count() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(30))
         scene.a.may_answer.clear()
@@ -178,7 +180,7 @@ def test_good_entries_before_a_lie_in_the_same_arrival_count() -> None:
         pytest.param(random.Random(2).randbytes(5_000), id="noise"),
     ],
 )
-def test_a_target_that_lies_fails_what_it_had_not_acknowledged(lie: bytes) -> None:
+def test_a_target_that_lies_fails_its_unacknowledged_entries(lie: bytes) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(200))
         scene.target.forged.append(lie)
@@ -193,7 +195,7 @@ def test_a_target_that_lies_fails_what_it_had_not_acknowledged(lie: bytes) -> No
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
-def test_replies_that_nobody_asked_for_are_ignored(operation: int) -> None:
+def test_unrequested_replies_are_ignored(operation: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(50))
         liar = scene.a if operation == READ else scene.target
@@ -227,7 +229,7 @@ def test_every_reply_may_come_twice() -> None:
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
-def test_a_flood_of_unasked_replies_ends_the_connection(operation: int) -> None:
+def test_a_flood_of_unrequested_replies_ends_the_connection(operation: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2))
         liar = scene.a if operation == READ else scene.target
@@ -245,7 +247,7 @@ def test_a_flood_of_unasked_replies_ends_the_connection(operation: int) -> None:
 
 
 @pytest.mark.parametrize("operation", [READ, ADD])
-def test_many_unasked_replies_among_good_ones_are_no_flood(operation: int) -> None:
+def test_many_unrequested_replies_among_good_ones_are_no_flood(operation: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(200))
         liar = scene.a if operation == READ else scene.target
@@ -276,7 +278,7 @@ def test_a_reply_with_another_entry_inside_is_a_mismatch() -> None:
     play(act)
 
 
-def test_codes_are_said_with_the_ids_a_reader_needs() -> None:
+def test_codes_are_reported_with_the_ids_a_reader_needs() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(4))
         scene.target.add_codes[LEDGER_ID, 3] = 104

@@ -1,4 +1,5 @@
-"""The bulk path's bytes against BookKeeper's own, and its digest checks against the plain one."""
+"""The bulk path's bytes compared with BookKeeper's, and its digest checks compared with the plain
+one."""
 
 import itertools
 
@@ -60,9 +61,8 @@ def test_a_read_reply_becomes_javas_recovery_add(name: str) -> None:
 
 @pytest.mark.parametrize("digest_type", DigestType)
 @pytest.mark.parametrize("payload", [b"", b"payload", bytes(300)], ids=len)
-def test_the_checks_find_every_changed_byte_that_the_plain_check_finds(
-    digest_type: DigestType, payload: bytes
-) -> None:
+def test_the_fast_check_finds_every_changed_byte(digest_type: DigestType, payload: bytes) -> None:
+    """The plain check of the digest finds them too."""
     digest = EntryDigest(digest_type, b"foobar")
     check = digest_check(digest)
     entry = digest.pack(ledger_id=3, entry_id=9, lac=8, length=77, payload=payload)

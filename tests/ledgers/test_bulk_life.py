@@ -16,7 +16,7 @@ async def _cancelled(task: asyncio.Task[object]) -> None:
     assert task.cancelled()
 
 
-def test_a_cancelled_transfer_asks_nothing_more() -> None:
+def test_a_cancelled_transfer_sends_no_further_request() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(5_000))
         running = asyncio.create_task(scene.run(scene.halves(5_000)))
@@ -30,9 +30,8 @@ def test_a_cancelled_transfer_asks_nothing_more() -> None:
     play(act)
 
 
-def test_a_cancelled_transfer_keeps_its_credit_only_until_the_bookie_is_done() -> None:
-    """The bookie is still at work on what was asked: its budget must not be spent twice (rule
-    S10)."""
+def test_a_cancelled_transfer_keeps_its_credit_until_the_reply() -> None:
+    """The bookie still works on the requests: rule S10 bounds them."""
 
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
@@ -52,8 +51,8 @@ def test_a_cancelled_transfer_keeps_its_credit_only_until_the_bookie_is_done() -
     play(act)
 
 
-def test_late_replies_to_a_cancelled_transfer_are_nobody_elses() -> None:
-    """The first check saw the entry missing; since then it was written."""
+def test_late_replies_to_a_cancelled_transfer_are_ignored() -> None:
+    """The first check saw the entry missing; it was written afterwards."""
 
     async def act(scene: Scene) -> None:
         check = scene.halves(0, reads={scene.a.bookie_id: range(10)}, target=None)
@@ -76,7 +75,7 @@ def test_late_replies_to_a_cancelled_transfer_are_nobody_elses() -> None:
     play(act)
 
 
-def test_late_acknowledgements_of_a_cancelled_transfer_are_nobody_elses() -> None:
+def test_late_acknowledgements_of_a_cancelled_one_are_ignored() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.target.may_answer.clear()
@@ -117,7 +116,7 @@ def test_cancelling_one_of_many_disturbs_no_other() -> None:
     play(act)
 
 
-def test_cancelled_while_connecting() -> None:
+def test_a_transfer_may_be_cancelled_while_it_connects() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         running = asyncio.create_task(scene.run(scene.halves(10)))
@@ -132,7 +131,7 @@ def test_cancelled_while_connecting() -> None:
     play(act)
 
 
-def test_paused_nothing_more_is_read_and_resumed_all_goes_on() -> None:
+def test_a_pause_stops_reads_and_everything_continues_after_it() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(1_000))
         async with asyncio.TaskGroup() as group:
@@ -153,7 +152,7 @@ def test_paused_nothing_more_is_read_and_resumed_all_goes_on() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_closing_ends_what_runs_as_unknown() -> None:
+def test_closing_ends_running_transfers_as_unknown() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         scene.a.may_answer.clear()
@@ -193,7 +192,7 @@ def test_closing_ends_a_connection_attempt() -> None:
     verdict="other",
     why="the answer counts as unknown, so no ledger is shortened or unmarked",
 )
-def test_after_closing_nothing_is_known_of_any_entry() -> None:
+def test_after_closing_all_entries_are_unknown() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         await scene.bulk.close()
@@ -235,7 +234,7 @@ def test_a_bookie_in_steady_use_keeps_its_connection() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_the_same_transfer_may_be_run_again_after_a_failure() -> None:
+def test_the_same_transfer_may_run_again_after_a_failure() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(20))
         transfer = scene.halves(20)
@@ -252,10 +251,10 @@ def test_the_same_transfer_may_be_run_again_after_a_failure() -> None:
     play(act)
 
 
-# --- Sources that are slow to answer -----------------------------------------------------------
+# --- Sources that are slow to answer --------------------------------------------------------------
 
 
-def test_a_silent_source_is_given_up_soon_where_there_are_others() -> None:
+def test_an_unresponsive_source_with_others_times_out_early() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         scene.a.may_answer.clear()
@@ -276,7 +275,9 @@ def test_a_silent_source_is_given_up_soon_where_there_are_others() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_only_a_silence_as_long_as_the_time_out_is_told_of() -> None:
+def test_only_the_full_timeout_is_reported() -> None:
+    """A source that was given up early is not."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.a.may_answer.clear()
@@ -293,9 +294,9 @@ def test_only_a_silence_as_long_as_the_time_out_is_told_of() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_source_that_cannot_be_connected_to_counts_as_silent_and_one_that_refuses_does_not() -> (
-    None
-):
+def test_an_unreachable_source_counts_as_unresponsive() -> None:
+    """A source that refuses does not."""
+
     async def act(scene: Scene) -> None:
         scene.b.put(DIGEST, LEDGER_ID, range(10), b"p")  # ``a`` has none of them
         await scene.b.stop()
@@ -308,7 +309,7 @@ def test_a_source_that_cannot_be_connected_to_counts_as_silent_and_one_that_refu
     play(act)
 
 
-def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:
+def test_a_delayed_loop_does_not_make_sources_unresponsive() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(10))
         scene.a.may_answer.clear()
@@ -325,7 +326,9 @@ def test_a_loop_that_was_held_up_does_not_take_its_sources_for_silent() -> None:
     play(act, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_a_source_that_broke_is_ailing_for_a_while_or_until_it_registers_anew() -> None:
+def test_a_broken_source_is_unhealthy_for_a_while() -> None:
+    """Or until it registers again."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(100))
         source_health = scene.bulk.source_health
@@ -346,7 +349,7 @@ def test_a_source_that_broke_is_ailing_for_a_while_or_until_it_registers_anew() 
     play(act)
 
 
-def test_what_waits_at_a_source_is_part_of_its_standing() -> None:
+def test_bytes_waiting_at_a_source_belong_to_its_health() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(1_000))
         scene.a.may_answer.clear()

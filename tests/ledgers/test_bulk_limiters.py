@@ -1,4 +1,4 @@
-"""The pace of copying, and the memory of the process: what lets entries on their way, and in which
+"""The rate limits of copying and the memory of the process: which entries are admitted, in which
 order."""
 
 import asyncio
@@ -24,7 +24,8 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A read part that always requests more entries of one size. It is its own transfer state."""
+    """A part of a transfer that always requests more entries of one size. It is its own transfer
+    state."""
 
     pace: RateLimiter
     second_pace: RateLimiter | None = None
@@ -35,7 +36,7 @@ class Copying:
     is_small: bool = False
     """It wants no more than the first it gets."""
     passages: list[tuple[float, int]] = field(default_factory=list)
-    """When how many were let through."""
+    """The entries that were let through, with the time."""
 
     @property
     def state(self) -> "Copying":
@@ -78,7 +79,7 @@ async def copied_in_a_minute(*copyings: Copying) -> None:
     [
         pytest.param({"entries_per_s": 100, "bytes_per_s": 0}, 1, 100, id="entries"),
         pytest.param({"entries_per_s": 0, "bytes_per_s": 50_000}, 100, 500, id="bytes"),
-        pytest.param({"entries_per_s": 9, "bytes_per_s": 50_000}, 100, 9, id="the scarcer one"),
+        pytest.param({"entries_per_s": 9, "bytes_per_s": 50_000}, 100, 9, id="the scarcer limit"),
         pytest.param({"entries_per_s": 1, "bytes_per_s": 0}, 100, 1, id="one entry a second"),
         pytest.param(
             {"entries_per_s": 0, "bytes_per_s": 1_000}, 5_000, 0.2, id="entries beyond a burst"
@@ -86,7 +87,7 @@ async def copied_in_a_minute(*copyings: Copying) -> None:
     ],
 )
 @in_virtual_time
-async def test_copying_keeps_to_its_pace(
+async def test_copying_obeys_its_rate_limit(
     limits: dict[str, int], entry_bytes: int, entries_per_s: float
 ) -> None:
     pace = RateLimiter()
@@ -100,7 +101,7 @@ async def test_copying_keeps_to_its_pace(
 
 
 @in_virtual_time
-async def test_what_was_not_used_is_not_saved_up_beyond_a_fraction_of_a_second() -> None:
+async def test_unused_rate_is_saved_for_a_fraction_of_a_second_only() -> None:
     pace = RateLimiter()
     pace.set(entries_per_s=1_000, bytes_per_s=0)
     copying = Copying(pace)
@@ -113,7 +114,7 @@ async def test_what_was_not_used_is_not_saved_up_beyond_a_fraction_of_a_second()
 
 
 @in_virtual_time
-async def test_a_pace_counts_what_entries_turned_out_to_weigh() -> None:
+async def test_the_rate_counts_the_real_size_of_entries() -> None:
     pace = RateLimiter()
     pace.set(entries_per_s=0, bytes_per_s=10_000)
     copying = Copying(pace, quantum=1)
@@ -130,7 +131,7 @@ async def test_a_pace_counts_what_entries_turned_out_to_weigh() -> None:
 
 
 @in_virtual_time
-async def test_entries_that_were_not_given_are_not_counted() -> None:
+async def test_missing_entries_do_not_count() -> None:
     pace = RateLimiter()
     pace.set(entries_per_s=10, bytes_per_s=0)
     copying = Copying(pace, quantum=1)
@@ -145,7 +146,7 @@ async def test_entries_that_were_not_given_are_not_counted() -> None:
 
 
 @in_virtual_time
-async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> None:
+async def test_a_rate_may_be_changed_and_removed_while_copies_wait() -> None:
     pace = RateLimiter()
     pace.set(entries_per_s=1, bytes_per_s=0)
     copying = Copying(pace)
@@ -165,7 +166,7 @@ async def test_a_pace_may_be_changed_and_lifted_while_copies_wait_for_it() -> No
 
 
 @in_virtual_time
-async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
+async def test_all_copies_make_progress_at_a_low_rate() -> None:
     pace = RateLimiter()
     pace.set(entries_per_s=100, bytes_per_s=0)
     copyings = [Copying(pace) for _ in range(7)]
@@ -177,12 +178,12 @@ async def test_all_copies_get_their_turn_at_a_narrow_pace() -> None:
 
 
 def pace_of_adds() -> RateLimiter:
-    """To a bookie whose clients are active."""
+    """Return the limiter of adds to a bookie with active clients."""
     return BookieFlow(flow_limits(Activity.ACTIVE, yields=True, sharer_count=1)).adds
 
 
 @in_virtual_time
-async def test_beside_clients_entries_are_added_in_small_bursts() -> None:
+async def test_with_active_clients_entries_are_added_in_small_bursts() -> None:
     copying = Copying(pace_of_adds(), quantum=60)
 
     await copied_in_a_minute(copying)
@@ -195,7 +196,7 @@ async def test_beside_clients_entries_are_added_in_small_bursts() -> None:
 
 
 @in_virtual_time
-async def test_beside_clients_bytes_count_where_entries_are_large() -> None:
+async def test_with_active_clients_bytes_count_for_large_entries() -> None:
     copying = Copying(pace_of_adds(), expected_bytes=65_536, quantum=60)
 
     await copied_in_a_minute(copying)
@@ -205,7 +206,8 @@ async def test_beside_clients_bytes_count_where_entries_are_large() -> None:
 
 
 @in_virtual_time
-async def test_beside_clients_a_small_transfer_counts_for_what_it_costs_besides() -> None:
+async def test_with_active_clients_small_transfers_count_for_more() -> None:
+    """For what they cost besides their entries."""
     pace = pace_of_adds()
     transfers = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
 
@@ -217,7 +219,7 @@ async def test_beside_clients_a_small_transfer_counts_for_what_it_costs_besides(
 
 
 @in_virtual_time
-async def test_small_and_large_transfers_share_a_pace() -> None:
+async def test_small_and_large_transfers_share_a_rate() -> None:
     pace = pace_of_adds()
     large = Copying(pace, quantum=60)
     small = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
@@ -229,10 +231,10 @@ async def test_small_and_large_transfers_share_a_pace() -> None:
     assert taken == pytest.approx(SHARED_ADDS_PER_S * MINUTE_S, rel=0.02)
 
 
-# --- In transfers ------------------------------------------------------------------------------
+# --- In transfers ---------------------------------------------------------------------------------
 
 
-def test_a_check_is_not_held_to_the_pace_of_copying() -> None:
+def test_a_check_does_not_obey_the_rate_of_copying() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         scene.bulk.rate_limit.set(entries_per_s=1, bytes_per_s=0)
@@ -249,7 +251,7 @@ def test_a_check_is_not_held_to_the_pace_of_copying() -> None:
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_where_reads_are_paced_a_check_waits_for_its_turn_and_no_time_runs_out(
+def test_a_check_that_waits_for_a_limited_read_does_not_time_out(
     reads_batches: bool,
 ) -> None:
     async def act(scene: Scene) -> None:
@@ -268,7 +270,7 @@ def test_where_reads_are_paced_a_check_waits_for_its_turn_and_no_time_runs_out(
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_what_is_on_its_way_is_bounded_whatever_the_number_of_targets(reads_batches: bool) -> None:
+def test_bytes_in_flight_are_bounded_for_any_number_of_targets(reads_batches: bool) -> None:
     async def act(scene: Scene) -> None:
         targets = [scene.target, *scene.others]
         for number, target in enumerate(targets):
@@ -288,7 +290,7 @@ def test_what_is_on_its_way_is_bounded_whatever_the_number_of_targets(reads_batc
     play(act, memory_entries_max=40, other_count=4, reads_batches=reads_batches)
 
 
-def test_bytes_on_their_way_are_bounded_with_entries_of_any_size() -> None:
+def test_bytes_in_flight_are_bounded_with_entries_of_any_size() -> None:
     async def act(scene: Scene) -> None:
         targets = [scene.target, *scene.others]
         for number, target in enumerate(targets):
@@ -310,7 +312,7 @@ def test_bytes_on_their_way_are_bounded_with_entries_of_any_size() -> None:
     play(act, memory_bytes_max=550_000, other_count=4)
 
 
-def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
+def test_checks_and_copies_both_progress_while_memory_is_short() -> None:
     async def act(scene: Scene) -> None:
         for ledger_id in range(20):
             scene.fill(range(50), ledger_id=ledger_id)
@@ -332,10 +334,10 @@ def test_checks_and_copies_get_their_turn_while_memory_is_short() -> None:
     [
         pytest.param(True, True, "adds", id="adds"),
         pytest.param(True, False, "reads", id="reads"),
-        pytest.param(False, False, "single_reads", id="reads one by one"),
+        pytest.param(False, False, "single_reads", id="single reads"),
     ],
 )
-def test_copies_keep_to_what_each_bookie_is_asked_for(
+def test_copies_obey_the_limits_of_each_bookie(
     in_runs: bool, of_target: bool, pace_name: str
 ) -> None:
     count = 100
@@ -358,7 +360,8 @@ def test_copies_keep_to_what_each_bookie_is_asked_for(
     play(act, reads_batches=True)
 
 
-def test_copies_of_large_entries_keep_to_a_pace_in_bytes_beside_clients() -> None:
+def test_copies_of_large_entries_obey_a_limit_in_bytes() -> None:
+    """With active clients."""
     count, entry_bytes = 300, 100_000
 
     async def act(scene: Scene) -> None:
@@ -374,7 +377,7 @@ def test_copies_of_large_entries_keep_to_a_pace_in_bytes_beside_clients() -> Non
     play(act, yields=True)
 
 
-def test_copies_that_wait_go_on_at_once_when_clients_no_longer_go_first() -> None:
+def test_waiting_copies_continue_when_clients_lose_priority() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         adds = scene.bulk.flow.of(scene.target.bookie_id).adds
@@ -391,7 +394,7 @@ def test_copies_that_wait_go_on_at_once_when_clients_no_longer_go_first() -> Non
     play(act, yields=True)
 
 
-def test_copies_that_wait_go_on_at_once_when_clients_are_gone() -> None:
+def test_waiting_copies_continue_when_clients_have_stopped() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         scene.bulk.flow.of(scene.target.bookie_id).adds.set(entries_per_s=1, bytes_per_s=0)

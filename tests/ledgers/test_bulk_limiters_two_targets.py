@@ -1,4 +1,4 @@
-"""Gates that transfers to two targets share, and windows that each target has of its own."""
+"""Limiters that transfers to two targets share, and the separate window of each target."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -11,13 +11,13 @@ from tests.replication.cluster import in_virtual_time
 QUANTUM = 16
 ENTRY_BYTES = 1_000
 PACE_PER_S = 12_000
-"""Of an operator, for all targets together."""
+"""An operator's rate limit for all targets together."""
 
 
 @dataclass(slots=True, eq=False)
 class Copying:
-    """A read part without end. Its target acknowledges entries after a while. It is its own transfer
-    state."""
+    """A part of a transfer without end, whose target acknowledges after a while. It is its own
+    transfer state."""
 
     chain: LimiterChain
     reply_s: float
@@ -58,14 +58,15 @@ class Copying:
     [
         pytest.param((40, 40), 62, 0.01, id="as many to each"),
         pytest.param((40, 40), QUANTUM, 0.01, id="a window of one turn"),
-        pytest.param((80, 20), 32, 0.02, id="a few to the slow one"),
-        pytest.param((50, 50), 250, 0.05, id="a target that is far away"),
+        pytest.param((80, 20), 32, 0.02, id="a few to the slow target"),
+        pytest.param((50, 50), 250, 0.05, id="a distant target"),
     ],
 )
 @in_virtual_time
-async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up_the_pace(
+async def test_a_small_window_is_not_starved_by_another_target(
     copying_counts: tuple[int, int], slow_window: int, slow_reply_s: float
 ) -> None:
+    """The other target uses the whole rate."""
     pace = RateLimiter()
     pace.set(entries_per_s=PACE_PER_S, bytes_per_s=0)
     memory = WindowLimiter(Window(count_max=32_768, bytes_max=32 << 20))
@@ -90,9 +91,11 @@ async def test_a_target_whose_window_is_small_is_not_starved_by_one_that_uses_up
     assert slow_rate > 0.15 * min(could_s, PACE_PER_S / 2)
 
 
-@pytest.mark.parametrize("share", [0.6, 1.0, 1.2], ids=["more than half", "all", "more than all"])
+@pytest.mark.parametrize(
+    "share", [0.6, 1.0, 1.2], ids=["most of the window", "all", "more than all"]
+)
 @in_virtual_time
-async def test_an_entry_that_needs_most_of_a_window_gets_it_though_others_are_there(
+async def test_an_entry_that_needs_most_of_a_window_gets_it(
     share: float,
 ) -> None:
     window = WindowLimiter(Window(count_max=1_000, bytes_max=100 * ENTRY_BYTES))

@@ -1,4 +1,4 @@
-"""The bulk path's limits, and who gets his turn when (rule S10)."""
+"""The bulk path's limits, and the order in which transfers progress (rule S10)."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tests.ledgers.bulk_cases import SHORT_TIMEOUT_S, Scene, play
 
 
 @pytest.mark.parametrize("cap", [1, 2, 64])
-def test_reads_in_flight_stay_within_the_cap_over_all_transfers(cap: int) -> None:
+def test_reads_in_flight_are_bounded_over_all_transfers(cap: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(300))
         scene.a.may_answer.clear()
@@ -28,7 +28,7 @@ def test_reads_in_flight_stay_within_the_cap_over_all_transfers(cap: int) -> Non
     play(act, reads_in_flight_max=cap)
 
 
-def test_the_cap_may_be_lowered_while_transfers_run() -> None:
+def test_the_bound_may_be_lowered_while_transfers_run() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
         async with asyncio.TaskGroup() as group:
@@ -45,7 +45,7 @@ def test_the_cap_may_be_lowered_while_transfers_run() -> None:
     play(act)
 
 
-def test_the_budget_is_shared_with_the_control_path() -> None:
+def test_the_budget_is_shared_with_single_requests() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         budget = scene.budgets.reads(scene.a.bookie_id)
@@ -60,7 +60,7 @@ def test_the_budget_is_shared_with_the_control_path() -> None:
     play(act, reads_in_flight_max=10)
 
 
-def test_a_transfer_waits_until_the_control_path_gives_credit_back() -> None:
+def test_a_transfer_waits_for_the_credit_of_single_requests() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(20))
         budget = scene.budgets.reads(scene.a.bookie_id)
@@ -79,7 +79,7 @@ def test_a_transfer_waits_until_the_control_path_gives_credit_back() -> None:
     play(act, reads_in_flight_max=4, timeout_s=SHORT_TIMEOUT_S)
 
 
-def test_the_control_path_gets_its_turn_while_a_transfer_runs() -> None:
+def test_single_requests_get_their_turn_while_a_transfer_runs() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
         budget = scene.budgets.reads(scene.a.bookie_id)
@@ -94,7 +94,9 @@ def test_the_control_path_gets_its_turn_while_a_transfer_runs() -> None:
     play(act, reads_in_flight_max=4)
 
 
-def test_bytes_asked_stay_within_the_window_once_a_size_was_seen() -> None:
+def test_requested_bytes_stay_within_the_window() -> None:
+    """Once the size of an entry is known."""
+
     async def act(scene: Scene) -> None:
         entry_bytes = 500_000
         scene.fill(range(60), payload=bytes(entry_bytes - 36))
@@ -120,7 +122,7 @@ def test_a_wrong_guess_of_the_size_costs_one_quantum_at_most() -> None:
     play(act)
 
 
-def test_what_is_on_its_way_to_a_target_is_bounded() -> None:
+def test_bytes_on_their_way_to_a_target_are_bounded() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         scene.target.may_answer.clear()
@@ -136,7 +138,7 @@ def test_what_is_on_its_way_to_a_target_is_bounded() -> None:
     play(act, writes_in_flight_max=40)
 
 
-def test_a_full_target_does_not_hold_up_transfers_to_another() -> None:
+def test_a_full_target_does_not_delay_transfers_to_another() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(500))
         scene.target.may_answer.clear()
@@ -152,7 +154,7 @@ def test_a_full_target_does_not_hold_up_transfers_to_another() -> None:
     play(act, writes_in_flight_max=40, other_count=1)
 
 
-def test_those_that_wait_for_a_full_target_go_on_in_their_order() -> None:
+def test_transfers_that_wait_for_a_target_continue_in_order() -> None:
     async def act(scene: Scene) -> None:
         large, small = 100, range(200, 230)
         scene.fill(range(2_000), ledger_id=large)
@@ -174,7 +176,9 @@ def test_those_that_wait_for_a_full_target_go_on_in_their_order() -> None:
     play(act, writes_in_flight_max=20)
 
 
-def test_entries_larger_than_guessed_wait_at_the_source_not_in_memory() -> None:
+def test_unexpectedly_large_entries_wait_at_the_source() -> None:
+    """Not in memory."""
+
     async def act(scene: Scene) -> None:
         scene.fill(range(64), payload=bytes(1_000_000))
         scene.target.is_reading.clear()
@@ -212,8 +216,7 @@ def test_small_ledgers_are_not_starved_by_a_large_one() -> None:
 
 @pytest.mark.parametrize("writes_in_flight_max", [8, 500])
 def test_a_large_ledger_is_not_starved_by_small_ones(writes_in_flight_max: int) -> None:
-    """Neither at its sources nor at its target, whose window newcomers could fill again and
-    again."""
+    """Neither at its sources nor at its target, whose window newcomers could fill."""
 
     async def act(scene: Scene) -> None:
         scene.target.split_bytes_max = 28  # its window is given back bit by bit
@@ -239,7 +242,7 @@ def test_a_large_ledger_is_not_starved_by_small_ones(writes_in_flight_max: int) 
 
 
 def test_large_entries_take_turns_one_by_one() -> None:
-    """A quantum is limited in bytes too: a few large entries weigh as much as many small ones."""
+    """A few large entries weigh as much as many small ones."""
 
     async def act(scene: Scene) -> None:
         large, small = range(100, 104), range(200, 204)

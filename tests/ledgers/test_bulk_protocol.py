@@ -1,5 +1,4 @@
-"""What is kept of an incomplete frame, and what is not believed of its length before anybody has
-judged it."""
+"""The buffers of incomplete frames: no length is believed before it is checked."""
 
 import asyncio
 
@@ -10,7 +9,7 @@ from ledgers.bulk.frames import BATCH_REPLY_BYTES
 
 
 class Judge:
-    """Takes no frame, and judges its head once all of it is there, as the longest there is."""
+    """Accepts no frame, and accepts a complete head as that of the longest possible frame."""
 
     def __init__(self) -> None:
         self.ends: list[int] = []
@@ -33,7 +32,7 @@ def feed(inbox: BulkProtocol, data: bytes) -> None:
 
 @pytest.mark.parametrize("byte_count", range(4, BATCH_REPLY_BYTES))
 @pytest.mark.parametrize("length", [0x7FFF_FFFF, -1])
-def test_no_room_is_made_for_a_length_that_nobody_has_judged(byte_count: int, length: int) -> None:
+def test_no_buffer_is_allocated_for_an_unchecked_length(byte_count: int, length: int) -> None:
     inbox = BulkProtocol(judge := Judge(), ReceiveBuffer())
     head = length.to_bytes(4, "big", signed=True)
 
@@ -45,7 +44,7 @@ def test_no_room_is_made_for_a_length_that_nobody_has_judged(byte_count: int, le
     assert judge.ends == [byte_count, byte_count + len(more)]
 
 
-def test_a_long_frame_is_completed_in_a_buffer_of_its_own() -> None:
+def test_a_long_frame_is_completed_in_its_own_buffer() -> None:
     inbox = BulkProtocol(Judge(), ReceiveBuffer())
 
     feed(inbox, (1_000_000).to_bytes(4, "big") + bytes(BATCH_REPLY_BYTES))

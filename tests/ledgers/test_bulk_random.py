@@ -1,5 +1,5 @@
-"""The bulk path under everything at once, drawn from a seed. What must hold stands in
-``Scene.check``."""
+"""The bulk path under all faults at once, drawn from a seed. ``Scene.check`` says what must
+hold."""
 
 import asyncio
 import random
@@ -17,7 +17,7 @@ TRANSFERS = 120
 
 
 def _spoil(scene: Scene, chance: random.Random) -> None:
-    """Give every bookie entries that are missing, damaged or refused."""
+    """Give every bookie missing, damaged or refused entries."""
     for bookie in (scene.a, scene.b):
         for key in chance.sample(sorted(bookie.entries), 100):
             match chance.randrange(3):
@@ -58,10 +58,10 @@ def _strike(bookie: FakeBookie, chance: random.Random) -> None:
 @pytest.mark.parametrize("is_stormy", [False, True], ids=["calm", "stormy"])
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_each_entry_has_one_true_end(
+def test_each_entry_has_one_true_result_under_random_faults(
     seed: int, is_stormy: bool, reads_batches: bool
 ) -> None:
-    """Calm: entries are bad and callers leave. Stormy: connections break, too, and bookies lie."""
+    """Calm: entries are damaged, callers leave. Stormy: connections break too, and bookies lie."""
     chance = random.Random(seed)
     cap = chance.choice([1, 5, 64])
 

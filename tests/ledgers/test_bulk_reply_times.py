@@ -1,26 +1,26 @@
-"""Beside clients transfers ask less of bookies that grow slow or say that they are busy."""
+"""With active clients, transfers ask less of bookies that become slow or report an overload."""
 
 import asyncio
 
 import pytest
 
 from ledgers.bulk.flow_control import START_SHARE
-from ledgers.bulk.limiters import READS_IN_FLIGHT_DEFAULT
 from ledgers.errors import BusyError
 from tests.fake_bookie import ETOOMANYREQUESTS
-from tests.ledgers.bulk_cases import LEDGER_ID, Scene, play
+from tests.ledgers.bulk_cases import LEDGER_ID, READS_IN_FLIGHT_MAX, Scene, play
 
-FIRST = READS_IN_FLIGHT_DEFAULT // START_SHARE
+FIRST = READS_IN_FLIGHT_MAX // START_SHARE
 
 
 async def asked_at_once(scene: Scene) -> int:
-    """How many reads a silent bookie is sent of a transfer that has seen what its entries weigh."""
+    """Return the number of reads sent to an unresponsive bookie by a transfer that knows its
+    entries' size."""
     await scene.settle()
     return scene.a.reads_in_flight
 
 
 @pytest.mark.parametrize(("yields", "least", "most"), [(True, 1, FIRST), (False, 64, 64)])
-def test_what_is_asked_at_first_is_a_part_of_the_cap(yields: bool, least: int, most: int) -> None:
+def test_the_first_requests_are_a_part_of_the_bound(yields: bool, least: int, most: int) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
         scene.a.may_answer.clear()
@@ -49,7 +49,7 @@ def test_the_replies_of_sources_and_targets_are_timed(reads_batches: bool) -> No
     play(act, yields=True, reads_batches=reads_batches)
 
 
-def test_a_bookie_that_is_too_busy_is_asked_for_less() -> None:
+def test_an_overloaded_source_is_asked_for_less() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(600))
         scene.a.read_codes = {(LEDGER_ID, n): ETOOMANYREQUESTS for n in range(0, 40, 2)}
@@ -69,7 +69,7 @@ def test_a_bookie_that_is_too_busy_is_asked_for_less() -> None:
     play(act, yields=True)
 
 
-def test_a_target_that_is_too_busy_is_given_less() -> None:
+def test_an_overloaded_target_is_given_less() -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(2_000))
         scene.target.add_codes[LEDGER_ID, 0] = ETOOMANYREQUESTS

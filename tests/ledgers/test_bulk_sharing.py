@@ -1,5 +1,4 @@
-"""Whose a reply is when several transfers of one ledger are on their way over the same
-connection."""
+"""Each reply reaches its transfer when several transfers of one ledger share a connection."""
 
 import asyncio
 from dataclasses import dataclass
@@ -23,14 +22,15 @@ class Slice:
         pytest.param([], (0, 9), True, id="alone"),
         pytest.param([(0, 9)], (10, 19), True, id="behind a slice that ends before"),
         pytest.param([(10, 19)], (0, 9), True, id="behind a slice that begins after"),
-        pytest.param([(0, 9)], (9, 19), False, id="behind one with the same entry"),
-        pytest.param([(5, 6)], (0, 9), False, id="behind one of entries in between"),
+        pytest.param([(0, 9)], (9, 19), False, id="behind a part with the same entry"),
+        pytest.param([(5, 6)], (0, 9), False, id="behind a part with entries in between"),
         pytest.param([(10, 19), (0, 9)], (0, 9), False, id="behind its like and another"),
     ],
 )
-def test_replies_in_a_row_are_taken_at_once_where_nobody_before_waits_for_them(
+def test_consecutive_replies_are_handled_together(
     before: list[tuple[int, int]], own: tuple[int, int], is_first: bool
 ) -> None:
+    """If no earlier part waits for them."""
     part = Slice(*own)
     parts = [*(Slice(*ids) for ids in before), part, Slice(*own)]
 
@@ -38,7 +38,7 @@ def test_replies_in_a_row_are_taken_at_once_where_nobody_before_waits_for_them(
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_slices_of_a_ledger_and_its_repeated_checks_all_get_their_own(reads_batches: bool) -> None:
+def test_slices_and_repeated_checks_get_their_own_replies(reads_batches: bool) -> None:
     async def act(scene: Scene) -> None:
         scene.fill(range(900))
 

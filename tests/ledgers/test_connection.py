@@ -1,4 +1,4 @@
-"""Replies find their requests, and a broken connection fails them all."""
+"""Replies are assigned to their requests, and a broken connection fails all of them."""
 
 import asyncio
 
@@ -33,7 +33,7 @@ from tests.ledgers.scripted_bookie import (
     v3_reply,
 )
 
-# --- Replies find their requests ---------------------------------------------------------------
+# --- Replies find their requests ------------------------------------------------------------------
 
 
 @BOTH
@@ -86,7 +86,7 @@ def test_a_refusal_is_a_reply_too(dialect: Dialect) -> None:
 
 
 @BOTH
-def test_replies_that_nobody_asked_for_are_ignored(dialect: Dialect) -> None:
+def test_unrequested_replies_are_ignored(dialect: Dialect) -> None:
     async def script(peer: Peer) -> None:
         while True:
             packet = await peer.packet()
@@ -100,7 +100,7 @@ def test_replies_that_nobody_asked_for_are_ignored(dialect: Dialect) -> None:
     assert [reply.entries for reply in run(main())] == [(b"first",)] * 3
 
 
-def test_equal_v2_requests_get_their_replies_in_turn() -> None:
+def test_equal_v2_requests_get_their_replies_in_order() -> None:
     async def script(peer: Peer) -> None:
         packets = [await peer.packet() for _ in range(2)]
         await peer.send(v2_reply(packets[0], entry=b"one"))
@@ -115,7 +115,7 @@ def test_equal_v2_requests_get_their_replies_in_turn() -> None:
 
 
 @BOTH
-def test_the_reply_to_a_cancelled_request_goes_to_nobody(dialect: Dialect) -> None:
+def test_the_reply_to_a_cancelled_request_is_dropped(dialect: Dialect) -> None:
     async def script(peer: Peer) -> None:
         packets = [await peer.packet() for _ in range(2)]
         await peer.send(dialect.reply(packets[0], Status.EOK, b"for the cancelled"))
@@ -133,7 +133,7 @@ def test_the_reply_to_a_cancelled_request_goes_to_nobody(dialect: Dialect) -> No
 
 
 @BOTH
-def test_a_thousand_requests_at_once_are_all_answered(dialect: Dialect) -> None:
+def test_a_thousand_concurrent_requests_are_all_answered(dialect: Dialect) -> None:
     async def script(peer: Peer) -> None:
         while True:
             await peer.send(dialect.reply(await peer.packet(), Status.EOK, b""))
@@ -145,7 +145,7 @@ def test_a_thousand_requests_at_once_are_all_answered(dialect: Dialect) -> None:
     assert [reply.status for reply in run(main())] == [Status.EOK] * 1000
 
 
-def test_a_reply_may_be_as_long_as_its_bookie_was_set_to_take() -> None:
+def test_a_reply_may_be_as_long_as_its_bookies_setting_allows() -> None:
     large = bytes(6_000_000)  # more than BookKeeper and Pulsar take by default
 
     async def script(peer: Peer) -> None:
@@ -159,7 +159,7 @@ def test_a_reply_may_be_as_long_as_its_bookie_was_set_to_take() -> None:
     assert run(main()).entries == (large,)
 
 
-# --- Broken connections --------------------------------------------------------------------------
+# --- Broken connections ---------------------------------------------------------------------------
 
 
 async def reset(peer: Peer) -> None:
@@ -200,7 +200,7 @@ def test_a_broken_connection_fails_its_requests_at_once(
 
 
 @BOTH
-def test_closing_fails_those_who_wait(dialect: Dialect) -> None:
+def test_closing_fails_waiting_requests(dialect: Dialect) -> None:
     async def main() -> None:
         async with connected(Peer.is_left, dialect) as connection:
             tasks = start(connection, read(0), add(1))
@@ -213,7 +213,24 @@ def test_closing_fails_those_who_wait(dialect: Dialect) -> None:
     run(main())
 
 
-def test_nobody_listens() -> None:
+def test_a_cancelled_close_does_not_disturb_the_transport() -> None:
+    """The transport reports the end of the connection afterwards."""
+    failures: list[dict[str, object]] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, told: failures.append(told))
+        async with connected(Peer.is_left, V3) as connection:
+            closing = asyncio.create_task(connection.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            await step()
+
+    run(main())
+
+    assert failures == []
+
+
+def test_a_port_without_listener_cannot_be_connected() -> None:
     async def main() -> None:
         async with scripted_bookie(Peer.is_left) as bookie:
             pass
@@ -230,7 +247,7 @@ def test_nobody_listens() -> None:
     run(main())
 
 
-def test_a_host_that_cannot_be_a_host() -> None:
+def test_an_impossible_host_name_cannot_be_connected() -> None:
     async def main() -> None:
         with pytest.raises(UnavailableError, match="host name does not resolve"):
             await Connection.open(

@@ -1,4 +1,4 @@
-"""Requests that are not answered in time, and what becomes of their connection."""
+"""Requests that are not answered in time, and the fate of their connection."""
 
 import pytest
 
@@ -47,8 +47,8 @@ def test_a_v3_request_without_an_answer_fails_alone() -> None:
     run(main())
 
 
-def test_a_v2_request_without_an_answer_takes_the_connection_along() -> None:
-    """Its late reply could be taken for that to the next equal request."""
+def test_a_v2_request_without_an_answer_ends_the_connection() -> None:
+    """Its late reply could be mistaken for that to the next equal request."""
 
     async def script(peer: Peer) -> None:
         await peer.packet()
@@ -90,8 +90,8 @@ def test_a_v2_batch_read_without_an_answer_fails_alone() -> None:
     run(main())
 
 
-def test_a_connection_that_is_silent_altogether_is_dropped() -> None:
-    """The host may be gone without a word; connecting anew finds out."""
+def test_a_completely_unresponsive_connection_is_dropped() -> None:
+    """The host may be down; a new connection would tell."""
 
     async def main() -> None:
         async with connected(Peer.is_left, V3) as connection:
@@ -109,8 +109,8 @@ def test_a_connection_that_is_silent_altogether_is_dropped() -> None:
     run(main())
 
 
-def test_silence_about_a_list_of_entries_is_no_silence() -> None:
-    """DbLedgerStorage never answers that one; the connection stays good for others."""
+def test_an_unanswered_list_does_not_make_a_bookie_unresponsive() -> None:
+    """DbLedgerStorage never answers this request; the connection stays good for others."""
 
     async def main() -> None:
         async with connected(Peer.is_left, V3) as connection:

@@ -1,4 +1,4 @@
-"""Host names that hang or fail, beside others that resolve. Real threads, because look-ups block
+"""Host names that hang or fail, beside others that resolve, with real threads because lookups block
 them."""
 
 import asyncio
@@ -20,7 +20,7 @@ HEALTHY = [f"healthy-{i}" for i in range(6)]
 
 
 class Dns:
-    """Healthy names resolve at once. Dead ones hang until the test ends."""
+    """Resolves healthy names at once. Dead ones hang until the test ends."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -41,7 +41,7 @@ def dns() -> Dns:
     return Dns()
 
 
-def test_dead_names_delay_no_healthy_one(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_names_delay_no_other(dns: Dns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_names, "LOOKUP_WAIT_S", 0.2)
 
     async def main() -> None:
@@ -59,7 +59,7 @@ def test_dead_names_delay_no_healthy_one(dns: Dns, monkeypatch: pytest.MonkeyPat
     asyncio.run(main())
 
 
-def test_callers_share_one_look_up_of_a_name(dns: Dns) -> None:
+def test_callers_share_one_lookup_of_a_name(dns: Dns) -> None:
     async def main() -> None:
         hosts = HostNames(dns)
 
@@ -89,7 +89,7 @@ def test_a_numeric_address_is_never_looked_up(dns: Dns, host: str) -> None:
     assert not dns.asked
 
 
-def test_a_known_address_is_used_while_the_name_is_looked_up_again(
+def test_a_known_address_is_used_during_the_next_lookup(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "REFRESH_S", 0.0)
@@ -108,7 +108,7 @@ def test_a_known_address_is_used_while_the_name_is_looked_up_again(
     asyncio.run(main())
 
 
-def test_a_known_address_is_kept_where_the_name_fails_later(
+def test_a_known_address_is_kept_if_the_name_fails_later(
     dns: Dns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_names, "REFRESH_S", 0.0)
@@ -125,7 +125,7 @@ def test_a_known_address_is_kept_where_the_name_fails_later(
     asyncio.run(main())
 
 
-def test_a_connection_that_fails_has_the_name_looked_up_again(dns: Dns) -> None:
+def test_a_failed_connection_causes_a_new_lookup(dns: Dns) -> None:
     async def main() -> None:
         hosts = HostNames(dns)
         with pytest.raises(ConnectionRefusedError):

@@ -1,7 +1,8 @@
-"""A writer, recoveries and faults at once, drawn from a seed: what must hold whatever happens.
+"""A writer, recoveries and faults at once, drawn from a seed.
 
-No entry that the writer was told is acknowledged is lost or changed; whoever closes or recovers the
-ledger is told the same end; and every entry up to it is on A bookies that the metadata names.
+No entry that was acknowledged to the writer is lost or changed. Every client that closes or
+recovers the ledger gets the same end. Every entry up to it is on an ack quorum of bookies that the
+metadata names.
 """
 
 import asyncio
@@ -19,17 +20,17 @@ from ledgers.reading import replicas_in
 from ledgers.store import Operation
 from ledgers.writing import LedgerWriter
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import BOOKIES, A, B, C, World
+from tests.ledgers.memory_cluster import BOOKIES, A, B, C, MemoryCluster
 from tests.virtual_time import run
 
 ENTRY_COUNT_MAX = 40
 
 
 class Race:
-    """One of them. ``acknowledged`` and ``ends`` are what the parties were told."""
+    """One race. ``acknowledged`` and ``ends`` are what the clients were told."""
 
     def __init__(self, seed: int) -> None:
-        self.random, self.world = Random(seed), World(seed=seed)
+        self.random, self.cluster = Random(seed), MemoryCluster(seed=seed)
         self.ledger_id = seed
         self.sent: list[bytes] = []
         self.acknowledged: set[int] = set()
@@ -38,8 +39,8 @@ class Race:
     async def run(self) -> LedgerMetadata:
         ensemble_size = self.random.randint(1, 5)
         write_quorum = self.random.randint(1, ensemble_size)
-        async with self.world.writer(
-            manager=self.world.new_manager(),
+        async with self.cluster.writer(
+            manager=self.cluster.new_manager(),
             ledger_id=self.ledger_id,
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
@@ -53,8 +54,8 @@ class Race:
                     parties.append(group.create_task(self._recover()))
                 await asyncio.wait(parties)
                 spoiler.cancel()
-            self._heal()
-            return await self.world.recover(self.ledger_id)
+            self._clear_faults()
+            return await self.cluster.recover(self.ledger_id)
 
     # --- The parties ------------------------------------------------------------------------------
 
@@ -68,37 +69,38 @@ class Race:
             if self.random.random() < 0.5:
                 self.ends.append((await writer.close()).metadata)
         except BookmenderError:
-            pass  # fenced, closed by somebody else, or left without bookies
+            pass  # fenced, closed by another client, or without bookies
 
     def _note_acknowledged(self, add: asyncio.Future[int]) -> None:
         if not add.cancelled() and add.exception() is None:
             self.acknowledged.add(add.result())
 
     async def _recover(self) -> None:
-        """Now and then cut short: a worker that dies in the middle."""
+        """Recover the ledger. Sometimes the recovery is cut short, like that of a worker that
+        dies."""
         await self._pause(15)
-        manager = self.world.new_manager()
+        manager = self.cluster.new_manager()
         try:
             async with asyncio.timeout(self.random.choice([0.5, 2.0, 120.0])):
-                self.ends.append(await self.world.recover(self.ledger_id, manager=manager))
+                self.ends.append(await self.cluster.recover(self.ledger_id, manager=manager))
         except (BookmenderError, TimeoutError):
             pass
 
     async def _pause(self, up_to_s: float) -> None:
-        await self.world.clock.sleep(self.random.uniform(0, up_to_s))
+        await self.cluster.clock.sleep(self.random.uniform(0, up_to_s))
 
     # --- The faults -------------------------------------------------------------------------------
 
     def _spoil(self) -> None:
-        self.world.bookies.faults = self._fault
-        self.world.tree.faults = self._store_fault
-        self.world.tree.latency = lambda: self._pause(0.1)
+        self.cluster.bookies.faults = self._fault
+        self.cluster.tree.faults = self._store_fault
+        self.cluster.tree.latency = lambda: self._pause(0.1)
 
-    def _heal(self) -> None:
-        self.world.bookies.faults = no_faults
-        self.world.tree.faults = None
+    def _clear_faults(self) -> None:
+        self.cluster.bookies.faults = no_faults
+        self.cluster.tree.faults = None
         for bookie in BOOKIES:
-            self.world.bookies.bookie(bookie).start()
+            self.cluster.bookies.bookie(bookie).start()
 
     def _fault(self, bookie: BookieId, op: Op, ledger_id: int) -> Fault:
         delay_s, reply_delay_s = self.random.expovariate(20), self.random.expovariate(20)
@@ -117,7 +119,7 @@ class Race:
     async def _take_bookies_down(self) -> None:
         while True:
             await self._pause(3)
-            bookie = self.world.bookies.bookie(self.random.choice(BOOKIES))
+            bookie = self.cluster.bookies.bookie(self.random.choice(BOOKIES))
             bookie.is_down = True
             await self._pause(3)
             bookie.start()
@@ -141,7 +143,7 @@ class Race:
     verdict="same",
 )
 @pytest.mark.parametrize("seed", range(150))
-def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(seed: int) -> None:
+def test_no_acknowledged_entry_is_lost_and_all_agree_on_the_end(seed: int) -> None:
     async def scenario() -> None:
         race = Race(seed)
 
@@ -151,13 +153,13 @@ def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(
             (closed.last_entry_id, closed.length)
         }
         assert max(race.acknowledged, default=-1) <= closed.last_entry_id
-        payloads = await race.world.payloads(seed)
+        payloads = await race.cluster.payloads(seed)
         assert payloads == race.sent[: closed.last_entry_id + 1]
         for entry_id in range(closed.last_entry_id + 1):
             replicas = replicas_in(
                 closed.segment_of(entry_id), entry_id, write_quorum=closed.write_quorum
             )
-            assert len(race.world.holders(entry_id, seed) & set(replicas)) >= closed.ack_quorum
+            assert len(race.cluster.stored_on(entry_id, seed) & set(replicas)) >= closed.ack_quorum
 
     run(scenario())
 
@@ -165,13 +167,13 @@ def test_whatever_happens_nothing_acknowledged_is_lost_and_all_agree_on_the_end(
 @pytest.mark.compat("LedgerRecoveryTest.testBookieFailureDuringRecovery", verdict="same")
 @pytest.mark.parametrize("step", range(40))
 def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> None:
-    """Entries 0 to 5 are acknowledged by A and B alone; B then fails, so that it is replaced."""
+    """Entries 0 to 5 are acknowledged by A and B; B then fails, and is replaced."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
         for entry_id in range(6):
-            await world.put(entry_id, A, B, lac=-1)
+            await cluster.put(entry_id, A, B, lac=-1)
         requests = 0
 
         async def cut_short(call: Call) -> None:
@@ -180,18 +182,18 @@ def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> N
             if requests == step:
                 first.cancel()
 
-        world.bookies.before = cut_short
-        world.bookies.fail(B, Op.ADD, Fault(error=UnavailableError))
-        first = asyncio.create_task(world.recover(manager=world.new_manager()))
+        cluster.bookies.before = cut_short
+        cluster.bookies.fail(B, Op.ADD, Fault(error=UnavailableError))
+        first = asyncio.create_task(cluster.recover(manager=cluster.new_manager()))
         await asyncio.wait([first])
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert first.cancelled() or first.result() == closed
         assert (closed.last_entry_id, closed.length) == (5, 60)
-        assert len(await world.payloads()) == 6
+        assert len(await cluster.payloads()) == 6
         for entry_id in range(6):
             named = set(closed.segment_of(entry_id).ensemble)
-            assert len(world.holders(entry_id) & named) >= closed.ack_quorum
+            assert len(cluster.stored_on(entry_id) & named) >= closed.ack_quorum
 
     run(scenario())

@@ -1,4 +1,5 @@
-"""What the contract tests cannot ask of real bookies: faults, and what a test does to a bookie."""
+"""Behaviour that contract tests cannot demand of real bookies: injected faults, and changes by a
+test."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -47,10 +48,11 @@ def fence(bookie: MemoryBookie) -> None:
         bookie.read_fencing(LEDGER_ID, LAST_ENTRY, master_key=KEY)
 
 
-# --- One bookie ------------------------------------------------------------------------------------
+# --- One bookie -----------------------------------------------------------------------------------
 
 
-def test_a_ledger_collected_while_in_use_refuses_every_add_until_the_bookie_starts_anew() -> None:
+def test_a_ledger_deleted_while_in_use_refuses_every_add() -> None:
+    """It refuses them until the bookie restarts."""
     bookie = bookie_with(0)
 
     bookie.collect(LEDGER_ID)
@@ -72,7 +74,7 @@ def test_a_ledger_collected_while_in_use_refuses_every_add_until_the_bookie_star
     add(bookie, 1)
 
 
-def test_a_ledger_collected_out_of_use_may_be_written_again() -> None:
+def test_a_ledger_deleted_out_of_use_may_be_written_again() -> None:
     bookie = bookie_with(0)
     bookie.crash()
     bookie.start()
@@ -83,7 +85,7 @@ def test_a_ledger_collected_out_of_use_may_be_written_again() -> None:
     assert bookie.entry_ids(LEDGER_ID) == {1}
 
 
-def test_a_read_only_bookie_takes_only_adds_of_high_priority() -> None:
+def test_a_read_only_bookie_accepts_only_adds_of_high_priority() -> None:
     bookie = bookie_with(0)
     bookie.is_read_only = True
 
@@ -95,7 +97,7 @@ def test_a_read_only_bookie_takes_only_adds_of_high_priority() -> None:
     assert bookie.read_fencing(LEDGER_ID, LAST_ENTRY, master_key=KEY) == entry(2)
 
 
-def test_the_last_entry_is_looked_for_in_the_write_cache_first() -> None:
+def test_the_last_entry_is_looked_up_in_the_write_cache_first() -> None:
     bookie = bookie_with(5)
 
     bookie.flush()
@@ -108,7 +110,7 @@ def test_the_last_entry_is_looked_for_in_the_write_cache_first() -> None:
     assert bookie.read(LEDGER_ID, LAST_ENTRY) == entry(5)
 
 
-def test_in_limbo_a_bookie_cannot_say_no_to_a_read_but_does_for_the_lac() -> None:
+def test_in_limbo_a_bookie_denies_no_entry_but_denies_the_lac() -> None:
     bookie = bookie_with(0)
     bookie.is_in_limbo = True
 
@@ -119,7 +121,7 @@ def test_in_limbo_a_bookie_cannot_say_no_to_a_read_but_does_for_the_lac() -> Non
         bookie.read_lac(2)
 
 
-def test_a_crash_forgets_the_fence_of_an_empty_ledger_and_keeps_the_others() -> None:
+def test_a_crash_forgets_the_fence_of_an_empty_ledger_only() -> None:
     empty, filled = bookie_with(), bookie_with(0)
     for bookie in (empty, filled):
         fence(bookie)
@@ -131,7 +133,7 @@ def test_a_crash_forgets_the_fence_of_an_empty_ledger_and_keeps_the_others() -> 
         add(filled, 1)
 
 
-def test_an_entry_is_lost_or_corrupted_alone() -> None:
+def test_a_single_entry_can_be_lost_or_damaged() -> None:
     bookie = bookie_with(0, 1, 2)
 
     bookie.lose(LEDGER_ID, 1)
@@ -159,11 +161,11 @@ def test_a_bookie_without_batches_is_read_singly() -> None:
     assert bookie.read_batch(LEDGER_ID, 0, count_max=9, bytes_max=9999) == [entry(0)]
 
 
-# --- Ways to it, and faults ------------------------------------------------------------------------
+# --- Requests and faults --------------------------------------------------------------------------
 
 
 def check(scenario: Callable[[MemoryBookies], Awaitable[None]]) -> None:
-    """Bookie one holds entries 0 to 2; time is virtual."""
+    """Run the scenario in virtual time. Bookie one has entries 0 to 2."""
 
     async def main() -> None:
         bookies = MemoryBookies((ONE, TWO), clock=LoopClock())
@@ -178,7 +180,7 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_bookie_that_is_down_answers_nothing() -> None:
+def test_a_stopped_bookie_answers_nothing() -> None:
     async def scenario(bookies: MemoryBookies) -> None:
         bookies.bookie(ONE).is_down = True
         with pytest.raises(UnavailableError):
@@ -190,7 +192,7 @@ def test_a_bookie_that_is_down_answers_nothing() -> None:
     check(scenario)
 
 
-def test_a_request_may_fail_before_it_is_carried_out_or_after() -> None:
+def test_a_request_may_fail_before_or_after_it_is_executed() -> None:
     async def scenario(bookies: MemoryBookies) -> None:
         bookies.fail(TWO, Op.ADD, Fault(error=UnavailableError))
         with pytest.raises(UnavailableError):
@@ -224,7 +226,7 @@ def test_delays_pass_on_the_clock_before_and_after() -> None:
     check(scenario)
 
 
-def test_a_bookie_that_goes_down_takes_the_reply_along() -> None:
+def test_a_bookie_that_stops_loses_the_reply() -> None:
     async def scenario(bookies: MemoryBookies) -> None:
         bookies.fail(ONE, Op.READ, Fault(reply_delay_s=3))
         task = asyncio.create_task(bookies.read(ONE, LEDGER_ID, 0))
@@ -261,7 +263,7 @@ def test_faults_may_be_drawn_for_each_request() -> None:
     ]
 
 
-def test_a_bookie_that_lists_nothing_is_silent_about_ledgers_that_it_knows() -> None:
+def test_a_bookie_without_lists_does_not_answer() -> None:
     async def scenario(bookies: MemoryBookies) -> None:
         bookies.bookie(ONE).lists_entries = False
 
@@ -275,7 +277,7 @@ def test_a_bookie_that_lists_nothing_is_silent_about_ledgers_that_it_knows() -> 
     check(scenario)
 
 
-# --- Transfers ---------------------------------------------------------------------------------------
+# --- Transfers ------------------------------------------------------------------------------------
 
 
 def transfer(target: BookieId | None) -> Transfer:
@@ -290,7 +292,7 @@ def transfer(target: BookieId | None) -> Transfer:
         (FencedError, Answer.UNKNOWN),
     ],
 )
-def test_a_transfer_tells_what_each_source_said(
+def test_a_transfer_reports_the_answers_of_each_source(
     error: type[BookmenderError], answer: Answer
 ) -> None:
     async def scenario(bookies: MemoryBookies) -> None:

@@ -1,4 +1,4 @@
-"""What the store in memory does beyond the contract: faults, and time, on demand."""
+"""The store in memory beyond the contract: faults and time on demand."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ async def new_store() -> tuple[MemoryTree, MemoryStore]:
 @pytest.mark.parametrize(
     ("fault", "is_applied"), [(Fault.LOST_REQUEST, False), (Fault.LOST_REPLY, True)]
 )
-def test_a_lost_write_is_unknown_to_its_writer_alone(fault: Fault, is_applied: bool) -> None:
+def test_a_lost_write_is_unknown_only_to_its_writer(fault: Fault, is_applied: bool) -> None:
     async def scenario() -> None:
         tree, store = await new_store()
         tree.faults = lambda _, operations: fault if operations else None
@@ -53,7 +53,7 @@ def test_the_faults_hook_sees_each_write_and_each_read_once() -> None:
     run(scenario())
 
 
-def test_a_read_that_is_lost_again_and_again_fails() -> None:
+def test_a_read_that_is_lost_repeatedly_fails() -> None:
     async def scenario() -> None:
         tree, store = await new_store()
         tree.faults = lambda *_: Fault.LOST_REPLY
@@ -82,7 +82,7 @@ def test_a_session_may_expire_between_a_write_and_its_reply() -> None:
     run(scenario())
 
 
-def test_a_hook_may_suspend_the_session_and_so_lose_the_request() -> None:
+def test_a_hook_may_suspend_the_session_and_lose_the_request() -> None:
     async def scenario() -> None:
         tree, store = await new_store()
 
@@ -100,8 +100,8 @@ def test_a_hook_may_suspend_the_session_and_so_lose_the_request() -> None:
     run(scenario())
 
 
-def test_the_server_may_end_a_session_that_does_not_know_yet() -> None:
-    """What rule S3 is about: the lock is gone while its holder still believes in it."""
+def test_the_server_may_end_a_session_before_its_owner_knows() -> None:
+    """Rule S3 is about this: the lock is deleted while its owner still relies on it."""
 
     async def scenario() -> None:
         tree, store = await new_store()
@@ -119,7 +119,7 @@ def test_the_server_may_end_a_session_that_does_not_know_yet() -> None:
     run(scenario())
 
 
-def test_requests_take_the_latency_twice_and_pass_side_by_side() -> None:
+def test_requests_take_the_latency_twice_and_run_in_parallel() -> None:
     async def scenario() -> None:
         tree, store = await new_store()
         clock, before_s = LoopClock(), LoopClock().now_s()
@@ -132,7 +132,7 @@ def test_requests_take_the_latency_twice_and_pass_side_by_side() -> None:
     run(scenario())
 
 
-def test_times_are_the_clock_s() -> None:
+def test_times_are_those_of_the_clock() -> None:
     async def scenario() -> None:
         _, store = await new_store()
         await asyncio.sleep(2)
@@ -145,8 +145,8 @@ def test_times_are_the_clock_s() -> None:
 
 
 @pytest.mark.parametrize("catches_up_by", ["sync", "write"])
-def test_a_lagging_server_shows_the_past_until_it_is_made_to_catch_up(catches_up_by: str) -> None:
-    """Rule S8: "gone", or "still there", is believed after a sync only."""
+def test_a_lagging_server_shows_the_past_until_a_sync(catches_up_by: str) -> None:
+    """Rule S8: only after a sync a reader believes that a znode exists or not."""
 
     async def scenario() -> None:
         tree, store = await new_store()

@@ -1,3 +1,5 @@
+"""Choosing bookies without rules: by load, locality and free space."""
+
 from collections import Counter
 from collections.abc import Collection, Mapping
 from random import Random
@@ -30,19 +32,19 @@ def ensemble_of(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_an_ensemble_holds_no_bookie_twice_and_none_that_was_excluded(seed: int) -> None:
+def test_an_ensemble_has_no_bookie_twice_and_no_excluded_one(seed: int) -> None:
     chosen = ensemble_of([A, B, C, D, A, B], 3, seed=seed, excluded=[C])
 
     assert sorted(chosen) == [A, B, D]
 
 
-def test_every_place_of_an_ensemble_falls_to_every_bookie_now_and_then() -> None:
+def test_every_place_of_an_ensemble_can_get_every_bookie() -> None:
     chosen = [ensemble_of([A, B, C], 2, seed=seed) for seed in SEEDS]
 
     assert [{ensemble[index] for ensemble in chosen} for index in (0, 1)] == [{A, B, C}] * 2
 
 
-def test_too_few_bookies_for_an_ensemble_is_an_error() -> None:
+def test_too_few_bookies_for_an_ensemble_are_an_error() -> None:
     with pytest.raises(NotEnoughBookiesError):
         ensemble_of([A, B, C], 3, seed=0, excluded=[C])
 
@@ -53,15 +55,17 @@ def test_too_few_bookies_for_an_ensemble_is_an_error() -> None:
         pytest.param({C: 0, D: 0}, set(), None, {C, D}, id="equals are drawn by lot"),
         pytest.param({C: 9, D: 1}, set(), None, {D}, id="the least loaded"),
         pytest.param({C: 9, D: 1}, set(), C, {D}, id="load counts more than being local"),
-        pytest.param({C: 1, D: 1, E: 1}, set(), D, {D}, id="among equals the local one"),
-        pytest.param({A: 0, C: 9}, set(), None, {C}, id="a member takes over no second place"),
+        pytest.param({C: 1, D: 1, E: 1}, set(), D, {D}, id="among equals the local bookie"),
+        pytest.param({A: 0, C: 9}, set(), None, {C}, id="a member gets no second place"),
         pytest.param({A: 0, C: 9}, set(), A, {C}, id="not even the local member"),
-        pytest.param({C: 0, D: 9}, {C}, None, {D}, id="never an excluded one"),
-        pytest.param({C: 0, D: 9}, {C}, C, {D}, id="not even the local excluded one"),
-        pytest.param({C: 0}, set(), E, {C}, id="a local bookie that takes no writes is no choice"),
+        pytest.param({C: 0, D: 9}, {C}, None, {D}, id="never an excluded bookie"),
+        pytest.param({C: 0, D: 9}, {C}, C, {D}, id="not even the excluded local bookie"),
+        pytest.param(
+            {C: 0}, set(), E, {C}, id="a local bookie that accepts no writes is no candidate"
+        ),
     ],
 )
-def test_a_replacement_is_chosen_by_load_then_locality_then_lot(
+def test_a_replacement_is_chosen_by_load_locality_then_at_random(
     load_bytes: dict[BookieId, int],
     excluded: set[BookieId],
     local: BookieId | None,
@@ -81,7 +85,7 @@ def test_a_replacement_is_chosen_by_load_then_locality_then_lot(
     assert chosen == possible
 
 
-def test_no_bookie_left_to_take_over_is_an_error() -> None:
+def test_without_a_candidate_there_is_an_error() -> None:
     policy = RandomPlacement(Random(0))
 
     with pytest.raises(NotEnoughBookiesError, match="no writable bookie is left to take over"):
@@ -94,7 +98,9 @@ def test_no_bookie_left_to_take_over_is_an_error() -> None:
         )
 
 
-def test_the_same_seed_chooses_the_same_whatever_the_order_of_the_candidates() -> None:
+def test_the_same_seed_makes_the_same_choice() -> None:
+    """In any order of the candidates."""
+
     def chosen(names: str) -> BookieId:
         return RandomPlacement(Random(7)).choose_replacement(
             [Candidate(bookie=BookieId(name)) for name in names],
@@ -106,13 +112,13 @@ def test_the_same_seed_chooses_the_same_whatever_the_order_of_the_candidates() -
     assert chosen("abcdefgh") == chosen("hgfedcba")
 
 
-def test_without_a_rule_every_ensemble_keeps_it() -> None:
+def test_without_a_rule_every_ensemble_adheres() -> None:
     policy: PlacementPolicy = RandomPlacement(Random(0))
 
     assert policy.adherence((A, B), write_quorum=2, ack_quorum=1) is Adherence.STRICT
 
 
-# --- Weighted by free room -------------------------------------------------------------------------
+# --- Weighted by free space -----------------------------------------------------------------------
 
 DRAWS = 4_000
 
@@ -120,7 +126,7 @@ DRAWS = 4_000
 def shares(
     free_bytes: Mapping[BookieId, int | None], *, multiple_max: float = 3.0, seed: int = 5
 ) -> dict[BookieId, float]:
-    """How often each takes over, of all times."""
+    """Return how often each bookie is chosen, as a share."""
     policy = RuledPlacement(NoRule(), Random(seed), weighting=Weighting(multiple_max=multiple_max))
     candidates = [Candidate(bookie=b, free_bytes=free) for b, free in free_bytes.items()]
     chosen = Counter(
@@ -133,16 +139,18 @@ def shares(
 @pytest.mark.parametrize(
     ("free_bytes", "expected"),
     [
-        pytest.param({A: 100, B: 200, C: 100}, [0.25, 0.5, 0.25], id="by free room"),
+        pytest.param({A: 100, B: 200, C: 100}, [0.25, 0.5, 0.25], id="by free space"),
         pytest.param({A: 10, B: 10, C: 9000}, [0.2, 0.2, 0.6], id="at most 3 times the median"),
         pytest.param({A: 10, B: 20, C: None}, [0.222, 0.444, 0.333], id="unknown is the median"),
         pytest.param({A: None, B: None}, [0.5, 0.5], id="nothing is known"),
-        pytest.param({A: 10, B: 30, C: 0}, [0.2, 0.6, 0.2], id="a full one as the next fullest"),
+        pytest.param(
+            {A: 10, B: 30, C: 0}, [0.2, 0.6, 0.2], id="a full bookie like the next fullest"
+        ),
         pytest.param({A: 0, B: 0}, [0.5, 0.5], id="all are full"),
         pytest.param({A: 0, B: 0, C: 7}, [0.333, 0.333, 0.333], id="most are full"),
     ],
 )
-def test_weighted_choices_fall_as_the_free_room_does(
+def test_weighted_choices_follow_the_free_space(
     free_bytes: dict[BookieId, int | None], expected: list[float]
 ) -> None:
     found = shares(free_bytes)
@@ -150,7 +158,7 @@ def test_weighted_choices_fall_as_the_free_room_does(
     assert list(found.values()) == pytest.approx(expected, abs=0.03)
 
 
-def test_without_a_cap_an_empty_bookie_is_given_nearly_all() -> None:
+def test_without_a_bound_an_empty_bookie_gets_nearly_all() -> None:
     assert shares({A: 10, B: 10, C: 980}, multiple_max=0)[C] == pytest.approx(0.98, abs=0.02)
 
 

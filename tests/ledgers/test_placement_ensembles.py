@@ -1,4 +1,4 @@
-"""Racks, regions and zones: which bookies a new ensemble is made of."""
+"""New ensembles under rules of racks, regions and zones."""
 
 import pytest
 
@@ -28,12 +28,12 @@ def ensembles(
     return [tuple(there[bookie] for bookie in ensemble) for ensemble in chosen]
 
 
-def test_a_new_ensemble_takes_each_place_from_another_rack() -> None:
+def test_a_new_ensemble_uses_a_different_rack_for_each_place() -> None:
     for arrangement in ensembles(RackRule(), "/a /a /a /b /c", 3, write_quorum=3):
         assert sorted(arrangement) == ["/a", "/b", "/c"]
 
 
-def test_a_new_ensemble_finds_the_only_order_that_keeps_the_rule() -> None:
+def test_a_new_ensemble_finds_the_only_order_that_adheres() -> None:
     for arrangement in ensembles(ENFORCED, "/a /a /b /b", 4, write_quorum=2):
         assert arrangement in [("/a", "/b", "/a", "/b"), ("/b", "/a", "/b", "/a")]
 
@@ -45,7 +45,7 @@ def test_a_new_ensemble_is_spread_evenly_over_regions_then_racks() -> None:
         assert sorted(arrangement) == ["/x/1", "/x/2", "/y/1", "/y/2"]
 
 
-def test_a_new_ensemble_has_the_zones_that_are_desired() -> None:
+def test_a_new_ensemble_has_the_desired_number_of_zones() -> None:
     racks = "/x/1 /x/2 /y/1 /y/2 /z/1 /z/2"
 
     for arrangement in ensembles(ZoneRule(), racks, 6, write_quorum=3):
@@ -79,21 +79,22 @@ def test_no_ensemble_is_made_that_breaks_an_enforced_rule(
         pytest.param("/a /a /a /b", 4, 2, ["/a", "/a", "/a", "/b"], id="one rack has too few"),
     ],
 )
-def test_a_rule_that_is_not_enforced_gives_way_to_a_new_ensemble(
+def test_a_rule_that_is_not_enforced_allows_a_worse_ensemble(
     racks: str, size: int, write_quorum: int, expected: list[str]
 ) -> None:
     for arrangement in ensembles(RackRule(), racks, size, write_quorum=write_quorum):
         assert sorted(arrangement) == expected
 
 
-def test_a_new_ensemble_is_made_where_copies_are_wanted_if_it_can_be() -> None:
+def test_a_new_ensemble_is_made_where_copies_are_wanted() -> None:
+    """If possible."""
     rule = RegionRule(regions=frozenset({"/x", "/y"}), min_regions=2, is_enforced=False)
 
     for arrangement in ensembles(rule, "/x/1 /z/1 /z/2 /y/1", 3, write_quorum=3, ack_quorum=2):
         assert {"/x/1", "/y/1"} < set(arrangement)
 
 
-def test_a_new_ensemble_has_no_liking_for_the_local_bookie() -> None:
+def test_a_new_ensemble_does_not_prefer_the_local_bookie() -> None:
     candidates = [Candidate(bookie=BookieId(name)) for name in ("a", "b", "c")]
 
     chosen = {

@@ -1,7 +1,7 @@
-"""No choice breaks a rule that could be kept: held against every choice there is, in small
+"""No choice breaks a rule that could be kept, compared with every possible choice in small
 clusters.
 
-What the rules demand is written down here a second time, on purpose.
+The rules are written down here a second time, on purpose.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,8 @@ class Case:
         return {BookieId(f"b{number}"): rack for number, rack in enumerate(self.racks)}
 
     def is_good(self, racks: Sequence[str], *, around: int | None = None) -> bool:
-        """Whether every write set keeps the rule, or every one that the place ``around`` is in."""
+        """Return True if every write set obeys the rule, or every one that includes the place
+        ``around``."""
         for start in range(len(racks)):
             members = [(start + offset) % len(racks) for offset in range(self.write_quorum)]
             if around is not None and around not in members:
@@ -104,7 +105,7 @@ class Case:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_new_ensemble_keeps_a_rule_that_can_be_kept(seed: int) -> None:
+def test_a_new_ensemble_adheres_to_a_rule_if_possible(seed: int) -> None:
     rng = Random(seed)
     case = Case.drawn(rng)
     bookies = case.bookies
@@ -126,7 +127,7 @@ def test_a_new_ensemble_keeps_a_rule_that_can_be_kept(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_whoever_takes_over_keeps_a_rule_that_can_be_kept(seed: int) -> None:
+def test_a_replacement_adheres_to_a_rule_if_possible(seed: int) -> None:
     rng = Random(seed)
     case = Case.drawn(rng)
     bookies = case.bookies

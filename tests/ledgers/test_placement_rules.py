@@ -1,4 +1,5 @@
-"""Racks, regions and zones: which arrangements keep the rules, and which bookie takes over."""
+"""Racks, regions and zones: which ensembles adhere to the rules, and which bookie replaces
+another."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -21,7 +22,7 @@ from tests.ledgers.placing import ENFORCED, SEEDS, named, policy_of
 FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
 
 
-# --- What a rule says of an ensemble that stands ---------------------------------------------------
+# --- The verdict on an existing ensemble ----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,13 +56,23 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
             RegionRule(min_regions=3), "/x/1 /x/2 /y/1 /z/1", 4, 3, FAIL, id="regions: x, y ack"
         ),
         pytest.param(
-            RegionRule(), "/x/1 /x/2", 2, 1, STRICT, id="regions: an ack of one is in one"
+            RegionRule(),
+            "/x/1 /x/2",
+            2,
+            1,
+            STRICT,
+            id="regions: an ack quorum of one is in one region",
         ),
         pytest.param(
-            RegionRule(min_regions=1), "/x/1 /x/1", 2, 2, STRICT, id="regions: one will do"
+            RegionRule(min_regions=1), "/x/1 /x/1", 2, 2, STRICT, id="regions: one is enough"
         ),
         pytest.param(
-            RegionRule(), "/x /y", 2, 2, FAIL, id="regions: of no region, the default one"
+            RegionRule(),
+            "/x /y",
+            2,
+            2,
+            FAIL,
+            id="regions: a bookie of no region is in the default one",
         ),
         pytest.param(
             RegionRule(regions=frozenset({"/x", "/y"})),
@@ -77,7 +88,7 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
         pytest.param(ZoneRule(), "/x/1 /x/2 /x/3", 3, 2, FAIL, id="zones: one zone"),
         pytest.param(ZoneRule(), "/x/1 /y/1", 2, 2, FAIL, id="zones: W is not above the least"),
         pytest.param(ZoneRule(), "/x/1 /y/1 /z/1 /x/2", 3, 2, FAIL, id="zones: E is no multiple"),
-        pytest.param(ZoneRule(), "/x/1 /y/1 /nowhere", 3, 2, FAIL, id="zones: one is in no zone"),
+        pytest.param(ZoneRule(), "/x/1 /y/1 /nowhere", 3, 2, FAIL, id="zones: a bookie in no zone"),
         pytest.param(
             ZoneRule(is_enforced=False), "/x/1 /y/1 /nowhere", 3, 2, FAIL, id="zones, not enforced"
         ),
@@ -89,7 +100,7 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
         ),
     ],
 )
-def test_an_ensemble_that_stands_is_judged(
+def test_an_existing_ensemble_is_judged(
     rule: Rule, arrangement: str, write_quorum: int, ack_quorum: int, expected: Adherence
 ) -> None:
     racks = named(arrangement.split())
@@ -101,7 +112,7 @@ def test_an_ensemble_that_stands_is_judged(
     assert found is expected
 
 
-# --- Who takes over ------------------------------------------------------------------------------
+# --- Replacements ---------------------------------------------------------------------------------
 
 
 def taking_over(
@@ -115,7 +126,8 @@ def taking_over(
     loads: Mapping[str, int] | None = None,
     local: str | None = None,
 ) -> Counter[str]:
-    """The racks that the place falls to, and how often. Members are away, and no candidates."""
+    """Return the racks of the replacements, and how often each is chosen. Members are absent, and
+    no candidates."""
     members = named(arrangement.split())
     others = {BookieId(f"new-{number}"): rack for number, rack in enumerate(candidates.split())}
     chosen: Counter[str] = Counter()
@@ -150,7 +162,9 @@ RACKS_3 = RackRule(min_racks=3)
         pytest.param(
             RACKS_3, "/a /b /b", "/c /b", {"/c"}, id="lost already, but no worse than now"
         ),
-        pytest.param(ENFORCED, "/a /b /b", f"/c {DEFAULT_RACK}", {"/c"}, id="nobody from nowhere"),
+        pytest.param(
+            ENFORCED, "/a /b /b", f"/c {DEFAULT_RACK}", {"/c"}, id="no candidate, no choice"
+        ),
         pytest.param(
             RackRule(), "/a /b /b", f"{DEFAULT_RACK} /b", {DEFAULT_RACK}, id="unless not enforced"
         ),
@@ -159,7 +173,7 @@ RACKS_3 = RackRule(min_racks=3)
             "/a /b /b",
             "/b /b",
             {"/b"},
-            id="an enforced rule that nobody can keep any more binds nobody",
+            id="an enforced rule that cannot hold any more does not count",
         ),
         pytest.param(RegionRule(), "/x/1 /y/1 /z/1", "/x/2 /y/2", {"/x/2"}, id="the same region"),
         pytest.param(
@@ -176,14 +190,14 @@ RACKS_3 = RackRule(min_racks=3)
             id="a region that is written to",
         ),
         pytest.param(
-            RegionRule(is_enforced=False), "/x/1 /y/1 /z/1", "/y/2", {"/y/2"}, id="one or none"
+            RegionRule(is_enforced=False), "/x/1 /y/1 /z/1", "/y/2", {"/y/2"}, id="one or no bookie"
         ),
         pytest.param(
             RegionRule(min_regions=3),
             "/x/1 /x/2 /x/3",
             "/y/1 /x/4",
             {"/y/1"},
-            id="an enforced rule that nobody can keep any more, of regions",
+            id="an enforced rule of regions that cannot hold any more",
         ),
         pytest.param(ZoneRule(), "/x/1 /y/1 /z/1", "/x/2 /y/2", {"/x/2"}, id="the desired zones"),
         pytest.param(ZoneRule(), "/x/1 /y/1 /z/1", "/y/1 /y/2", {"/y/2"}, id="two upgrade domains"),
@@ -192,7 +206,7 @@ RACKS_3 = RackRule(min_racks=3)
         ),
     ],
 )
-def test_the_rule_decides_who_takes_over(
+def test_the_rule_decides_which_bookie_replaces_another(
     rule: Rule, arrangement: str, candidates: str, expected: set[str]
 ) -> None:
     assert set(taking_over(rule, arrangement, candidates)) == expected
@@ -215,22 +229,22 @@ def test_the_rule_decides_who_takes_over(
         pytest.param(ZoneRule(), "/x/1 /y/1 /z/1", "/nowhere", "at least 2 zones", id="no zone"),
     ],
 )
-def test_where_an_enforced_rule_cannot_be_kept_nobody_takes_over(
+def test_no_bookie_is_chosen_if_an_enforced_rule_cannot_hold(
     rule: Rule, arrangement: str, candidates: str, words: str
 ) -> None:
     with pytest.raises(NotEnoughBookiesError, match=words):
         taking_over(rule, arrangement, candidates, ack_quorum=2)
 
 
-def test_only_the_write_sets_of_the_place_decide() -> None:
+def test_only_the_write_sets_of_the_bookie_index_decide() -> None:
     """E 4, W 2: the bookie at index 0 shares entries with those at 1 and 3, not with that at 2."""
     taken = taking_over(ENFORCED, "/a /b /c /d", "/b /c /d", write_quorum=2)
 
     assert set(taken) == {"/c"}
 
 
-def test_a_member_that_is_away_counts_where_it_was() -> None:
-    """As BookKeeper's placement check does not (G19)."""
+def test_an_absent_member_counts_where_it_was() -> None:
+    """BookKeeper's own placement check ignores it (G19)."""
     racks = named(["/a", "/b"])
     policy = policy_of(RackRule(), racks)
 
@@ -246,17 +260,17 @@ def test_the_local_bookie_is_not_preferred_to_a_better_rack() -> None:
     assert set(taking_over(RackRule(), "/a /b /c", "/a /b", local="new-1")) == {"/a"}
 
 
-def test_among_bookies_of_equally_good_racks_the_least_loaded_takes_over() -> None:
+def test_among_equally_good_racks_the_least_loaded_is_chosen() -> None:
     loads = {"new-0": 10, "new-1": 5, "new-2": 20}
 
     assert set(taking_over(RackRule(), "/a /b /b", "/a /c /d", loads=loads)) == {"/c"}
 
 
-# --- The last bookie of a rack does not take over from all the others (G28) --------------------------
+# --- The last bookie of a rack does not replace all the others (G28) ------------------------------
 
 
 @pytest.mark.compat("G28", verdict="better")
-def test_the_last_bookie_of_a_rack_is_given_its_fair_shares_only() -> None:
+def test_the_last_bookie_of_a_rack_gets_only_its_fair_share() -> None:
     candidates = "/a" + " /b" * 10 + " /c" * 10
 
     taken = taking_over(RackRule(), "/a /b /c", candidates)
@@ -265,21 +279,20 @@ def test_the_last_bookie_of_a_rack_is_given_its_fair_shares_only() -> None:
 
 
 @pytest.mark.compat("G28", verdict="better")
-def test_a_rack_with_much_under_way_is_spared() -> None:
-    """It would spread the copies further, but is given more than three times the average
-    already."""
+def test_a_rack_with_many_copies_under_way_is_spared() -> None:
+    """It would spread copies further, but has more than three times the average already."""
     loads = {"new-0": 1000}
 
     assert taking_over(RackRule(), "/a /b /c", "/a /b /b /c", loads=loads)["/a"] == 0
 
 
-def test_a_rack_with_many_bookies_left_is_kept_to() -> None:
+def test_a_rack_with_many_bookies_left_is_kept() -> None:
     taken = taking_over(RackRule(), "/a /b /c", "/a /a /b /b /c /c")
 
     assert set(taken) == {"/a"}
 
 
-def test_what_the_rule_demands_is_not_given_up_for_balance() -> None:
+def test_a_demand_of_the_rule_is_more_important_than_balance() -> None:
     loads = {"new-0": 1000}
 
     taken = taking_over(RACKS_3, "/a /b /c", "/a" + " /b" * 10 + " /c" * 10, loads=loads)

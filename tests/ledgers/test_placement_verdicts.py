@@ -1,5 +1,4 @@
-"""What is said of an ensemble when some places are not known, and which move makes a bad one
-better."""
+"""The verdict on an ensemble with unknown racks, and the move that improves a misplaced one."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -27,11 +26,11 @@ UNKNOWN = Adherence.UNKNOWN
 
 
 def places(arrangement: str) -> tuple[str | None, ...]:
-    """Of "/a ? /b": a question mark is a place that nobody knows."""
+    """Parse "/a ? /b": a question mark is an unknown rack."""
     return tuple(None if place == "?" else place for place in arrangement.split())
 
 
-# --- Where places are not known --------------------------------------------------------------------
+# --- Unknown racks --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,7 +47,7 @@ def places(arrangement: str) -> tuple[str | None, ...]:
         ),
         pytest.param(RegionRule(), "/x/1 /y/1 ?", 3, UNKNOWN, id="regions: x may be two of three"),
         pytest.param(RegionRule(), "/x/1 /x/2 ?", 3, FAIL, id="regions: x alone can acknowledge"),
-        pytest.param(ZoneRule(), "/x/1 /y/1 ?", 3, UNKNOWN, id="zones: it may be in none"),
+        pytest.param(ZoneRule(), "/x/1 /y/1 ?", 3, UNKNOWN, id="zones: it may be in no zone"),
         pytest.param(ZoneRule(), "/x/1 /y/1 ? /z/1", 3, FAIL, id="zones: E is no multiple of W"),
         pytest.param(NoRule(), "? ?", 2, STRICT, id="no rule: it does not matter"),
     ],
@@ -56,11 +55,13 @@ def places(arrangement: str) -> tuple[str | None, ...]:
 @pytest.mark.compat(
     "G19",
     verdict="better",
-    why="if the verdict depends on a bookie in an unknown place, the check says so instead of 'fail'",
+    why="if the verdict depends on a bookie in an unknown place, the check says so instead of "
+    "'fail'",
 )
-def test_a_verdict_is_given_only_if_no_unknown_place_can_change_it(
+def test_a_verdict_holds_wherever_the_unknown_bookies_are(
     rule: Rule, arrangement: str, write_quorum: int, expected: Adherence
 ) -> None:
+    """Otherwise there is none."""
     racks = places(arrangement)
     shape = Shape(size=len(racks), write_quorum=write_quorum, ack_quorum=min(2, write_quorum))
 
@@ -69,8 +70,8 @@ def test_a_verdict_is_given_only_if_no_unknown_place_can_change_it(
 
 @pytest.mark.parametrize("rule", [RackRule(), RackRule(min_racks=3), RegionRule(), ZoneRule()])
 @pytest.mark.parametrize("seed", range(60))
-def test_what_is_said_holds_wherever_the_unknown_ones_are(rule: Rule, seed: int) -> None:
-    """Held against every place they can be in."""
+def test_random_verdicts_hold_wherever_the_unknown_bookies_are(rule: Rule, seed: int) -> None:
+    """Compared with every place where they can be."""
     rng = Random(seed)
     everywhere = ("/x/1", "/x/2", "/y/1", "/z/1", "/elsewhere/9", DEFAULT_RACK)
     size = rng.choice((3, 4))
@@ -84,13 +85,14 @@ def test_what_is_said_holds_wherever_the_unknown_ones_are(rule: Rule, seed: int)
     assert possible == {said} or (said is UNKNOWN and None in racks), (racks, possible)
 
 
-# --- Moves -------------------------------------------------------------------------------------------
+# --- Moves ----------------------------------------------------------------------------------------
 
 
 def moves(
     rule: Rule, arrangement: str, candidates: str, *, write_quorum: int = 2, seed: int = 0
 ) -> dict[int, str]:
-    """The target by index. Members are called 0, 1, ...; candidates new-0, new-1, ..."""
+    """Return the targets by bookie index. Members are called 0, 1, ...; candidates new-0, new-1,
+    ..."""
     members = {BookieId(str(number)): rack for number, rack in enumerate(arrangement.split())}
     found = RuledPlacement(rule, Random(seed), locate=members.__getitem__).choose_moves(
         [
@@ -108,7 +110,9 @@ def moves(
     ("arrangement", "candidates", "possible"),
     [
         pytest.param("/a /a", "/a /b", [{0: "new-1"}, {1: "new-1"}], id="to the other rack"),
-        pytest.param("/a /a /a /b", "/c", [{1: "new-0"}], id="the one that puts two right"),
+        pytest.param(
+            "/a /a /a /b", "/c", [{1: "new-0"}], id="the move that corrects two write sets"
+        ),
         pytest.param(
             "/a /a /b", "/a /b /c", [{0: "new-2"}, {1: "new-2"}], id="not to its neighbour's rack"
         ),
@@ -120,7 +124,7 @@ def moves(
         ),
     ],
 )
-def test_moves_take_away_the_most_that_is_wrong(
+def test_a_move_removes_as_many_violations_as_possible(
     arrangement: str, candidates: str, possible: list[dict[int, str]]
 ) -> None:
     for seed in range(20):
@@ -131,24 +135,28 @@ def test_moves_take_away_the_most_that_is_wrong(
     ("rule", "arrangement", "candidates", "write_quorum"),
     [
         pytest.param(RackRule(), "/a /a", "/a", 2, id="the same rack again"),
-        pytest.param(RackRule(), "/a /a", "", 2, id="nobody is writable"),
+        pytest.param(RackRule(), "/a /a", "", 2, id="no bookie is writable"),
         pytest.param(RackRule(), "/a /b", "/c", 2, id="it is well placed"),
-        pytest.param(RackRule(), "/a /a", DEFAULT_RACK, 2, id="nobody knows where that is"),
+        pytest.param(
+            RackRule(), "/a /a", DEFAULT_RACK, 2, id="the rack of the candidate is unknown"
+        ),
         pytest.param(RackRule(min_racks=3), "/a /b /b", "/a", 3, id="no more racks than before"),
         pytest.param(RackRule(), "/a /a /b /b", "/a", 2, id="two must move, and one can"),
-        pytest.param(ZoneRule(), "/x/1 /y/1", "/z/1", 2, id="no move mends its shape"),
+        pytest.param(ZoneRule(), "/x/1 /y/1", "/z/1", 2, id="no move corrects its shape"),
     ],
 )
-def test_where_no_move_makes_it_better_the_rule_is_named(
+def test_the_rule_is_named_if_no_move_improves_the_placement(
     rule: Rule, arrangement: str, candidates: str, write_quorum: int
 ) -> None:
-    with pytest.raises(NotEnoughBookiesError, match=r"better keep the rule: .* in each write set"):
+    with pytest.raises(
+        NotEnoughBookiesError, match=r"bring the ensemble closer to the rule: .* in each write set"
+    ):
         moves(rule, arrangement, candidates, write_quorum=write_quorum)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_moves_one_after_another_end(seed: int) -> None:
-    """Each leaves less that is wrong; with three racks to choose from, nothing in the end."""
+def test_repeated_moves_come_to_an_end(seed: int) -> None:
+    """Each leaves fewer violations; with three racks to choose from, none in the end."""
     rng = Random(seed)
     racks: dict[BookieId, str] = {}
 

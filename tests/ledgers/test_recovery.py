@@ -1,5 +1,5 @@
-"""Recovery, case by case: where a ledger ends. ``test_ledger_races`` lets it meet writers and
-others."""
+"""Recovery, case by case: where a ledger ends. ``test_ledger_races`` adds writers and other
+recoveries."""
 
 import pytest
 
@@ -15,7 +15,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId, LedgerState
 from ledgers.quorum import Result, recovery_verdict
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import DIGEST, LEDGER_ID, A, B, C, D, E, World
+from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, E, MemoryCluster
 from tests.virtual_time import run
 
 ENTRY: Result[bytes] = Result(value=b"entry")
@@ -33,15 +33,15 @@ NO_KEY: Result[bytes] = Result(error=UnauthorizedError("EUA"))
         pytest.param([NO, ERROR, ENTRY], (3, 2), b"entry", id="one copy, whatever others say"),
         pytest.param([NO, NO], (3, 2), Answer.ABSENT, id="W - A + 1 do not have it"),
         pytest.param([NO, NO], (3, 1), None, id="A 1: the third alone may have acknowledged it"),
-        pytest.param([NO], (3, 3), Answer.ABSENT, id="A 3: one without it suffices"),
-        pytest.param([NO], (2, 2), Answer.ABSENT, id="A = W likewise"),
+        pytest.param([NO], (3, 3), Answer.ABSENT, id="A 3: one bookie without it is enough"),
+        pytest.param([NO], (2, 2), Answer.ABSENT, id="A = W: one is enough too"),
         pytest.param([NO, ERROR, ERROR], (3, 2), None, id="an error is no no"),
         pytest.param([NO, BAD, BAD], (3, 2), None, id="nor is a bad digest"),
         pytest.param([NO, NO_KEY], (3, 2), None, id="nor a refused key"),
-        pytest.param([], (3, 2), None, id="silence proves nothing"),
+        pytest.param([], (3, 2), None, id="a missing answer proves nothing"),
     ],
 )
-def test_only_a_copy_or_enough_explicit_noes_prove_anything(
+def test_only_a_copy_or_enough_explicit_denials_prove_anything(
     results: list[Result[bytes]], quorums: tuple[int, int], verdict: bytes | Answer | None
 ) -> None:
     by_bookie = {BookieId(str(index)): result for index, result in enumerate(results)}
@@ -50,7 +50,7 @@ def test_only_a_copy_or_enough_explicit_noes_prove_anything(
     assert recovery_verdict(by_bookie, write_quorum=write_quorum, ack_quorum=ack_quorum) == verdict
 
 
-def test_the_no_of_a_distrusted_bookie_does_not_count() -> None:
+def test_the_denial_of_a_distrusted_bookie_does_not_count() -> None:
     verdict = recovery_verdict({A: NO, B: NO}, write_quorum=3, ack_quorum=2, distrusted={A})
 
     assert verdict is None
@@ -59,16 +59,16 @@ def test_the_no_of_a_distrusted_bookie_does_not_count() -> None:
 @pytest.mark.compat("LedgerRecoveryTest.testLedgerRecovery", verdict="same")
 def test_an_abandoned_ledger_is_closed_after_its_last_entry() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
         for entry_id in range(4):
-            await world.put(entry_id, A, B, C)
+            await cluster.put(entry_id, A, B, C)
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert (closed.state, closed.last_entry_id, closed.length) == (LedgerState.CLOSED, 3, 40)
-        assert closed == await world.metadata()
-        assert await world.payloads() == [b"%010d" % entry_id for entry_id in range(4)]
+        assert closed == await cluster.metadata()
+        assert await cluster.payloads() == [b"%010d" % entry_id for entry_id in range(4)]
 
     run(scenario())
 
@@ -76,10 +76,10 @@ def test_an_abandoned_ledger_is_closed_after_its_last_entry() -> None:
 @pytest.mark.compat("LedgerRecoveryTest.testEmptyLedgerRecovery", verdict="same")
 def test_an_empty_ledger_is_closed_empty() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert (closed.last_entry_id, closed.length) == (-1, 0)
 
@@ -88,13 +88,13 @@ def test_an_empty_ledger_is_closed_empty() -> None:
 
 def test_a_closed_ledger_is_left_alone() -> None:
     async def scenario() -> None:
-        world = World()
-        made = await world.make_ledger(
+        cluster = MemoryCluster()
+        made = await cluster.make_ledger(
             [A, B, C], state=LedgerState.CLOSED, last_entry_id=5, length=60
         )
 
-        assert await world.recover() == made.metadata
-        assert world.bookies.calls == []
+        assert await cluster.recover() == made.metadata
+        assert cluster.bookies.calls == []
 
     run(scenario())
 
@@ -102,41 +102,41 @@ def test_a_closed_ledger_is_left_alone() -> None:
 def test_a_deleted_ledger_is_an_error() -> None:
     async def scenario() -> None:
         with pytest.raises(NoSuchLedgerError):
-            await World().recover()
+            await MemoryCluster().recover()
 
     run(scenario())
 
 
-# --- The defects that model checking and the field have found ------------------------------------
+# --- The defects that model checking and the field have found -------------------------------------
 
 
 @pytest.mark.compat(
     "LedgerRecovery2Test.testFirstWriterCannotCommitWriteAfter2ndWriterCloses",
     verdict="same",
 )
-def test_a_bookie_that_said_no_acknowledges_nothing_any_more() -> None:
+def test_a_bookie_that_denied_an_entry_never_acknowledges_it() -> None:
     """P1: with reads that do not fence, A already has the entry, and C would make it two."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, B)  # the writer waits for one more acknowledgement
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, B)  # the writer waits for one more acknowledgement
         entry = DIGEST.pack(ledger_id=LEDGER_ID, entry_id=0, lac=-1, length=10, payload=bytes(10))
 
         async def spoil(call: Call) -> None:
             if (call.bookie, call.entry_id) in {(C, LAST_ENTRY), (B, 0)}:
                 raise UnavailableError("C is not fenced at first, B cannot give its entry")
 
-        world.bookies.before = spoil
+        cluster.bookies.before = spoil
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert closed.last_entry_id == -1
-        assert {call.bookie for call in world.bookies.called("read_fencing")} == {A, B, C}
-        assert world.bookies.called("read") == []
+        assert {call.bookie for call in cluster.bookies.called("read_fencing")} == {A, B, C}
+        assert cluster.bookies.called("read") == []
         for bookie in (A, C):
             with pytest.raises(FencedError):
-                await world.bookies.add(bookie, entry, master_key=DIGEST.master_key)
+                await cluster.bookies.add(bookie, entry, master_key=DIGEST.master_key)
 
     run(scenario())
 
@@ -145,22 +145,22 @@ def test_a_bookie_that_said_no_acknowledges_nothing_any_more() -> None:
     "LedgerRecovery2Test.testRecoveryWhenSecondEnsembleReturnsLacMinusOne",
     verdict="same",
 )
-def test_segments_before_the_last_are_complete_and_left_alone() -> None:
+def test_earlier_segments_are_complete_and_left_alone() -> None:
     """P2: an empty last ensemble tells LAC -1, which must not start recovery at entry 0."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C], [D, B, E], firsts=[0, 4])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C], [D, B, E], firsts=[0, 4])
         for entry_id in range(4):
-            await world.put(entry_id, A, B, C)
-        world.bookies.bookie(B).lose(LEDGER_ID, 3)
+            await cluster.put(entry_id, A, B, C)
+        cluster.bookies.bookie(B).lose(LEDGER_ID, 3)
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert (closed.last_entry_id, closed.length) == (3, 40)
         assert [s.first_entry_id for s in closed.segments] == [0, 4]
-        assert world.bookies.called("add") == []
-        fencing = world.bookies.called("read_fencing")
+        assert cluster.bookies.called("add") == []
+        fencing = cluster.bookies.called("read_fencing")
         assert {call.entry_id for call in fencing} <= {LAST_ENTRY, 4, 5}
         assert {call.bookie for call in fencing} == {D, B, E}
 
@@ -168,60 +168,59 @@ def test_segments_before_the_last_are_complete_and_left_alone() -> None:
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithSlowBookie", verdict="same")
-def test_a_bookie_that_hangs_delays_nothing() -> None:
+def test_a_hanging_bookie_delays_nothing() -> None:
     """P3."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
         for entry_id in range(20):
-            await world.put(entry_id, A, B, C, lac=-1)
+            await cluster.put(entry_id, A, B, C, lac=-1)
         hanging = {A}
 
         async def hang(call: Call) -> None:
             if call.bookie in hanging and call.operation == "read_fencing":
-                await world.clock.sleep(60)
+                await cluster.clock.sleep(60)
 
-        world.bookies.before = hang
+        cluster.bookies.before = hang
 
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert closed.last_entry_id == 19
-        assert world.clock.now_s() < 1
+        assert cluster.clock.now_s() < 1
 
     run(scenario())
 
 
-def test_a_bookie_that_hangs_only_after_it_was_fenced_delays_little() -> None:
-    """P3, once more: each read of an entry is sent to the next bookie before the first times
-    out."""
+def test_a_bookie_that_hangs_after_its_fence_delays_little() -> None:
+    """P3: each read of an entry is sent to the next bookie before the first times out."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B, C)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B, C)
 
         async def hang(call: Call) -> None:
             if call.bookie == A and call.entry_id != LAST_ENTRY:
-                await world.clock.sleep(60)
+                await cluster.clock.sleep(60)
 
-        world.bookies.before = hang
+        cluster.bookies.before = hang
 
-        assert (await world.recover()).last_entry_id == 0
-        assert world.clock.now_s() < 5
+        assert (await cluster.recover()).last_entry_id == 0
+        assert cluster.clock.now_s() < 5
 
     run(scenario())
 
 
 @pytest.mark.parametrize("fault", ["error", "bad digest", "limbo"])
-def test_what_is_no_explicit_no_never_ends_a_ledger(fault: str) -> None:
+def test_an_answer_that_is_no_explicit_denial_ends_no_ledger(fault: str) -> None:
     """P4: the entry is acknowledged by A and B; neither can give it, and C never had it."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B, C)
-        await world.put(1, A, B)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B, C)
+        await cluster.put(1, A, B)
 
         async def fail_to_read(call: Call) -> None:
             if call.entry_id == 1:
@@ -230,17 +229,17 @@ def test_what_is_no_explicit_no_never_ends_a_ledger(fault: str) -> None:
         for bookie in (A, B):
             match fault:
                 case "error":
-                    world.bookies.before = fail_to_read
+                    cluster.bookies.before = fail_to_read
                 case "bad digest":
-                    world.bookies.bookie(bookie).corrupt(LEDGER_ID, 1)
+                    cluster.bookies.bookie(bookie).corrupt(LEDGER_ID, 1)
                 case "limbo":
-                    world.bookies.bookie(bookie).lose(LEDGER_ID, 1)
-                    world.bookies.bookie(bookie).is_in_limbo = True
+                    cluster.bookies.bookie(bookie).lose(LEDGER_ID, 1)
+                    cluster.bookies.bookie(bookie).is_in_limbo = True
 
         with pytest.raises(UnavailableError):
-            await world.recover()
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
-        assert world.holders(1) <= {A, B}
+            await cluster.recover()
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+        assert cluster.stored_on(1) <= {A, B}
 
     run(scenario())
 
@@ -250,52 +249,52 @@ def test_without_a_fence_on_every_ack_quorum_nothing_is_decided() -> None:
     """P5: the two that are down could still acknowledge entries to the writer."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C, D, E], write_quorum=3, ack_quorum=2)
-        await world.put(0, A, B, C)
-        world.down = {C, D}
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C, D, E], write_quorum=3, ack_quorum=2)
+        await cluster.put(0, A, B, C)
+        cluster.down = {C, D}
 
         with pytest.raises(UnavailableError, match="fenced"):
-            await world.recover()
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            await cluster.recover()
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
-        world.down = {C}
-        assert (await world.recover()).last_entry_id == 0
+        cluster.down = {C}
+        assert (await cluster.recover()).last_entry_id == 0
 
     run(scenario())
 
 
-def test_the_no_of_a_bookie_that_may_have_been_wiped_is_not_believed() -> None:
-    """P6: entry 0 is acknowledged by A and C. A was wiped, C is away, B never had it."""
+def test_a_possibly_reformatted_bookies_denial_is_not_believed() -> None:
+    """P6: A and C acknowledged entry 0. A was reformatted, C is down, B never had it."""
 
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C], ack_quorum=2)
-        await world.put(0, A, C)
-        world.bookies.bookie(A).wipe()
-        world.down = {C}
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C], ack_quorum=2)
+        await cluster.put(0, A, C)
+        cluster.bookies.bookie(A).wipe()
+        cluster.down = {C}
 
         with pytest.raises(UnavailableError):
-            await world.recover(distrusted={A})
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            await cluster.recover(distrusted={A})
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
-        world.down = set()
-        assert (await world.recover(distrusted={A})).last_entry_id == 0
+        cluster.down = set()
+        assert (await cluster.recover(distrusted={A})).last_entry_id == 0
 
     run(scenario())
 
 
-def test_what_a_distrusted_bookie_has_is_believed() -> None:
+def test_an_entry_of_a_distrusted_bookie_is_believed() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A)
 
         async def answer_late(call: Call) -> None:
-            await world.clock.sleep(0.0 if call.bookie == A else 0.1)
+            await cluster.clock.sleep(0.0 if call.bookie == A else 0.1)
 
-        world.bookies.before = answer_late
+        cluster.bookies.before = answer_late
 
-        assert (await world.recover(distrusted={A})).last_entry_id == 0
+        assert (await cluster.recover(distrusted={A})).last_entry_id == 0
 
     run(scenario())

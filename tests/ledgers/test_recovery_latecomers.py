@@ -1,5 +1,5 @@
-"""Recovery where bookies are younger than the ledger: wiped since, or joined later and lost
-nothing."""
+"""Recovery with bookies newer than the ledger: reformatted ones, and ones that joined later and
+lost nothing."""
 
 import asyncio
 from contextlib import suppress
@@ -9,239 +9,252 @@ import pytest
 from ledgers.errors import ReadOnlyError, UnavailableError
 from ledgers.model import BookieId, LedgerState
 from tests.ledgers.hooked_bookies import Call, Hook, nothing
-from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, F, World
+from tests.ledgers.memory_cluster import LEDGER_ID, A, B, C, D, E, F, MemoryCluster
 from tests.virtual_time import run
 
 
-async def moved_to_young_bookies(*holders: BookieId, first: int = 2) -> World:
-    """A ledger that a change of its ensemble moved to B and C, which were set up after it was
-    made."""
-    world = World()
-    await world.make_ledger([A, E, F], [A, B, C], firsts=(0, first))
+async def moved_to_new_bookies(*holders: BookieId, first: int = 2) -> MemoryCluster:
+    """Return a ledger that an ensemble change moved to B and C, which are newer than the ledger."""
+    cluster = MemoryCluster()
+    await cluster.make_ledger([A, E, F], [A, B, C], firsts=(0, first))
     for entry_id in range(first, first + 4):
-        await world.put(entry_id, *holders)
-    return world
+        await cluster.put(entry_id, *holders)
+    return cluster
 
 
-def test_the_no_of_a_bookie_that_came_later_and_kept_its_entries_is_believed() -> None:
+def test_the_denial_of_a_later_member_with_its_entries_counts() -> None:
+    """It joined the ensemble later, and has its first entry."""
+
     async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        world.down = {A}
+        cluster = await moved_to_new_bookies(A, B, C)
+        cluster.down = {A}
 
-        assert (await world.recover(reformatted={B, C})).last_entry_id == 5
+        assert (await cluster.recover(reformatted={B, C})).last_entry_id == 5
 
     run(scenario())
 
 
-def test_one_that_came_later_and_lacks_its_first_entry_was_wiped_since() -> None:
-    """C added on after it was wiped: entry 4 was acknowledged by it and A, which is away."""
+def test_a_later_member_without_its_first_entry_was_reformatted() -> None:
+    """C stored entries after it; A, which is down, and C acknowledged entry 4."""
 
     async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        await world.put(6, A, C)
+        cluster = await moved_to_new_bookies(A, B, C)
+        await cluster.put(6, A, C)
         for entry_id in range(2, 7):
-            world.bookies.bookie(C).lose(LEDGER_ID, entry_id)
-        await world.put(7, C)
-        world.down = {A}
+            cluster.bookies.bookie(C).lose(LEDGER_ID, entry_id)
+        await cluster.put(7, C)
+        cluster.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(reformatted={B, C})
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            await cluster.recover(reformatted={B, C})
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
     run(scenario())
 
 
-def test_a_founding_member_that_is_younger_than_its_ledger_is_never_believed() -> None:
+def test_a_first_member_newer_than_the_ledger_is_never_believed() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C], [A, B, D], firsts=(0, 2))
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C], [A, B, D], firsts=(0, 2))
         for entry_id in range(2, 6):
-            await world.put(entry_id, B, D)  # B was given its first entries back
-        world.down = {A}
+            await cluster.put(entry_id, B, D)  # B was given its first entries back
+        cluster.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(reformatted={B})
+            await cluster.recover(reformatted={B})
 
     run(scenario())
 
 
-def test_what_is_saved_makes_nobody_believed_before_all_of_it_is() -> None:
-    """An interrupted rescue leaves the first entry of each bookie out."""
+def test_no_bookie_is_believed_before_all_entries_are_saved() -> None:
+    """The first entry of each bookie is copied last."""
 
     async def scenario() -> None:
-        world = await moved_to_young_bookies(A)
+        cluster = await moved_to_new_bookies(A)
 
         with pytest.raises(UnavailableError, match="2 to 5 remain"):
-            await world.recover(reformatted={B, C})
+            await cluster.recover(reformatted={B, C})
 
-        order = [call.entry_id for call in world.bookies.called("add") if call.bookie == B]
+        order = [call.entry_id for call in cluster.bookies.called("add") if call.bookie == B]
         assert order == [5, 4, 3, 2]
 
     run(scenario())
 
 
-def test_one_that_is_known_to_have_lost_entries_is_not_believed_for_having_its_first() -> None:
+def test_a_bookie_known_to_have_lost_entries_is_not_believed() -> None:
+    """Although it has its first entry."""
+
     async def scenario() -> None:
-        world = await moved_to_young_bookies(A, B, C)
-        world.down = {A}
+        cluster = await moved_to_new_bookies(A, B, C)
+        cluster.down = {A}
 
         with pytest.raises(UnavailableError):
-            await world.recover(reformatted={B, C}, distrusted={B})
+            await cluster.recover(reformatted={B, C}, distrusted={B})
 
     run(scenario())
 
 
-async def wiped_latecomer(*, silent_from: int | None = None, is_needed: bool = False) -> World:
-    """Entries 2 to 6 were acknowledged by B and C while A was slow, and then B was wiped. C gives
-    nothing from an entry on, as it goes down. ``is_needed``: nobody could take over from B, and A
-    may take nothing, either."""
-    world = World()
-    await world.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
+async def reformatted_member(
+    *, silent_from: int | None = None, is_needed: bool = False
+) -> MemoryCluster:
+    """Return a ledger whose entries 2 to 6 B and C acknowledged while A was slow; then B was
+    reformatted.
+
+    C returns nothing from an entry on, because it is stopping. ``is_needed``: no bookie can replace
+    B, and A may refuse adds too.
+    """
+    cluster = MemoryCluster()
+    await cluster.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
     for entry_id in range(2, 7):
-        await world.put(entry_id, C, lac=1)
+        await cluster.put(entry_id, C, lac=1)
     if is_needed:
-        world.unwritable = {A, D, E, F}
-    answer = world.bookies.before
+        cluster.unwritable = {A, D, E, F}
+    answer = cluster.bookies.before
 
     async def go_down(call: Call) -> None:
         if silent_from is not None and call.bookie == C and call.entry_id >= silent_from:
-            world.down = {C}
+            cluster.down = {C}
         await answer(call)
 
-    world.bookies.before = go_down
-    return world
+    cluster.bookies.before = go_down
+    return cluster
 
 
 @pytest.mark.parametrize("is_needed", [False, True])
 @pytest.mark.parametrize("silent_from", [2, 3, 4, 6])
-def test_a_recovery_that_is_cut_short_makes_no_wiped_bookie_believed(
-    silent_from: int, is_needed: bool
-) -> None:
-    """Had B been given its first entry, its noes of those that C alone has would cut them off."""
+def test_a_recovery_cut_short_makes_no_bookie_trusted(silent_from: int, is_needed: bool) -> None:
+    """With its first entry B would deny entries that only C has."""
 
     async def scenario() -> None:
-        world = await wiped_latecomer(silent_from=silent_from, is_needed=is_needed)
+        cluster = await reformatted_member(silent_from=silent_from, is_needed=is_needed)
         for _ in range(3):
             with pytest.raises(UnavailableError):
-                await world.recover(reformatted={B})
-            assert all(A in world.holders(entry_id) for entry_id in range(2, silent_from))
-        assert B not in world.holders(2)
-        assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+                await cluster.recover(reformatted={B})
+            assert all(A in cluster.stored_on(entry_id) for entry_id in range(2, silent_from))
+        assert B not in cluster.stored_on(2)
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
-        world.bookies.before, world.down = nothing, set()
-        assert (await world.recover(reformatted={B})).last_entry_id == 6
-        assert all(len(world.holders(entry_id)) >= 3 for entry_id in range(2, 7))
+        cluster.bookies.before, cluster.down = nothing, set()
+        assert (await cluster.recover(reformatted={B})).last_entry_id == 6
+        assert all(len(cluster.stored_on(entry_id)) >= 3 for entry_id in range(2, 7))
 
     run(scenario())
 
 
 @pytest.mark.parametrize("is_needed", [False, True])
-def test_nor_does_one_that_is_stopped_between_its_adds(is_needed: bool) -> None:
+def test_a_recovery_stopped_between_two_adds_makes_none_trusted(is_needed: bool) -> None:
     async def scenario() -> None:
         for adds_max in range(25):
-            world = await wiped_latecomer(is_needed=is_needed)
-            answer = world.bookies.before
+            cluster = await reformatted_member(is_needed=is_needed)
+            answer = cluster.bookies.before
 
             async def stop(
-                call: Call, world: World = world, adds_max: int = adds_max, answer: Hook = answer
+                call: Call,
+                cluster: MemoryCluster = cluster,
+                adds_max: int = adds_max,
+                answer: Hook = answer,
             ) -> None:
-                if len(world.bookies.called("add")) > adds_max:
+                if len(cluster.bookies.called("add")) > adds_max:
                     await asyncio.Event().wait()
                 await answer(call)
 
-            world.bookies.before = stop
+            cluster.bookies.before = stop
             with suppress(TimeoutError):
                 async with asyncio.timeout(60):
-                    await world.recover(reformatted={B})
-            world.bookies.before, world.down = answer, {C}
+                    await cluster.recover(reformatted={B})
+            cluster.bookies.before, cluster.down = answer, {C}
             with suppress(UnavailableError):
-                assert (await world.recover(reformatted={B})).last_entry_id == 6, adds_max
+                assert (await cluster.recover(reformatted={B})).last_entry_id == 6, adds_max
 
     run(scenario())
 
 
-def test_another_takes_over_from_a_bookie_that_may_have_been_wiped() -> None:
+def test_another_bookie_replaces_a_possibly_reformatted_one() -> None:
     async def scenario() -> None:
-        world = await wiped_latecomer()
+        cluster = await reformatted_member()
 
-        recovered = await world.recover(reformatted={B})
+        recovered = await cluster.recover(reformatted={B})
 
         assert recovered.last_entry_id == 6
         assert B not in recovered.last_segment.ensemble
-        assert all(len(world.holders(entry_id)) == 3 for entry_id in range(2, 7))
+        assert all(len(cluster.stored_on(entry_id)) == 3 for entry_id in range(2, 7))
 
     run(scenario())
 
 
-def test_but_none_does_where_nothing_is_to_be_added() -> None:
+def test_without_entries_to_add_none_replaces_it() -> None:
     async def scenario() -> None:
-        world = World()
-        made = await world.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
+        cluster = MemoryCluster()
+        made = await cluster.make_ledger([A, E, F], [A, B, C], firsts=(0, 2))
 
-        assert (await world.recover(reformatted={B})).segments == made.metadata.segments
+        assert (await cluster.recover(reformatted={B})).segments == made.metadata.segments
 
     run(scenario())
 
 
-def test_nothing_is_asked_of_young_bookies_that_are_no_members_any_more() -> None:
+def test_former_members_are_not_asked_for_their_first_entry() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, E, F], [A, D, F], [A, B, C], firsts=(0, 1, 2))
-        await world.put(2, A, C, lac=1)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, E, F], [A, D, F], [A, B, C], firsts=(0, 1, 2))
+        await cluster.put(2, A, C, lac=1)
 
-        assert (await world.recover(reformatted={D, B})).last_entry_id == 2
+        assert (await cluster.recover(reformatted={D, B})).last_entry_id == 2
 
     run(scenario())
 
 
-def test_one_that_is_needed_and_does_not_take_all_is_not_given_its_first_entry() -> None:
+def test_a_needed_bookie_that_refuses_some_gets_no_first_entry() -> None:
     async def scenario() -> None:
-        world = await wiped_latecomer(is_needed=True)
+        cluster = await reformatted_member(is_needed=True)
 
         async def fill_up(call: Call) -> None:
             if call.operation == "add" and call.bookie == B and call.entry_id >= 5:
                 raise ReadOnlyError("its disk is full")
 
-        world.bookies.before = fill_up
-        assert (await world.recover(reformatted={B})).last_entry_id == 6
+        cluster.bookies.before = fill_up
+        assert (await cluster.recover(reformatted={B})).last_entry_id == 6
 
-        assert [world.holders(entry_id) for entry_id in (2, 3, 6)] == [{A, C}, {A, B, C}, {A, C}]
+        assert [cluster.stored_on(entry_id) for entry_id in (2, 3, 6)] == [
+            {A, C},
+            {A, B, C},
+            {A, C},
+        ]
 
     run(scenario())
 
 
-def test_many_entries_go_to_one_that_is_needed_at_a_time() -> None:
+def test_many_entries_are_sent_to_a_needed_bookie_concurrently() -> None:
     async def scenario() -> None:
-        world = await wiped_latecomer(is_needed=True)
+        cluster = await reformatted_member(is_needed=True)
         for entry_id in range(7, 1_000):
-            await world.put(entry_id, C, lac=1)
+            await cluster.put(entry_id, C, lac=1)
 
         async def be_slow(call: Call) -> None:
             if call.operation == "add" and call.bookie == B:
                 await asyncio.sleep(1.0)
 
-        world.bookies.before = be_slow
-        began_s = world.clock.now_s()
-        assert (await world.recover(reformatted={B})).last_entry_id == 999
-        assert world.clock.now_s() - began_s < 30
+        cluster.bookies.before = be_slow
+        began_s = cluster.clock.now_s()
+        assert (await cluster.recover(reformatted={B})).last_entry_id == 999
+        assert cluster.clock.now_s() - began_s < 30
 
     run(scenario())
 
 
-def test_but_no_first_entry_while_one_who_is_away_may_have_more() -> None:
+def test_no_first_entry_while_an_absent_bookie_may_have_more() -> None:
     """B would be believed with it, and cut off entry 6, which C has as well."""
 
     async def scenario() -> None:
-        world = await moved_to_young_bookies(A)
-        await world.put(6, C)
-        world.down = {C}
+        cluster = await moved_to_new_bookies(A)
+        await cluster.put(6, C)
+        cluster.down = {C}
 
         for _ in range(2):
             with pytest.raises(UnavailableError):
-                await world.recover(reformatted={B})
-        assert [world.holders(entry_id) for entry_id in (2, 3, 5)] == [{A}, {A, B}, {A, B}]
+                await cluster.recover(reformatted={B})
+        assert [cluster.stored_on(entry_id) for entry_id in (2, 3, 5)] == [{A}, {A, B}, {A, B}]
 
-        world.down = set()
-        assert (await world.recover(reformatted={B})).last_entry_id == 6
+        cluster.down = set()
+        assert (await cluster.recover(reformatted={B})).last_entry_id == 6
 
     run(scenario())

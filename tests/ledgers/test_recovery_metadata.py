@@ -1,35 +1,51 @@
-"""The metadata under a recovery: guards, lost replies, and whoever else writes it meanwhile."""
+"""Changes of the metadata during a recovery: guards, lost replies, and other clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from ledgers.errors import ConflictError, LockLostError, NoSuchLedgerError
 from ledgers.memory.store import Fault as StoreFault
 from ledgers.memory.store import MemoryStore
-from ledgers.model import LedgerState, Segment
+from ledgers.model import LedgerMetadata, LedgerState, Segment
 from ledgers.store import Check, Operation
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import LEDGER_ID, A, B, C, D, E, World
+from tests.ledgers.memory_cluster import LEDGER_ID, A, B, C, D, E, MemoryCluster
 from tests.virtual_time import run
+
+
+def change_at_first_add(
+    cluster: MemoryCluster, change: Callable[[LedgerMetadata], LedgerMetadata]
+) -> None:
+    """Let another client write changed metadata right before the first add of the recovery."""
+    is_changed = False
+
+    async def write(call: Call) -> None:
+        nonlocal is_changed
+        if call.operation == "add" and not is_changed:
+            is_changed = True
+            found = await cluster.manager.read(LEDGER_ID)
+            await cluster.manager.write(LEDGER_ID, change(found.metadata), read_as=found)
+
+    cluster.bookies.before = write
 
 
 def test_every_metadata_write_carries_the_guards() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
         writes: list[Sequence[Operation]] = []
 
         def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
             if operations:
                 writes.append(operations)
 
-        world.tree.faults = note
+        cluster.tree.faults = note
         guard = Check(path="/lock", version=1)
-        await world.store.create("/lock")
-        await world.store.set("/lock", b"ours", version=0)
+        await cluster.store.create("/lock")
+        await cluster.store.set("/lock", b"ours", version=0)
 
-        await world.recover(guards=[guard])
+        await cluster.recover(guards=[guard])
 
         mark, close = writes[2:]
         assert guard in mark
@@ -38,14 +54,14 @@ def test_every_metadata_write_carries_the_guards() -> None:
     run(scenario())
 
 
-def test_a_guard_that_does_not_hold_stops_recovery_at_once() -> None:
+def test_a_guard_that_fails_stops_recovery_at_once() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
 
         with pytest.raises(LockLostError):
-            await world.recover(guards=[Check(path="/lock", version=1)])
-        assert (await world.metadata()).state is LedgerState.OPEN
+            await cluster.recover(guards=[Check(path="/lock", version=1)])
+        assert (await cluster.metadata()).state is LedgerState.OPEN
 
     run(scenario())
 
@@ -54,9 +70,9 @@ def test_a_guard_that_does_not_hold_stops_recovery_at_once() -> None:
 @pytest.mark.parametrize("spoilt", [0, 1], ids=["mark", "close"])
 def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int) -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B, C)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B, C)
         writes = 0
 
         def lose(store: MemoryStore, operations: Sequence[Operation]) -> StoreFault | None:
@@ -64,10 +80,10 @@ def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int
             writes += bool(operations)
             return fault if operations and writes == spoilt + 1 else None
 
-        world.tree.faults = lose
+        cluster.tree.faults = lose
 
-        assert (await world.recover()).last_entry_id == 0
-        assert (await world.metadata()).is_closed
+        assert (await cluster.recover()).last_entry_id == 0
+        assert (await cluster.metadata()).is_closed
 
     run(scenario())
 
@@ -81,35 +97,26 @@ def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int
     ("state", "last_entry_id"),
     [
         pytest.param(LedgerState.CLOSED, 0, id="another recovery found less, and was first"),
-        pytest.param(LedgerState.IN_RECOVERY, 1, id="nobody closed it, only its version moved"),
+        pytest.param(LedgerState.IN_RECOVERY, 1, id="still open: only its version changed"),
     ],
 )
-def test_whoever_closes_first_is_right(state: LedgerState, last_entry_id: int) -> None:
+def test_the_first_close_counts(state: LedgerState, last_entry_id: int) -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B, C)
-        await world.put(1, A, B)
-        is_changed = False
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B, C)
+        await cluster.put(1, A, B)
+        change_at_first_add(
+            cluster,
+            lambda found: (
+                found.closed(last_entry_id=0, length=10) if state is LedgerState.CLOSED else found
+            ),
+        )
 
-        async def change(call: Call) -> None:
-            nonlocal is_changed
-            if call.operation == "add" and not is_changed:
-                is_changed = True
-                found = await world.manager.read(LEDGER_ID)
-                changed = (
-                    found.metadata.closed(last_entry_id=0, length=10)
-                    if state is LedgerState.CLOSED
-                    else found.metadata
-                )
-                await world.manager.write(LEDGER_ID, changed, read_as=found)
-
-        world.bookies.before = change
-
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert closed.last_entry_id == last_entry_id
-        assert closed == await world.metadata()
+        assert closed == await cluster.metadata()
 
     run(scenario())
 
@@ -121,27 +128,16 @@ def test_whoever_closes_first_is_right(state: LedgerState, last_entry_id: int) -
     "ParallelLedgerRecoveryTest.testRereadDuringRecovery4",
     verdict="same",
 )
-def test_a_repair_of_an_earlier_segment_meanwhile_is_kept() -> None:
+def test_a_concurrent_repair_of_an_earlier_segment_is_kept() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C], [A, B, D], firsts=[0, 1])
-        await world.put(0, A, B, C)
-        await world.put(1, A)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C], [A, B, D], firsts=[0, 1])
+        await cluster.put(0, A, B, C)
+        await cluster.put(1, A)
         repaired = Segment(first_entry_id=0, ensemble=(A, B, E))
-        is_repaired = False
+        change_at_first_add(cluster, lambda found: found.with_segment(repaired))
 
-        async def repair(call: Call) -> None:
-            nonlocal is_repaired
-            if call.operation == "add" and not is_repaired:
-                is_repaired = True
-                found = await world.manager.read(LEDGER_ID)
-                await world.manager.write(
-                    LEDGER_ID, found.metadata.with_segment(repaired), read_as=found
-                )
-
-        world.bookies.before = repair
-
-        closed = await world.recover()
+        closed = await cluster.recover()
 
         assert closed.segments[0] == repaired
         assert closed.last_entry_id == 1
@@ -154,45 +150,34 @@ def test_a_repair_of_an_earlier_segment_meanwhile_is_kept() -> None:
     "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",
     verdict="same",
 )
-def test_an_ensemble_that_changes_under_a_recovery_voids_it() -> None:
+def test_a_concurrent_ensemble_change_makes_a_recovery_void() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B)
-        is_changed = False
-
-        async def change(call: Call) -> None:
-            nonlocal is_changed
-            if call.operation == "add" and not is_changed:
-                is_changed = True
-                found = await world.manager.read(LEDGER_ID)
-                other = Segment(first_entry_id=0, ensemble=(A, B, E))
-                await world.manager.write(
-                    LEDGER_ID, found.metadata.with_segment(other), read_as=found
-                )
-
-        world.bookies.before = change
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B)
+        other = Segment(first_entry_id=0, ensemble=(A, B, E))
+        change_at_first_add(cluster, lambda found: found.with_segment(other))
 
         with pytest.raises(ConflictError):
-            await world.recover()
-        assert not (await world.metadata()).is_closed
+            await cluster.recover()
+        assert not (await cluster.metadata()).is_closed
 
     run(scenario())
 
 
-def test_a_ledger_deleted_under_a_recovery_is_an_error() -> None:
+def test_a_ledger_deleted_during_a_recovery_is_an_error() -> None:
     async def scenario() -> None:
-        world = World()
-        await world.make_ledger([A, B, C])
-        await world.put(0, A, B)
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B)
 
         async def delete(call: Call) -> None:
             if call.operation == "add" and call.bookie == A:
-                await world.manager.delete(LEDGER_ID, version=1)
+                await cluster.manager.delete(LEDGER_ID, version=1)
 
-        world.bookies.before = delete
+        cluster.bookies.before = delete
 
         with pytest.raises(NoSuchLedgerError):
-            await world.recover()
+            await cluster.recover()
 
     run(scenario())

@@ -1,10 +1,9 @@
-"""Recoveries of ledgers whose bookies lost, damage, delay or refuse things, all of it drawn from a
-seed.
+"""Recoveries of ledgers whose bookies lose, damage, delay or refuse entries, drawn from a seed.
 
-A ledger is made by hand as a writer that died may have left it: whatever it acknowledged was on A
-bookies, some of which were wiped since. These are young, and so may others be that came by a change
-of the ensemble. A recovery then ends the ledger where its end can be proven; else what is left has
-its copies again.
+A ledger is made by hand as a dead writer may have left it. Everything that it acknowledged was on
+an ack quorum of bookies, some of which were reformatted afterwards. These are newer than the
+ledger; so may others be that joined by an ensemble change. If the end can be proven, the recovery
+closes the ledger there. Otherwise the entries that remain get their copies back.
 """
 
 from random import Random
@@ -16,7 +15,7 @@ from ledgers.errors import BookmenderError, FencedError, UnavailableError
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.reading import replicas_in
 from tests.ledgers.hooked_bookies import Call
-from tests.ledgers.world import BOOKIES, LEDGER_ID, PASSWORD, TIMEOUT_S, World
+from tests.ledgers.memory_cluster import BOOKIES, LEDGER_ID, PASSWORD, TIMEOUT_S, MemoryCluster
 from tests.virtual_time import run
 
 ENTRY_COUNT_MAX = 12
@@ -24,11 +23,11 @@ TOO_LONG_S = 120.0
 
 
 class Aftermath:
-    """What a writer left, and what befell its bookies. ``acknowledged``: the last entry that
-    was."""
+    """The ledger that a writer left, and the faults of its bookies. ``acknowledged``: the last
+    acknowledged entry."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.random, self.world = seed, Random(seed), World(seed=seed)
+        self.seed, self.random, self.cluster = seed, Random(seed), MemoryCluster(seed=seed)
         draw = self.random
         size = draw.randint(1, 5)
         self.quorum = draw.randint(1, size)
@@ -38,7 +37,7 @@ class Aftermath:
         self.segment = Segment(first_entry_id=self.first, ensemble=self.ensemble)
         self.entry_count = draw.randint(0, ENTRY_COUNT_MAX)
         self.acknowledged = self.first - 1
-        self.young: set[BookieId] = set()
+        self.newer: set[BookieId] = set()
         self.slow, self.erring, self.refusing = self._some(0.2), self._some(0.1), self._some(0.15)
         self.damaged: set[tuple[BookieId, int]] = set()
 
@@ -58,21 +57,22 @@ class Aftermath:
             state=self.random.choice([LedgerState.OPEN, LedgerState.IN_RECOVERY]),
             segments=(before, self.segment) if self.first else (self.segment,),
         )
-        await self.world.manager.create(LEDGER_ID, metadata)
+        await self.cluster.manager.create(LEDGER_ID, metadata)
         await self._write()
         wiped = self._some(0.3)
         for bookie in wiped:
-            for entry_id in self.world.bookies.bookie(bookie).entry_ids(LEDGER_ID):
-                self.world.bookies.bookie(bookie).lose(LEDGER_ID, entry_id)
-        self.young = wiped | (self._some(0.3) if self.first else set())
-        self.world.down = self._some(0.1)
+            for entry_id in self.cluster.bookies.bookie(bookie).entry_ids(LEDGER_ID):
+                self.cluster.bookies.bookie(bookie).lose(LEDGER_ID, entry_id)
+        self.newer = wiped | (self._some(0.3) if self.first else set())
+        self.cluster.down = self._some(0.1)
         if self.random.random() < 0.3:
-            self.world.unwritable = set(BOOKIES) - set(self.ensemble)  # nobody can take over
-        self.world.bookies.before = self._trouble
+            # No bookie can be a replacement.
+            self.cluster.unwritable = set(BOOKIES) - set(self.ensemble)
+        self.cluster.bookies.before = self._trouble
 
     async def _write(self) -> None:
-        """Each bookie has what it was sent up to some entry; now and then one missed an entry
-        before."""
+        """Give each bookie the entries up to some id. Sometimes a bookie missed an earlier
+        entry."""
         reach = {b: self.first + self.random.randint(0, self.entry_count) for b in self.ensemble}
         told = self.first - 1
         is_unbroken = True
@@ -84,18 +84,18 @@ class Aftermath:
             ]
             if self.random.random() < 0.7:
                 told = self.acknowledged
-            await self.world.put(entry_id, *holders, lac=told)
+            await self.cluster.put(entry_id, *holders, lac=told)
             is_unbroken &= len(holders) >= self.ack_quorum
             if is_unbroken:
                 self.acknowledged = entry_id
             self.damaged |= {(b, entry_id) for b in holders if self.random.random() < 0.02}
 
     async def _trouble(self, call: Call) -> None:
-        if call.bookie in self.world.down:
-            await self.world.clock.sleep(TIMEOUT_S)
+        if call.bookie in self.cluster.down:
+            await self.cluster.clock.sleep(TIMEOUT_S)
             raise UnavailableError("time-out", bookie=call.bookie)
         if call.bookie in self.slow:
-            await self.world.clock.sleep(self.random.uniform(0.1, 2.0))
+            await self.cluster.clock.sleep(self.random.uniform(0.1, 2.0))
         if call.bookie in self.erring and self.random.random() < 0.2:
             raise UnavailableError("EIO", bookie=call.bookie)
         if call.operation == "add" and call.bookie in self.refusing:
@@ -103,33 +103,33 @@ class Aftermath:
         if "read" in call.operation and (call.bookie, call.entry_id) in self.damaged:
             raise UnavailableError("EIO", bookie=call.bookie)
 
-    # --- Afterwards -----------------------------------------------------------------------------------
+    # --- Afterwards -------------------------------------------------------------------------------
 
     def given(self) -> set[int]:
-        """The entries of the last segment that a bookie which is well would give before anything
-        was done."""
-        well = set(self.ensemble) - self.world.down - self.erring
+        """Return the entries of the last segment that a healthy bookie would have returned at the
+        start."""
+        well = set(self.ensemble) - self.cluster.down - self.erring
         return {
             entry_id
             for entry_id in range(self.first, self.first + self.entry_count)
             if any(
                 bookie in well and (bookie, entry_id) not in self.damaged
-                for bookie in self.world.holders(entry_id) & set(self.replicas(entry_id))
+                for bookie in self.cluster.stored_on(entry_id) & set(self.replicas(entry_id))
             )
         }
 
     @property
     def has_trouble(self) -> bool:
-        """Beyond what was wiped."""
-        return bool(self.world.down or self.erring or self.refusing or self.damaged)
+        """Return True if there are faults beyond reformatted bookies."""
+        return bool(self.cluster.down or self.erring or self.refusing or self.damaged)
 
     def told_lac(self) -> int:
-        """The greatest that any entry on a bookie of the ensemble tells."""
+        """Return the greatest LAC in any entry on a bookie of the ensemble."""
         return max(
             (
-                EntryHeader.of(self.world.bookies.bookie(b).read(LEDGER_ID, e)).lac
+                EntryHeader.of(self.cluster.bookies.bookie(b).read(LEDGER_ID, e)).lac
                 for b in self.ensemble
-                for e in self.world.bookies.bookie(b).entry_ids(LEDGER_ID)
+                for e in self.cluster.bookies.bookie(b).entry_ids(LEDGER_ID)
             ),
             default=-1,
         )
@@ -138,39 +138,41 @@ class Aftermath:
         assert closed.last_entry_id >= self.acknowledged
         for entry_id in range(max(told + 1, self.first), closed.last_entry_id + 1):
             named = replicas_in(closed.segment_of(entry_id), entry_id, write_quorum=self.quorum)
-            holders = self.world.holders(entry_id) & set(named)
+            holders = self.cluster.stored_on(entry_id) & set(named)
             assert len(holders) >= self.ack_quorum, (entry_id, holders)
 
     def assert_saved(self, given: set[int], told: int) -> None:
-        failing = self.world.down | self.erring | self.refusing
+        failing = self.cluster.down | self.erring | self.refusing
         for entry_id in given:
             wanted = set(self.replicas(entry_id)) - failing
-            assert wanted <= self.world.holders(entry_id), entry_id
+            assert wanted <= self.cluster.stored_on(entry_id), entry_id
         assert self.told_lac() >= told
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_nothing_acknowledged_is_cut_off_and_what_no_end_is_known_of_is_saved(seed: int) -> None:
+def test_no_acknowledged_entry_is_cut_off(seed: int) -> None:
+    """If no end can be proven, the entries that remain are saved."""
+
     async def scenario() -> None:
         aftermath = Aftermath(seed)
         await aftermath.happen()
-        world = aftermath.world
+        cluster = aftermath.cluster
         given, told = aftermath.given(), aftermath.told_lac()
         closed, error = None, ""
         try:
-            closed = await world.recover(reformatted=aftermath.young)
+            closed = await cluster.recover(reformatted=aftermath.newer)
         except BookmenderError as failure:
             error = str(failure)
 
         if closed is not None:
             aftermath.assert_closed_well(closed, told)
         else:
-            assert (await world.metadata()).state is LedgerState.IN_RECOVERY
+            assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
             if "its end cannot be proven" in error:
                 aftermath.assert_saved(given, told)
             else:
                 assert aftermath.has_trouble, error
-        assert world.clock.now_s() < TOO_LONG_S
+        assert cluster.clock.now_s() < TOO_LONG_S
 
     print(f"seed {seed}")
     run(scenario())

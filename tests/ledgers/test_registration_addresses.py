@@ -1,4 +1,4 @@
-"""Which bookie answers at an address, by what is registered. Pure."""
+"""Finds the bookie that answers at an address, from the registrations alone."""
 
 import pytest
 
@@ -26,9 +26,11 @@ def view(*bookies: RegisteredBookie) -> BookieView:
         pytest.param([registered(NAMED, 1)], NAMED, None, PLACE, id="its id is no address"),
         pytest.param([], OLD, None, PLACE, id="absent, and never seen: by its id"),
         pytest.param([], NAMED, ELSEWHERE, ELSEWHERE, id="absent: where it was last"),
-        pytest.param([], NAMED, None, None, id="absent, and nothing tells"),
-        pytest.param([registered(NEW, 2)], OLD, None, None, id="another bookie took its address"),
-        pytest.param([registered(NEW, 2)], NAMED, PLACE, None, id="took its last known address"),
+        pytest.param([], NAMED, None, None, id="absent, and no address is known"),
+        pytest.param([registered(NEW, 2)], OLD, None, None, id="another bookie has its address"),
+        pytest.param(
+            [registered(NEW, 2)], NAMED, PLACE, None, id="another bookie has its last known address"
+        ),
         pytest.param(
             [registered(OLD, 1), registered(NEW, 2)],
             OLD,
@@ -37,17 +39,25 @@ def view(*bookies: RegisteredBookie) -> BookieView:
             id="its session is not over yet",
         ),
         pytest.param(
-            [registered(OLD, 1), registered(NEW, 2)], NEW, None, PLACE, id="the later one answers"
+            [registered(OLD, 1), registered(NEW, 2)],
+            NEW,
+            None,
+            PLACE,
+            id="the later bookie answers",
         ),
         pytest.param(
-            [registered(OLD, 0), registered(NEW, 2)], NEW, None, None, id="ACLs hide who came later"
+            [registered(OLD, 0), registered(NEW, 2)],
+            NEW,
+            None,
+            None,
+            id="denied access hides which one came later",
         ),
         pytest.param(
-            [registered(NEW, 2, ELSEWHERE)], OLD, None, PLACE, id="the other one is elsewhere"
+            [registered(NEW, 2, ELSEWHERE)], OLD, None, PLACE, id="the other bookie is elsewhere"
         ),
     ],
 )
-def test_an_id_resolves_only_where_no_other_bookie_answers(
+def test_an_id_resolves_only_if_no_other_bookie_has_its_address(
     bookies: list[RegisteredBookie],
     asked: BookieId,
     last_known: Address | None,
@@ -71,5 +81,5 @@ def test_a_superseded_bookie_is_the_one_that_registered_earlier() -> None:
     assert view(registered(OLD, 1), registered(NEW, 2)).superseded == {OLD}
 
 
-def test_the_latest_registrant_of_one_is_that_one() -> None:
+def test_a_single_bookie_is_its_latest_registrant() -> None:
     assert latest_registrant([registered(OLD, 0)]) == OLD

@@ -1,5 +1,4 @@
-"""What stands beside the bookies' znodes, and cannot be a bookie's: it counts as none, and is
-told."""
+"""Names beside the bookies' znodes that cannot be a bookie's: they are ignored and logged."""
 
 import pytest
 from structlog.testing import capture_logs
@@ -15,7 +14,7 @@ JUNK = "bookie 1 (old)"
 
 @pytest.mark.parametrize("parent", ["available", "available/readonly"])
 @in_virtual_time
-async def test_nothing_is_stored_on_what_cannot_be_a_bookie(parent: str) -> None:
+async def test_names_that_cannot_be_bookies_are_ignored(parent: str) -> None:
     cluster = await Cluster.start(B1, B2)
     registration = Registration(cluster.store, ROOT)
     before = await registration.read()
@@ -30,7 +29,7 @@ async def test_nothing_is_stored_on_what_cannot_be_a_bookie(parent: str) -> None
 
 
 @in_virtual_time
-async def test_where_nothing_else_stands_nobody_knows_of_any_bookie() -> None:
+async def test_without_any_other_name_the_bookies_are_unknown() -> None:
     cluster = await Cluster.start(B1)
     await cluster.kill(B1)
     await cluster.store.create(f"{ROOT}/available/{JUNK}", with_parents=True)
@@ -40,7 +39,7 @@ async def test_where_nothing_else_stands_nobody_knows_of_any_bookie() -> None:
 
 
 @in_virtual_time
-async def test_nobody_is_lost_of_whom_there_is_but_a_cookie_that_cannot_be_a_bookies() -> None:
+async def test_a_cookie_that_cannot_be_a_bookies_makes_none_lost() -> None:
     cluster = await Cluster.start(B1, B2)
     registration = Registration(cluster.store, ROOT)
     path = f"{ROOT}/cookies/{JUNK}"

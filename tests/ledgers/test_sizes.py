@@ -1,4 +1,4 @@
-"""Numbers of bytes, as people read them."""
+"""Numbers of bytes in a form for people."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""Groups of tasks, waits with a timeout, and work in parts."""
+
 import asyncio
 import math
 
@@ -20,7 +22,7 @@ def test_tasks_end_with_their_block() -> None:
     run(scenario())
 
 
-def test_an_error_of_a_task_ends_the_block_and_comes_out_unwrapped() -> None:
+def test_an_error_of_a_task_ends_the_block_and_is_not_wrapped() -> None:
     async def fail() -> None:
         raise UnavailableError("time-out")
 
@@ -37,7 +39,7 @@ def test_an_error_of_a_task_ends_the_block_and_comes_out_unwrapped() -> None:
     run(scenario())
 
 
-def test_an_error_of_the_block_comes_out_unwrapped() -> None:
+def test_an_error_of_the_block_is_not_wrapped() -> None:
     async def fail() -> None:
         async with task_scope() as scope:
             scope.start(asyncio.sleep(60))
@@ -50,7 +52,7 @@ def test_an_error_of_the_block_comes_out_unwrapped() -> None:
     run(scenario())
 
 
-def test_a_cancelled_block_is_cancelled_and_so_are_its_tasks() -> None:
+def test_a_cancelled_block_cancels_its_tasks() -> None:
     started: list[asyncio.Task[None]] = []
 
     async def block() -> None:
@@ -70,7 +72,7 @@ def test_a_cancelled_block_is_cancelled_and_so_are_its_tasks() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, math.inf, 3.0])
-def test_who_waits_is_woken(timeout_s: float | None) -> None:
+def test_a_waiting_caller_is_woken(timeout_s: float | None) -> None:
     async def scenario() -> None:
         wake = asyncio.Event()
         asyncio.get_running_loop().call_later(2, wake.set)
@@ -83,7 +85,9 @@ def test_who_waits_is_woken(timeout_s: float | None) -> None:
 
 
 @pytest.mark.parametrize(("timeout_s", "waited_s"), [(2.0, 2), (0.0, 0), (-1.0, 0)])
-def test_who_waits_goes_on_when_the_time_is_over(timeout_s: float, waited_s: float) -> None:
+def test_a_waiting_caller_continues_when_the_time_is_over(
+    timeout_s: float, waited_s: float
+) -> None:
     async def scenario() -> None:
         assert not await wait_woken(asyncio.Event(), timeout_s=timeout_s)
         assert asyncio.get_running_loop().time() == waited_s
@@ -91,7 +95,7 @@ def test_who_waits_goes_on_when_the_time_is_over(timeout_s: float, waited_s: flo
     run(scenario())
 
 
-def test_values_are_worked_at_in_parts_and_what_comes_of_them_keeps_their_order() -> None:
+def test_values_are_processed_in_parts_and_keep_their_order() -> None:
     under_way, most = 0, 0
 
     async def work(value: int) -> int:

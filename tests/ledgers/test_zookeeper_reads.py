@@ -1,5 +1,4 @@
-"""What becomes of a read whose connection fails, without a server. With one: the contract of the
-store."""
+"""A read whose connection fails, without a server. The contract of the store uses a server."""
 
 import asyncio
 from typing import Any, cast
@@ -14,7 +13,7 @@ from tests.ledgers.scripted_session import ScriptedSession, turn
 
 
 async def is_sent(session: ScriptedSession, count: int) -> None:
-    """Until so many requests have been sent."""
+    """Wait until this number of requests has been sent."""
     async with asyncio.timeout(10):
         while len(session.sent) < count:
             await turn()
@@ -25,7 +24,7 @@ def store_on(session: ScriptedSession) -> ZooKeeperStore:
 
 
 @pytest.mark.parametrize("error", [ConnectionLoss(), SessionMovedError()], ids=["lost", "moved"])
-def test_a_read_is_sent_again_when_the_connection_it_was_sent_on_is_no_more(
+def test_a_read_is_sent_again_if_its_connection_has_broken(
     error: Exception,
 ) -> None:
     async def scenario() -> None:
@@ -42,8 +41,8 @@ def test_a_read_is_sent_again_when_the_connection_it_was_sent_on_is_no_more(
     asyncio.run(scenario())
 
 
-def test_a_read_is_not_sent_again_before_the_session_knows_that_the_connection_broke() -> None:
-    """kazoo fails each request with the same break until it has told of that."""
+def test_a_read_is_sent_again_only_after_the_break_is_known() -> None:
+    """kazoo fails each request with the same break until it has reported it."""
 
     async def scenario() -> None:
         session = ScriptedSession(is_old=True)
@@ -65,7 +64,7 @@ def test_a_read_is_not_sent_again_before_the_session_knows_that_the_connection_b
 
 
 @pytest.mark.parametrize("is_told_before", [False, True])
-def test_a_break_is_waited_for_until_it_is_told(is_told_before: bool) -> None:
+def test_a_caller_waits_until_a_break_is_reported(is_told_before: bool) -> None:
     async def scenario() -> None:
         session = Session()
         if is_told_before:
@@ -84,7 +83,7 @@ def test_a_break_is_waited_for_until_it_is_told(is_told_before: bool) -> None:
     asyncio.run(scenario())
 
 
-def test_a_read_is_not_sent_again_for_ever() -> None:
+def test_a_read_is_not_repeated_for_ever() -> None:
     async def scenario() -> None:
         session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))
@@ -98,7 +97,7 @@ def test_a_read_is_not_sent_again_for_ever() -> None:
     asyncio.run(scenario())
 
 
-def test_a_read_that_an_overloaded_server_refuses_is_left_to_the_caller() -> None:
+def test_a_read_refused_by_an_overloaded_server_is_not_repeated() -> None:
     async def scenario() -> None:
         session = ScriptedSession(is_old=True)
         reading = asyncio.create_task(store_on(session).children("/a"))

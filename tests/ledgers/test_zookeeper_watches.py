@@ -1,4 +1,4 @@
-"""What becomes of a watch that an overloaded server does not set, without a server."""
+"""A watch that an overloaded server does not set, without a server."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
@@ -20,7 +20,7 @@ LONG_S = 60.0
 
 
 class WatchingSession(ScriptedSession):
-    """One that has readers of its watches, too. ``life``: tells them what happens to it."""
+    """A session with readers of its watches. ``life`` tells them what happens to it."""
 
     def __init__(self, *, is_old: bool = False) -> None:
         super().__init__(is_old=is_old)
@@ -54,9 +54,11 @@ async def first(events: AsyncGenerator[Event, None]) -> Event:
         pytest.param(ConnectionLoss(), READ_TRIES_MAX, id="the connection broke again and again"),
     ],
 )
-def test_rule_s8_a_watch_tells_nothing_before_it_stands_and_is_asked_for_until_it_does(
+def test_rule_s8_a_watch_is_requested_until_it_is_set(
     error: KazooException, request_count: int
 ) -> None:
+    """It reports nothing before."""
+
     async def scenario() -> None:
         session = WatchingSession()
         watching = asyncio.create_task(first(store_on(session).watch("/a")))
@@ -73,7 +75,7 @@ def test_rule_s8_a_watch_tells_nothing_before_it_stands_and_is_asked_for_until_i
     run(scenario())
 
 
-def test_the_watches_of_an_old_server_are_asked_for_again_likewise() -> None:
+def test_the_watches_of_an_old_server_are_requested_again_too() -> None:
     async def scenario() -> None:
         session = WatchingSession(is_old=True)
         watching = asyncio.create_task(first(store_on(session).watch("/a")))
@@ -90,7 +92,7 @@ def test_the_watches_of_an_old_server_are_asked_for_again_likewise() -> None:
     run(scenario())
 
 
-def test_the_session_s_end_ends_a_watch_that_does_not_stand_yet() -> None:
+def test_the_end_of_the_session_ends_a_watch_that_is_not_set() -> None:
     async def scenario() -> None:
         session = WatchingSession()
         watching = asyncio.create_task(first(store_on(session).watch("/a")))

@@ -1,7 +1,7 @@
 """A small cluster in memory, for the tests of replication and of the auditor.
 
-Real code on fakes: bookies with their ledgers, the znodes of ZooKeeper, time that passes when all
-wait, and any number of nodes with a session each. Every write of metadata is held against rule S1.
+Real code on fakes: bookies with their ledgers, the znodes of ZooKeeper, virtual time, and any
+number of nodes with a session each. Every write of metadata is checked against rule S1.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ P = ParamSpec("P")
 
 
 def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Runs a test that is a coroutine function, in a loop of its own whose time costs nothing."""
+    """Make a test of a coroutine function. It runs in its own loop in virtual time."""
 
     @functools.wraps(test)
     def running(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -51,7 +51,7 @@ def in_virtual_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P,
 
 
 class Cluster:
-    """Made within a running loop; ``start`` makes the znodes that a cluster has."""
+    """A cluster. It is made within a running loop; ``start`` creates its znodes."""
 
     def __init__(self, *, seed: int = 0) -> None:
         self.clock = LoopClock()
@@ -63,13 +63,13 @@ class Cluster:
         self.manager = LedgerManager(self.store, root=ROOT, layout=Layout.HIERARCHICAL)
         self.bookies = RecordingBookies(BOOKIES, clock=self.clock)
         self.violations: list[str] = []
-        """Of rule S1, by whatever metadata was written."""
+        """Violations of rule S1 in all metadata that was written."""
         self.lost: set[tuple[int, int]] = set()
         """Ledger and entry ids of which a test destroyed every copy."""
 
     @classmethod
     async def start(cls, *bookies: BookieId, seed: int = 0) -> "Cluster":
-        """With these bookies registered, all of them if none is given."""
+        """Return a cluster with these bookies registered; without arguments with all of them."""
         cluster = cls(seed=seed)
         await cluster.store.create(f"{ROOT}/available/readonly", with_parents=True)
         await cluster.store.create(f"{ROOT}/cookies", with_parents=True)
@@ -110,7 +110,7 @@ class Cluster:
         await self.register(bookie)
 
     async def wipe(self, bookie: BookieId) -> None:
-        """New disks, and so another identity; the bookie must be down."""
+        """Give the bookie, which must be down, new disks and so a new identity."""
         self.bookie(bookie).wipe()
         await self.store.delete(f"{ROOT}/cookies/{bookie}")
         await self.store.create(f"{ROOT}/cookies/{bookie}")
@@ -128,7 +128,7 @@ class Cluster:
         digest: EntryDigest = DIGEST,
         **fields: object,
     ) -> VersionedMetadata:
-        """A ledger with entries 0 to ``last``, each on every bookie of its write set."""
+        """Create a ledger with entries 0 to ``last``, each on every bookie of its write set."""
         is_closed = state is LedgerState.CLOSED
         metadata = LedgerMetadata(
             ensemble_size=len(ensembles[0]),
@@ -158,7 +158,7 @@ class Cluster:
         digest: EntryDigest = DIGEST,
         lac: int | None = None,
     ) -> None:
-        """Store the entry on these bookies as a writer would have."""
+        """Store the entry on these bookies as a writer would."""
         for bookie in bookies:
             self.bookie(bookie).add(
                 entry_bytes(ledger_id, entry_id, digest=digest, lac=lac),
@@ -174,33 +174,39 @@ class Cluster:
         return [segment.ensemble for segment in (await self.metadata(ledger_id)).segments]
 
     def good_copies(self, ledger_id: int, metadata: LedgerMetadata, entry_id: int) -> int:
-        """How many of the bookies that metadata names hold the entry, undamaged."""
+        """Return the number of bookies in the metadata that have an undamaged copy of the entry."""
         return sum(
-            self.holds(bookie, ledger_id, entry_id) for bookie in named_by(metadata, entry_id)
+            self.has_good_copy(bookie, ledger_id, entry_id)
+            for bookie in named_by(metadata, entry_id)
         )
 
-    def holds(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
-        """Whether there is a good copy, be the bookie up or down. Asks nobody."""
+    def has_good_copy(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bool:
+        """Return True if the bookie, up or down, has a good copy. Sends no request."""
         if entry_id not in self.bookie(bookie).entry_ids(ledger_id):
             return False
         entry = self.bookie(bookie).read(ledger_id, entry_id)
         return DIGEST.is_good(entry, ledger_id=ledger_id, entry_id=entry_id)
 
     async def assert_whole(self, *ledger_ids: int) -> None:
-        """Every copy that metadata names is there, on a bookie that can be read."""
+        """Assert that every copy that metadata names exists on a bookie that can be read."""
         for ledger_id in ledger_ids or (LEDGER,):
             metadata = await self.metadata(ledger_id)
             assert metadata.is_closed, metadata
             for entry_id in range(metadata.last_entry_id + 1):
                 for bookie in named_by(metadata, entry_id):
-                    assert self.holds(bookie, ledger_id, entry_id), (ledger_id, entry_id, bookie)
+                    assert self.has_good_copy(bookie, ledger_id, entry_id), (
+                        ledger_id,
+                        entry_id,
+                        bookie,
+                    )
                     assert not self.bookie(bookie).is_down, (ledger_id, entry_id, bookie)
         assert not self.violations, self.violations
 
     def _check_write(self, ledger_id: int, before: LedgerMetadata, after: LedgerMetadata) -> None:
-        """Rule S1: a bookie that came in has its stripe, and no entry has fewer good copies named.
+        """Check rule S1: a new bookie has its stripe, and no entry has fewer good copies than
+        before.
 
-        What a bookie acknowledged and dropped, the writer cannot know: the copies are read again
+        The worker cannot know that a bookie acknowledged a copy and lost it: copies are read again
         later.
         """
         if any(ledger_id in self.bookie(bookie).dropped for bookie in after.bookies):
@@ -208,7 +214,7 @@ class Cluster:
         for entry_id in range(after.last_entry_id + 1 if before.is_closed else _settled(after)):
             came = set(named_by(after, entry_id)) - set(named_by(before, entry_id))
             for bookie in came:
-                if not self.holds(bookie, ledger_id, entry_id):
+                if not self.has_good_copy(bookie, ledger_id, entry_id):
                     self.violations.append(f"{bookie} is named without entry {entry_id}: {after}")
             count = self.good_copies(ledger_id, after, entry_id)
             if count < self.good_copies(ledger_id, before, entry_id):
@@ -217,7 +223,7 @@ class Cluster:
     # --- The queue --------------------------------------------------------------------------------
 
     async def mark(self, *replicas: BookieId, ledger_id: int = LEDGER, ctime_ms: int = 1) -> None:
-        """As an auditor would; a mark that stands is written again."""
+        """Mark the ledger as an auditor would. An existing mark is written again."""
         path = PATHS.mark(ledger_id)
         data = znodes.mark_to_bytes(Mark(replicas=replicas, ctime_ms=ctime_ms))
         if await self.store.exists(path) is None:
@@ -249,8 +255,7 @@ class Cluster:
         racks: Mapping[BookieId, str] | None = None,
         moves_misplaced: bool = False,
     ) -> AbstractAsyncContextManager[Node]:
-        """Another node's worker half. ``racks``: it goes by them, and by no rule where there are
-        none."""
+        """Yield another node with a worker. Without ``racks`` no placement rule applies."""
         return running_node(
             name,
             tree=self.tree,
@@ -279,7 +284,7 @@ def entry_bytes(
 
 
 def named_by(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
-    """The bookies that should hold the entry."""
+    """Return the bookies that should have the entry."""
     ensemble = metadata.segment_of(entry_id).ensemble
     indexes = write_set(
         entry_id, ensemble_size=metadata.ensemble_size, write_quorum=metadata.write_quorum
@@ -288,7 +293,8 @@ def named_by(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
 
 
 def _settled(metadata: LedgerMetadata) -> int:
-    """Entries before the last segment; what lies there, a recovery may find and write anew."""
+    """Return the entries before the last segment. A recovery may write entries of the last one
+    again."""
     return metadata.last_segment.first_entry_id
 
 
@@ -300,7 +306,7 @@ def fault_once(
     *,
     path: str | None = None,
 ) -> None:
-    """The next write of ``store`` that has such an operation (on ``path``) suffers the fault."""
+    """Let the next write of ``store`` with such an operation (on ``path``) suffer the fault."""
 
     def is_it(operation: Operation) -> bool:
         return isinstance(operation, kind) and path in (None, operation.path)
@@ -315,21 +321,30 @@ def fault_once(
 
 
 def shut_out(store: MetadataStore, *paths: str, is_stat_open: bool = False) -> set[str]:
-    """ZooKeeper's ACLs keep the session from reading these znodes, as long as they are in the set
-    that is given.
+    """Let ZooKeeper's ACLs deny the session reads of the znodes in the returned set.
 
-    ``is_stat_open``: as older servers have it: those of ZooKeeper 3.9.5 keep to ACLs in ``exists``,
-    too.
+    ``is_stat_open``: older servers do not check ACLs in ``exists``; those of ZooKeeper 3.9.5 do.
     """
     shut, get, children, exists = set(paths), store.get, store.children, store.exists
 
     def check(path: str) -> None:
         if path in shut:
-            raise UnauthorizedError("the ACL shuts us out")
+            raise UnauthorizedError("the ACL shuts us out", path=path)
 
     async def get_if_allowed(path: str) -> tuple[bytes, Stat]:
         check(path)
         return await get(path)
+
+    async def get_each_if_allowed(
+        paths: Sequence[str],
+    ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
+        return await asyncio.gather(*map(get_if_any, paths))
+
+    async def get_if_any(path: str) -> tuple[bytes, Stat] | NoNodeError | UnauthorizedError:
+        try:
+            return await get_if_allowed(path)
+        except (NoNodeError, UnauthorizedError) as error:
+            return error
 
     async def children_if_allowed(path: str) -> list[str]:
         check(path)
@@ -342,13 +357,14 @@ def shut_out(store: MetadataStore, *paths: str, is_stat_open: bool = False) -> s
         return found
 
     store.get = get_if_allowed  # type: ignore[method-assign]
+    store.get_each = get_each_if_allowed  # type: ignore[method-assign]
     store.children = children_if_allowed  # type: ignore[method-assign]
     store.exists = exists_if_allowed  # type: ignore[method-assign]
     return shut
 
 
 async def until(cluster: Cluster, condition: Callable[[], Awaitable[bool]]) -> float:
-    """How many seconds passed before it held. A minute of the clock is the most."""
+    """Return how many seconds passed until the condition was true. A minute is the bound."""
     began_s = cluster.clock.now_s()
     while not await condition():
         assert cluster.clock.now_s() - began_s < 60, "waited for a minute"
@@ -361,7 +377,8 @@ async def queue_empty(cluster: Cluster) -> bool:
 
 
 async def with_lost_b2(count: int, *bookies: BookieId) -> Cluster:
-    """Ledgers 0 to ``count - 1`` on B1, B2 and B3, marked because B2 is lost."""
+    """Return a cluster with ledgers 0 to ``count - 1`` on B1, B2 and B3, marked because B2 is
+    lost."""
     cluster = await Cluster.start(*bookies)
     for ledger_id in range(count):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
@@ -370,8 +387,8 @@ async def with_lost_b2(count: int, *bookies: BookieId) -> Cluster:
     return cluster
 
 
-def times_taken(cluster: Cluster, ledger_id: int = LEDGER) -> list[float]:
-    """When anybody tries to lock the ledger, as it happens."""
+def lease_attempts(cluster: Cluster, ledger_id: int = LEDGER) -> list[float]:
+    """Return a list that grows by the time of each attempt to lock the ledger."""
     times_s: list[float] = []
     lock = PATHS.lock(ledger_id)
 

@@ -1,4 +1,4 @@
-"""Copies that a test asks for, and ledgers to copy."""
+"""Copies that a test requests, and ledgers to copy."""
 
 from msgspec.structs import replace
 
@@ -20,8 +20,7 @@ def job(
     entry_ids: tuple[int, ...] | None = None,
     write_quorum: int = 2,
 ) -> CopyJob:
-    """Entries 0 to 9 on B1, B2 and B3, of which B3 is to be replaced by B4 unless told
-    otherwise."""
+    """Return the copy of entries 0 to 9 on B1, B2 and B3; B4 replaces B3 by default."""
     whole = fragment(write_quorum=write_quorum)
     return CopyJob(
         fragment=whole,
@@ -51,7 +50,7 @@ def whole_ledger(
     index: int = 0,
     ledger_id: int = LEDGER,
 ) -> CopyJob:
-    """All that one index stores, from the others of its ensemble to B7."""
+    """Return the copy of everything that one bookie index stores to B7."""
     whole = replace(
         fragment(ensemble, last=entry_count - 1, write_quorum=write_quorum), ledger_id=ledger_id
     )

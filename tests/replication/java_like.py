@@ -1,5 +1,5 @@
-"""As much of Java's ReplicationWorker as decides what becomes of a mark: what it looks at, and that
-it unmarks."""
+"""The part of Java's ReplicationWorker that decides about a mark: what it reads, and that it
+unmarks."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ LOOK_S = 0.1
 
 @asynccontextmanager
 async def javas_worker(cluster: Cluster) -> AsyncIterator[None]:
-    """Takes what is marked in the shared queue, and nothing else, at once."""
+    """Run a worker that leases everything in the shared queue at once, and nothing else."""
     task = asyncio.create_task(_run(cluster))
     try:
         yield
@@ -32,8 +32,8 @@ async def _run(cluster: Cluster) -> None:
 
 
 async def _replicate(cluster: Cluster, ledger_id: int) -> None:
-    """LedgerChecker: the ends of each part, whatever its bytes; a part that misses one is copied
-    anew, all of it."""
+    """Do what LedgerChecker does: read the ends of each fragment without digests; copy a whole
+    fragment that misses one."""
     metadata = await cluster.metadata(ledger_id)
     for fragment in known_fragments(ledger_id, metadata, lac=-1):
         for index in range(fragment.ensemble_size):

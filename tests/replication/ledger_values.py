@@ -1,4 +1,4 @@
-"""Small values that several tests of replication speak of."""
+"""Small values for several tests of replication."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from ledgers.model import BookieId, DigestType, Fragment, LedgerMetadata, Ledger
 from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView
-from replication.copy_checks import IndexFinding
+from replication.copy_reader import CopyFinding
 from replication.inspection import Inspection
 from replication.orders import Orders
 
@@ -54,12 +54,12 @@ def fragment(
     )
 
 
-def survey_of(
-    findings: Sequence[IndexFinding],
+def inspection_of(
+    findings: Sequence[CopyFinding],
     metadata: LedgerMetadata | None = None,
     orders: Orders | None = None,
 ) -> Inspection:
-    """Of ledger 7; closed, on B1, B2 and B3, where nothing else is said."""
+    """Return the inspection of ledger 7; by default it is closed, on B1, B2 and B3."""
     return Inspection(
         versioned=VersionedMetadata(
             ledger_id=7,

@@ -1,4 +1,4 @@
-"""A node's worker half, put together as the daemon does, on a ZooKeeper and bookies in memory."""
+"""A node with a worker, put together as the daemon does, on ZooKeeper and bookies in memory."""
 
 import asyncio
 import random
@@ -16,15 +16,18 @@ from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration
+from replication.backoff import RetryPace, WaitingList
 from replication.cluster import IsolationGroups, ViewSource
 from replication.copier import Copier
+from replication.history import HistoryWriter
 from replication.inspection import Inspector
-from replication.ledger_record import UnprovenEnds, WaitingNotesWriter
+from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotesWriter
 from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.open_ledgers import OpenLedgers
 from replication.orders import OrderStore
+from replication.reasons import Blocked, Facts, Reason
 from replication.recent_copies import CopyRecorder
 from replication.repair import Repairer
 from replication.settings import ReplicationSettings
@@ -41,7 +44,7 @@ LEDGER = 7
 
 @dataclass(slots=True, kw_only=True)
 class Node:
-    """One worker session's parts, put together as the daemon does."""
+    """The parts of one worker session, put together as the daemon does."""
 
     store: MemoryStore
     batcher: Batcher
@@ -53,13 +56,38 @@ class Node:
     recorder: CopyRecorder
     repairer: Repairer
     written: list[VersionedMetadata]
-    """What the repairer told that it wrote."""
+    """The writes that the repairer reported."""
     notes: WaitingNotesWriter
-    ends: UnprovenEnds
+    clock: Clock
     worker: ReplicationWorker
+    history: HistoryWriter
+
+    async def note_unproven(self, ledger_id: int, facts: Facts) -> None:
+        """Write the note of a worker that could not prove the ledger's end."""
+        now_ms = self.clock.wall_ms()
+        note = WaitingNote(
+            ledger_id=ledger_id,
+            blocked=Blocked(reason=Reason.END_UNPROVEN, facts=facts),
+            node="host",
+            since_ms=now_ms,
+            unproven=UnprovenEnd(ledger_id=ledger_id, facts=facts, tried_ms=now_ms),
+        )
+        await self.notes.write(note)
+
+    async def tidy(self) -> None:
+        waiting = WaitingList(
+            notes=self.notes,
+            manager=self.manager,
+            views=self.views,
+            pace=RetryPace(wait_min_s=1, wait_max_s=1),
+            node="host",
+            clock=self.clock,
+            rng=random.Random(0),
+        )
+        await waiting.tidy(self.queue)
 
     async def lease(self, ledger_id: int = LEDGER) -> LedgerLease:
-        """The mark as it stands, and our lock on it."""
+        """Lease the ledger at its current mark."""
         lease = await self.queue.lease(await self.queued(ledger_id))
         assert lease is not None, ledger_id
         return lease
@@ -89,9 +117,9 @@ async def running_node(
     racks: Mapping[BookieId, str] | None = None,
     moves_misplaced: bool = False,
 ) -> AsyncIterator[Node]:
-    """Its session, and what runs in it but for the worker itself.
+    """Yield a node with its session and everything that runs beside the worker.
 
-    What runs beside the worker may fail when a test ends the session; the worker will tell.
+    The tasks beside the worker may fail when a test ends the session; the worker reports that.
     """
     store = MemoryStore(tree)
     beside: list[asyncio.Task[None]] = []
@@ -111,7 +139,12 @@ async def running_node(
         )
         beside += [
             asyncio.create_task(work)
-            for work in (node.batcher.run(), node.views.run(), node.recorder.run())
+            for work in (
+                node.batcher.run(),
+                node.views.run(),
+                node.recorder.run(),
+                node.history.run(),
+            )
         ]
         yield node
     finally:
@@ -157,6 +190,7 @@ async def _node(
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
     recorder = CopyRecorder(store, batcher, PATHS, session=membership.uuid)
+    history = HistoryWriter(batcher, PATHS, owner=membership.uuid, node=name, clock=clock)
     written: list[VersionedMetadata] = []
     repairer = Repairer(
         queue=queue,
@@ -178,6 +212,7 @@ async def _node(
             fallback_digest=fallback,
             target_selector=target_selector,
             clock=clock,
+            history=history,
         ),
         copier=Copier(answering, target_selector),
         recorder=recorder,
@@ -186,17 +221,17 @@ async def _node(
         on_written=written.append,
     )
     notes = WaitingNotesWriter(store, batcher, PATHS)
-    ends = UnprovenEnds(store, batcher, PATHS, manager=manager, clock=clock)
     worker = ReplicationWorker(
         queue=queue,
         repairer=repairer,
         views=views,
         notes=notes,
-        ends=ends,
+        manager=manager,
         settings=settings,
         node=name,
         clock=clock,
         rng=rng,
+        history=history,
     )
     return Node(
         store=store,
@@ -210,14 +245,15 @@ async def _node(
         repairer=repairer,
         written=written,
         notes=notes,
-        ends=ends,
+        clock=clock,
         worker=worker,
+        history=history,
     )
 
 
 @asynccontextmanager
 async def working(node: Node) -> AsyncIterator["asyncio.Task[None]"]:
-    """The node's worker runs; what ends it ends the test."""
+    """Run the node's worker. An error of the worker ends the test."""
     worker = asyncio.create_task(node.worker.run())
     try:
         yield worker

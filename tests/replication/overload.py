@@ -1,4 +1,4 @@
-"""A ZooKeeper that has no time for some requests of a session."""
+"""A ZooKeeper that is too busy for some requests of a session."""
 
 import asyncio
 import random
@@ -17,8 +17,7 @@ READS = ("get", "exists", "children")
 
 
 def overload(store: MetadataStore, *paths: str) -> set[str]:
-    """It throttles the session's reads of these znodes, as long as they are in the set that is
-    given."""
+    """Throttle the session's reads of the znodes in the returned set."""
     throttled = set(paths)
 
     def unless_throttled(read: Callable[[str], Awaitable[T]]) -> Callable[[str], Awaitable[T]]:
@@ -36,8 +35,7 @@ def overload(store: MetadataStore, *paths: str) -> set[str]:
 
 @contextmanager
 def overloaded(store: MemoryStore, rng: random.Random, *, share: float = 0.3) -> Iterator[None]:
-    """While the block runs so many of the session's requests are refused, or their replies lost, by
-    chance."""
+    """Refuse a random share of the session's requests, or lose their replies, during the block."""
 
     def now_and_then(request: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
         async def asking(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""A ZooKeeper that refuses some writes of a session: a quota is used up, or ACLs forbid them."""
+"""A ZooKeeper that refuses some writes of a session: its quota is used up, or ACLs deny them."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from ledgers.store import Create, MultiFailed, Operation, OperationResult, SetDa
 def refuse(
     store: MemoryStore, is_refused: Callable[[Operation], bool], error: type[BookmenderError]
 ) -> None:
-    """What is written on this session."""
+    """Refuse these writes of the session."""
     multi = store.multi
 
     async def unless_refused(operations: Sequence[Operation]) -> list[OperationResult]:

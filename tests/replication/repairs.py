@@ -1,4 +1,4 @@
-"""One repair at a time, and what may happen in the middle of it: for the tests of repairs."""
+"""Helpers for the tests of repairs: one repair at a time, and events in the middle of it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -22,16 +22,16 @@ VERSION_1: dict[str, Any] = {
     "ack_quorum": 2,
     "has_ack_quorum": False,
 }
-"""What such metadata holds, and does not."""
+"""Fields that such metadata has, and fields that it lacks."""
 
 
 async def repair_with(node: Node) -> Outcome:
-    """Take the marked ledger and repair it."""
+    """Lease the marked ledger and repair it."""
     return await node.repairer.repair(await node.lease())
 
 
 async def repair(cluster: Cluster, **options: object) -> Outcome:
-    """Mark the ledger, and let a node repair it; its lock goes with the node's session."""
+    """Mark the ledger, and let a node repair it. Its lock ends with the node's session."""
     if not await cluster.marked():
         await cluster.mark()
     async with cluster.node(**options) as node:  # type: ignore[arg-type]
@@ -39,7 +39,7 @@ async def repair(cluster: Cluster, **options: object) -> Outcome:
 
 
 async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -> None:
-    """As an operator's command does. The marks are made by the leader, or by the test."""
+    """Order a drain, as an operator's command does. The leader or the test makes the marks."""
     order = DrainOrder(since_ms=cluster.clock.wall_ms(), may_fence=may_fence)
     for bookie in bookies:
         await cluster.store.create(
@@ -47,8 +47,8 @@ async def drain(cluster: Cluster, *bookies: BookieId, may_fence: bool = False) -
         )
 
 
-async def keep_away(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) -> int:
-    """Order a maintenance window; its end in wall-clock milliseconds."""
+async def order_maintenance(cluster: Cluster, bookie: BookieId, *, for_s: float = 60) -> int:
+    """Order a maintenance window and return its end in wall-clock milliseconds."""
     since_ms = cluster.clock.wall_ms()
     window = MaintenanceWindow(since_ms=since_ms, until_ms=since_ms + int(1000 * for_s))
     path = maintenance_znode(PATHS, bookie).path
@@ -61,7 +61,7 @@ async def assert_still_marked(cluster: Cluster) -> None:
 
 
 async def lost_b2(*bookies: BookieId) -> Cluster:
-    """A marked ledger on B1, B2 and B3, of which B2 is lost."""
+    """Return a marked ledger on B1, B2 and B3, of which B2 is lost."""
     cluster = await Cluster.start(*bookies)
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -75,7 +75,7 @@ async def open_ledger(
     starts: Sequence[int] = (0,),
     state: LedgerState = LedgerState.OPEN,
 ) -> Cluster:
-    """A marked ledger with W 3 and A 2, not closed."""
+    """Return a marked open ledger with write quorum 3 and ack quorum 2."""
     cluster = await Cluster.start()
     await cluster.write_ledger(
         *(ensembles or (THREE,)),
@@ -90,7 +90,7 @@ async def open_ledger(
 
 
 def watch_fencing(cluster: Cluster) -> list[BookieId]:
-    """Bookies that are being asked to fence, as they are."""
+    """Return a list that grows by each bookie that is asked to fence."""
     fenced: list[BookieId] = []
 
     def note(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -103,7 +103,7 @@ def watch_fencing(cluster: Cluster) -> list[BookieId]:
 
 
 def once_while_copying(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]]) -> None:
-    """``action`` happens right before the first entries are copied."""
+    """Run ``action`` right before the first entries are copied."""
 
     async def act(transfer: Transfer) -> None:
         if transfer.target is not None:
@@ -114,7 +114,7 @@ def once_while_copying(cluster: Cluster, action: Callable[[Transfer], Awaitable[
 
 
 def once_copied(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]]) -> None:
-    """``action`` happens when the target has acknowledged its entries, before they are named."""
+    """Run ``action`` when the target has acknowledged its entries, before metadata names it."""
 
     async def act(transfer: Transfer) -> None:
         if transfer.target is not None:
@@ -125,7 +125,7 @@ def once_copied(cluster: Cluster, action: Callable[[Transfer], Awaitable[None]])
 
 
 async def touch(cluster: Cluster) -> None:
-    """Somebody else writes the metadata, and changes nothing that matters."""
+    """Write the metadata as another client, without a change that matters."""
     versioned = await cluster.manager.read(LEDGER)
     await cluster.manager.write(LEDGER, versioned.metadata, read_as=versioned)
 

@@ -1,6 +1,8 @@
-"""The view of the bookies, as it follows ZooKeeper."""
+"""The view of the bookies as it follows ZooKeeper."""
 
 import asyncio
+import functools
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
@@ -13,6 +15,7 @@ from replication.orders import (
     DrainOrder,
     LimitsOrder,
     MaintenanceWindow,
+    Orders,
     OrderStore,
     drain_znode,
     limits_znode,
@@ -25,7 +28,7 @@ from tests.replication.watched import settle
 
 
 @in_virtual_time
-async def test_a_change_is_seen_and_wakes_who_waits_for_it() -> None:
+async def test_a_change_is_seen_and_wakes_waiting_callers() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         await settle()
@@ -40,7 +43,24 @@ async def test_a_change_is_seen_and_wakes_who_waits_for_it() -> None:
 
 
 @in_virtual_time
-async def test_the_same_list_read_again_is_no_change() -> None:
+async def test_a_deleted_cookie_is_seen_and_rereads_no_bookie() -> None:
+    """A decommission changes nothing else."""
+    cluster = await Cluster.start()
+    await cluster.unregister(B2)
+    async with cluster.node() as node:
+        await settle()
+        waiting = asyncio.create_task(node.views.wait_change(node.views.change_count))
+        before = node.store.request_count
+
+        await cluster.store.delete(f"{ROOT}/cookies/{B2}")
+        await asyncio.wait_for(waiting, 1)
+
+        assert B2 not in node.views.current.cookies
+        assert node.store.request_count - before == 1 + len(node.views.current.cookies)
+
+
+@in_virtual_time
+async def test_reading_the_same_list_again_is_no_change() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         await settle()
@@ -52,7 +72,7 @@ async def test_the_same_list_read_again_is_no_change() -> None:
 
 
 @in_virtual_time
-async def test_writable_and_read_only_bookies_are_told_apart() -> None:
+async def test_writable_and_read_only_bookies_are_distinguished() -> None:
     cluster = await Cluster.start()
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
@@ -64,22 +84,22 @@ async def test_writable_and_read_only_bookies_are_told_apart() -> None:
 
 
 @in_virtual_time
-async def test_each_life_of_a_bookie_has_its_own_czxid() -> None:
+async def test_each_registration_of_a_bookie_has_its_own_czxid() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         first = node.views.current.czxid(B1)
         await cluster.unregister(B1)
         await settle()
-        away = node.views.current.czxid(B1)
+        absent = node.views.current.czxid(B1)
         await cluster.register(B1)
         await settle()
 
-        assert away == 0
+        assert absent == 0
         assert node.views.current.czxid(B1) > first > 0
 
 
 @in_virtual_time
-async def test_rule_s6_a_bookie_with_a_younger_cookie_is_told() -> None:
+async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported() -> None:
     cluster = await Cluster.start()
     written = await cluster.write_ledger((B1, B2))
     stat = (await cluster.manager.read(written.ledger_id)).stat
@@ -93,9 +113,10 @@ async def test_rule_s6_a_bookie_with_a_younger_cookie_is_told() -> None:
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
 @in_virtual_time
-async def test_rule_s8_an_empty_or_missing_list_leaves_the_view_as_it_was(
+async def test_rule_s8_an_empty_list_does_not_change_the_view(
     is_missing: bool,
 ) -> None:
+    """The same if the znode is missing."""
     cluster = await Cluster.start()
     async with cluster.node() as node:
         for bookie in BOOKIES:
@@ -115,7 +136,7 @@ async def test_rule_s8_an_empty_or_missing_list_leaves_the_view_as_it_was(
 
 
 @in_virtual_time
-async def test_before_the_first_reading_there_is_no_view() -> None:
+async def test_there_is_no_view_before_the_first_reading() -> None:
     cluster = await Cluster.start()
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
 
@@ -124,7 +145,7 @@ async def test_before_the_first_reading_there_is_no_view() -> None:
 
 
 @in_virtual_time
-async def test_rule_s13_an_absent_bookie_can_still_be_found_where_it_was() -> None:
+async def test_rule_s13_an_absent_bookie_keeps_its_last_address() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         await cluster.unregister(B1)
@@ -134,11 +155,11 @@ async def test_rule_s13_an_absent_bookie_can_still_be_found_where_it_was() -> No
         assert node.views.resolve(BookieId("nobody:1")) == Address("nobody", 1), "by its id"
 
 
-# --- What is ordered -------------------------------------------------------------------------------
+# --- Orders ---------------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_an_order_is_seen_and_wakes_who_waits_for_a_change() -> None:
+async def test_an_order_is_seen_and_wakes_waiting_callers() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
     async with cluster.node() as node:
@@ -154,7 +175,7 @@ async def test_an_order_is_seen_and_wakes_who_waits_for_a_change() -> None:
 
 
 @in_virtual_time
-async def test_orders_that_stand_are_in_the_first_view() -> None:
+async def test_existing_orders_are_in_the_first_view() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
     await order_store.give(limits_znode(PATHS), LimitsOrder(bytes_per_s=5), over=None)
@@ -164,7 +185,7 @@ async def test_orders_that_stand_are_in_the_first_view() -> None:
 
 
 @in_virtual_time
-async def test_a_window_drops_out_at_its_end_without_any_event() -> None:
+async def test_a_window_ends_without_any_event() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
     now_ms = cluster.clock.wall_ms()
@@ -193,7 +214,7 @@ async def test_a_window_that_is_over_is_not_in_the_first_view() -> None:
 
 
 @in_virtual_time
-async def test_a_change_of_orders_does_not_make_every_node_read_all_bookies() -> None:
+async def test_a_change_of_orders_does_not_reread_all_bookies() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         await settle()
@@ -209,7 +230,7 @@ async def test_a_change_of_orders_does_not_make_every_node_read_all_bookies() ->
 
 
 @in_virtual_time
-async def test_orders_that_cannot_be_read_now_are_read_when_they_can_be() -> None:
+async def test_unreadable_orders_are_read_when_possible() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
         await settle()
@@ -226,11 +247,80 @@ async def test_orders_that_cannot_be_read_now_are_read_when_they_can_be() -> Non
         assert node.views.current.orders.draining.keys() == {B1}
 
 
-# --- ZooKeeper before 3.6 --------------------------------------------------------------------------
+async def in_maintenance(cluster: Cluster, orders: OrderStore) -> None:
+    """Put B1 in maintenance and stop it."""
+    now_ms = cluster.clock.wall_ms()
+    window = MaintenanceWindow(since_ms=now_ms, until_ms=now_ms + 3_600_000)
+    await orders.give(maintenance_znode(PATHS, B1), window, over=None)
+    await cluster.unregister(B1)
+
+
+async def end_maintenance(cluster: Cluster) -> None:
+    """Start B1, and only then end its maintenance."""
+    await cluster.register(B1)
+    await cluster.store.delete(maintenance_znode(PATHS, B1).path)
+
+
+class LateEvents(Registration):
+    """Bookies of whose changes no event arrives."""
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        yield
+        await asyncio.Event().wait()
 
 
 @in_virtual_time
-async def test_where_no_tree_is_watched_each_list_of_bookies_is() -> None:
+async def test_a_bookie_is_not_absent_at_the_end_of_its_maintenance() -> None:
+    """The event of the order arrives before the event of the registration."""
+    cluster = await Cluster.start()
+    orders = OrderStore(cluster.store, PATHS)
+    await in_maintenance(cluster, orders)
+    views = ViewSource(LateEvents(cluster.store, ROOT), cluster.clock, orders)
+    await views.refresh()
+    following = asyncio.create_task(views.run())
+    await settle()
+    assert B1 not in views.current.available
+
+    await end_maintenance(cluster)
+    await settle()
+    following.cancel()
+
+    assert not views.current.orders.maintenance
+    assert B1 in views.current.available
+
+
+class SlowOrders(OrderStore):
+    """Orders that are read only after ``before_read`` has run, once."""
+
+    before_read: Callable[[], Awaitable[None]] | None = None
+
+    async def read(self) -> Orders:
+        hook, self.before_read = self.before_read, None
+        if hook is not None:
+            await hook()
+        return await super().read()
+
+
+@in_virtual_time
+async def test_a_maintenance_may_end_while_the_view_is_read() -> None:
+    cluster = await Cluster.start()
+    orders = SlowOrders(cluster.store, PATHS)
+    await in_maintenance(cluster, orders)
+    views = ViewSource(Registration(cluster.store, ROOT), cluster.clock, orders)
+    await views.refresh()
+
+    orders.before_read = functools.partial(end_maintenance, cluster)
+    view = await views.refresh()
+
+    assert not view.orders.maintenance
+    assert B1 in view.available
+
+
+# --- ZooKeeper before 3.6 -------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_without_tree_watches_each_list_of_bookies_is_watched() -> None:
     cluster = await Cluster.start()
     cluster.tree.has_recursive_watches = False
     await cluster.unregister(B1)
@@ -247,7 +337,7 @@ async def test_where_no_tree_is_watched_each_list_of_bookies_is() -> None:
 
 
 @in_virtual_time
-async def test_where_no_tree_is_watched_orders_are_read_now_and_then() -> None:
+async def test_without_tree_watches_orders_are_read_periodically() -> None:
     cluster = await Cluster.start()
     cluster.tree.has_recursive_watches = False
     async with cluster.node() as node:

@@ -1,4 +1,4 @@
-"""Copies to a bookie that is there already and lacks entries (rule S15)."""
+"""Copies to a registered bookie that lacks entries (rule S15)."""
 
 import pytest
 
@@ -12,8 +12,7 @@ from tests.replication.nodes import LEDGER
 
 
 async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
-    """What gives B2 back entries that it loses hereby: of 0, 1, 3, 4, 6, 7 and 9, which are its
-    own."""
+    """Lose these entries on B2 and return their copy. B2 stores 0, 1, 3, 4, 6, 7 and 9."""
     for entry_id in entry_ids:
         cluster.bookie(B2).lose(LEDGER, entry_id)
     return CopyJob(
@@ -26,7 +25,7 @@ async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
 
 
 @in_virtual_time
-async def test_rule_s15_in_place_just_the_missing_entries_are_written() -> None:
+async def test_rule_s15_only_the_missing_entries_are_written_in_place() -> None:
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, 4)
     cluster.bookie(B2).lose(LEDGER, 9)
@@ -38,7 +37,7 @@ async def test_rule_s15_in_place_just_the_missing_entries_are_written() -> None:
 
 
 @in_virtual_time
-async def test_rule_s15_in_place_the_ends_come_last() -> None:
+async def test_rule_s15_the_ends_are_written_last_in_place() -> None:
     cluster = await cluster_with_ledger()
     missing = (0, 4, 6, 9)
     in_place = await lacking(cluster, *missing)
@@ -66,9 +65,10 @@ async def test_rule_s15_in_place_the_ends_come_last() -> None:
     ],
 )
 @in_virtual_time
-async def test_rule_s15_in_place_all_is_written_that_has_a_copy_but_for_an_end_that_shows_the_lack(
+async def test_rule_s15_an_end_that_shows_the_gap_is_not_written(
     missing: tuple[int, ...], lost: set[int], written: set[int], withheld: tuple[int, ...]
 ) -> None:
+    """All other entries that have a copy are written in place."""
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, *missing)
     for entry_id in lost:
@@ -84,7 +84,7 @@ async def test_rule_s15_in_place_all_is_written_that_has_a_copy_but_for_an_end_t
 
 
 @in_virtual_time
-async def test_rule_s15_in_place_no_end_is_written_while_a_replica_does_not_answer() -> None:
+async def test_rule_s15_no_end_is_written_if_a_replica_does_not_answer() -> None:
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, 0, 4, 6, 9)
     cluster.bookies.fail(B3, Op.READ, Fault(error=UnavailableError))

@@ -1,4 +1,4 @@
-"""Which source is asked for the entries of a copy."""
+"""Chooses the sources for the entries of a copy."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def asked(
         pytest.param(BOOKIES[:2], 2, id="E 2, W 2"),
     ],
 )
-def test_reading_is_spread_over_the_replicas(
+def test_reads_are_spread_over_the_replicas(
     ensemble: tuple[BookieId, ...], write_quorum: int
 ) -> None:
     for index in range(len(ensemble)):
@@ -58,7 +58,8 @@ def test_reading_is_spread_over_the_replicas(
             assert set(entry_ids) <= set(what.fragment.entries_of(ensemble.index(bookie)))
 
 
-def test_entries_in_a_row_come_from_one_source_so_that_batches_can_bring_them() -> None:
+def test_consecutive_entries_come_from_one_source() -> None:
+    """So that batch reads can bring them."""
     reads = asked(whole_ledger(entry_count=4 * SOURCE_RUN_ENTRIES))
 
     assert {bookie: len(ids) for bookie, ids in reads.items()} == dict.fromkeys(
@@ -70,7 +71,8 @@ def test_entries_in_a_row_come_from_one_source_so_that_batches_can_bring_them() 
     )
 
 
-def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> None:
+def test_small_ledgers_are_read_from_one_source_each() -> None:
+    """Together they use all sources."""
     sources: Counter[BookieId] = Counter()
     for ledger_id in range(100):
         sources.update(asked(whole_ledger(entry_count=10, ledger_id=ledger_id)).keys())
@@ -81,19 +83,25 @@ def test_small_ledgers_are_read_from_one_source_each_and_from_all_together() -> 
 @pytest.mark.parametrize(
     ("first", "second", "least", "most"),
     [
-        pytest.param(SourceHealth(is_unhealthy=True), SourceHealth(), 0, 0, id="one failed lately"),
+        pytest.param(
+            SourceHealth(is_unhealthy=True), SourceHealth(), 0, 0, id="one source failed lately"
+        ),
         pytest.param(
             SourceHealth(is_unhealthy=True),
             SourceHealth(waiting_bytes=10**9, reply_s=3.0),
             0,
             0,
-            id="one failed, the other is slow and has much to do",
+            id="one source failed, the other is slow and has much to do",
         ),
         pytest.param(
-            SourceHealth(reply_s=0.1), SourceHealth(reply_s=0.01), 300, 600, id="one is slow"
+            SourceHealth(reply_s=0.1), SourceHealth(reply_s=0.01), 300, 600, id="one source is slow"
         ),
         pytest.param(
-            SourceHealth(waiting_bytes=10**6), SourceHealth(), 1_000, 1_700, id="one has much to do"
+            SourceHealth(waiting_bytes=10**6),
+            SourceHealth(),
+            1_000,
+            1_700,
+            id="one source has much to do",
         ),
         pytest.param(
             SourceHealth(is_unhealthy=True),
@@ -121,7 +129,7 @@ def test_sources_are_chosen_by_health_and_load(
     assert least <= len(reads.get(B2, [])) <= most
 
 
-def test_a_sole_replica_is_given_its_time_and_of_several_the_first_is_not() -> None:
+def test_a_sole_replica_has_no_short_deadline_but_others_have() -> None:
     alone = whole_ledger(BOOKIES[:2], entry_count=10, write_quorum=2)
     of_two = whole_ledger(entry_count=10)
 
@@ -129,7 +137,7 @@ def test_a_sole_replica_is_given_its_time_and_of_several_the_first_is_not() -> N
     assert assign(of_two.entry_ids, SliceProgress(), of_two, nothing_known).have_alternatives
 
 
-def test_who_was_silent_is_asked_once_more_when_nobody_else_is_left() -> None:
+def test_unresponsive_replicas_are_asked_again_at_the_end() -> None:
     what, progress = whole_ledger(entry_count=3), SliceProgress()
     order = []
     entry_ids: list[int] = [0, 1, 2]

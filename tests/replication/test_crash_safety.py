@@ -1,8 +1,8 @@
-"""Rule S3 when a node is not what it thinks it is: frozen past its session, or given a new one
-unasked."""
+"""Rule S3 for a node that is suspended past its session, or silently gets a new session."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -29,7 +29,7 @@ NOTE = WaitingNote(
 
 
 def writes_of(cluster: Cluster, store: MemoryStore) -> list[Sequence[Operation]]:
-    """What the session sends from now on besides reads, as it happens."""
+    """Return a list that grows by each write of the session."""
     sent: list[Sequence[Operation]] = []
 
     def note(asking: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
@@ -45,7 +45,7 @@ def writes_of(cluster: Cluster, store: MemoryStore) -> list[Sequence[Operation]]
 
 
 class Freezer:
-    """Stops the first node that copies, in the middle; others go on."""
+    """Suspends the first node that copies in the middle of its copy. Other nodes continue."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -59,7 +59,7 @@ class Freezer:
             await self.thawed.wait()
 
     def freeze(self, node: Node) -> None:
-        """It hears of nothing and says nothing, and in time its session is given up."""
+        """Suspend the node: it receives and sends nothing, and in time its session expires."""
         self._cluster.tree.suspend(node.store)
         self._cluster.tree.expire(node.store)
 
@@ -72,9 +72,10 @@ class Freezer:
 
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
 @in_virtual_time
-async def test_rule_s3_a_node_frozen_past_its_session_writes_nothing_when_it_goes_on(
+async def test_rule_s3_a_node_suspended_past_its_session_is_harmless(
     state: LedgerState,
 ) -> None:
+    """It writes nothing when it continues."""
     cluster = await Cluster.start()
     await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=2, state=state)
     await cluster.mark(B2)
@@ -108,7 +109,7 @@ def note_of(node: Node, lease: LedgerLease) -> Awaitable[object]:
 
 
 def forget_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.notes.delete(LEDGER)
+    return node.notes.delete(replace(NOTE, version=0))
 
 
 def finish(node: Node, lease: LedgerLease) -> Awaitable[object]:
@@ -125,7 +126,7 @@ def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
 
 @pytest.mark.parametrize("act", [note_of, forget_note, finish, finish_with_metadata, write])
 @in_virtual_time
-async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_written(
+async def test_rule_s3_nothing_is_written_under_a_replaced_session(
     act: Callable[[Node, LedgerLease], Awaitable[object]],
 ) -> None:
     cluster = await Cluster.start()
@@ -149,9 +150,8 @@ async def test_rule_s3_under_a_session_that_was_replaced_silently_nothing_is_wri
 
 
 @in_virtual_time
-async def test_rule_s3_every_write_of_a_worker_proves_its_session_but_for_empty_directories() -> (
-    None
-):
+async def test_rule_s3_every_write_of_a_worker_proves_its_session() -> None:
+    """Only empty directories are deleted without the proof."""
     cluster = await with_lost_b2(5)
     await cluster.write_ledger(THREE, ledger_id=7, write_quorum=3, state=LedgerState.OPEN)
     await cluster.mark(B2, ledger_id=7)
@@ -172,8 +172,8 @@ async def test_rule_s3_every_write_of_a_worker_proves_its_session_but_for_empty_
 
 
 @in_virtual_time
-async def test_rule_s14_a_ledger_marked_again_between_look_and_lock_is_not_locked() -> None:
-    """The lock would stand for a mark that nobody has read."""
+async def test_rule_s14_a_ledger_marked_again_before_its_lock_waits() -> None:
+    """The lock would belong to a mark that the worker has not read."""
     cluster = await Cluster.start()
     await cluster.mark(B1)
 
@@ -192,7 +192,7 @@ async def test_rule_s14_a_ledger_marked_again_between_look_and_lock_is_not_locke
 
 @pytest.mark.parametrize("fault", list(Fault))
 @in_virtual_time
-async def test_a_lost_reply_to_a_note_costs_that_attempt_and_nothing_stays_locked(
+async def test_a_lost_reply_to_a_note_costs_only_that_attempt(
     fault: Fault,
 ) -> None:
     cluster = await Cluster.start(*THREE)

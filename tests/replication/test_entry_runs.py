@@ -1,3 +1,5 @@
+"""Runs of entry ids as a sequence."""
+
 import sys
 
 import pytest
@@ -25,9 +27,7 @@ def test_it_is_the_sequence_of_its_ids(entry_ids: list[int]) -> None:
 
 
 @given(ids, st.integers(0, 60), st.integers(0, 60))
-def test_a_slice_lists_what_lies_between_two_ranks(
-    entry_ids: list[int], start: int, stop: int
-) -> None:
+def test_a_slice_has_the_ids_between_two_ranks(entry_ids: list[int], start: int, stop: int) -> None:
     assert EntryRuns(entry_ids)[start:stop] == entry_ids[start:stop]
 
 
@@ -39,12 +39,12 @@ def test_between_two_ids_both_included(entry_ids: list[int], first: int, last: i
     assert [found[rank] for rank in range(len(found))] == list(found)
 
 
-def test_two_that_share_none_are_merged_in_order() -> None:
+def test_two_disjoint_runs_are_merged_in_order() -> None:
     assert list(merged(EntryRuns([1, 5, 6]), EntryRuns([2, 9]))) == [1, 2, 5, 6, 9]
     assert merged(EntryRuns([1]), NO_ENTRIES) == EntryRuns([1])
 
 
-def test_ten_million_neighbours_weigh_next_to_nothing() -> None:
+def test_ten_million_consecutive_ids_need_little_memory() -> None:
     runs = EntryRuns(range(10_000_000, 10_000_000 + 100_000))
 
     assert len(runs) == 100_000
@@ -54,6 +54,6 @@ def test_ten_million_neighbours_weigh_next_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("position", [3, -4])
-def test_a_rank_beyond_the_last_is_no_rank(position: int) -> None:
+def test_a_rank_beyond_the_last_is_an_error(position: int) -> None:
     with pytest.raises(IndexError):
         EntryRuns([1, 2, 9])[position]

@@ -1,5 +1,5 @@
-"""What Java's checker and worker get wrong, by the numbers that docs/compatibility.md gives it;
-ours not."""
+"""Defects of Java's checker and worker, by their numbers in docs/compatibility.md, which ours does
+not have."""
 
 import asyncio
 from dataclasses import replace
@@ -11,7 +11,7 @@ from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState, Segment, fragments
-from replication.copy_checks import Verdict, judge, plan_reads
+from replication.copy_reader import Verdict, judge, plan_reads
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
@@ -32,7 +32,7 @@ HUGE = 2**31
 @pytest.mark.compat("G8", verdict="better", why="it is reported, and the ledger stays marked")
 @pytest.mark.parametrize("starts", [(0,), (0, 5)], ids=["the only segment", "the last of two"])
 @in_virtual_time
-async def test_g8_the_only_entry_of_a_closed_ledgers_last_segment_is_missed_when_it_is_lost(
+async def test_g8_a_lost_single_entry_of_the_last_segment_is_noticed(
     starts: tuple[int, ...],
 ) -> None:
     last = starts[-1]
@@ -51,7 +51,7 @@ async def test_g8_the_only_entry_of_a_closed_ledgers_last_segment_is_missed_when
 
 @pytest.mark.compat("G9", verdict="better", why="the position decides which segment is the last")
 @in_virtual_time
-async def test_g9_an_earlier_segment_on_the_last_ones_bookies_is_closed_all_the_same() -> None:
+async def test_g9_an_earlier_segment_on_the_same_bookies_is_closed() -> None:
     same = (B1, B3, B4)
     cluster = await Cluster.start()
     await cluster.write_ledger(
@@ -88,7 +88,8 @@ async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie() -> None
 
 @pytest.mark.compat("G11", verdict="better", why="missing entries are written back to the bookie")
 @in_virtual_time
-async def test_g11_a_live_bookie_gets_its_entries_back_where_there_is_no_other() -> None:
+async def test_g11_a_live_bookie_gets_its_entries_back() -> None:
+    """There is no other target."""
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
     for entry_id in (0, 3, 9):
@@ -104,7 +105,7 @@ async def test_g11_a_live_bookie_gets_its_entries_back_where_there_is_no_other()
     "G12", verdict="better", why="digests of a configurable share of the entries are verified"
 )
 @in_virtual_time
-async def test_g12_damage_in_the_middle_is_found_by_a_check_of_every_entry() -> None:
+async def test_g12_damage_in_the_middle_is_found_by_a_full_check() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).corrupt(LEDGER, 4)
@@ -118,7 +119,7 @@ async def test_g12_damage_in_the_middle_is_found_by_a_check_of_every_entry() -> 
 
 @pytest.mark.compat("G17", verdict="better", why="by bookie index, in the current segment")
 @in_virtual_time
-async def test_g17_a_bookie_is_replaced_where_it_was_judged_and_nowhere_else() -> None:
+async def test_g17_a_bookie_is_replaced_only_where_it_was_judged() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B2, B3, B1), starts=(0, 5), write_quorum=3)
     cluster.bookie(B2).corrupt(LEDGER, 0)
@@ -134,7 +135,7 @@ async def test_g17_a_bookie_is_replaced_where_it_was_judged_and_nowhere_else() -
 
 @pytest.mark.compat("G17", verdict="better", why="the repair starts another round")
 @in_virtual_time
-async def test_g17_a_segment_that_has_gone_meanwhile_is_no_crash() -> None:
+async def test_g17_a_segment_that_has_disappeared_is_no_crash() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=4, state=LedgerState.OPEN
@@ -163,7 +164,8 @@ async def test_g17_a_segment_that_has_gone_meanwhile_is_no_crash() -> None:
 
 
 @pytest.mark.compat("G20", "G21", verdict="better", why="integers have no size limit here")
-def test_g20_and_g21_entries_of_two_to_the_31_and_beyond_are_asked_of_who_stores_them() -> None:
+def test_g20_g21_entries_beyond_two_to_the_31_are_read_correctly() -> None:
+    """They are read from the bookies that store them."""
     ledger = closed_ledger((B1, B2, B3), last_entry_id=3 * HUGE)
 
     [found] = fragments(LEDGER, ledger)
@@ -177,7 +179,7 @@ def test_g20_and_g21_entries_of_two_to_the_31_and_beyond_are_asked_of_who_stores
 
 @pytest.mark.compat("G20", verdict="better", why="integers have no size limit here")
 @in_virtual_time
-async def test_g20_a_ledger_of_entries_beyond_two_to_the_31_is_repaired() -> None:
+async def test_g20_a_ledger_with_such_entries_is_repaired() -> None:
     start, last = HUGE - 4, HUGE + 5
     cluster = await Cluster.start()
     ledger = closed_ledger((B5, B6, B7), (B1, B2, B3), starts=(0, start), last_entry_id=last)
@@ -204,7 +206,7 @@ async def test_g20_a_ledger_of_entries_beyond_two_to_the_31_is_repaired() -> Non
     "G22", verdict="better", why="every request has a timeout and ends with a result"
 )
 @in_virtual_time
-async def test_g22_a_bookie_that_never_answers_holds_up_its_own_ledger_for_seconds() -> None:
+async def test_g22_an_unresponsive_bookie_delays_only_its_own_ledger() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookies.fail(B2, Op.READ, Fault(delay_s=5, error=UnavailableError))
@@ -218,17 +220,21 @@ async def test_g22_a_bookie_that_never_answers_holds_up_its_own_ledger_for_secon
 @pytest.mark.compat(
     "G23", verdict="better", why="answers are values, and are judged when all have arrived"
 )
-def test_g23_a_judgement_is_made_of_all_answers_at_once() -> None:
+def test_g23_a_verdict_needs_all_answers_at_once() -> None:
     found = fragments(LEDGER, closed_ledger((B1, B2, B3)))
 
     findings = judge(found, {}, available={B1, B2})
 
-    assert [f.verdict for f in findings] == [Verdict.UNKNOWN, Verdict.UNKNOWN, Verdict.LOST]
+    assert [f.verdict for f in findings] == [
+        Verdict.UNKNOWN,
+        Verdict.UNKNOWN,
+        Verdict.BOOKIE_ABSENT,
+    ]
 
 
 @pytest.mark.compat("G25", verdict="better", why="each entry has its own result")
 @in_virtual_time
-async def test_g25_each_entry_that_a_source_did_not_give_is_had_from_another() -> None:
+async def test_g25_entries_missing_at_a_source_come_from_another() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     for entry_id in (3, 4, 5):
@@ -248,9 +254,13 @@ async def test_g25_each_entry_that_a_source_did_not_give_is_had_from_another() -
     assert {answer for _, _, answer in refused} <= {Answer.ABSENT, Answer.MISMATCH}
     assert refused
     metadata = await cluster.metadata()
-    for bookie, entry_id, _ in refused:  # what was found to be missing by the way is mended, too
+    for (
+        bookie,
+        entry_id,
+        _,
+    ) in refused:  # missing entries that the copy found on the way are repaired too
         is_named = bookie in named_by(metadata, entry_id)
-        assert not is_named or cluster.holds(bookie, LEDGER, entry_id)
+        assert not is_named or cluster.has_good_copy(bookie, LEDGER, entry_id)
 
 
 def copies(cluster: Cluster) -> list[tuple[Transfer, TransferResult]]:
@@ -261,7 +271,7 @@ def copies(cluster: Cluster) -> list[tuple[Transfer, TransferResult]]:
     "G28", verdict="better", why="the least loaded bookie first; among equals the one on this host"
 )
 @in_virtual_time
-async def test_g28_what_one_ledger_needs_is_spread_over_the_bookies() -> None:
+async def test_g28_the_targets_of_one_ledger_are_spread() -> None:
     cluster = await Cluster.start()
     starts = tuple(range(0, 40, 10))
     await cluster.write_ledger(*((B1, B2, B3) for _ in starts), starts=starts, last=39)

@@ -1,5 +1,4 @@
-"""Whatever somebody wrote into a znode of ours: every reader passes it over, and none of them
-falls."""
+"""Any data in our znodes: every reader ignores garbage, and none of them fails."""
 
 import json
 import re
@@ -11,13 +10,18 @@ from typing import Any
 import pytest
 
 from auditor.absence import StoredAbsences
-from auditor.mark_reasons import Finding, losses_path, read_findings, read_losses
+from auditor.mark_reasons import (
+    UNREADABLE_FINDING,
+    Finding,
+    read_findings,
+    read_losses,
+)
 from auditor.records import read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.memory.store import MemoryStore
 from replication.client_activity import ClientActivity, read_activity
 from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
-from replication.marks import read_urgent, urgent_to_bytes
+from replication.marks import UrgentLedgers, read_urgent
 from replication.nodes import live_nodes
 from replication.orders import (
     DrainOrder,
@@ -33,10 +37,7 @@ from replication.orders import (
 )
 from replication.racks import remembered_racks
 from replication.reasons import Blocked, Facts, Reason
-from replication.znodes import (
-    RECORD_BYTES_MAX,
-    parse_record,
-)
+from replication.znodes import RECORD_BYTES_MAX
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info
@@ -46,7 +47,7 @@ Read = Callable[[MemoryStore], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """Of one znode of ours: what may stand there, how it is read, what is read where it is
+    """The reader of one of our znodes: its good data, how it is read, and the result for
     garbage."""
 
     path: str
@@ -56,7 +57,7 @@ class Reader:
 
 
 async def read_orders(store: MemoryStore) -> Orders:
-    """As they are followed: what cannot be read is told of besides."""
+    """Read the orders as nodes follow them. Unreadable ones are reported beside."""
     return replace(await OrderStore(store, PATHS).read(), unreadable=())
 
 
@@ -67,7 +68,7 @@ async def read_activity_now(store: MemoryStore) -> ClientActivity | None:
 
 
 async def read_hold(store: MemoryStore) -> HoldOrder | None:
-    """But for the time, which of one that cannot be read is its znode's."""
+    """Read the hold without its time, which for an unreadable one is that of its znode."""
     hold = (await OrderStore(store, PATHS).read()).hold
     return None if hold is None else replace(hold, since_ms=0)
 
@@ -92,10 +93,10 @@ AUDIT = {
 ABSENCES = {
     "version": 1,
     "seen_ms": 7,
-    "bookies": {B1: 5},
+    "since_ms": {B1: 5},
     "ledger_counts": {B1: 3},
     "are_counts_complete": True,
-    "excused": {},
+    "excused_ms": {},
 }
 DRAINS = {
     "version": 1,
@@ -166,7 +167,7 @@ READERS = {
     ),
     "the urgent": Reader(
         path=PATHS.urgent,
-        good=urgent_to_bytes([3, 4], written_ms=1),
+        good=UrgentLedgers.of([3, 4], written_ms=1).to_json(),
         read=partial(read_urgent, paths=PATHS),
         nothing=(),
     ),
@@ -201,7 +202,7 @@ READERS = {
         nothing=StoredAbsences(),
     ),
     "the losses": Reader(
-        path=losses_path(PATHS),
+        path=PATHS.losses,
         good=json.dumps(LOSSES).encode(),
         read=partial(read_losses, paths=PATHS),
         nothing={},
@@ -210,7 +211,7 @@ READERS = {
         path=PATHS.finding(LEDGER),
         good=Finding(check="replicas", bookies=(B1,), detail="gone", found_ms=5).to_json(),
         read=partial(read_findings, paths=PATHS, ledger_ids=[LEDGER]),
-        nothing={},
+        nothing={LEDGER: UNREADABLE_FINDING},
     ),
 }
 
@@ -262,22 +263,21 @@ async def found(reader: Reader, data: bytes) -> object:
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @in_virtual_time
-async def test_what_stands_there_is_read(reader: Reader) -> None:
+async def test_good_records_are_read(reader: Reader) -> None:
     assert await found(reader, reader.good) != reader.nothing
 
 
 @pytest.mark.parametrize("data", NO_RECORDS.values(), ids=NO_RECORDS)
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @in_virtual_time
-async def test_what_is_no_record_is_passed_over(reader: Reader, data: bytes) -> None:
+async def test_data_that_is_no_record_is_ignored(reader: Reader, data: bytes) -> None:
     assert await found(reader, data) == reader.nothing
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
 @in_virtual_time
-async def test_no_value_of_a_record_makes_a_reader_fall(reader: Reader) -> None:
-    """What is read of it is either nothing, or can be written, hashed and shown as what was
-    good."""
+async def test_no_value_in_a_record_breaks_a_reader(reader: Reader) -> None:
+    """Everything that is read can be written, hashed and shown."""
     cluster = await Cluster.start()
     await cluster.store.create(reader.path, b"", with_parents=True)
     for data in strange_records(reader.good):
@@ -291,23 +291,24 @@ async def test_no_value_of_a_record_makes_a_reader_fall(reader: Reader) -> None:
 
 @pytest.mark.parametrize("name", ["\u0663", "007", "9" * 5_000, str(2**63), "-1", "three"])
 @in_virtual_time
-async def test_only_the_names_of_ledgers_are_those_of_notes(name: str) -> None:
+async def test_only_ledger_ids_are_names_of_notes(name: str) -> None:
     cluster = await Cluster.start()
     await cluster.store.create(f"{PATHS.waiting}/{name}", with_parents=True)
 
     assert await WaitingNotes(cluster.store, PATHS).ledger_ids() == set()
 
 
-def test_what_is_larger_than_any_record_of_ours_is_not_even_parsed() -> None:
-    """No znode is, unless ZooKeeper's bound was raised."""
-    assert parse_record(b"{}" + b" " * (RECORD_BYTES_MAX - 2)) == {}
+def test_data_larger_than_any_record_is_not_parsed() -> None:
+    """No znode is that large, unless ZooKeeper's bound was raised."""
+    good = Finding(check="replicas", bookies=(), detail="", found_ms=5).to_json()
+    assert Finding.parse(good + b" " * (RECORD_BYTES_MAX - len(good)))
 
     with pytest.raises(CorruptionError, match="larger"):
-        parse_record(b"{}" + b" " * (RECORD_BYTES_MAX - 1))
+        Finding.parse(good + b" " * (RECORD_BYTES_MAX - len(good) + 1))
 
 
 def strange_records(good: bytes) -> Iterator[bytes]:
-    """The good one with one value replaced, for each value and each strange one."""
+    """Yield the good record with one value replaced, for each value and each strange one."""
     for place in _places(json.loads(good)):
         for strange in STRANGE:
             record = json.loads(good)

@@ -1,8 +1,7 @@
-"""A repair that is cut short at any of its requests, and a second node that finishes it.
+"""A repair that is interrupted at any of its requests, and a second node that completes it.
 
-Whatever was cut short, and however: nothing acknowledged is lost, every copy that metadata names is
-there, at the end and after every single write on the way (rule S1), and no mark or lock stays
-behind.
+After any interruption no acknowledged entry is lost, and no mark or lock stays behind. Every copy
+that metadata names exists, at the end and after every single write (rule S1).
 """
 
 import asyncio
@@ -31,9 +30,9 @@ SETTINGS = ReplicationSettings(open_ledger_grace_s=1, retry_min_s=1, retry_max_s
 
 
 class Interruption(enum.Enum):
-    """What happens at a request."""
+    """A fault at a request."""
 
-    LOST_REPLY = "it is carried out, and nobody hears of it"
+    LOST_REPLY = "it is executed, and the reply is lost"
     EXPIRED = "it is lost, as the session has expired; its node goes on until it notices"
     DIED = "it is carried out, and its node is dead before the reply comes"
 
@@ -53,7 +52,7 @@ class Interrupter:
         self._node, self._worker = node, worker
 
     async def is_over(self) -> bool:
-        """It has interrupted, or there was nothing more to interrupt."""
+        """Return True if it has interrupted, or if there was nothing left to interrupt."""
         return self.count > self._at or await queue_empty(self._cluster)
 
     def _at_store(
@@ -69,14 +68,14 @@ class Interrupter:
         return memory_bookies.Fault(error=UnavailableError, is_executed=self._strike())
 
     def _is_now(self) -> bool:
-        """Counts the request. Once one was interrupted, nobody's requests are counted any more."""
+        """Count the request. After the interruption no request is counted."""
         if self.count > self._at:
             return False
         self.count += 1
         return self.count > self._at
 
     def _strike(self) -> bool:
-        """Interrupt; whether the request is carried out all the same."""
+        """Interrupt. Return True if the request is executed all the same."""
         assert self._node is not None
         if self._how is Interruption.EXPIRED:
             self._cluster.tree.expire(self._node.store)
@@ -102,7 +101,7 @@ async def closed_with_two_lost() -> Cluster:
 
 
 async def live_and_lacking() -> Cluster:
-    """A bookie that lost an end and a middle, and one whose copy is damaged."""
+    """Return a ledger with a bookie that lost an end and a middle, and one with a damaged copy."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=LAST, write_quorum=3)
     await cluster.mark()
@@ -112,7 +111,7 @@ async def live_and_lacking() -> Cluster:
     return cluster
 
 
-async def wiped() -> Cluster:
+async def reformatted() -> Cluster:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3, B5), last=LAST)
     await cluster.mark(B2)
@@ -140,7 +139,7 @@ async def open_without_its_writer() -> Cluster:
 
 
 async def draining() -> Cluster:
-    """Two bookies that serve and are to be emptied; one of the ledger's parts is on both."""
+    """Return a ledger with two draining bookies that serve; one segment is on both."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B3, B4, B1), starts=(0, 4), last=LAST, write_quorum=3)
     await drain(cluster, B2, B3)
@@ -149,7 +148,8 @@ async def draining() -> Cluster:
 
 
 async def out_of_reach() -> Cluster:
-    """The only copy of an entry is on a bookie that comes back later: the ledger is split first."""
+    """Return a ledger with an entry whose only copy is on a bookie that returns later: the ledger
+    is split first."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=LAST)
     cluster.bookie(B3).lose(LEDGER, 4)
@@ -168,7 +168,7 @@ async def out_of_reach() -> Cluster:
 
 
 async def interrupted(scene: Callable[[], Awaitable[Cluster]], at: int, how: Interruption) -> int:
-    """Interrupt the first node there, let a second one finish; how many requests the first made."""
+    """Interrupt the first node, let a second one complete, and return the requests of the first."""
     cluster = await scene()
     cluster.seed = at  # other targets every time
     interrupter = Interrupter(cluster, at, how)
@@ -206,7 +206,7 @@ async def end(worker: "asyncio.Task[None]") -> None:
     [
         closed_with_two_lost,
         live_and_lacking,
-        wiped,
+        reformatted,
         open_without_its_writer,
         draining,
         out_of_reach,

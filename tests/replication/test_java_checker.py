@@ -1,4 +1,4 @@
-"""What is found missing, in the cases that the tests of Java's LedgerChecker go through."""
+"""Missing entries in the cases that the tests of Java's LedgerChecker cover."""
 
 import random
 from collections import defaultdict
@@ -10,7 +10,7 @@ import pytest
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ClusterView
-from replication.copy_checks import Verdict
+from replication.copy_reader import Verdict
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
@@ -23,7 +23,8 @@ Missing = Mapping[int, set[int]]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """W 2. ``starts``: the first entry of each ensemble; ``last``: the last of all."""
+    """A ledger with write quorum 2. ``starts``: the first entry of each ensemble; ``last``: the
+    last of all."""
 
     ensembles: tuple[tuple[BookieId, ...], ...] = ((B1, B2, B3),)
     starts: tuple[int, ...] = (0,)
@@ -86,7 +87,7 @@ def same(*tests: str) -> pytest.MarkDecorator:
             Ledger(last=0),
             (B3,),
             {0: {2}},
-            id="no entry falls to the dead one",
+            id="the dead bookie stores no entry",
             marks=same("testShouldNotGetTheFragmentIfThereIsNoMissedEntry"),
         ),
         pytest.param(
@@ -153,7 +154,7 @@ def same(*tests: str) -> pytest.MarkDecorator:
     ],
 )
 @in_virtual_time
-async def test_what_dead_bookies_make_missing(
+async def test_lost_bookies_make_entries_missing(
     ledger: Ledger, dead: tuple[BookieId, ...], found: Missing
 ) -> None:
     cluster = await Cluster.start()
@@ -166,7 +167,7 @@ async def test_what_dead_bookies_make_missing(
 
 @same("testShouldNotGetAnyFragmentIfNoLedgerPresent")
 @in_virtual_time
-async def test_of_a_deleted_ledger_nothing_is_missing() -> None:
+async def test_a_deleted_ledger_lacks_nothing() -> None:
     cluster = await Cluster.start()
     await Ledger().write(cluster)
     await cluster.kill(B2)
@@ -191,7 +192,7 @@ async def test_of_a_deleted_ledger_nothing_is_missing() -> None:
     ],
 )
 @in_virtual_time
-async def test_of_an_open_ledger_whose_writer_has_died_nothing_is_missing(ledger: Ledger) -> None:
+async def test_an_open_ledger_of_a_dead_writer_lacks_nothing(ledger: Ledger) -> None:
     cluster = await Cluster.start()
 
     await ledger.write(cluster)
@@ -202,7 +203,8 @@ async def test_of_an_open_ledger_whose_writer_has_died_nothing_is_missing(ledger
 @pytest.mark.compat(
     "G8",
     verdict="better",
-    why="the metadata of a closed ledger says which entries exist; an entry that all its bookies deny is lost",
+    why="the metadata of a closed ledger says which entries exist; an entry that all its bookies "
+    "deny is lost",
 )
 @pytest.mark.parametrize(
     ("ledger", "found"),

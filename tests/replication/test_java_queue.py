@@ -1,4 +1,5 @@
-"""The queue under the hands of many, as the tests of Java's under-replication manager have it."""
+"""The queue with several clients, in the cases that the tests of Java's under-replication manager
+cover."""
 
 import asyncio
 import random
@@ -14,7 +15,7 @@ from tests.replication.nodes import LEDGER, PATHS, Node
 
 MANAGER = "TestLedgerUnderreplicationManager"
 LONG_ID = 0xFEADEEFDAC
-"""Of 40 bits: more than one directory of its path differs from those of small ids."""
+"""An id of 40 bits: more than one directory of its path differs from those of small ids."""
 SOME_DIRECTORIES_SHARED = 0x5555_5555
 SEED = 11
 
@@ -28,7 +29,8 @@ async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId,
     f"{MANAGER}.testMultipleManagersShouldBeAbleToTakeAndReleaseLock", verdict="same"
 )
 @in_virtual_time
-async def test_two_nodes_take_and_give_back_one_ledger_a_hundred_times_and_never_both() -> None:
+async def test_two_nodes_never_lease_one_ledger_at_the_same_time() -> None:
+    """They lease it and give it back a hundred times."""
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=LONG_ID)
     holding: set[str] = set()
@@ -61,7 +63,8 @@ async def test_two_nodes_take_and_give_back_one_ledger_a_hundred_times_and_never
 
 @pytest.mark.compat(f"{MANAGER}.test2reportSame", verdict="same")
 @in_virtual_time
-async def test_two_that_report_the_same_loss_at_once_make_one_mark_that_names_it_once() -> None:
+async def test_concurrent_reports_of_a_loss_make_one_mark() -> None:
+    """The mark names the bookie once."""
     cluster = await Cluster.start()
 
     async with leading(cluster) as leader:
@@ -75,7 +78,7 @@ async def test_two_that_report_the_same_loss_at_once_make_one_mark_that_names_it
 
 @pytest.mark.compat(f"{MANAGER}.testManyFailuresInAnEnsemble", verdict="same")
 @in_virtual_time
-async def test_losses_that_are_reported_one_by_one_come_together_in_the_mark() -> None:
+async def test_losses_reported_one_by_one_are_all_in_the_mark() -> None:
     cluster = await Cluster.start()
 
     async with leading(cluster) as leader:
@@ -87,7 +90,8 @@ async def test_losses_that_are_reported_one_by_one_come_together_in_the_mark() -
 
 @pytest.mark.compat(f"{MANAGER}.testMarkSimilarMissingReplica", verdict="same")
 @in_virtual_time
-async def test_bookies_of_which_one_name_is_a_part_of_the_other_are_two_in_a_mark() -> None:
+async def test_bookies_with_similar_names_are_two_in_a_mark() -> None:
+    """One name is a part of the other."""
     cluster = await Cluster.start()
     names = tuple(map(BookieId, ("localhost:3181", "localhost:318", "localhost:31812")))
 
@@ -100,9 +104,8 @@ async def test_bookies_of_which_one_name_is_a_part_of_the_other_are_two_in_a_mar
 
 @pytest.mark.compat(f"{MANAGER}.testHierarchyCleanupInterference", verdict="same")
 @in_virtual_time
-async def test_ledgers_marked_while_others_are_done_with_are_all_handled_and_the_tree_is_empty() -> (
-    None
-):
+async def test_ledgers_marked_during_completions_are_all_handled() -> None:
+    """The tree is empty in the end."""
     cluster = await Cluster.start()
     rng = random.Random(SEED)
     cluster.tree.latency = lambda: cluster.clock.sleep(rng.uniform(0, 0.02))

@@ -1,4 +1,4 @@
-"""Cases of Java's tests about its ReplicationWorker that no other test of repairs goes through."""
+"""Cases of Java's tests of its ReplicationWorker that no other test of repairs covers."""
 
 import pytest
 
@@ -17,9 +17,8 @@ from tests.replication.repairs import repair
     "report; no ledger is fenced",
 )
 @in_virtual_time
-async def test_before_an_empty_last_segment_whose_bookies_tell_an_old_lac_all_is_repaired_at_once() -> (
-    None
-):
+async def test_all_fragments_before_an_empty_last_segment_are_repaired() -> None:
+    """The bookies of the last segment report an old LAC."""
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9, ack_quorum=2, state=LedgerState.OPEN

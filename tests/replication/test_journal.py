@@ -1,3 +1,5 @@
+"""The journal of metadata writes: files, rotation, failures, and records of one event loop."""
+
 import asyncio
 import base64
 import json
@@ -6,10 +8,11 @@ import resource
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
@@ -27,7 +30,7 @@ def record(journal: MetadataJournal, ledger_id: int, before: bytes, after: bytes
     journal.record([JournalRecord(time_ms=1, ledger_id=ledger_id, before=before, after=after)])
 
 
-def test_a_write_that_hangs_keeps_nobody_from_ending(
+def test_a_hanging_write_does_not_stop_the_process_from_ending(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("replication.journal.CLOSE_TIMEOUT_S", 0.1)
@@ -43,7 +46,7 @@ def test_a_write_that_hangs_keeps_nobody_from_ending(
 
 
 def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
-    """Ledger id, before and after, of every line of every file, the oldest file first."""
+    """Return ledger id, before and after of every line of every file, the oldest file first."""
     files = sorted(directory.glob("*.jsonl"), key=lambda file: file.stat().st_mtime_ns)
     records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     return [
@@ -52,7 +55,7 @@ def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
     ]
 
 
-def test_rule_s2_the_bytes_before_and_after_are_on_the_disk_when_it_returns(
+def test_rule_s2_both_versions_are_on_disk_when_it_returns(
     tmp_path: Path,
 ) -> None:
     journal = MetadataJournal(tmp_path / "new" / "journal", process="host-1")
@@ -63,7 +66,7 @@ def test_rule_s2_the_bytes_before_and_after_are_on_the_disk_when_it_returns(
     journal.close()
 
 
-def test_a_process_that_comes_back_goes_on_in_its_file(tmp_path: Path) -> None:
+def test_a_restarted_process_continues_its_file(tmp_path: Path) -> None:
     for ledger_id in (1, 2):
         journal = MetadataJournal(tmp_path, process="host-1")
         record(journal, ledger_id, b"", b"x")
@@ -87,7 +90,7 @@ def test_two_processes_write_two_files(tmp_path: Path) -> None:
     two.close()
 
 
-def test_a_full_file_is_set_aside_and_no_line_is_lost(tmp_path: Path) -> None:
+def test_a_full_file_is_rotated_and_no_line_is_lost(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=500)
 
     for ledger_id in range(20):
@@ -98,7 +101,8 @@ def test_a_full_file_is_set_aside_and_no_line_is_lost(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_the_oldest_files_of_all_processes_go_beyond_the_bound(tmp_path: Path) -> None:
+def test_the_oldest_files_of_all_processes_are_deleted_first(tmp_path: Path) -> None:
+    """Together they stay within the bound."""
     for number in range(6):
         file = tmp_path / f"metadata-old-{number}.jsonl"
         file.write_bytes(bytes(100))
@@ -115,7 +119,7 @@ def test_the_oldest_files_of_all_processes_go_beyond_the_bound(tmp_path: Path) -
     journal.close()
 
 
-def test_rule_s2_starts_in_vain_drive_no_record_out(tmp_path: Path) -> None:
+def test_rule_s2_failed_starts_displace_no_record(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-0")
     record(journal, 7, b"before", b"after")
     journal.close()
@@ -127,7 +131,7 @@ def test_rule_s2_starts_in_vain_drive_no_record_out(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Path) -> None:
+def test_a_process_whose_file_was_deleted_begins_a_new_one(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
     record(journal, 1, b"", b"")
     (tmp_path / "metadata-host-1.jsonl").unlink()
@@ -138,7 +142,7 @@ def test_a_process_whose_file_another_one_deleted_begins_a_new_one(tmp_path: Pat
     journal.close()
 
 
-def test_where_the_whole_folder_was_deleted_it_is_made_again(tmp_path: Path) -> None:
+def test_a_deleted_folder_is_created_again(tmp_path: Path) -> None:
     folder = tmp_path / "state" / "journal"
     journal = MetadataJournal(folder, process="host-1")
     record(journal, 1, b"", b"")
@@ -151,7 +155,7 @@ def test_where_the_whole_folder_was_deleted_it_is_made_again(tmp_path: Path) -> 
     journal.close()
 
 
-def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
+def test_threads_do_not_mix_their_lines(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1", file_bytes_max=20_000)
 
     def write(thread: int) -> None:
@@ -170,14 +174,14 @@ def test_threads_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_directory_that_cannot_be_made_is_an_error_at_the_start(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(OSError, match="file"):
         MetadataJournal(tmp_path / "file" / "journal", process="host-1")
 
 
-def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_path: Path) -> None:
+def test_the_writes_of_a_ledger_are_read_from_all_files(tmp_path: Path) -> None:
     one, two = (MetadataJournal(tmp_path, process=name) for name in ("a-1", "b-2"))
     record(one, 7, b"first", b"second")
     record(two, 77, b"another's", b"")
@@ -196,7 +200,7 @@ def test_the_writes_of_one_ledger_are_read_from_the_files_of_all_processes(tmp_p
     two.close()
 
 
-def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
+def test_a_line_without_a_cluster_id_is_read(tmp_path: Path) -> None:
     (tmp_path / "metadata-old-1.jsonl").write_text(
         '{"version":1,"time_ms":5,"ledger_id":7,"before":"AA==","after":"AQ=="}\n'
     )
@@ -206,16 +210,16 @@ def test_a_line_that_does_not_name_its_cluster_is_read(tmp_path: Path) -> None:
     ]
 
 
-def test_that_there_is_no_journal_is_not_that_it_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_journal_is_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         read_journal(tmp_path / "none", 7)
 
 
-# --- Of one cluster, and one event loop ----------------------------------------------------------
+# --- Of one cluster, and one event loop -----------------------------------------------------------
 
 
 @in_virtual_time
-async def test_each_record_says_which_cluster_it_is_of(tmp_path: Path) -> None:
+async def test_each_record_names_its_cluster(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
     for number, cluster in enumerate(["here", "there", None]):
         await ClusterJournal(journal, cluster).record(7, b"", bytes(number))
@@ -225,7 +229,7 @@ async def test_each_record_says_which_cluster_it_is_of(tmp_path: Path) -> None:
 
 
 class OneWrite(MetadataJournal):
-    """Keeps what it was given at once. Nothing, while it is full."""
+    """Remembers which records were written together. It stores nothing while it is full."""
 
     is_full = False
 
@@ -234,12 +238,12 @@ class OneWrite(MetadataJournal):
 
     def record(self, records: Sequence[JournalRecord]) -> None:
         if self.is_full:
-            raise JournalError("make room there")
+            raise JournalError("free disk space there")
         self.written.append([record.ledger_id for record in records])
 
 
 @in_virtual_time
-async def test_what_comes_in_one_turn_of_the_loop_is_written_at_once() -> None:
+async def test_records_of_one_turn_of_the_loop_are_written_together() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
 
@@ -250,7 +254,7 @@ async def test_what_comes_in_one_turn_of_the_loop_is_written_at_once() -> None:
 
 
 @in_virtual_time
-async def test_rule_s2_all_that_could_not_be_written_are_told() -> None:
+async def test_rule_s2_a_failed_write_fails_all_its_callers() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
     files.is_full = True
@@ -266,7 +270,7 @@ async def test_rule_s2_all_that_could_not_be_written_are_told() -> None:
 
 
 @in_virtual_time
-async def test_whoever_gives_up_meanwhile_is_in_nobodys_way() -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
     waiting = [asyncio.ensure_future(journal.record(i, b"", b"x")) for i in range(2)]
@@ -280,12 +284,12 @@ async def test_whoever_gives_up_meanwhile_is_in_nobodys_way() -> None:
     assert files.written == [[0, 1]]
 
 
-# --- A disk that is full -------------------------------------------------------------------------
+# --- A disk that is full --------------------------------------------------------------------------
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk that fills up: what is over is refused, or written in part."""
+    """Bound the size of files, as on a disk that fills up: writes fail, or are partial."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -294,7 +298,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_write_that_fails_is_told_with_the_folder_and_leaves_no_half_line(tmp_path: Path) -> None:
+def test_a_failed_write_names_the_folder_and_leaves_no_rest(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
     record(journal, 1, b"", b"one")
 
@@ -307,7 +311,21 @@ def test_a_write_that_fails_is_told_with_the_folder_and_leaves_no_half_line(tmp_
     journal.close()
 
 
-def test_it_is_logged_once_while_it_fails_and_once_when_it_is_over(tmp_path: Path) -> None:
+def test_a_metric_tells_that_the_journal_cannot_be_written(tmp_path: Path) -> None:
+    journal = MetadataJournal(tmp_path, process="host-1")
+    seen = []
+    with capture_logs(), files_of_at_most(150), suppress(JournalError):
+        record(journal, 2, bytes(100), b"two")
+    seen.append(REGISTRY.get_sample_value("bookmender_journal_unwritable"))
+    with capture_logs():
+        record(journal, 3, b"", b"three")
+    seen.append(REGISTRY.get_sample_value("bookmender_journal_unwritable"))
+
+    assert seen == [1, 0]
+    journal.close()
+
+
+def test_failing_writes_are_logged_once_and_their_end_once(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
 
     with capture_logs() as logs:
@@ -319,14 +337,13 @@ def test_it_is_logged_once_while_it_fails_and_once_when_it_is_over(tmp_path: Pat
 
     assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
     assert logs[0]["path"].startswith(str(tmp_path))
-    assert "make room" in logs[0]["next_step"]
+    assert "free disk space" in logs[0]["next_step"]
     journal.close()
 
 
 @pytest.mark.parametrize("room_bytes", [0, 150], ids=["none", "too little for a record"])
-def test_that_nothing_can_be_written_is_logged_at_the_start_and_the_first_record_is_tried_all_the_same(
-    tmp_path: Path, room_bytes: int
-) -> None:
+def test_an_unwritable_journal_is_logged_at_start(tmp_path: Path, room_bytes: int) -> None:
+    """The first record is tried all the same."""
     journal = MetadataJournal(tmp_path, process="host-1")
 
     with capture_logs() as logs:
@@ -339,7 +356,7 @@ def test_that_nothing_can_be_written_is_logged_at_the_start_and_the_first_record
     journal.close()
 
 
-def test_a_try_that_succeeds_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_successful_trial_leaves_nothing_behind(tmp_path: Path) -> None:
     tried = MetadataJournal(tmp_path, process="host-1")
     with capture_logs() as logs:
         tried.try_out()
@@ -355,7 +372,7 @@ def test_a_try_that_succeeds_leaves_nothing_behind(tmp_path: Path) -> None:
     assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 2]
 
 
-def test_what_a_crash_cut_short_spoils_no_line_behind_it(tmp_path: Path) -> None:
+def test_a_line_cut_short_by_a_crash_spoils_no_later_line(tmp_path: Path) -> None:
     (tmp_path / "metadata-host-1.jsonl").write_bytes(b'{"version":1,"time_ms":1,"ledger_id":1,"bef')
     journal = MetadataJournal(tmp_path, process="host-1")
     record(journal, 1, b"before", b"after")
@@ -364,13 +381,12 @@ def test_what_a_crash_cut_short_spoils_no_line_behind_it(tmp_path: Path) -> None
     assert [record.after for record in read_journal(tmp_path, 1)] == [b"after"]
 
 
-# --- Passwords -----------------------------------------------------------------------------------
+# --- Passwords ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022])
-def test_folder_and_files_are_for_their_owner_alone_old_ones_too(
-    tmp_path: Path, umask: int
-) -> None:
+def test_folder_and_files_are_readable_by_their_owner_only(tmp_path: Path, umask: int) -> None:
+    """Existing ones too."""
     directory = tmp_path / "journal"
     directory.mkdir(mode=0o755)
     old = directory / "metadata-host-0.jsonl"

@@ -1,5 +1,4 @@
-"""The lock of a ledger that somebody works on by hand: taken as a worker takes it, and given
-back."""
+"""The lock of a ledger that an operator works on: leased as a worker does, and returned."""
 
 import asyncio
 
@@ -23,19 +22,19 @@ from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.refusing import refuse
 
 SESSION = Check(path="/", version=0)
-"""Stands for whatever proves a session: it holds always."""
+"""A check in place of the proof of a session; it always succeeds."""
 
 
-def unheard(text: str) -> None:
+def ignore(text: str) -> None:
     raise AssertionError(text)
 
 
 @in_virtual_time
-async def test_it_can_be_had_where_no_node_has_ever_run() -> None:
+async def test_it_works_where_no_node_has_ever_run() -> None:
     cluster = Cluster()
 
     async with locked(
-        LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+        LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
     ):
         assert await locked_ledger_ids(cluster.store, PATHS) == {LEDGER}
 
@@ -43,14 +42,14 @@ async def test_it_can_be_had_where_no_node_has_ever_run() -> None:
 
 
 @in_virtual_time
-async def test_it_is_not_taken_from_whoever_has_it() -> None:
+async def test_it_is_not_stolen_from_its_owner() -> None:
     cluster = await Cluster.start()
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
     with pytest.raises(LockedError, match="host-b is at work on it"):
         async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
         ):
             raise AssertionError("it was given")
 
@@ -59,15 +58,15 @@ async def test_it_is_not_taken_from_whoever_has_it() -> None:
 
 @pytest.mark.parametrize("error", [UnknownOutcomeError, SessionLostError])
 @in_virtual_time
-async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
+async def test_the_work_counts_although_the_lock_cannot_be_deleted(
     error: type[BookmenderError],
 ) -> None:
-    """It goes with the session."""
+    """The lock ends with the session."""
     cluster = await Cluster.start()
 
     async def fail() -> None:
         async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
         ):
             refuse(cluster.store, lambda each: isinstance(each, Delete), error)
             raise ZeroDivisionError
@@ -77,7 +76,7 @@ async def test_what_was_done_under_it_is_told_though_it_cannot_be_given_back(
 
 
 @in_virtual_time
-async def test_whoever_has_it_is_waited_for_a_while() -> None:
+async def test_the_owner_is_waited_for_within_bounds() -> None:
     cluster = await Cluster.start()
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
@@ -89,13 +88,13 @@ async def test_whoever_has_it_is_waited_for_a_while() -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(let_go())
         async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
 
 async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
-    """By host-b, which has the lock meanwhile: its path."""
+    """Lock the ledger as host-b during its grace, and return the path of the lock."""
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
     now_ms = cluster.clock.wall_ms()
@@ -113,7 +112,7 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
 
 
 @in_virtual_time
-async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> None:
+async def test_the_grace_of_a_worker_is_waited_for_and_reported() -> None:
     cluster = await Cluster.start()
     grace_s = 2 * WAIT_MAX_S + 5
     path = await left_to_its_writer(cluster, grace_s=grace_s)
@@ -130,13 +129,13 @@ async def test_a_grace_that_a_worker_waits_out_is_waited_for_and_told_of() -> No
         ):
             assert znodes.parse_lock((await cluster.store.get(path))[0]) == "host-a"
 
-    assert told[0] == "waiting up to 25 s for host-b, which has ledger 7: open-ledger-grace"
+    assert told[0] == "waiting up to 25 s for host-b, which locks ledger 7: open-ledger-grace"
     assert len(told) == -(-grace_s // TELL_INTERVAL_S)
     assert told[-1].startswith("waiting up to 5 s for host-b")
 
 
 @in_virtual_time
-async def test_a_node_that_is_still_at_work_after_the_grace_is_named_as_ever() -> None:
+async def test_a_node_that_still_works_after_the_grace_is_named() -> None:
     cluster = await Cluster.start()
     grace_s = WAIT_MAX_S + 5
     await left_to_its_writer(cluster, grace_s=grace_s)
@@ -158,16 +157,16 @@ async def test_a_node_that_is_still_at_work_after_the_grace_is_named_as_ever() -
 
 
 @in_virtual_time
-async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
+async def test_a_grace_too_long_to_wait_for_is_reported_at_once() -> None:
     cluster = await Cluster.start()
     await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
     began_s = cluster.clock.now_s()
 
     with pytest.raises(
-        LockedError, match="open-ledger-grace; that lasts 61 s yet, and is not waited for"
+        LockedError, match=r"for another 61 s \(.*open-ledger-grace\): try again then"
     ):
         async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
         ):
             raise AssertionError("it was given")
 
@@ -175,9 +174,7 @@ async def test_a_grace_that_is_too_long_to_wait_for_is_told_at_once() -> None:
 
 
 @in_virtual_time
-async def test_the_grace_of_a_node_that_lost_the_ledger_is_not_told_of_the_one_that_has_it() -> (
-    None
-):
+async def test_a_grace_is_reported_only_of_the_node_that_has_the_lock() -> None:
     cluster = await Cluster.start()
     path = await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
     await cluster.store.delete(path)
@@ -185,6 +182,6 @@ async def test_the_grace_of_a_node_that_lost_the_ledger_is_not_told_of_the_one_t
 
     with pytest.raises(LockedError, match="host-c is at work on it"):
         async with locked(
-            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=unheard
+            LEDGER, cluster.store, PATHS, SESSION, "host-a", clock=cluster.clock, tell=ignore
         ):
             raise AssertionError("it was given")

@@ -1,4 +1,4 @@
-"""Locks of ours: whose they are shows in their versions."""
+"""Our locks: their versions show whose they are."""
 
 from itertools import combinations
 
@@ -14,7 +14,7 @@ from tests.replication.nodes import PATHS
 PATH = PATHS.lock(7)
 
 
-def test_a_lock_never_stands_at_the_version_of_javas_locks() -> None:
+def test_a_lock_never_has_the_version_of_javas_locks() -> None:
     versions = {LedgerLock.of(PATH, session_id=session).version for session in range(100)}
 
     assert versions == set(range(1, VERSION_MAX + 1))
@@ -41,7 +41,7 @@ def test_the_operations_lead_to_the_version() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_another_node_made_meanwhile_does_not_pass_for_ours() -> None:
+async def test_another_nodes_concurrent_lock_is_not_ours() -> None:
     cluster = await Cluster.start()
     async with cluster.node("node-1") as first, cluster.node("node-2") as second:
         ledger_id = next(

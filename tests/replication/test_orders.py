@@ -1,4 +1,4 @@
-"""What operators order: as values, and as it stands in ZooKeeper for every session."""
+"""Orders of operators: as values, and in ZooKeeper for every session."""
 
 import json
 
@@ -32,7 +32,7 @@ WINDOW = MaintenanceWindow(since_ms=1_000, until_ms=5_000, reason="new kernel")
 HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 3 are gone")
 
 
-# --- Values ----------------------------------------------------------------------------------------
+# --- Values ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -42,24 +42,28 @@ HELD = HoldOrder(since_ms=1_000, until_ms=5_000, bookies=(B1, B2), reason="2 of 
         pytest.param(DrainOrder(since_ms=5, may_fence=True), id="a drain that may fence"),
         pytest.param(WINDOW, id="a window with a reason"),
         pytest.param(LimitsOrder(), id="no limits at all"),
-        pytest.param(LimitsOrder(bytes_per_s=0, yields_to_writers=False), id="zero is not none"),
+        pytest.param(
+            LimitsOrder(bytes_per_s=0, yields_to_writers=False), id="zero is not the same as absent"
+        ),
         pytest.param(
             LimitsOrder(entries_per_s=7, reads_in_flight_per_bookie=500, requests_per_s=9),
             id="the other limits",
         ),
         pytest.param(HELD, id="a hold with an end"),
-        pytest.param(HoldOrder(since_ms=5, is_by_operator=True), id="an operator's, without one"),
+        pytest.param(
+            HoldOrder(since_ms=5, is_by_operator=True), id="an operator's, without an end"
+        ),
         pytest.param(ChecksOrder(since_ms=5), id="a pause of the checks"),
         pytest.param(TriesOrder(ordered_ms={17: 5, 3: 6}), id="two ledgers to be tried"),
     ],
 )
-def test_an_order_reads_back_as_it_was_written(
+def test_an_order_is_read_as_it_was_written(
     order: DrainOrder | MaintenanceWindow | LimitsOrder | HoldOrder | ChecksOrder | TriesOrder,
 ) -> None:
     assert type(order).parse(order.to_json()) == order
 
 
-def test_tries_that_were_ordered_long_ago_are_forgotten_and_of_very_many_the_oldest() -> None:
+def test_old_tries_are_forgotten_and_so_are_the_oldest_of_many() -> None:
     long_ago = TriesOrder(ordered_ms={1: 0, 2: 5})
     now_ms = int(TRIES_TOLD_S * 1000) + 3
 
@@ -69,7 +73,7 @@ def test_tries_that_were_ordered_long_ago_are_forgotten_and_of_very_many_the_old
     assert many.with_ledger(-1, now_ms=9).ordered_ms.keys() == {-1, *range(1, TRIES_TOLD_MAX)}
 
 
-def test_a_hold_that_is_over_is_as_good_as_released() -> None:
+def test_a_hold_that_is_over_counts_as_released() -> None:
     orders = Orders(hold=HELD)
 
     assert orders.at(4_999).is_held
@@ -78,7 +82,7 @@ def test_a_hold_that_is_over_is_as_good_as_released() -> None:
     assert orders.at(5_000).next_end_ms is None
 
 
-def test_fields_of_a_later_release_are_passed_over() -> None:
+def test_fields_of_a_later_release_are_ignored() -> None:
     data = json.dumps({"version": 1, "since_ms": 5, "colour": "green"}).encode()
 
     assert DrainOrder.parse(data) == DrainOrder(since_ms=5)
@@ -113,7 +117,7 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
             id="a reason that is no text",
         ),
         pytest.param(LimitsOrder, b'{"version": 1, "bytes_per_s": -1}', id="less than nothing"),
-        pytest.param(TriesOrder, b'{"version": 1, "ledgers": [17]}', id="tries of no time"),
+        pytest.param(TriesOrder, b'{"version": 1, "ordered_ms": [17]}', id="tries of no time"),
         pytest.param(
             LimitsOrder,
             b'{"version": 1, "reads_in_flight_per_bookie": 501}',
@@ -126,7 +130,7 @@ def test_fields_of_a_later_release_are_passed_over() -> None:
         ),
     ],
 )
-def test_what_is_no_order_of_this_release_is_refused(
+def test_data_that_is_no_order_of_this_release_is_refused(
     kind: type[DrainOrder] | type[MaintenanceWindow] | type[LimitsOrder] | type[TriesOrder],
     data: bytes,
 ) -> None:
@@ -158,11 +162,11 @@ def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
     assert Orders().next_end_ms is None
 
 
-# --- In ZooKeeper ----------------------------------------------------------------------------------
+# --- In ZooKeeper ---------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_every_session_reads_what_one_has_ordered() -> None:
+async def test_every_session_reads_all_orders() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
     drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
@@ -184,7 +188,7 @@ async def test_without_any_order_there_is_none() -> None:
 
 
 @in_virtual_time
-async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
+async def test_of_two_equal_concurrent_orders_one_is_refused() -> None:
     cluster = await Cluster.start()
     order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, B1)
     await order_store.give(znode, WINDOW, over=None)
@@ -202,7 +206,7 @@ async def test_of_two_who_give_the_same_order_at_once_one_is_told() -> None:
 
 
 @in_virtual_time
-async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> None:
+async def test_an_order_withdrawn_meanwhile_is_not_replaced() -> None:
     cluster = await Cluster.start()
     order_store, znode = OrderStore(cluster.store, PATHS), drain_znode(PATHS, B1)
     await order_store.give(znode, DrainOrder(since_ms=1), over=None)
@@ -218,7 +222,7 @@ async def test_an_order_that_was_withdrawn_meanwhile_is_not_given_over_it() -> N
 
 
 @in_virtual_time
-async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
+async def test_an_unreadable_order_is_reported_once_and_ignored() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
     await order_store.give(drain_znode(PATHS, B2), DrainOrder(since_ms=1), over=None)
@@ -243,11 +247,11 @@ async def test_an_unreadable_order_is_reported_once_and_passed_over() -> None:
 
     source_health = await order_store.stored(limits_znode(PATHS))
     assert source_health is not None
-    assert source_health.order is None, "whoever overwrites it sees that it is there"
+    assert source_health.order is None, "a client that overwrites it sees that it exists"
 
 
 @in_virtual_time
-async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before() -> None:
+async def test_unreadable_limits_leave_the_earlier_ones_in_force() -> None:
     cluster = await Cluster.start()
     order_store, znode, slow = (
         OrderStore(cluster.store, PATHS),
@@ -270,9 +274,10 @@ async def test_limits_that_cannot_be_read_leave_those_in_force_that_were_before(
 
 @pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
 @in_virtual_time
-async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
+async def test_denied_access_to_an_order_stops_no_node(
     is_stat_open: bool,
 ) -> None:
+    """The order is reported as unreadable."""
     cluster = await Cluster.start()
     order_store, shut = (
         OrderStore(cluster.store, PATHS),
@@ -291,7 +296,8 @@ async def test_an_order_that_acls_shut_away_is_unreadable_and_stops_no_node(
 
 
 @in_virtual_time
-async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdrawn() -> None:
+async def test_rule_s8_denied_access_is_no_withdrawal() -> None:
+    """Orders that were read before stay in force."""
     cluster = await Cluster.start()
     order_store, drain = OrderStore(cluster.store, PATHS), DrainOrder(since_ms=1)
     await order_store.give(drain_znode(PATHS, B1), drain, over=None)
@@ -313,7 +319,7 @@ async def test_rule_s8_orders_that_acls_shut_away_later_are_not_taken_for_withdr
 
 
 @in_virtual_time
-async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> None:
+async def test_checks_pause_while_their_order_exists_in_any_form() -> None:
     cluster = await Cluster.start()
     path = checks_znode(PATHS).path
     await cluster.store.create(path, b"", with_parents=True)
@@ -325,7 +331,7 @@ async def test_checks_pause_while_their_order_is_there_whatever_it_says() -> Non
 
 
 @in_virtual_time
-async def test_a_hold_that_cannot_be_read_holds_until_it_is_replaced_or_taken_back() -> None:
+async def test_an_unreadable_hold_counts_until_it_is_replaced() -> None:
     cluster = await Cluster.start()
     order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     await cluster.store.create(znode.path, b"{", with_parents=True)

@@ -1,3 +1,5 @@
+"""Entries that a repair copies, and their targets."""
+
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -10,7 +12,7 @@ from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
-from replication.copy_checks import IndexFinding, Verdict
+from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
@@ -25,7 +27,7 @@ from tests.replication.ledger_values import (
     B6,
     closed_ledger,
     fragment,
-    survey_of,
+    inspection_of,
 )
 
 SEED = 3
@@ -72,8 +74,8 @@ def finding(
     absent: tuple[int, ...] = (),
     mismatched: tuple[int, ...] = (),
     is_closed: bool = True,
-) -> IndexFinding:
-    return IndexFinding(
+) -> CopyFinding:
+    return CopyFinding(
         fragment=fragment(is_closed=is_closed),
         index=index,
         verdict=verdict,
@@ -83,12 +85,12 @@ def finding(
 
 
 def plan(
-    findings: Sequence[IndexFinding],
+    findings: Sequence[CopyFinding],
     targets: Targets | None = None,
     metadata: LedgerMetadata = CLOSED,
     orders: Orders | None = None,
 ) -> Plan:
-    return plan_repair(survey_of(findings, metadata, orders), targets or targets_of())
+    return plan_repair(inspection_of(findings, metadata, orders), targets or targets_of())
 
 
 def running(*bookies: BookieId) -> BookieView:
@@ -104,8 +106,8 @@ def test_good_copies_need_nothing() -> None:
     assert plan([finding(i, Verdict.GOOD) for i in range(3)]).is_whole
 
 
-def test_a_lost_index_moves_with_just_the_entries_it_stored() -> None:
-    [repair] = plan([finding(2, Verdict.LOST)]).repairs
+def test_a_lost_copy_moves_with_exactly_the_entries_it_stored() -> None:
+    [repair] = plan([finding(2, Verdict.BOOKIE_ABSENT)]).repairs
 
     assert repair.target in {B4, B5, B6}
     assert list(repair.entry_ids) == [1, 2, 4, 5, 7, 8]
@@ -116,9 +118,9 @@ def test_a_lost_index_moves_with_just_the_entries_it_stored() -> None:
     "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookiesCheckForDupes",
     verdict="same",
 )
-def test_two_lost_indexes_never_get_the_same_target() -> None:
+def test_two_lost_copies_never_get_the_same_target() -> None:
     for seed in range(50):
-        lost = [finding(0, Verdict.LOST), finding(2, Verdict.LOST)]
+        lost = [finding(0, Verdict.BOOKIE_ABSENT), finding(2, Verdict.BOOKIE_ABSENT)]
 
         repairs = plan(lost, targets_of(seed=seed)).repairs
 
@@ -130,7 +132,7 @@ def test_two_lost_indexes_never_get_the_same_target() -> None:
     verdict="same",
 )
 def test_a_member_of_the_ensemble_is_never_a_target() -> None:
-    [blocked] = plan([finding(2, Verdict.LOST)], targets_of((B1, B2))).blocked
+    [blocked] = plan([finding(2, Verdict.BOOKIE_ABSENT)], targets_of((B1, B2))).blocked
 
     assert blocked.reason is Reason.NO_TARGET
     assert blocked.facts.excluded == ((Exclusion.MEMBER, 2),)
@@ -140,7 +142,7 @@ def test_a_member_of_the_ensemble_is_never_a_target() -> None:
 def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
     targets = targets_of(refused={B4, B5})
 
-    [repair] = plan([finding(0, Verdict.LOST)], targets).repairs
+    [repair] = plan([finding(0, Verdict.BOOKIE_ABSENT)], targets).repairs
 
     assert repair.target == B6
 
@@ -148,16 +150,17 @@ def test_rule_s11_a_bookie_that_refused_is_not_asked_again() -> None:
 @pytest.mark.compat(
     "G28", verdict="better", why="the least loaded bookie first, and none that refused"
 )
-def test_the_least_loaded_bookie_is_taken_and_the_local_one_among_equals() -> None:
+def test_the_least_loaded_bookie_is_chosen() -> None:
+    """Among equally loaded ones the local bookie."""
     loaded = targets_of((B4, B5, B6), loads={B4: 500, B5: 10, B6: 500})
     equal = targets_of((B4, B5, B6), local=B6)
 
-    assert plan([finding(0, Verdict.LOST)], loaded).repairs[0].target == B5
-    assert plan([finding(0, Verdict.LOST)], equal).repairs[0].target == B6
+    assert plan([finding(0, Verdict.BOOKIE_ABSENT)], loaded).repairs[0].target == B5
+    assert plan([finding(0, Verdict.BOOKIE_ABSENT)], equal).repairs[0].target == B6
 
 
 @pytest.mark.compat("G11", verdict="better")
-def test_rule_s15_a_live_bookie_gets_back_just_what_it_explicitly_lacks() -> None:
+def test_rule_s15_a_live_bookie_gets_back_the_entries_it_denies() -> None:
     [repair] = plan([finding(1, Verdict.MISSING, absent=(1, 4))]).repairs
 
     assert repair.is_in_place
@@ -174,7 +177,7 @@ def test_rule_s15_damaged_entries_move_to_another_bookie() -> None:
     assert list(repair.entry_ids) == [0, 1, 3, 4, 6, 7, 9]
 
 
-def test_rule_s15_damaged_entries_are_rewritten_in_place_only_without_another_target() -> None:
+def test_rule_s15_without_a_target_damage_is_rewritten_in_place() -> None:
     findings = [finding(0, Verdict.GOOD), finding(1, Verdict.MISSING, absent=(7,), mismatched=(4,))]
 
     [repair] = plan(findings, targets_of((B1, B2, B3))).repairs
@@ -183,7 +186,8 @@ def test_rule_s15_damaged_entries_are_rewritten_in_place_only_without_another_ta
     assert list(repair.entry_ids) == [4, 7]
 
 
-def test_rule_s5_an_index_that_did_not_answer_is_left_alone_and_reported() -> None:
+def test_rule_s5_a_bookie_that_did_not_answer_is_left_alone() -> None:
+    """It is reported."""
     made = plan([finding(0, Verdict.UNKNOWN), finding(1, Verdict.GOOD)])
 
     assert made.repairs == ()
@@ -196,17 +200,17 @@ def test_rule_s5_an_index_that_did_not_answer_is_left_alone_and_reported() -> No
     verdict="same",
 )
 def test_rule_s4_a_fragment_that_is_not_closed_is_never_copied() -> None:
-    made = plan([finding(0, Verdict.LOST, is_closed=False)])
+    made = plan([finding(0, Verdict.BOOKIE_ABSENT, is_closed=False)])
 
     assert made.repairs == ()
     assert [b.reason for b in made.blocked] == [Reason.OPEN_FRAGMENT]
 
 
-def test_rule_s7_copies_that_all_fail_alike_put_the_key_in_doubt() -> None:
+def test_rule_s7_the_key_is_suspected_if_all_copies_mismatch() -> None:
     findings = [
         finding(0, Verdict.MISSING, mismatched=(0, 2, 3, 5, 6, 8, 9)),
         finding(1, Verdict.MISSING, mismatched=(0, 1, 3, 4, 6), absent=(7, 9)),
-        finding(2, Verdict.LOST),
+        finding(2, Verdict.BOOKIE_ABSENT),
     ]
 
     made = plan(findings)
@@ -215,15 +219,16 @@ def test_rule_s7_copies_that_all_fail_alike_put_the_key_in_doubt() -> None:
     assert [b.reason for b in made.blocked] == [Reason.DIGEST_SUSPECT]
 
 
-def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_a_target() -> None:
-    [repair] = plan([finding(0, Verdict.LOST)], metadata=OPEN).repairs
+def test_rule_s12_last_ensemble_members_are_no_targets() -> None:
+    """The ledger is not closed."""
+    [repair] = plan([finding(0, Verdict.BOOKIE_ABSENT)], metadata=OPEN).repairs
 
     assert repair.target == B6
 
 
 @pytest.mark.parametrize("copied_to", [B4, B5])
-def test_rule_s3_a_copy_made_in_an_earlier_round_is_not_made_again(copied_to: BookieId) -> None:
-    lost = finding(0, Verdict.LOST)
+def test_rule_s3_a_copy_of_an_earlier_round_is_not_repeated(copied_to: BookieId) -> None:
+    lost = finding(0, Verdict.BOOKIE_ABSENT)
     targets = targets_of(copied={(lost.fragment, lost.index): copied_to})
 
     [repair] = plan([lost], targets).repairs
@@ -232,8 +237,8 @@ def test_rule_s3_a_copy_made_in_an_earlier_round_is_not_made_again(copied_to: Bo
     assert list(repair.entry_ids) == []
 
 
-def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
-    lost = finding(0, Verdict.LOST)
+def test_an_earlier_copy_on_a_lost_bookie_is_repeated() -> None:
+    lost = finding(0, Verdict.BOOKIE_ABSENT)
     targets = targets_of((B4,), copied={(lost.fragment, lost.index): B5})
 
     [repair] = plan([lost], targets).repairs
@@ -249,19 +254,19 @@ def test_an_earlier_copy_on_a_bookie_that_has_gone_is_made_anew() -> None:
         pytest.param(finding(1, Verdict.MISSING, mismatched=(0, 9)), id="one good entry"),
     ],
 )
-def test_rule_s7_a_key_that_fits_anything_is_not_in_doubt(other: IndexFinding) -> None:
+def test_rule_s7_the_key_is_not_suspected_if_anything_matches(other: CopyFinding) -> None:
     all_bad = finding(0, Verdict.MISSING, mismatched=(0, 2, 3, 5, 6, 8, 9))
 
     assert Reason.DIGEST_SUSPECT not in {b.reason for b in plan([all_bad, other]).blocked}
 
 
-def test_nobody_lacking_everything_puts_the_key_in_doubt() -> None:
-    wiped = finding(0, Verdict.MISSING, absent=(0, 2, 3, 5, 6, 8, 9))
+def test_bookies_without_any_entry_do_not_make_the_key_suspect() -> None:
+    reformatted = finding(0, Verdict.MISSING, absent=(0, 2, 3, 5, 6, 8, 9))
 
-    assert plan([wiped]).blocked == ()
+    assert plan([reformatted]).blocked == ()
 
 
-def test_rule_s15_a_bookie_that_did_not_keep_what_it_was_given_is_replaced() -> None:
+def test_rule_s15_a_bookie_that_loses_its_copy_is_replaced() -> None:
     lacking = finding(1, Verdict.MISSING, absent=(1, 4))
     targets = targets_of(refilled=frozenset({B2}))
 
@@ -270,7 +275,8 @@ def test_rule_s15_a_bookie_that_did_not_keep_what_it_was_given_is_replaced() -> 
     assert repair.target in {B4, B5, B6}
 
 
-def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_refilled() -> None:
+def test_rule_s12_last_ensemble_members_get_no_copies_in_place() -> None:
+    """The ledger is not closed."""
     findings = [
         finding(0, Verdict.MISSING, absent=(0,)),
         finding(2, Verdict.MISSING, absent=(1,)),
@@ -283,7 +289,7 @@ def test_rule_s12_of_an_unclosed_ledger_no_member_of_the_last_ensemble_is_refill
     assert len(moved.entry_ids) == 6
 
 
-def test_rule_s12_but_where_there_is_no_other_bookie_it_is_with_the_lac_rewritten() -> None:
+def test_rule_s12_without_a_target_they_do_with_a_rewritten_lac() -> None:
     made = plan(
         [finding(2, Verdict.MISSING, absent=(1,))],
         targets_of((B1, B2, B3, B4, B5)),
@@ -296,14 +302,14 @@ def test_rule_s12_but_where_there_is_no_other_bookie_it_is_with_the_lac_rewritte
     assert list(repair.entry_ids) == [1]
 
 
-def test_rule_s5_silence_about_an_open_fragment_is_not_called_a_lack() -> None:
+def test_rule_s5_an_unanswered_open_fragment_lacks_nothing() -> None:
     made = plan([finding(0, Verdict.UNKNOWN, is_closed=False)])
 
     assert [b.reason for b in made.blocked] == [Reason.NO_ANSWER]
 
 
-def test_rule_s3_the_target_of_an_earlier_copy_is_kept_for_its_index() -> None:
-    first, second = finding(0, Verdict.LOST), finding(2, Verdict.LOST)
+def test_rule_s3_the_target_of_an_earlier_copy_is_kept() -> None:
+    first, second = finding(0, Verdict.BOOKIE_ABSENT), finding(2, Verdict.BOOKIE_ABSENT)
     targets = targets_of((B4, B5), copied={(second.fragment, second.index): B4})
 
     made = plan([first, second], targets)
@@ -314,17 +320,20 @@ def test_rule_s3_the_target_of_an_earlier_copy_is_kept_for_its_index() -> None:
 # --- Orders ---------------------------------------------------------------------------------------
 
 
-def test_rule_s16_a_draining_index_moves_with_all_its_entries_though_it_lacks_none() -> None:
+def test_rule_s16_a_draining_bookie_moves_with_all_its_entries() -> None:
     [repair] = plan([finding(1, Verdict.DRAINING)]).repairs
 
     assert repair.target in {B4, B5, B6}
     assert len(repair.entry_ids) == 7
 
 
-def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done() -> None:
+def test_a_bookie_in_maintenance_is_waited_for() -> None:
+    """The rest of the ledger is repaired."""
     orders = Orders(maintenance={B2: MaintenanceWindow(since_ms=1, until_ms=9, reason="new disk")})
 
-    made = plan([finding(1, Verdict.AWAY), finding(2, Verdict.LOST)], orders=orders)
+    made = plan(
+        [finding(1, Verdict.IN_MAINTENANCE), finding(2, Verdict.BOOKIE_ABSENT)], orders=orders
+    )
 
     [blocked], [repair] = made.blocked, made.repairs
     assert (blocked.reason, blocked.until_ms) == (Reason.MAINTENANCE, 9)
@@ -333,7 +342,7 @@ def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done
 
 
 @pytest.mark.parametrize(
-    ("resting", "fields", "in_maintenance", "absent"),
+    ("windows", "fields", "in_maintenance", "absent"),
     [
         pytest.param(
             (B4,),
@@ -347,14 +356,14 @@ def test_who_is_away_is_waited_for_to_the_end_of_its_window_and_the_rest_is_done
             {},
             tuple(sorted((B4, AWAY))),
             (AWAY,),
-            id="one of two does not",
+            id="one of two is not enough",
         ),
         pytest.param((B2,), {}, (), (), id="a member of the ensemble helps nothing"),
-        pytest.param((B4,), {"only_local": B5}, (), (), id="nor another one than the only target"),
+        pytest.param((B4,), {"only_local": B5}, (), (), id="another target does not help"),
     ],
 )
-def test_bookies_that_only_maintenance_keeps_from_receiving_are_named(
-    resting: tuple[BookieId, ...],
+def test_bookies_excluded_only_by_maintenance_are_named(
+    windows: tuple[BookieId, ...],
     fields: dict[str, Any],
     in_maintenance: tuple[BookieId, ...],
     absent: tuple[BookieId, ...],
@@ -362,9 +371,9 @@ def test_bookies_that_only_maintenance_keeps_from_receiving_are_named(
     window = MaintenanceWindow(since_ms=1, until_ms=9)
     view = ClusterView(
         bookies=running(B1, B2, B3, B4),
-        orders=Orders(maintenance=dict.fromkeys(resting, window)),
+        orders=Orders(maintenance=dict.fromkeys(windows, window)),
     )
-    inspection = replace(survey_of([finding(2, Verdict.DRAINING)]), view=view)
+    inspection = replace(inspection_of([finding(2, Verdict.DRAINING)]), view=view)
 
     made = plan_repair(inspection, targets_of((B1, B2), **fields))
 
@@ -373,8 +382,8 @@ def test_bookies_that_only_maintenance_keeps_from_receiving_are_named(
     assert blocked.facts.absent == absent
 
 
-def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
-    made = plan([finding(1, Verdict.LOST)], targets_of((B1,), only_local=B1))
+def test_target_local_leaves_its_own_ledgers_to_other_nodes() -> None:
+    made = plan([finding(1, Verdict.BOOKIE_ABSENT)], targets_of((B1,), only_local=B1))
 
     [blocked] = made.blocked
     assert blocked.reason is Reason.LEFT_TO_OTHERS
@@ -382,21 +391,21 @@ def test_target_local_leaves_a_ledger_that_has_it_to_other_nodes() -> None:
     assert blocked.facts.local == B1
 
 
-def test_a_policy_that_allows_none_of_those_that_are_left_says_why() -> None:
+def test_a_placement_policy_that_allows_no_target_says_why() -> None:
     class Enforced(RandomPlacement):
         def choose_replacement(self, *_: object, **__: object) -> BookieId:
             raise NotEnoughBookiesError("no bookie in another rack")
 
     targets = replace(targets_of(), placement=Enforced(random.Random(1)))
 
-    [blocked] = plan([finding(1, Verdict.LOST)], targets).blocked
+    [blocked] = plan([finding(1, Verdict.BOOKIE_ABSENT)], targets).blocked
 
     assert blocked.reason is Reason.NO_TARGET
     assert blocked.facts.excluded is None
     assert blocked.facts.errors == ("no bookie in another rack",)
 
 
-def test_the_size_of_a_copy_is_guessed_from_the_ledgers_length() -> None:
-    [repair] = plan([finding(1, Verdict.LOST)]).repairs
+def test_the_size_of_a_copy_is_estimated_by_the_ledgers_length() -> None:
+    [repair] = plan([finding(1, Verdict.BOOKIE_ABSENT)]).repairs
 
     assert repair.byte_count == 7 * (32 + 4 + 100)

@@ -1,4 +1,4 @@
-"""Copies that are all there, and some in the wrong place: which of them a plan moves, and when
+"""Copies that all exist, some of them misplaced: which of them a plan moves, and when it moves
 none."""
 
 import random
@@ -9,7 +9,7 @@ import pytest
 
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.placement import Candidate, RackRule, RuledPlacement
-from replication.copy_checks import IndexFinding, Verdict
+from replication.copy_reader import CopyFinding, Verdict
 from replication.plan import WHOLE, Plan, plan_repair
 from replication.reasons import Reason
 from replication.targets import Targets
@@ -23,11 +23,11 @@ from tests.replication.ledger_values import (
     B7,
     closed_ledger,
     fragment,
-    survey_of,
+    inspection_of,
 )
 
 RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b", B6: "/c"}
-"""Where B7 is, nobody knows."""
+"""The rack of B7 is unknown."""
 
 
 def plan(
@@ -40,10 +40,10 @@ def plan(
     moves_misplaced: bool = True,
     only_local: BookieId | None = None,
 ) -> Plan:
-    """Of a ledger on one ensemble; ``verdict`` is of the bookie at index 0."""
+    """Return the plan for a ledger on one ensemble. ``verdict`` is of the bookie at index 0."""
     members = tuple(ensemble)
     findings = [
-        IndexFinding(
+        CopyFinding(
             fragment=fragment(members, write_quorum=write_quorum),
             index=index,
             verdict=Verdict.GOOD if index else verdict,
@@ -55,7 +55,9 @@ def plan(
         placement=RuledPlacement(RackRule(), random.Random(0), locate=RACKS.get),
         only_local=only_local,
     )
-    inspection = survey_of(findings, metadata or closed_ledger(members, write_quorum=write_quorum))
+    inspection = inspection_of(
+        findings, metadata or closed_ledger(members, write_quorum=write_quorum)
+    )
     return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
 
 
@@ -69,7 +71,7 @@ def test_a_copy_of_a_misplaced_ensemble_moves_to_another_rack() -> None:
     assert not made.blocked
 
 
-def test_as_many_move_as_the_rule_wants_and_no_more() -> None:
+def test_as_many_copies_move_as_the_rule_demands() -> None:
     made = plan((B1, B2, B3))
 
     assert len(made.repairs) == 2
@@ -80,8 +82,8 @@ def test_as_many_move_as_the_rule_wants_and_no_more() -> None:
     ("ensemble", "options"),
     [
         pytest.param((B1, B4), {}, id="it is well placed"),
-        pytest.param((B1, B7), {}, id="nobody knows where a member is"),
-        pytest.param((B1, B2), {"moves_misplaced": False}, id="nobody wants it"),
+        pytest.param((B1, B7), {}, id="the rack of a member is unknown"),
+        pytest.param((B1, B2), {"moves_misplaced": False}, id="moves are not wanted"),
         pytest.param(
             (B1, B2),
             {
@@ -93,12 +95,12 @@ def test_as_many_move_as_the_rule_wants_and_no_more() -> None:
         ),
     ],
 )
-def test_nothing_moves_where(ensemble: Sequence[BookieId], options: dict[str, object]) -> None:
+def test_no_copy_moves(ensemble: Sequence[BookieId], options: dict[str, object]) -> None:
     assert plan(ensemble, **options) == WHOLE  # type: ignore[arg-type]
 
 
-def test_while_a_copy_is_missing_only_that_one_is_seen_to() -> None:
-    made = plan((B1, B2, B3), verdict=Verdict.LOST)
+def test_while_a_copy_is_missing_only_that_one_is_copied() -> None:
+    made = plan((B1, B2, B3), verdict=Verdict.BOOKIE_ABSENT)
 
     [repair] = made.repairs
     assert repair.replaced == B1
@@ -107,9 +109,10 @@ def test_while_a_copy_is_missing_only_that_one_is_seen_to() -> None:
 @pytest.mark.compat(
     "G18",
     verdict="better",
-    why="the ledger waits, without a lock, until a new bookie registers; the reason names the placement rule",
+    why="the ledger waits, without a lock, until a new bookie registers; the reason names the "
+    "placement rule",
 )
-def test_where_no_bookie_is_in_a_better_place_the_rule_is_told() -> None:
+def test_the_rule_is_named_if_no_bookie_is_better_placed() -> None:
     made = plan((B1, B2), candidates=(B3,))
 
     [blocked] = made.blocked
@@ -119,7 +122,7 @@ def test_where_no_bookie_is_in_a_better_place_the_rule_is_told() -> None:
     assert "at least 2 racks in each write set" in blocked.facts.errors[0]
 
 
-def test_what_can_be_made_better_is_and_the_rest_is_told() -> None:
+def test_partial_improvements_are_made_and_the_rest_is_reported() -> None:
     """Two racks for a ring of three: one write set stays in one rack."""
     made = plan((B1, B2, B3), candidates=(B4, B5))
 
@@ -127,7 +130,7 @@ def test_what_can_be_made_better_is_and_the_rest_is_told() -> None:
     assert [blocked.reason for blocked in made.blocked] == [Reason.MISPLACED]
 
 
-def test_a_node_that_copies_to_its_own_bookie_alone_leaves_it_to_others() -> None:
+def test_a_node_for_its_own_bookie_only_leaves_moves_to_others() -> None:
     made = plan((B1, B2), candidates=(B3,), only_local=B3)
 
     assert [blocked.reason for blocked in made.blocked] == [Reason.LEFT_TO_OTHERS]

@@ -1,4 +1,4 @@
-"""A plan goes by racks, and says which rule leaves nobody to copy to."""
+"""A plan obeys the racks, and names the rule that leaves no target."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ledgers.placement import Candidate, RackRule, RuledPlacement
 from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView
-from replication.copy_checks import IndexFinding, Verdict
+from replication.copy_reader import CopyFinding, Verdict
 from replication.inspection import Inspection
 from replication.plan import Plan, plan_repair
 from replication.reasons import Reason
@@ -39,10 +39,10 @@ def plan(
         view=ClusterView(bookies=BookieView()),
         digest=EntryDigest(DigestType.CRC32C, b""),
         findings=tuple(
-            IndexFinding(
+            CopyFinding(
                 fragment=fragment(is_closed=True),
                 index=index,
-                verdict=Verdict.LOST if bookie in lost else Verdict.GOOD,
+                verdict=Verdict.BOOKIE_ABSENT if bookie in lost else Verdict.GOOD,
             )
             for index, bookie in enumerate(ensemble)
         ),
@@ -58,21 +58,21 @@ def plan(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_copy_goes_to_a_rack_that_keeps_the_rule(seed: int) -> None:
+def test_a_copy_goes_to_a_rack_that_satisfies_the_rule(seed: int) -> None:
     [repair] = plan(B1, candidates=(B4, B5, B6), seed=seed).repairs
 
     assert repair.target == B4
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_two_that_are_lost_at_once_do_not_come_into_the_same_rack(seed: int) -> None:
+def test_two_lost_copies_do_not_go_to_the_same_rack(seed: int) -> None:
     repairs = plan(B1, B2, candidates=(B4, B5, B6), seed=seed).repairs
 
     racks = [RACKS[B3], *(RACKS[repair.target] for repair in repairs)]
     assert sorted(racks) == ["/a", "/b", "/c"]
 
 
-def test_where_the_rule_leaves_nobody_it_is_said_which_it_is() -> None:
+def test_the_rule_is_named_if_it_leaves_no_target() -> None:
     made = plan(B1, candidates=(B5, B6))
 
     [blocked] = made.blocked
@@ -81,7 +81,7 @@ def test_where_the_rule_leaves_nobody_it_is_said_which_it_is() -> None:
     assert not made.repairs
 
 
-def test_a_rule_that_is_not_enforced_keeps_nobody_waiting() -> None:
+def test_a_rule_that_is_not_enforced_delays_nothing() -> None:
     [repair] = plan(B1, candidates=(B5, B6), is_enforced=False).repairs
 
     assert repair.target in {B5, B6}

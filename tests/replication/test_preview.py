@@ -1,4 +1,4 @@
-"""Plans that are shown and not carried out."""
+"""Plans that are shown and not executed."""
 
 import random
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -28,14 +28,14 @@ from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
-from tests.replication.repairs import blocked_by, drain, keep_away, repair
+from tests.replication.repairs import blocked_by, drain, order_maintenance, repair
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
 
 
 @asynccontextmanager
 async def touching_nothing(cluster: Cluster) -> AsyncIterator[None]:
-    """Neither ZooKeeper nor any bookie is written to, and nothing is fenced."""
+    """Assert that the block writes to neither ZooKeeper nor a bookie, and fences nothing."""
     touched: list[object] = []
 
     def note_request(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
@@ -87,7 +87,7 @@ async def preview(
 
 
 @in_virtual_time
-async def test_it_says_what_the_repair_then_does() -> None:
+async def test_it_predicts_what_the_repair_then_does() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -103,7 +103,7 @@ async def test_it_says_what_the_repair_then_does() -> None:
 
 
 @in_virtual_time
-async def test_a_whole_ledger_needs_nothing_and_one_that_is_gone_neither() -> None:
+async def test_a_whole_or_deleted_ledger_needs_nothing() -> None:
     cluster = await Cluster.start()
     assert (await preview(cluster)).is_gone
 
@@ -115,7 +115,7 @@ async def test_a_whole_ledger_needs_nothing_and_one_that_is_gone_neither() -> No
 
 
 @in_virtual_time
-async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_the_ends() -> None:
+async def test_a_bookie_with_a_finding_is_asked_for_every_entry() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B2).lose(LEDGER, 4)
@@ -133,7 +133,7 @@ async def test_a_bookie_that_a_check_found_bad_is_asked_for_what_lies_between_th
     ],
 )
 @in_virtual_time
-async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
+async def test_an_open_ledger_that_lacks_a_bookie_is_closed_first(
     state: LedgerState, is_in_recovery: bool
 ) -> None:
     cluster = await Cluster.start()
@@ -157,18 +157,18 @@ async def test_an_open_ledger_that_misses_a_bookie_is_told_to_be_closed_first(
             (B1, B3),
             (),
             True,
-            id="too many were wiped",
+            id="too many were reformatted",
         ),
         pytest.param(
             (B1,),
             (B2,),
             True,
-            id="one was wiped, and one is away",
+            id="one was reformatted, and one is absent",
         ),
     ],
 )
 @in_virtual_time
-async def test_it_says_where_an_end_may_not_be_provable(
+async def test_it_tells_where_the_end_may_not_be_provable(
     wiped: tuple[BookieId, ...],
     away: tuple[BookieId, ...],
     is_doubtful: bool,
@@ -192,7 +192,7 @@ async def test_it_says_where_an_end_may_not_be_provable(
 
 
 @in_virtual_time
-async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() -> None:
+async def test_during_a_hold_an_open_ledger_waits() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
@@ -205,7 +205,7 @@ async def test_while_a_hold_stands_an_open_ledger_is_told_to_wait_for_its_end() 
 
 
 @in_virtual_time
-async def test_what_is_closed_of_an_open_ledger_is_told_to_be_repaired_at_once() -> None:
+async def test_closed_fragments_of_an_open_ledger_are_repaired_at_once() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), (B2, B3), starts=(0, 5), state=LedgerState.OPEN)
     await cluster.kill(B2)
@@ -217,10 +217,10 @@ async def test_what_is_closed_of_an_open_ledger_is_told_to_be_repaired_at_once()
 
 
 @in_virtual_time
-async def test_what_is_in_the_way_stands_beside_what_can_be_done() -> None:
+async def test_obstacles_are_shown_beside_the_possible_repairs() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
-    until_ms = await keep_away(cluster, B1)
+    until_ms = await order_maintenance(cluster, B1)
     await cluster.kill(B1)
     await drain(cluster, B3)
 
@@ -231,7 +231,7 @@ async def test_what_is_in_the_way_stands_beside_what_can_be_done() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_cannot_be_read_is_in_the_way() -> None:
+async def test_unreadable_metadata_is_an_obstacle() -> None:
     cluster = await Cluster.start()
     written = await cluster.write_ledger((B1, B2, B3))
     await cluster.store.set(cluster.manager.path(LEDGER), b"nonsense", version=written.version)
@@ -242,21 +242,22 @@ async def test_metadata_that_cannot_be_read_is_in_the_way() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_acls_shut_away_is_in_the_way_of_that_ledger_alone() -> None:
+async def test_denied_access_to_metadata_blocks_only_that_ledger() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
-    shut_out(cluster.store, cluster.manager.path(LEDGER))
+    path = cluster.manager.path(LEDGER)
+    shut_out(cluster.store, path)
 
     found = await preview(cluster)
 
     [blocked] = found.plan.blocked
     assert blocked == Blocked(
-        reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out",))
+        reason=Reason.ACCESS_DENIED, facts=Facts(errors=(f"the ACL shuts us out (path={path})",))
     )
 
 
 @in_virtual_time
-async def test_what_is_to_be_moved_is_shown_where_that_is_wanted() -> None:
+async def test_moves_are_shown_where_they_are_wanted() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     racks = {B1: "/a", B2: "/a", B3: "/b"}
@@ -298,7 +299,7 @@ def no_copy(count: int) -> Facts:
             (B1, B2, B3),
             0,
             [no_copy(10)],
-            id="no bookie that might take them",
+            id="no bookie that could be a target",
         ),
         pytest.param(
             29,
@@ -310,10 +311,10 @@ def no_copy(count: int) -> Facts:
     ],
 )
 @in_virtual_time
-async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
+async def test_no_copy_is_promised_of_unavailable_entries(
     last: int, there: Sequence[BookieId], copied: int, told: Sequence[Facts]
 ) -> None:
-    """Of the entries on B2 and B3 alone; before a worker came, and after."""
+    """Entries on B2 and B3 only; before a worker tried, and after."""
     cluster = await Cluster.start(*there)
     await cluster.write_ledger((B1, B2, B3), last=last)
     await cluster.kill(B2, B3)
@@ -341,18 +342,18 @@ async def test_no_copy_is_promised_of_entries_whose_bookies_are_all_away(
             True,
             (0, 6),
             [Facts(withheld_count=1)],
-            id="it may well come back, and an end is kept back",
+            id="it may return, and an end is withheld",
         ),
     ],
 )
 @in_virtual_time
-async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
+async def test_a_copy_in_place_is_predicted_without_lost_entries(
     is_on_purpose: bool, refilled: tuple[int, ...], left: Sequence[Facts]
 ) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     if is_on_purpose:
-        await keep_away(cluster, B3)
+        await order_maintenance(cluster, B3)
     await cluster.kill(B3)
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 4)
@@ -365,13 +366,13 @@ async def test_a_copy_in_place_is_foreseen_without_what_nobody_has(
     copies = {step.replaced: tuple(step.entry_ids) for step in found.repairs}
     assert copies[B1] == refilled
     assert B2 not in copies
-    assert tuple(e for e in (0, 4, 6, 9) if cluster.holds(B1, LEDGER, e)) == refilled
+    assert tuple(e for e in (0, 4, 6, 9) if cluster.has_good_copy(B1, LEDGER, e)) == refilled
     lacking = [b.facts for b in found.plan.blocked if b.reason is Reason.NO_COPY]
     assert lacking == [Facts(entry_ids=(4,), entry_count=1, absent=(B3,)), *left]
 
 
 @in_virtual_time
-async def test_what_bookies_of_other_parts_may_have_is_left_open() -> None:
+async def test_copies_on_bookies_of_other_segments_are_left_open() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), (B3, B4), starts=(0, 5))
     cluster.put(LEDGER, 4, B3)

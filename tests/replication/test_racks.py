@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import pytest
+from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from ledgers.errors import SessionLostError, UnavailableError
@@ -27,6 +28,7 @@ from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT
 
 PATH = "/bookies"
+WITHOUT_RACK = "bookmender_registered_bookies_without_rack"
 
 
 async def no_address(host: str) -> str | None:
@@ -37,7 +39,7 @@ async def no_address(host: str) -> str | None:
 async def keeping(
     cluster: Cluster, source: RackSource, *, ips: Mapping[str, str] | None = None
 ) -> AsyncIterator[Racks]:
-    """The racks of the cluster, kept fresh from the source."""
+    """Yield the racks of the cluster, kept current from the source."""
 
     async def resolve(host: str) -> str | None:
         return (ips or {}).get(host)
@@ -56,7 +58,7 @@ async def keeping(
 
 
 class TableSource:
-    """Tells what it is told to, and is asked anew when a test says so."""
+    """A source that returns its table, and is asked again when a test says so."""
 
     name = "table"
 
@@ -107,7 +109,7 @@ async def test_a_change_of_the_source_counts_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_has_its_rack_at_once() -> None:
+async def test_a_new_bookie_has_its_rack_at_once() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B3: "/c"})
 
@@ -120,7 +122,27 @@ async def test_a_bookie_that_comes_has_its_rack_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_source_that_fails_when_a_bookie_comes_is_asked_again_soon() -> None:
+async def test_bookies_without_a_rack_are_counted() -> None:
+    cluster = await Cluster.start(B1, B2)
+    counted = []
+
+    async with keeping(cluster, source := TableSource({B1: "/a"})):
+        counted.append(REGISTRY.get_sample_value(WITHOUT_RACK))
+        await cluster.register(B3)
+        await cluster.clock.sleep(1)
+        counted.append(REGISTRY.get_sample_value(WITHOUT_RACK))
+        await cluster.unregister(B2)
+        await cluster.clock.sleep(1)
+        counted.append(REGISTRY.get_sample_value(WITHOUT_RACK))
+        source.change({B1: "/a", B3: "/c"})
+        await cluster.clock.sleep(1)
+        counted.append(REGISTRY.get_sample_value(WITHOUT_RACK))
+
+    assert counted == [1, 2, 1, 0]
+
+
+@in_virtual_time
+async def test_a_source_that_fails_for_a_new_bookie_is_soon_retried() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B3: "/c"})
 
@@ -135,7 +157,7 @@ async def test_a_source_that_fails_when_a_bookie_comes_is_asked_again_soon() -> 
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_while_the_source_is_asked_is_asked_for_next() -> None:
+async def test_a_bookie_that_appears_during_a_request_is_next() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B2: "/b", B3: "/c"})
 
@@ -150,7 +172,7 @@ async def test_a_bookie_that_comes_while_the_source_is_asked_is_asked_for_next()
 
 
 @in_virtual_time
-async def test_a_bookie_that_goes_keeps_its_rack() -> None:
+async def test_a_bookie_that_disappears_keeps_its_rack() -> None:
     """G19."""
     cluster = await Cluster.start(B1, B2)
     source = TableSource({B1: "/a", B2: "/b"})
@@ -166,8 +188,8 @@ async def test_a_bookie_that_goes_keeps_its_rack() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_was_away_all_the_time_is_asked_about_too() -> None:
-    """G19: its cookie tells that there is such a bookie."""
+async def test_a_bookie_that_was_always_absent_is_asked_about_too() -> None:
+    """G19: its cookie shows that the bookie exists."""
     cluster = await Cluster.start(B1, B2)
     await cluster.store.delete(f"{ROOT}/available/{B2}")
 
@@ -187,7 +209,7 @@ async def test_the_source_is_asked_by_ip_address_and_may_answer_by_it() -> None:
 
 
 @in_virtual_time
-async def test_a_broken_source_is_told_of_once_and_the_last_racks_are_kept() -> None:
+async def test_a_broken_source_is_reported_once_and_racks_are_kept() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a"})
 
@@ -214,7 +236,7 @@ async def test_a_broken_source_is_told_of_once_and_the_last_racks_are_kept() -> 
 
 
 @in_virtual_time
-async def test_a_source_that_hangs_holds_up_no_start() -> None:
+async def test_a_hanging_source_does_not_delay_the_start() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({})
     source.hangs = True
@@ -225,7 +247,7 @@ async def test_a_source_that_hangs_holds_up_no_start() -> None:
         assert racks.rack(B1) == DEFAULT_RACK
 
 
-# --- Pulsar's znode --------------------------------------------------------------------------------
+# --- Pulsar's znode -------------------------------------------------------------------------------
 
 
 @in_virtual_time
@@ -243,7 +265,7 @@ async def test_pulsars_znode_is_followed() -> None:
 
 
 @in_virtual_time
-async def test_a_znode_that_comes_later_is_read_when_it_comes() -> None:
+async def test_a_znode_created_later_is_read_then() -> None:
     cluster = await Cluster.start(B1)
 
     async with keeping(cluster, ZnodeRacks(cluster.store, PATH)) as racks:
@@ -254,7 +276,7 @@ async def test_a_znode_that_comes_later_is_read_when_it_comes() -> None:
 
 
 @in_virtual_time
-async def test_a_znode_that_is_no_map_leaves_the_racks_as_they_were() -> None:
+async def test_a_znode_that_is_no_map_does_not_change_the_racks() -> None:
     cluster = await Cluster.start(B1)
     await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
 
@@ -266,7 +288,7 @@ async def test_a_znode_that_is_no_map_leaves_the_racks_as_they_were() -> None:
 
 
 @in_virtual_time
-async def test_without_the_znode_it_says_what_to_do() -> None:
+async def test_without_the_znode_the_error_says_what_to_do() -> None:
     cluster = await Cluster.start(B1)
 
     with pytest.raises(UnavailableError, match=r"or empty placement\.racks_znode"):
@@ -274,7 +296,7 @@ async def test_without_the_znode_it_says_what_to_do() -> None:
 
 
 @in_virtual_time
-async def test_a_session_that_is_over_ends_the_keeping() -> None:
+async def test_the_end_of_the_session_ends_the_updates() -> None:
     cluster = await Cluster.start(B1)
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
@@ -287,7 +309,7 @@ async def test_a_session_that_is_over_ends_the_keeping() -> None:
 
 
 @in_virtual_time
-async def test_racks_that_nobody_reads_are_noticed() -> None:
+async def test_racks_that_are_not_updated_are_noticed() -> None:
     cluster = await Cluster.start(B1)
 
     assert not await has_unused_racks(cluster.store)

@@ -1,4 +1,4 @@
-"""What is told where several things are in the way of one ledger."""
+"""One reason is reported if several block a ledger."""
 
 import pytest
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ LOST = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1)
         pytest.param(
             [AWAY, NOBODY],
             replace(NOBODY, until_ms=5, besides=(AWAY,)),
-            id="what needs help, before what time will help",
+            id="reasons that need help, before those that time removes",
         ),
         pytest.param(
             [AWAY, NOBODY, LOST, NOBODY],
@@ -27,11 +27,12 @@ LOST = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1)
         pytest.param([LOST, LOST], LOST, id="equal ones once"),
     ],
 )
-def test_the_gravest_comes_first(blocked: list[Blocked], combined: Blocked) -> None:
+def test_the_most_serious_reason_comes_first(blocked: list[Blocked], combined: Blocked) -> None:
     assert gravest(blocked) == combined
 
 
-def test_of_many_for_the_same_reason_some_are_kept_and_other_reasons_as_well() -> None:
+def test_some_of_many_blocked_for_one_reason_are_kept() -> None:
+    """Other reasons are kept as well."""
     many = [
         Blocked(reason=Reason.MISPLACED, facts=Facts(entry_ids=(entry_id,)))
         for entry_id in range(100)

@@ -1,4 +1,4 @@
-"""What a repair records of its copies before metadata names them."""
+"""A repair records its copies before metadata names them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from ledgers.errors import BookmenderError, CorruptionError, QuotaError, Unautho
 from ledgers.model import BookieId
 from ledgers.store import MultiFailed, Operation, OperationResult, SetData
 from replication.recent_copies import CopiesToRead, RecentCopies, session_of
-from replication.znodes import parse_record
 from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
@@ -17,14 +16,14 @@ from tests.replication.repairs import lost_b2, once_copied, repair_with
 
 
 async def recorded(cluster: Cluster) -> dict[int, frozenset[BookieId]]:
-    """What all records together say."""
+    """Return what all records together say."""
     path = PATHS.recent_copies
     if await cluster.store.exists(path) is None:
         return {}
     found: dict[int, frozenset[BookieId]] = {}
     for name in await cluster.store.children(path):
         data, _ = await cluster.store.get(f"{path}/{name}")
-        for ledger_id, targets in RecentCopies.from_record(parse_record(data)).targets.items():
+        for ledger_id, targets in RecentCopies.parse(data).targets.items():
             found[ledger_id] = found.get(ledger_id, frozenset()) | targets
     return found
 
@@ -48,7 +47,7 @@ async def test_a_new_target_is_recorded_before_metadata_names_it() -> None:
 
 
 @in_virtual_time
-async def test_a_refill_in_place_is_not_recorded() -> None:
+async def test_a_copy_in_place_is_not_recorded() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).lose(LEDGER, 0)
@@ -57,12 +56,12 @@ async def test_a_refill_in_place_is_not_recorded() -> None:
     async with cluster.node() as node:
         await repair_with(node)
 
-    assert cluster.holds(B2, LEDGER, 0)
+    assert cluster.has_good_copy(B2, LEDGER, 0)
     assert await recorded(cluster) == {}
 
 
 @in_virtual_time
-async def test_repairs_that_go_on_together_share_records() -> None:
+async def test_concurrent_repairs_share_records() -> None:
     cluster = await with_lost_b2(40, B1, B2, B3, B4)
 
     async with cluster.node() as node, working(node):
@@ -74,7 +73,7 @@ async def test_repairs_that_go_on_together_share_records() -> None:
 
 @pytest.mark.parametrize("error", [UnauthorizedError, QuotaError])
 @in_virtual_time
-async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderError]) -> None:
+async def test_a_refused_record_stops_no_repair(error: type[BookmenderError]) -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     ended: list[CopiesToRead] = []
     async with cluster.node() as node:
@@ -96,7 +95,7 @@ async def test_a_record_that_is_refused_stops_no_repair(error: type[BookmenderEr
 
 
 @in_virtual_time
-async def test_a_repair_that_fails_hands_its_record_over_too() -> None:
+async def test_a_failed_repair_hands_over_its_record_too() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     ended: list[CopiesToRead] = []
     async with cluster.node() as node:
@@ -121,15 +120,15 @@ async def test_a_repair_that_fails_hands_its_record_over_too() -> None:
         pytest.param(b'{"version": 1, "ledgers_by_target": {"b": [-1]}}', id="no ledger id"),
     ],
 )
-def test_what_is_no_record_is_refused(data: bytes) -> None:
+def test_data_that_is_no_record_is_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError):
-        RecentCopies.from_record(parse_record(data))
+        RecentCopies.parse(data)
 
 
-def test_a_record_says_the_same_after_a_round_trip() -> None:
+def test_a_record_survives_a_round_trip() -> None:
     copies = RecentCopies(targets={7: frozenset({B1, B2}), 8: frozenset({B2})})
 
-    assert RecentCopies.from_record(parse_record(copies.to_json())) == copies
+    assert RecentCopies.parse(copies.to_json()) == copies
 
 
 def test_a_records_name_begins_with_its_session() -> None:

@@ -1,4 +1,4 @@
-"""Repairs of closed ledgers that lost bookies, on bookies and a ZooKeeper in memory."""
+"""Repairs of closed ledgers that lost bookies, on bookies and ZooKeeper in memory."""
 
 from dataclasses import replace
 from typing import Any
@@ -8,6 +8,7 @@ from msgspec import structs
 
 from ledgers.codec.metadata import parse_metadata, serialize_metadata
 from ledgers.model import BookieId
+from replication.history import Cause, CausedBy
 from replication.inspection import SMALL_ENTRIES
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
@@ -26,7 +27,7 @@ from tests.replication.repairs import (
     repair_with,
 )
 
-# --- What is lost ---------------------------------------------------------------------------------
+# --- Lost entries ---------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -39,7 +40,7 @@ from tests.replication.repairs import (
     why="only the entries that the lost bookie index stored are copied, not the whole fragment",
 )
 @in_virtual_time
-async def test_a_lost_bookie_is_replaced_by_one_that_got_just_its_entries() -> None:
+async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -56,7 +57,7 @@ async def test_a_lost_bookie_is_replaced_by_one_that_got_just_its_entries() -> N
 
 @pytest.mark.compat("G17", verdict="better")
 @in_virtual_time
-async def test_everything_lost_is_written_in_one_compare_and_set() -> None:
+async def test_all_losses_are_written_in_one_compare_and_set() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), (B4, B1, B5), starts=(0, 10, 20), last=29, write_quorum=3
@@ -92,7 +93,7 @@ async def test_everything_lost_is_written_in_one_compare_and_set() -> None:
     ],
 )
 @in_virtual_time
-async def test_every_shape_is_whole_afterwards_and_no_byte_too_many_was_copied(
+async def test_every_shape_is_whole_afterwards_with_no_byte_too_many(
     ensemble: tuple[BookieId, ...], write_quorum: int, lost: tuple[BookieId, ...]
 ) -> None:
     cluster = await Cluster.start()
@@ -111,7 +112,7 @@ async def test_every_shape_is_whole_afterwards_and_no_byte_too_many_was_copied(
 
 @pytest.mark.parametrize("last", [-1, 0], ids=["an empty ledger", "a single entry"])
 @in_virtual_time
-async def test_small_ledgers_lose_their_lost_bookies_too(last: int) -> None:
+async def test_small_ledgers_are_repaired_too(last: int) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=last)
     await cluster.kill(B3)
@@ -125,7 +126,7 @@ async def test_small_ledgers_lose_their_lost_bookies_too(last: int) -> None:
 
 
 @in_virtual_time
-async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_size() -> None:
+async def test_rule_s10_the_window_counts_the_real_size_of_entries() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=SMALL_ENTRIES)
     await cluster.kill(B2)
@@ -143,7 +144,7 @@ async def test_rule_s10_the_window_in_bytes_is_reckoned_with_the_entries_real_si
     why="nothing is copied, but the bookie is replaced, so no metadata names an absent bookie",
 )
 @in_virtual_time
-async def test_an_empty_fragment_at_the_end_is_taken_along() -> None:
+async def test_an_empty_fragment_at_the_end_is_repaired_too() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9)
     await cluster.kill(B4)
@@ -168,7 +169,7 @@ async def test_a_whole_ledger_is_only_unmarked() -> None:
 
 
 @in_virtual_time
-async def test_a_read_only_bookie_is_a_source_and_no_loss() -> None:
+async def test_a_read_only_bookie_is_a_source_and_not_lost() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.unregister(B1)
@@ -185,7 +186,7 @@ async def test_a_read_only_bookie_is_a_source_and_no_loss() -> None:
 
 
 @in_virtual_time
-async def test_rule_s2_a_repair_changes_the_ensembles_and_nothing_else() -> None:
+async def test_rule_s2_a_repair_changes_only_the_ensembles() -> None:
     cluster = await Cluster.start()
     written = await cluster.write_ledger(
         (B1, B2, B3),
@@ -244,7 +245,7 @@ async def test_rule_s2_without_a_journal_nothing_is_written() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_cannot_be_read_is_left_alone_and_said() -> None:
+async def test_unreadable_metadata_is_left_alone_and_reported() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.store.set(cluster.manager.path(LEDGER), b"rubbish", version=-1)
@@ -257,7 +258,7 @@ async def test_metadata_that_cannot_be_read_is_left_alone_and_said() -> None:
 
 
 @in_virtual_time
-async def test_metadata_that_acls_shut_away_is_left_alone_and_said() -> None:
+async def test_metadata_with_denied_access_is_left_alone_and_reported() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark()
@@ -286,7 +287,7 @@ async def test_metadata_keeps_its_version(version: int) -> None:
     await cluster.assert_whole()
 
 
-# --- What is gone ---------------------------------------------------------------------------------
+# --- Missing copies -------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -301,7 +302,7 @@ async def test_a_deleted_ledger_is_unmarked() -> None:
 
     outcome = await repair(cluster)
 
-    assert outcome == DONE
+    assert outcome == structs.replace(DONE, caused_by=CausedBy(Cause.DELETED))
     await cluster.assert_queue_empty()
 
 
@@ -310,7 +311,8 @@ async def test_a_deleted_ledger_is_unmarked() -> None:
     verdict="better",
 )
 @in_virtual_time
-async def test_rule_s8_a_ledger_is_believed_gone_only_after_a_sync_and_a_second_read() -> None:
+async def test_rule_s8_a_ledger_counts_as_deleted_only_after_a_sync() -> None:
+    """And a second read."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.mark()

@@ -1,7 +1,6 @@
-"""What a copy finds missing by the way, on a bookie that it was not made for, is no secret kept
-from the repair.
+"""Missing entries that a copy finds on a source, which the copy is not for, reach the repair.
 
-A check asks for ends alone, so that it would call such a copy good, and the mark would go (rules
+A check reads only the ends, so it would find such a copy good, and the mark would be deleted (rules
 S6, S7).
 """
 
@@ -28,7 +27,7 @@ from tests.replication.repairs import repair
 @pytest.mark.parametrize("last", [9, 199, 2_999], ids=["presumed", "checked", "checked twice"])
 @pytest.mark.parametrize("damage", ["lose", "corrupt"])
 @in_virtual_time
-async def test_it_is_mended_before_the_ledger_is_unmarked(damage: str, last: int) -> None:
+async def test_they_are_repaired_before_the_ledger_is_unmarked(damage: str, last: int) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=last)
     for bookie in (B1, B3):
@@ -50,13 +49,12 @@ async def test_it_is_mended_before_the_ledger_is_unmarked(damage: str, last: int
     assert found
     for bookie, entry_id in found:
         is_named = bookie in named_by(metadata, entry_id)
-        assert not is_named or cluster.holds(bookie, LEDGER, entry_id), (bookie, entry_id)
+        assert not is_named or cluster.has_good_copy(bookie, LEDGER, entry_id), (bookie, entry_id)
 
 
 @in_virtual_time
-async def test_it_is_remembered_from_one_try_to_the_next() -> None:
-    """What is in the way of mending it may be over at the next try, where its ends alone look
-    good."""
+async def test_they_are_remembered_from_one_try_to_the_next() -> None:
+    """The next try may be possible, and its read of the ends would find nothing."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B3).lose(LEDGER, 4)
@@ -80,14 +78,14 @@ async def test_it_is_remembered_from_one_try_to_the_next() -> None:
     await cluster.assert_whole()
 
 
-# --- What other nodes are told --------------------------------------------------------------------
+# --- Notes for other nodes ------------------------------------------------------------------------
 
 
 async def with_gaps(*, is_own: bool = False) -> Cluster:
-    """B2 is lost, and B3 lacks all but its ends. It may not be given them, and nobody else is left
-    to take them.
+    """Return a ledger whose B2 is lost, and whose B3 lacks all entries except its ends.
 
-    ``is_own``: marked in our private queue alone.
+    B3 may not be given them, and there is no other target. ``is_own``: it is marked in our private
+    queue only.
     """
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=199)
@@ -105,7 +103,7 @@ async def with_gaps(*, is_own: bool = False) -> Cluster:
     return cluster
 
 
-async def assert_mended_once_it_may_be(cluster: Cluster) -> None:
+async def assert_repaired_once_possible(cluster: Cluster) -> None:
     await cluster.unregister(B3)
     await cluster.register(B3)
     async with cluster.node("last") as node, working(node):
@@ -115,8 +113,8 @@ async def assert_mended_once_it_may_be(cluster: Cluster) -> None:
 
 
 @in_virtual_time
-async def test_other_nodes_are_told_and_a_node_that_comes_back() -> None:
-    """Who merely looks at the ends would find the ledger whole, and unmark it (rule S6)."""
+async def test_other_nodes_and_restarted_ones_learn_of_them() -> None:
+    """A read of the ends would find the ledger whole, and delete the mark (rule S6)."""
     cluster = await with_gaps()
 
     for name in ("one", "two", "two again"):
@@ -124,11 +122,11 @@ async def test_other_nodes_are_told_and_a_node_that_comes_back() -> None:
             await asyncio.sleep(1_000)
         assert await cluster.marked() == [LEDGER], name
 
-    await assert_mended_once_it_may_be(cluster)
+    await assert_repaired_once_possible(cluster)
 
 
 @in_virtual_time
-async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> None:
+async def test_a_new_mark_does_not_make_them_forgotten() -> None:
     cluster = await with_gaps(is_own=True)
     async with cluster.node("one") as node, working(node):
         await asyncio.sleep(100)
@@ -140,12 +138,12 @@ async def test_that_the_ledger_was_marked_anew_since_makes_it_no_less_true() -> 
         await asyncio.sleep(100)
 
     assert await cluster.marked() == [LEDGER]
-    await assert_mended_once_it_may_be(cluster)
+    await assert_repaired_once_possible(cluster)
 
 
 @pytest.mark.parametrize("error", [UnavailableError, ZeroDivisionError])
 @in_virtual_time
-async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exception]) -> None:
+async def test_a_repair_that_is_interrupted_afterwards_notes_them(error: type[Exception]) -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as one:
         find, calls = one.repairer.inspector.find, itertools.count()
@@ -164,11 +162,11 @@ async def test_a_repair_that_breaks_off_afterwards_tells_of_them(error: type[Exc
         await asyncio.sleep(100)
 
     assert await cluster.marked() == [LEDGER]
-    await assert_mended_once_it_may_be(cluster)
+    await assert_repaired_once_possible(cluster)
 
 
 @in_virtual_time
-async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -> None:
+async def test_an_operators_immediate_try_keeps_them() -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as node, working(node):
         await asyncio.sleep(20)
@@ -189,11 +187,11 @@ async def test_an_operator_who_has_it_tried_at_once_makes_nobody_forget_them() -
     assert again is not None
     assert again.reason is noted.reason, "it was tried at once"
     assert await cluster.marked() == [LEDGER]
-    await assert_mended_once_it_may_be(cluster)
+    await assert_repaired_once_possible(cluster)
 
 
 @in_virtual_time
-async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> None:
+async def test_a_note_written_while_old_ones_are_deleted_stays() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     note = WaitingNote(
         ledger_id=LEDGER,
@@ -219,7 +217,7 @@ async def test_a_note_that_is_written_while_old_ones_are_tidied_away_stays() -> 
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
 @in_virtual_time
-async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) -> None:
+async def test_a_node_that_read_the_mark_before_does_not_lease_it(lost_count: int) -> None:
     """Between a look at the queue and the take another node may have tried the ledger, which leaves
     the mark as it was.
 
@@ -246,9 +244,10 @@ async def test_who_has_read_the_mark_before_takes_it_no_more(lost_count: int) ->
 
 @pytest.mark.parametrize("error", [QuotaError, UnknownOutcomeError])
 @in_virtual_time
-async def test_until_others_can_be_told_the_ledger_is_kept_from_them(
+async def test_the_ledger_stays_locked_until_they_are_noted(
     error: type[BookmenderError],
 ) -> None:
+    """Other nodes could not know of them."""
     cluster, is_full = await with_gaps(), True
     async with cluster.node("one") as one, cluster.node("two") as two:
         refuse(
@@ -267,4 +266,4 @@ async def test_until_others_can_be_told_the_ledger_is_kept_from_them(
                 await asyncio.sleep(100)
                 assert await cluster.locked() == []
     assert await cluster.marked() == [LEDGER]
-    await assert_mended_once_it_may_be(cluster)
+    await assert_repaired_once_possible(cluster)

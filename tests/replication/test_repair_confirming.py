@@ -1,5 +1,5 @@
-"""What is read again right before a repair writes: targets, members, the metadata of a whole
-ledger."""
+"""A repair reads targets, members and the metadata of a whole ledger again right before it
+writes."""
 
 import pytest
 
@@ -16,8 +16,7 @@ from tests.replication.repairs import lost_b2, once_copied, repair_with, touch
 
 
 def is_blind(node: Node) -> None:
-    """From now on the node hears no events, as a process that has just gone on after standing
-    still."""
+    """Let the node receive no events, like a process that continues after a suspension."""
 
     async def unread(read: object) -> bool:
         return True
@@ -29,7 +28,7 @@ def is_blind(node: Node) -> None:
 
 
 @in_virtual_time
-async def test_a_target_that_was_reformatted_while_our_process_stood_still_is_not_named() -> None:
+async def test_a_target_reformatted_during_our_suspension_is_not_named() -> None:
     cluster = await lost_b2()
     async with cluster.node() as node:
 
@@ -52,7 +51,7 @@ async def test_a_target_that_was_reformatted_while_our_process_stood_still_is_no
 
 
 async def marked_for_b3_which_is_back() -> Cluster:
-    """A whole ledger on B1, B2 and B3; its mark names B3, which was away for a moment."""
+    """Return a whole ledger on B1, B2 and B3. Its mark names B3, which was absent for a moment."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B3)
@@ -62,7 +61,7 @@ async def marked_for_b3_which_is_back() -> Cluster:
 
 
 @in_virtual_time
-async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_unmark() -> None:
+async def test_a_whole_ledger_stays_marked_if_its_bookie_is_lost_again() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
         lease = await node.lease()
@@ -85,7 +84,7 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_goes_again_before_the_u
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_again() -> None:
+async def test_a_ledger_written_after_its_check_is_checked_again() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
         lease = await node.lease()
@@ -107,7 +106,7 @@ async def test_a_ledger_that_was_written_after_it_was_found_whole_is_checked_aga
     await cluster.assert_queue_empty()
 
 
-# --- Marks for bookies that never went --------------------------------------------------------------
+# --- Marks for registered bookies -----------------------------------------------------------------
 
 
 def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedger:
@@ -133,14 +132,15 @@ def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedge
         pytest.param(queued(B2, B3, mzxid=50), {B2: 10, B3: 60}, {B2}, id="each by itself"),
     ],
 )
-def test_a_bookie_that_was_registered_when_it_was_marked_for_is_read_whole(
+def test_a_bookie_marked_while_registered_is_read_completely(
     ledger: QueuedLedger, registered: dict[BookieId, int], missed: set[BookieId]
 ) -> None:
     assert ledger.missed_while_registered(lambda b: registered.get(b, 99)) == missed
 
 
 @in_virtual_time
-async def test_an_entry_between_the_ends_that_javas_auditor_missed_is_copied() -> None:
+async def test_a_gap_that_javas_auditor_missed_is_filled() -> None:
+    """The entry is between the ends of the fragment."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
     cluster.bookie(B2).lose(LEDGER, 100)
@@ -154,7 +154,7 @@ async def test_an_entry_between_the_ends_that_javas_auditor_missed_is_copied() -
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_back_after_its_loss_is_asked_for_its_ends_alone() -> None:
+async def test_a_bookie_back_after_its_loss_is_asked_for_its_ends_only() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
     await cluster.kill(B2)

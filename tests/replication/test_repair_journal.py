@@ -1,5 +1,4 @@
-"""A host whose journal of metadata writes cannot be written to: nothing is changed, and it says
-so."""
+"""A host that cannot write its journal of metadata writes: it changes nothing, and reports that."""
 
 import asyncio
 
@@ -16,11 +15,12 @@ from tests.replication.repairs import blocked_by, lost_b2, open_ledger, repair
 
 
 async def full(ledger_id: int, before: bytes, after: bytes) -> None:
-    raise JournalError("/var/lib/x cannot be written to (No space left on device): make room there")
+    raise JournalError("cannot write to /var/lib/x: No space left on device. Free disk space")
 
 
 @in_virtual_time
-async def test_rule_s2_without_a_record_nothing_is_changed_and_the_repair_is_put_aside() -> None:
+async def test_rule_s2_without_a_record_the_repair_is_deferred() -> None:
+    """Nothing is changed."""
     cluster = await lost_b2()
     before = await cluster.manager.read(LEDGER)
 
@@ -29,12 +29,12 @@ async def test_rule_s2_without_a_record_nothing_is_changed_and_the_repair_is_put
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.JOURNAL)
     (error,) = blocked_by(outcome).facts.errors
     assert "/var/lib/x" in error
-    assert "make room" in error
+    assert "Free disk space" in error
     assert await cluster.manager.read(LEDGER) == before
 
 
 @in_virtual_time
-async def test_nor_is_an_open_ledger_recovered_without_a_record() -> None:
+async def test_an_open_ledger_is_not_recovered_without_a_record() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
     before = await cluster.manager.read(LEDGER)
@@ -49,7 +49,8 @@ async def test_nor_is_an_open_ledger_recovered_without_a_record() -> None:
 
 
 @in_virtual_time
-async def test_it_is_noted_without_a_traceback_and_another_node_repairs_it_meanwhile() -> None:
+async def test_it_is_noted_without_a_traceback() -> None:
+    """Another node repairs the ledger meanwhile."""
     cluster = await lost_b2()
     with capture_logs() as logs:
         async with cluster.node("full", journal=full) as ours, working(ours):

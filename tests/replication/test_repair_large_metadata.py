@@ -1,5 +1,5 @@
-"""Metadata near the largest request that ZooKeeper takes: one clear reason, and no copy made for
-nothing."""
+"""Metadata near the largest request that ZooKeeper accepts: one clear reason, and no useless
+copy."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def large_ledger(state: LedgerState = LedgerState.CLOSED) -> Cluster:
 
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
 @in_virtual_time
-async def test_a_ledger_whose_metadata_is_too_large_is_not_copied(state: LedgerState) -> None:
+async def test_a_ledger_with_too_large_metadata_is_not_copied(state: LedgerState) -> None:
     cluster = await large_ledger(state)
 
     async with cluster.node() as node, working(node):
@@ -57,7 +57,7 @@ async def test_it_is_repaired_where_the_limit_allows_it() -> None:
 
 
 @in_virtual_time
-async def test_a_whole_ledger_is_unmarked_however_large_its_metadata_is() -> None:
+async def test_a_whole_ledger_is_unmarked_whatever_its_metadatas_size() -> None:
     cluster = await large_ledger()
     await cluster.revive(B2)
 

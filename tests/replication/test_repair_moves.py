@@ -11,8 +11,8 @@ from replication.reasons import Reason
 from tests.replication.cluster import (
     Cluster,
     in_virtual_time,
+    lease_attempts,
     queue_empty,
-    times_taken,
     until,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
@@ -24,7 +24,7 @@ HOUR_S = 3_600.0
 
 
 async def misplaced(*bookies: BookieId) -> Cluster:
-    """A whole ledger on B1 and B2, which are in one rack, marked for that."""
+    """Return a whole ledger on B1 and B2 in one rack, marked for that."""
     cluster = await Cluster.start(*bookies)
     await cluster.write_ledger((B1, B2))
     await cluster.mark()
@@ -36,7 +36,7 @@ async def misplaced(*bookies: BookieId) -> Cluster:
     verdict="same",
 )
 @in_virtual_time
-async def test_a_ledger_marked_for_its_placement_is_moved_to_another_rack() -> None:
+async def test_a_ledger_marked_for_its_placement_moves_to_another_rack() -> None:
     cluster = await misplaced(B1, B2, B3, B4)
 
     outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
@@ -44,14 +44,14 @@ async def test_a_ledger_marked_for_its_placement_is_moved_to_another_rack() -> N
     [ensemble] = await cluster.ensembles()
     assert outcome.kind is OutcomeKind.DONE
     assert B4 in ensemble
-    assert all(cluster.holds(B4, LEDGER, entry_id) for entry_id in range(10))
+    assert all(cluster.has_good_copy(B4, LEDGER, entry_id) for entry_id in range(10))
     assert outcome.entry_count == 10
     await cluster.assert_whole()
     await cluster.assert_queue_empty()
 
 
 @in_virtual_time
-async def test_where_nobody_wants_it_the_ledger_is_only_unmarked() -> None:
+async def test_the_ledger_is_only_unmarked_if_moves_are_not_wanted() -> None:
     cluster = await misplaced()
 
     assert await repair(cluster, racks=RACKS) == DONE
@@ -61,21 +61,22 @@ async def test_where_nobody_wants_it_the_ledger_is_only_unmarked() -> None:
 
 
 @in_virtual_time
-async def test_a_ledger_marked_for_a_bookie_that_is_back_is_only_unmarked() -> None:
-    """Somebody waits for that bookie's ledgers, not for better places."""
+async def test_a_ledger_marked_for_a_returned_bookie_is_only_unmarked() -> None:
+    """Its mark asks for that bookie's copies, not for a better placement."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.mark(B2)
 
-    assert await repair(cluster, racks=RACKS, moves_misplaced=True) == DONE
+    outcome = await repair(cluster, racks=RACKS, moves_misplaced=True)
 
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 0)
     assert await cluster.ensembles() == [(B1, B2)]
     await cluster.assert_queue_empty()
 
 
 @in_virtual_time
-async def test_a_target_that_fails_costs_the_ledger_nothing() -> None:
-    """B4 takes nothing: another one is chosen, and until all is copied the metadata stays."""
+async def test_a_failing_target_does_not_harm_the_ledger() -> None:
+    """B4 fails: another one is chosen. The metadata stays until all is copied."""
     cluster = await misplaced(B1, B2, B3, B4, B5)
     cluster.bookie(B4).is_down = True
 
@@ -91,12 +92,14 @@ async def test_a_target_that_fails_costs_the_ledger_nothing() -> None:
 @pytest.mark.compat(
     "G18",
     verdict="better",
-    why="the ledger waits, without a lock, for a better bookie; it is inspected at most once an hour",
+    why="the ledger waits, without a lock, for a better bookie; it is inspected at most once an "
+    "hour",
 )
 @in_virtual_time
-async def test_a_ledger_that_no_bookie_makes_well_placed_waits_until_one_comes() -> None:
+async def test_without_a_better_placement_the_ledger_waits() -> None:
+    """It is moved when a bookie appears."""
     cluster = await misplaced(B1, B2, B3)
-    taken_s = times_taken(cluster)
+    taken_s = lease_attempts(cluster)
     async with (
         cluster.node(racks=RACKS, moves_misplaced=True) as node,
         working(node),

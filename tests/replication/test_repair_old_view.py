@@ -1,4 +1,4 @@
-"""A worker may hear of a mark before it hears of what the mark was made for."""
+"""A worker may read a mark before it learns of the change for which the mark was made."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from tests.replication.repairs import repair_with
 
 
 def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The list of bookies takes a second to be read; how often it was."""
+    """Let reads of the list of bookies take a second, and count them."""
     registration, reads = node.views._registration, []
     read = registration.read
 
@@ -27,11 +27,10 @@ def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @in_virtual_time
-async def test_rule_s6_a_bookie_that_went_and_still_answers_is_not_taken_for_one_that_is_there(
+async def test_rule_s6_a_bookie_that_still_answers_may_be_unregistered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cut off from ZooKeeper alone, it may be gone for good the next moment, and nobody would mark
-    again."""
+    """Cut off from ZooKeeper it may be lost soon, and no auditor would mark the ledger again."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:
@@ -46,7 +45,7 @@ async def test_rule_s6_a_bookie_that_went_and_still_answers_is_not_taken_for_one
 
 
 @in_virtual_time
-async def test_of_one_that_is_there_as_it_was_nothing_is_read_anew(
+async def test_a_bookie_registered_as_before_needs_no_second_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster = await Cluster.start()
@@ -64,8 +63,8 @@ async def test_of_one_that_is_there_as_it_was_nothing_is_read_anew(
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
 @in_virtual_time
-async def test_a_mark_that_was_made_anew_stands_for_all_that_was_found(is_made_anew: bool) -> None:
-    """Its version is that of the one that was read, but not what it says."""
+async def test_the_verdict_uses_the_contents_of_a_recreated_mark(is_made_anew: bool) -> None:
+    """The new mark has the version of the one that was read, but other contents."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     finding = (

@@ -1,4 +1,4 @@
-"""Repairs of ledgers that are not closed: the grace, and what comes after it."""
+"""Repairs of ledgers that are not closed: the grace, and what follows it."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ from tests.replication.watched import settle
 
 
 async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
-    """As the worker does, without the waiting."""
+    """Repair as the worker does, without the waiting."""
     lease = await node.lease()
     outcome = await node.repairer.repair(lease)
     for _ in range(grace_count):
@@ -35,15 +35,16 @@ async def repair_through_graces(node: Node, *, grace_count: int = 1) -> Outcome:
 
 
 def last_entry(cluster: Cluster, entry_id: int) -> None:
-    """The writer goes on, as if nothing had happened."""
+    """Add an entry as a writer that continues unaware."""
     cluster.put(LEDGER, entry_id, *THREE)
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time
-async def test_a_ledger_whose_open_fragment_misses_a_bookie_is_left_to_its_writer_at_first(
+async def test_an_open_ledger_is_left_to_its_writer_at_first(
     state: LedgerState,
 ) -> None:
+    """It lacks a bookie, and its grace begins."""
     cluster = await open_ledger(state=state)
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -90,7 +91,7 @@ async def test_after_the_grace_it_is_recovered_closed_and_repaired(
 
 
 @in_virtual_time
-async def test_a_writer_that_replaced_the_bookie_meanwhile_is_not_fenced() -> None:
+async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -119,7 +120,7 @@ async def test_a_writer_that_replaced_the_bookie_meanwhile_is_not_fenced() -> No
     verdict="same",
 )
 @in_virtual_time
-async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_fencing() -> None:
+async def test_rule_s12_closed_fragments_are_repaired_without_fencing() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B4, B5), starts=(0, 10), last=14)
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -137,7 +138,7 @@ async def test_rule_s12_closed_fragments_of_an_open_ledger_are_repaired_without_
 
 
 @in_virtual_time
-async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_one() -> None:
+async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -166,9 +167,7 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace_of_the_open_on
 
 
 @in_virtual_time
-async def test_rule_s2_a_writer_that_goes_on_while_closed_fragments_are_copied_is_not_overwritten() -> (
-    None
-):
+async def test_rule_s2_a_writers_change_during_a_copy_is_not_undone() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
     await cluster.kill(B2)
 
@@ -189,9 +188,7 @@ async def test_rule_s2_a_writer_that_goes_on_while_closed_fragments_are_copied_i
 
 
 @in_virtual_time
-async def test_closed_fragments_that_nobody_can_take_do_not_keep_the_open_one_from_its_grace() -> (
-    None
-):
+async def test_closed_fragments_without_target_do_not_stop_the_grace() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=14)
     await cluster.kill(B2, B4, B5, B6, B7)
     cluster.bookies.fail(B3, Op.READ_LAC, Fault(error=UnavailableError))
@@ -205,7 +202,7 @@ async def test_closed_fragments_that_nobody_can_take_do_not_keep_the_open_one_fr
 
 
 @in_virtual_time
-async def test_rule_s13_while_the_absent_bookie_takes_entries_its_writer_is_alive() -> None:
+async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.unregister(B2)  # ZooKeeper lost sight of it, the writer did not
@@ -229,7 +226,7 @@ async def test_rule_s13_while_the_absent_bookie_takes_entries_its_writer_is_aliv
 
 
 @in_virtual_time
-async def test_rule_s13_an_absent_bookie_to_which_nobody_writes_holds_up_nothing() -> None:
+async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing() -> None:
     cluster = await open_ledger()
     await cluster.unregister(B2)
 
@@ -242,7 +239,7 @@ async def test_rule_s13_an_absent_bookie_to_which_nobody_writes_holds_up_nothing
 
 
 @in_virtual_time
-async def test_a_ledger_that_its_writer_closed_during_the_grace_is_just_repaired() -> None:
+async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -261,7 +258,7 @@ async def test_a_ledger_that_its_writer_closed_during_the_grace_is_just_repaired
 
 
 @in_virtual_time
-async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
+async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
 
@@ -277,9 +274,8 @@ async def test_a_ledger_that_was_deleted_during_the_grace_is_unmarked() -> None:
 
 
 @in_virtual_time
-async def test_rule_s5_the_no_of_a_bookie_that_came_back_empty_while_the_end_was_sought_is_not_believed() -> (
-    None
-):
+async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
+    """It returned empty while the end was determined."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
     await cluster.kill(B1, B2)
@@ -313,8 +309,8 @@ async def test_rule_s5_the_no_of_a_bookie_that_came_back_empty_while_the_end_was
 
 
 @in_virtual_time
-async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_marked() -> None:
-    """Their noes, two of three, tell of no entry at all; the third has all of them."""
+async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
+    """Two of three deny any entry; the third, unresponsive, has all of them."""
     cluster = await open_ledger()
     await cluster.kill(B1, B2)
     for bookie in (B1, B2):
@@ -336,9 +332,8 @@ async def test_rule_s6_an_open_ledger_of_which_only_empty_bookies_speak_stays_ma
 
 
 @in_virtual_time
-async def test_a_ledger_that_its_writer_repaired_while_a_lost_bookie_was_asked_is_not_fenced() -> (
-    None
-):
+async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced() -> None:
+    """The lost bookie was asked at that time."""
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:

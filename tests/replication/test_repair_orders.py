@@ -1,4 +1,4 @@
-"""Repairs under an operator's orders: bookies that drain, bookies that are away for maintenance."""
+"""Repairs under an operator's orders: draining bookies, and bookies in maintenance."""
 
 import pytest
 
@@ -15,8 +15,8 @@ from tests.replication.repairs import (
     assert_still_marked,
     blocked_by,
     drain,
-    keep_away,
     once_copied,
+    order_maintenance,
     repair,
     repair_with,
     watch_fencing,
@@ -27,7 +27,7 @@ from tests.replication.watched import settle
 
 
 @in_virtual_time
-async def test_rule_s16_a_draining_member_is_replaced_although_it_serves() -> None:
+async def test_rule_s16_a_working_draining_member_is_replaced() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await drain(cluster, B2)
@@ -41,7 +41,8 @@ async def test_rule_s16_a_draining_member_is_replaced_although_it_serves() -> No
 
 
 @in_virtual_time
-async def test_rule_s16_several_drained_at_once_move_in_one_round_and_one_compare_and_set() -> None:
+async def test_rule_s16_several_draining_members_move_in_one_round() -> None:
+    """And in one compare-and-set."""
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2, B3), (B4, B2, B1), starts=(0, 10), last=19)
     await drain(cluster, B1, B2, B4)
@@ -56,7 +57,7 @@ async def test_rule_s16_several_drained_at_once_move_in_one_round_and_one_compar
 
 
 @in_virtual_time
-async def test_rule_s16_a_draining_bookie_gives_what_nobody_else_has() -> None:
+async def test_rule_s16_a_draining_bookie_is_a_source() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     for entry_id in range(10):
@@ -71,7 +72,7 @@ async def test_rule_s16_a_draining_bookie_gives_what_nobody_else_has() -> None:
 
 
 @in_virtual_time
-async def test_rule_s16_what_a_draining_bookie_lacks_is_never_written_back_to_it() -> None:
+async def test_rule_s16_a_draining_bookie_gets_no_copies_in_place() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).lose(LEDGER, 0)
@@ -87,12 +88,13 @@ async def test_rule_s16_what_a_draining_bookie_lacks_is_never_written_back_to_it
 
 
 @in_virtual_time
-async def test_rule_s11_draining_bookies_and_those_under_maintenance_are_no_targets() -> None:
+async def test_rule_s11_draining_bookies_are_no_targets() -> None:
+    """Bookies in maintenance are no targets either."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await drain(cluster, B4, B5)
-    await keep_away(cluster, B6)
+    await order_maintenance(cluster, B6)
 
     outcome = await repair(cluster, local=B4)
 
@@ -101,7 +103,7 @@ async def test_rule_s11_draining_bookies_and_those_under_maintenance_are_no_targ
 
 
 @in_virtual_time
-async def test_who_is_only_drained_is_named_as_the_cure_of_a_loss_that_finds_no_target() -> None:
+async def test_a_drain_that_excludes_the_only_target_is_named() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -114,7 +116,7 @@ async def test_who_is_only_drained_is_named_as_the_cure_of_a_loss_that_finds_no_
 
 
 @in_virtual_time
-async def test_rule_s16_an_open_fragment_of_a_draining_bookie_waits_and_is_not_fenced() -> None:
+async def test_rule_s16_an_open_fragment_of_a_drain_is_not_fenced() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), (B2, B4, B5), starts=(0, 5), write_quorum=3, state=LedgerState.OPEN
@@ -135,7 +137,7 @@ async def test_rule_s16_an_open_fragment_of_a_draining_bookie_waits_and_is_not_f
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time
-async def test_rule_s16_with_the_order_to_fence_an_open_ledger_is_closed_after_the_grace(
+async def test_rule_s16_with_the_order_it_is_fenced_after_the_grace(
     state: LedgerState,
 ) -> None:
     cluster = await Cluster.start()
@@ -152,7 +154,7 @@ async def test_rule_s16_with_the_order_to_fence_an_open_ledger_is_closed_after_t
         assert blocked_by(first).facts.draining == (B2,)
         assert fenced == []
 
-        cluster.put(LEDGER, 10, B1, B2, B3)  # its writer goes on: he was given his time
+        cluster.put(LEDGER, 10, B1, B2, B3)  # its writer continues: the grace gave it time
         outcome = await node.repairer.repair(lease, first.sighting)
 
     metadata = await cluster.metadata()
@@ -164,7 +166,7 @@ async def test_rule_s16_with_the_order_to_fence_an_open_ledger_is_closed_after_t
 
 
 @in_virtual_time
-async def test_rule_s16_without_that_order_not_even_an_abandoned_recovery_is_taken_up() -> None:
+async def test_rule_s16_without_it_no_abandoned_recovery_is_continued() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.IN_RECOVERY)
     fenced = watch_fencing(cluster)
@@ -178,9 +180,8 @@ async def test_rule_s16_without_that_order_not_even_an_abandoned_recovery_is_tak
 
 
 @in_virtual_time
-async def test_rule_s6_a_drain_ordered_while_a_ledger_is_repaired_is_seen_before_the_unmark() -> (
-    None
-):
+async def test_rule_s6_a_drain_ordered_during_a_repair_is_seen() -> None:
+    """Before the mark is deleted."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
@@ -202,10 +203,10 @@ async def test_rule_s6_a_drain_ordered_while_a_ledger_is_repaired_is_seen_before
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_away_for_maintenance_is_waited_for() -> None:
+async def test_a_bookie_in_maintenance_is_waited_for() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2, B3))
-    until_ms = await keep_away(cluster, B2)
+    until_ms = await order_maintenance(cluster, B2)
     await cluster.kill(B2)
 
     outcome = await repair(cluster)
@@ -218,10 +219,10 @@ async def test_a_bookie_that_is_away_for_maintenance_is_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_what_else_a_ledger_misses_is_repaired_while_a_bookie_is_away() -> None:
+async def test_the_rest_is_repaired_while_a_bookie_is_in_maintenance() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3, B4))
-    await keep_away(cluster, B2)
+    await order_maintenance(cluster, B2)
     await cluster.kill(B2, B4)
 
     outcome = await repair(cluster)
@@ -234,10 +235,10 @@ async def test_what_else_a_ledger_misses_is_repaired_while_a_bookie_is_away() ->
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_silent_within_its_window_is_away_too() -> None:
+async def test_an_unresponsive_bookie_in_maintenance_counts_as_absent() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
-    until_ms = await keep_away(cluster, B2)
+    until_ms = await order_maintenance(cluster, B2)
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
 
     outcome = await repair(cluster)
@@ -246,10 +247,10 @@ async def test_a_bookie_that_is_silent_within_its_window_is_away_too() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_is_back_within_its_window_is_read_like_any_other() -> None:
+async def test_a_bookie_back_within_its_window_is_read_like_any_other() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
-    await keep_away(cluster, B2)
+    await order_maintenance(cluster, B2)
 
     outcome = await repair(cluster)
 
@@ -258,10 +259,10 @@ async def test_a_bookie_that_is_back_within_its_window_is_read_like_any_other() 
 
 
 @in_virtual_time
-async def test_what_a_bookie_under_maintenance_lacks_goes_elsewhere() -> None:
+async def test_entries_missing_in_maintenance_go_to_another_bookie() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
-    await keep_away(cluster, B2)
+    await order_maintenance(cluster, B2)
     cluster.bookie(B2).lose(LEDGER, 0)
 
     outcome = await repair(cluster)
@@ -272,20 +273,20 @@ async def test_what_a_bookie_under_maintenance_lacks_goes_elsewhere() -> None:
 
 
 @in_virtual_time
-async def test_an_open_ledger_is_not_fenced_before_the_window_of_its_bookie_is_over() -> None:
+async def test_an_open_ledger_is_not_fenced_before_its_window_ends() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.mark()
     fenced = watch_fencing(cluster)
-    until_ms = await keep_away(cluster, B2, for_s=60)
+    until_ms = await order_maintenance(cluster, B2, for_s=60)
     await cluster.kill(B2)
 
     async with cluster.node() as node:
         lease = await node.lease()
-        away = await node.repairer.repair(lease)
+        absent = await node.repairer.repair(lease)
 
-        assert (away.kind, away.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
-        assert blocked_by(away).until_ms == until_ms
+        assert (absent.kind, absent.reason) == (OutcomeKind.WAITING, Reason.MAINTENANCE)
+        assert blocked_by(absent).until_ms == until_ms
         assert fenced == []
 
         await cluster.clock.sleep(61)
@@ -300,10 +301,10 @@ async def test_an_open_ledger_is_not_fenced_before_the_window_of_its_bookie_is_o
 
 
 @in_virtual_time
-async def test_an_open_ledger_whose_end_nobody_tells_meanwhile_waits_for_the_window() -> None:
+async def test_an_unknown_end_waits_for_the_end_of_the_window() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN)
-    until_ms = await keep_away(cluster, B2)
+    until_ms = await order_maintenance(cluster, B2)
     await cluster.kill(B2)
 
     outcome = await repair(cluster)
@@ -313,10 +314,11 @@ async def test_an_open_ledger_whose_end_nobody_tells_meanwhile_waits_for_the_win
 
 
 @in_virtual_time
-async def test_time_alone_does_not_help_a_ledger_that_waits_for_more_than_a_window() -> None:
+async def test_a_ledger_with_further_obstacles_has_no_known_time() -> None:
+    """It waits for more than the end of the window."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3, B4))
-    await keep_away(cluster, B2)
+    await order_maintenance(cluster, B2)
     await cluster.kill(B2, B4)
 
     outcome = await repair(cluster)

@@ -1,5 +1,4 @@
-"""Repairs beside a bookie that is registered and does not answer: it costs one time-out, not one a
-ledger."""
+"""Repairs beside an unresponsive bookie: it costs one timeout, not one for each ledger."""
 
 import pytest
 
@@ -20,18 +19,18 @@ SILENCE_S = 5.0
 OPS = (Op.READ, Op.ADD)
 
 
-def silence(cluster: Cluster, bookie: BookieId) -> None:
+def stop_answering(cluster: Cluster, bookie: BookieId) -> None:
     for op in OPS:
         cluster.bookies.fail(bookie, op, Fault(delay_s=SILENCE_S, error=NoAnswerError))
 
 
-def mend(cluster: Cluster, bookie: BookieId) -> None:
+def answer_again(cluster: Cluster, bookie: BookieId) -> None:
     for op in OPS:
         cluster.bookies.stop_failing(bookie, op)
 
 
 async def lost(cluster: Cluster, *ledger_ids: int) -> None:
-    """Marked ledgers on B1, B2 and B3, of which B2 is lost."""
+    """Mark ledgers on B1, B2 and B3, of which B2 is lost."""
     for ledger_id in ledger_ids:
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id, last=0, write_quorum=3)
         await cluster.mark(B2, ledger_id=ledger_id)
@@ -39,17 +38,18 @@ async def lost(cluster: Cluster, *ledger_ids: int) -> None:
 
 
 async def learn(node: Node, ledger_id: int) -> LedgerLease:
-    """A first repair finds out."""
+    """Run a first repair, which finds out that the bookie is unresponsive."""
     lease = await node.lease(ledger_id)
     assert (await node.repairer.repair(lease)).kind is OutcomeKind.WAITING
     return lease
 
 
 @in_virtual_time
-async def test_the_second_ledger_does_not_wait_for_a_member_that_was_silent_at_the_first() -> None:
+async def test_the_next_ledger_does_not_wait_for_unresponsive_ones() -> None:
+    """It did not answer for the first ledger."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1, 2)
-    silence(cluster, B1)
+    stop_answering(cluster, B1)
     async with cluster.node() as node:
         await learn(node, 1)
         before_s = cluster.clock.now_s()
@@ -59,16 +59,16 @@ async def test_the_second_ledger_does_not_wait_for_a_member_that_was_silent_at_t
         assert cluster.clock.now_s() - before_s < 1
         assert outcome.reason is Reason.NO_ANSWER
         until_ms = blocked_by(outcome).until_ms
-        assert until_ms is not None, "it comes back when the bookie may be asked again"
+        assert until_ms is not None, "it is tried when the bookie may be asked again"
         assert 0 < until_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
         assert await cluster.ensembles(2) == [(B1, B4, B3)], "what is unknown is not replaced"
 
 
 @in_virtual_time
-async def test_a_target_that_was_silent_is_not_chosen_for_the_next_ledger() -> None:
+async def test_an_unresponsive_target_is_not_chosen_next() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4, B5)
     await lost(cluster, 1, 2)
-    silence(cluster, B4)
+    stop_answering(cluster, B4)
     async with cluster.node(local=B4) as node:  # among equals the local one comes first
         for ledger_id in (1, 2):
             outcome = await node.repairer.repair(await node.lease(ledger_id))
@@ -79,10 +79,10 @@ async def test_a_target_that_was_silent_is_not_chosen_for_the_next_ledger() -> N
 
 
 @in_virtual_time
-async def test_when_only_quarantine_leaves_no_target_the_ledger_waits_for_its_end() -> None:
+async def test_the_ledger_waits_if_quarantine_leaves_no_target() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1, 2)
-    silence(cluster, B4)
+    stop_answering(cluster, B4)
     async with cluster.node() as node:
         for ledger_id in (1, 2):
             outcome = await node.repairer.repair(await node.lease(ledger_id))
@@ -95,14 +95,14 @@ async def test_when_only_quarantine_leaves_no_target_the_ledger_waits_for_its_en
 
 
 @in_virtual_time
-async def test_a_bookie_that_registers_anew_is_asked_at_once() -> None:
+async def test_a_bookie_that_registers_again_is_asked_at_once() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1)
-    silence(cluster, B4)
+    stop_answering(cluster, B4)
     async with cluster.node() as node:
         lease = await learn(node, 1)
 
-        mend(cluster, B4)
+        answer_again(cluster, B4)
         await cluster.unregister(B4)
         await cluster.register(B4)
         await settle()
@@ -112,26 +112,29 @@ async def test_a_bookie_that_registers_anew_is_asked_at_once() -> None:
     await cluster.assert_whole(1)
 
 
-@pytest.mark.parametrize("silent", [B1, B4], ids=["a member", "the only target"])
+@pytest.mark.parametrize("unresponsive", [B1, B4], ids=["a member", "the only target"])
 @in_virtual_time
-async def test_a_bookie_that_hangs_is_asked_once_a_wait_and_all_is_repaired_when_it_answers(
-    silent: BookieId,
+async def test_a_hanging_bookie_is_probed_and_all_is_repaired_later(
+    unresponsive: BookieId,
 ) -> None:
+    """One probe per wait."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     ledgers = range(1, 21)
     await lost(cluster, *ledgers)
-    silence(cluster, silent)
+    stop_answering(cluster, unresponsive)
     async with cluster.node() as node, working(node):
         await cluster.clock.sleep(SILENCE_S + 1)
         cluster.bookies.transfers.clear()
         await cluster.clock.sleep(100)
 
         asked = [
-            t for t, _ in cluster.bookies.transfers if silent in {*t.reads, *t.checks, t.target}
+            t
+            for t, _ in cluster.bookies.transfers
+            if unresponsive in {*t.reads, *t.checks, t.target}
         ]
         assert 1 <= len(asked) <= 3, "the waits double"
 
-        mend(cluster, silent)
+        answer_again(cluster, unresponsive)
         await cluster.clock.sleep(200)
 
     await cluster.assert_whole(*ledgers)
@@ -139,11 +142,11 @@ async def test_a_bookie_that_hangs_is_asked_once_a_wait_and_all_is_repaired_when
 
 
 @in_virtual_time
-async def test_what_a_silent_bookie_demands_is_told_with_the_ledger() -> None:
+async def test_the_reason_of_a_refusal_is_noted_with_the_ledger() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1, 2)
     for bookie in (B1, B4):
-        silence(cluster, bookie)
+        stop_answering(cluster, bookie)
     demand = "the bookie requires authentication (SASL), which bookmender does not support"
     async with cluster.node() as node:
         for bookie in (B1, B4):

@@ -23,7 +23,7 @@ from tests.replication.repairs import lost_b2, once_copied, once_while_copying, 
 
 @pytest.mark.compat("MetadataUpdateLoopTest.testConflictOnWrite", verdict="same")
 @in_virtual_time
-async def test_rule_s3_after_a_conflict_nothing_is_copied_a_second_time() -> None:
+async def test_rule_s3_after_a_conflict_nothing_is_copied_twice() -> None:
     cluster = await lost_b2()
 
     async def conflict(transfer: Transfer) -> None:
@@ -40,7 +40,7 @@ async def test_rule_s3_after_a_conflict_nothing_is_copied_a_second_time() -> Non
 
 
 @in_virtual_time
-async def test_rule_s3_a_target_that_lived_through_a_restart_is_sent_everything_again() -> None:
+async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
     cluster = await lost_b2()
 
     async def conflict_and_restart(transfer: Transfer) -> None:
@@ -67,10 +67,11 @@ async def test_rule_s3_a_target_that_lived_through_a_restart_is_sent_everything_
 @pytest.mark.compat(
     "G17",
     verdict="better",
-    why="by bookie index; after any conflict the metadata is read again and the repair is planned again",
+    why="by bookie index; after any conflict the metadata is read again and the repair is "
+    "planned again",
 )
 @in_virtual_time
-async def test_rule_s2_what_another_repair_did_meanwhile_is_not_undone() -> None:
+async def test_rule_s2_another_repairs_changes_are_not_undone() -> None:
     cluster = await lost_b2()
 
     async def replaced_by_java(transfer: Transfer) -> None:
@@ -91,7 +92,7 @@ async def test_rule_s2_what_another_repair_did_meanwhile_is_not_undone() -> None
 
 
 @in_virtual_time
-async def test_metadata_that_never_rests_is_given_up_for_now() -> None:
+async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
     cluster = await lost_b2()
 
     async def keep_conflicting(transfer: Transfer) -> None:
@@ -110,9 +111,11 @@ async def test_metadata_that_never_rests_is_given_up_for_now() -> None:
     "TestReplicationWorker.testRWShouldCleanTheLedgerFromUnderReplicationIfLedgerAlreadyDeleted",
     verdict="better",
 )
-@pytest.mark.parametrize("other_blocked", [False, True], ids=["alone", "beside what cannot be"])
+@pytest.mark.parametrize(
+    "other_blocked", [False, True], ids=["alone", "beside what cannot be repaired"]
+)
 @in_virtual_time
-async def test_a_ledger_that_is_deleted_while_it_is_copied_is_unmarked(
+async def test_a_ledger_deleted_during_the_copy_is_unmarked(
     other_blocked: bool,
 ) -> None:
     cluster = await Cluster.start()
@@ -138,7 +141,8 @@ async def test_a_ledger_that_is_deleted_while_it_is_copied_is_unmarked(
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testManyFailures", verdict="same")
 @in_virtual_time
-async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_marked() -> None:
+async def test_rule_s6_a_ledger_marked_again_stays_marked() -> None:
+    """It is repaired."""
     cluster = await lost_b2()
 
     async def mark_again(transfer: Transfer) -> None:
@@ -158,11 +162,12 @@ async def test_rule_s6_what_is_marked_again_meanwhile_is_repaired_and_stays_mark
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
     verdict="other",
-    why="after a write with unknown outcome the state is read back, and a failed ledger is released; only the end of the session ends the worker's run",
+    why="after a write with unknown outcome the state is read back, and a failed ledger is "
+    "released; only the end of the session ends the worker's run",
 )
 @pytest.mark.parametrize("fault", StoreFault)
 @in_virtual_time
-async def test_a_repair_whose_last_reply_was_lost_is_done_once(fault: StoreFault) -> None:
+async def test_a_repair_whose_last_reply_was_lost_is_made_once(fault: StoreFault) -> None:
     cluster = await lost_b2()
 
     async with cluster.node() as node:
@@ -178,7 +183,7 @@ async def test_a_repair_whose_last_reply_was_lost_is_done_once(fault: StoreFault
 
 
 @in_virtual_time
-async def test_rule_s3_a_lost_lock_ends_the_repair_and_nothing_is_written() -> None:
+async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write() -> None:
     cluster = await lost_b2()
 
     async def lose_lock(transfer: Transfer) -> None:
@@ -194,7 +199,8 @@ async def test_rule_s3_a_lost_lock_ends_the_repair_and_nothing_is_written() -> N
 
 
 @in_virtual_time
-async def test_rule_s3_done_but_for_a_reply_and_marked_again_the_repair_lets_go() -> None:
+async def test_rule_s3_after_a_lost_reply_and_a_new_mark_it_ends() -> None:
+    """The lost reply was to the completion; the repair no longer has the lock."""
     cluster = await lost_b2()
 
     async with cluster.node() as node:

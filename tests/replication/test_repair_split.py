@@ -1,4 +1,4 @@
-"""Repairs of ledgers of which some entries have no good copy anywhere: the rest is repaired."""
+"""Repairs of ledgers with entries that have no good copy: the rest is repaired."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from tests.replication.repairs import (
     assert_still_marked,
     blocked_by,
     drain,
-    keep_away,
+    order_maintenance,
     repair,
 )
 
@@ -29,7 +29,7 @@ async def segments(cluster: Cluster) -> list[tuple[int, tuple[BookieId, ...]]]:
 
 
 @in_virtual_time
-async def test_a_segment_is_split_around_an_entry_that_nobody_has() -> None:
+async def test_a_segment_is_split_around_an_entry_without_copy() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
@@ -45,7 +45,7 @@ async def test_a_segment_is_split_around_an_entry_that_nobody_has() -> None:
 
 
 @in_virtual_time
-async def test_the_metadata_is_left_alone_once_it_is_split() -> None:
+async def test_the_metadata_is_split_once() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
@@ -62,7 +62,7 @@ async def test_the_metadata_is_left_alone_once_it_is_split() -> None:
 
 
 @in_virtual_time
-async def test_when_the_bookie_that_has_it_comes_back_the_ledger_is_whole_again() -> None:
+async def test_the_ledger_is_whole_when_the_bookie_returns() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
@@ -79,9 +79,8 @@ async def test_when_the_bookie_that_has_it_comes_back_the_ledger_is_whole_again(
 
 
 @in_virtual_time
-async def test_a_striped_ledger_that_lost_two_neighbours_keeps_all_that_one_of_them_stored_alone() -> (
-    None
-):
+async def test_a_split_keeps_all_entries_that_one_bookie_stored_alone() -> None:
+    """A striped ledger lost two neighbours."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3, B4), last=11)
     await cluster.kill(B2, B3)  # entries 1, 5 and 9 are on these two
@@ -105,7 +104,7 @@ async def test_a_striped_ledger_that_lost_two_neighbours_keeps_all_that_one_of_t
 
 
 @in_virtual_time
-async def test_what_a_live_bookie_lacks_and_nobody_has_is_cut_out_and_the_rest_refilled() -> None:
+async def test_a_lost_entry_is_cut_out_and_the_rest_copied_in_place() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     for bookie in (B1, B2):
@@ -122,7 +121,7 @@ async def test_what_a_live_bookie_lacks_and_nobody_has_is_cut_out_and_the_rest_r
 
 
 @in_virtual_time
-async def test_a_ledger_with_holes_in_more_than_a_few_places_is_not_cut_to_pieces() -> None:
+async def test_a_ledger_with_too_many_gaps_is_not_split() -> None:
     count = LOST_PLACES_MAX + 1
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2), last=3 * count)
@@ -137,7 +136,7 @@ async def test_a_ledger_with_holes_in_more_than_a_few_places_is_not_cut_to_piece
 
 
 @in_virtual_time
-async def test_as_many_places_as_are_allowed_are_cut_out() -> None:
+async def test_as_many_gaps_as_allowed_are_cut_out() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), last=3 * LOST_PLACES_MAX)
     for place in range(LOST_PLACES_MAX):
@@ -151,11 +150,11 @@ async def test_as_many_places_as_are_allowed_are_cut_out() -> None:
 
 
 @in_virtual_time
-async def test_nothing_is_cut_out_while_a_bookie_that_may_have_it_is_away_for_maintenance() -> None:
+async def test_nothing_is_cut_out_while_a_bookie_is_in_maintenance() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 0)
-    await keep_away(cluster, B2)
+    await order_maintenance(cluster, B2)
     await cluster.kill(B2)
 
     outcome = await repair(cluster)
@@ -165,7 +164,7 @@ async def test_nothing_is_cut_out_while_a_bookie_that_may_have_it_is_away_for_ma
 
 
 @in_virtual_time
-async def test_rule_s5_nothing_is_cut_out_while_a_bookie_does_not_answer() -> None:
+async def test_rule_s5_nothing_is_cut_out_if_a_bookie_is_unresponsive() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=5, write_quorum=3)
     for bookie in (B1, B2):
@@ -180,10 +179,10 @@ async def test_rule_s5_nothing_is_cut_out_while_a_bookie_does_not_answer() -> No
 
 
 @in_virtual_time
-async def test_rule_s7_with_a_key_that_opens_nothing_nothing_is_cut_out() -> None:
+async def test_rule_s7_nothing_is_cut_out_if_the_key_matches_nothing() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2), **VERSION_1)
-    await drain(cluster, B1, B2)  # so that nobody is asked before the copy
+    await drain(cluster, B1, B2)  # so that no bookie is asked before the copy
 
     outcome = await repair(cluster, fallback=WRONG_DIGEST)
 
@@ -206,7 +205,7 @@ async def test_a_ledger_that_is_not_closed_is_not_split() -> None:
 
 @pytest.mark.parametrize("write_quorum", [1, 2, 3])
 @in_virtual_time
-async def test_a_split_and_another_loss_later_leave_no_copy_behind(write_quorum: int) -> None:
+async def test_a_split_and_a_later_loss_leave_no_copy_behind(write_quorum: int) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum, last=20)
     for bookie in (B1, B2, B3):
@@ -229,25 +228,25 @@ async def test_a_split_and_another_loss_later_leave_no_copy_behind(write_quorum:
 
 
 @pytest.mark.parametrize("last", [36, 37, 38])
-@pytest.mark.parametrize("wiped", [(B1, B2), (B2, B3), (B1, B3)])
+@pytest.mark.parametrize("reformatted", [(B1, B2), (B2, B3), (B1, B3)])
 @in_virtual_time
-async def test_two_bookies_without_their_files_get_back_what_the_third_one_has(
-    wiped: tuple[BookieId, BookieId], last: int
+async def test_two_bookies_without_files_get_back_entries_of_the_third(
+    reformatted: tuple[BookieId, BookieId], last: int
 ) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=2, last=last)
     had = {bookie: cluster.bookie(bookie).entry_ids(LEDGER) for bookie in (B1, B2, B3)}
-    for bookie in wiped:
+    for bookie in reformatted:
         for entry_id in had[bookie]:
             cluster.bookie(bookie).lose(LEDGER, entry_id)
-    lost = had[wiped[0]] & had[wiped[1]]
+    lost = had[reformatted[0]] & had[reformatted[1]]
 
     first = await repair(cluster)
     again = await repair(cluster)
 
     assert first.reason is again.reason is Reason.NO_COPY
     await assert_still_marked(cluster)
-    for bookie in wiped:
+    for bookie in reformatted:
         absent = had[bookie] - cluster.bookie(bookie).entry_ids(LEDGER)
         assert lost <= absent
         assert len(absent - lost) <= 1
@@ -257,13 +256,13 @@ async def test_two_bookies_without_their_files_get_back_what_the_third_one_has(
         assert any(counts) or not absent - lost
 
     for entry_id in lost:
-        cluster.put(LEDGER, entry_id, wiped[0])
+        cluster.put(LEDGER, entry_id, reformatted[0])
     assert (await repair(cluster)).kind is OutcomeKind.DONE
     await cluster.assert_whole()
 
 
 @in_virtual_time
-async def test_what_a_move_that_may_not_be_written_copied_in_vain_is_told() -> None:
+async def test_useless_copies_of_a_refused_move_are_reported() -> None:
     count = LOST_PLACES_MAX + 1
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), last=3 * count)
@@ -277,7 +276,7 @@ async def test_what_a_move_that_may_not_be_written_copied_in_vain_is_told() -> N
     assert withheld.facts == Facts(withheld_count=2 * count + 1)
 
 
-# --- Bookies that are away for a moment -------------------------------------------------------------
+# --- Bookies that are absent for a moment ---------------------------------------------------------
 
 
 async def marked_now(cluster: Cluster, *replicas: BookieId) -> None:
@@ -285,7 +284,7 @@ async def marked_now(cluster: Cluster, *replicas: BookieId) -> None:
 
 
 @in_virtual_time
-async def test_two_bookies_that_restart_together_leave_no_segment_behind() -> None:
+async def test_two_bookies_restarted_together_leave_one_segment() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=29)
     await cluster.kill(B1, B2)
@@ -304,9 +303,8 @@ async def test_two_bookies_that_restart_together_leave_no_segment_behind() -> No
 
 
 @in_virtual_time
-async def test_after_an_hour_the_rest_of_a_ledger_is_repaired_without_the_bookies_that_are_away() -> (
-    None
-):
+async def test_after_an_hour_the_rest_of_a_ledger_is_repaired() -> None:
+    """Without the absent bookies."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=5)
     await cluster.kill(B1, B2)
@@ -336,7 +334,7 @@ async def test_a_bookie_without_a_cookie_is_not_waited_for() -> None:
 
 
 @in_virtual_time
-async def test_equal_segments_are_joined_by_a_repair_that_leaves_nothing_lacking() -> None:
+async def test_equal_segments_are_joined_if_nothing_is_missing() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
     await cluster.kill(B3)
@@ -348,7 +346,7 @@ async def test_equal_segments_are_joined_by_a_repair_that_leaves_nothing_lacking
 
 
 @in_virtual_time
-async def test_equal_segments_around_a_lost_entry_stay_apart() -> None:
+async def test_equal_segments_around_a_lost_entry_stay_separate() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
     for bookie in (B1, B2):  # entry 9 is theirs

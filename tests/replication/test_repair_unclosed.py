@@ -1,4 +1,4 @@
-"""Repairs that leave a ledger open: it cannot be recovered now, or nobody is missing."""
+"""Repairs that leave a ledger open: it cannot be recovered now, or it lacks no bookie."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ from tests.replication.watched import settle
     verdict="same",
 )
 @in_virtual_time
-async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None:
+async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
 
@@ -50,7 +50,7 @@ async def test_too_few_bookies_for_a_recovery_leave_the_ledger_waiting() -> None
 
 
 @in_virtual_time
-async def test_bookies_that_are_registered_and_do_not_answer_just_now_may_do_so_soon() -> None:
+async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
     cluster.bookie(B3).is_down = True
@@ -64,9 +64,8 @@ async def test_bookies_that_are_registered_and_do_not_answer_just_now_may_do_so_
 
 
 @in_virtual_time
-async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recovery_is_tried() -> (
-    None
-):
+async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
+    """The recovery may be tried any number of times."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)  # acknowledged by two of three
     await cluster.kill(B2)
@@ -92,7 +91,7 @@ async def test_rule_s5_a_wiped_bookies_no_is_never_believed_however_often_recove
 
 
 @in_virtual_time
-async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
+async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
     """B2 lost its index and kept its identity."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)
@@ -114,7 +113,7 @@ async def test_nor_is_that_of_one_whose_copies_a_check_found_missing() -> None:
 
 
 @in_virtual_time
-async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
+async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
 
@@ -129,13 +128,12 @@ async def test_rule_s3_a_ledger_is_not_closed_once_its_lock_is_lost() -> None:
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
-# --- Nobody is missing, yet it is not whole -------------------------------------------------------
+# --- All bookies are registered, but copies are missing -------------------------------------------
 
 
 @in_virtual_time
-async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is_not_fenced() -> (
-    None
-):
+async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
+    """The open fragment is not fenced."""
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.kill(B2)
@@ -164,7 +162,7 @@ async def test_rule_s6_a_wiped_member_of_the_open_fragment_keeps_the_mark_and_is
     verdict="same",
 )
 @in_virtual_time
-async def test_an_open_ledger_that_misses_nothing_is_unmarked_and_left_open() -> None:
+async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
 
@@ -185,7 +183,7 @@ async def test_an_open_ledger_that_misses_nothing_is_unmarked_and_left_open() ->
     ],
 )
 @in_virtual_time
-async def test_without_a_known_end_an_open_ledger_waits(
+async def test_an_open_ledger_without_a_known_end_waits(
     error: type[UnavailableError], reason: Reason
 ) -> None:
     cluster = await open_ledger()
@@ -200,7 +198,7 @@ async def test_without_a_known_end_an_open_ledger_waits(
 
 
 @in_virtual_time
-async def test_rule_s12_a_member_of_the_last_ensemble_is_not_refilled_while_it_is_open() -> None:
+async def test_rule_s12_open_members_get_no_copies_in_place() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=14)
     cluster.bookie(B3).lose(LEDGER, 0)
     cluster.bookie(B2).lose(LEDGER, 9)
@@ -219,11 +217,11 @@ async def test_rule_s12_a_member_of_the_last_ensemble_is_not_refilled_while_it_i
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
-# --- Entries after the last one that is known to be acknowledged ------------------------------------
+# --- Entries after the last one that is known to be acknowledged ----------------------------------
 
 
 async def lose_tail(cluster: Cluster, *bookies: BookieId) -> None:
-    """Wipe them, in a moment in which nobody marks what they had."""
+    """Reformat these bookies at a time at which no auditor marks their ledgers."""
     for bookie in bookies:
         await cluster.kill(bookie)
         await cluster.wipe(bookie)
@@ -233,7 +231,7 @@ async def lose_tail(cluster: Cluster, *bookies: BookieId) -> None:
 async def unconfirmed_ledger(
     state: LedgerState = LedgerState.OPEN, *, ack_quorum: int = 2
 ) -> Cluster:
-    """Four entries, acknowledged before the first of them told of any: the LAC is -1."""
+    """Return a ledger of four acknowledged entries whose LAC is still -1."""
     cluster = await Cluster.start()
     await cluster.write_ledger(THREE, last=-1, write_quorum=3, ack_quorum=ack_quorum, state=state)
     await cluster.mark()
@@ -243,7 +241,8 @@ async def unconfirmed_ledger(
 
 
 @in_virtual_time
-async def test_a_recovery_that_never_ended_is_ended_where_a_copy_after_the_lac_is_missing() -> None:
+async def test_an_abandoned_recovery_is_completed_for_a_missing_copy() -> None:
+    """The copy is missing after the LAC."""
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     await lose_tail(cluster, B2)
 
@@ -254,7 +253,7 @@ async def test_a_recovery_that_never_ended_is_ended_where_a_copy_after_the_lac_i
 
 
 @in_virtual_time
-async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
+async def test_the_last_copies_are_saved_if_no_end_can_be_proven() -> None:
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     await lose_tail(cluster, B1, B2)
 
@@ -267,13 +266,12 @@ async def test_the_last_copies_are_saved_where_no_end_can_be_proven() -> None:
         assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
-    assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(4))
+    assert all(cluster.has_good_copy(bookie, LEDGER, i) for bookie in THREE for i in range(4))
 
 
 @in_virtual_time
-async def test_an_open_ledger_keeps_its_mark_while_a_wiped_member_lacks_entries_after_the_lac() -> (
-    None
-):
+async def test_a_reformatted_member_without_the_last_entries_keeps_it() -> None:
+    """The open ledger keeps its mark: the entries are after the LAC."""
     cluster = await unconfirmed_ledger()
     fenced = watch_fencing(cluster)
     await lose_tail(cluster, B2)
@@ -286,7 +284,7 @@ async def test_an_open_ledger_keeps_its_mark_while_a_wiped_member_lacks_entries_
 
 
 @in_virtual_time
-async def test_copies_that_are_on_their_way_to_a_bookie_set_up_lately_are_waited_for() -> None:
+async def test_entries_on_their_way_to_a_new_bookie_are_waited_for() -> None:
     cluster = await unconfirmed_ledger()
     await lose_tail(cluster, B2)
     for entry_id in range(3):
@@ -302,7 +300,8 @@ async def test_copies_that_are_on_their_way_to_a_bookie_set_up_lately_are_waited
 
 
 @in_virtual_time
-async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writers_grace() -> None:
+async def test_an_entry_on_too_few_bookies_is_saved_after_the_grace() -> None:
+    """On fewer than an ack quorum."""
     cluster = await unconfirmed_ledger()
     await lose_tail(cluster, B1, B2)
 
@@ -325,12 +324,12 @@ async def test_an_entry_left_on_fewer_than_an_ack_quorum_is_saved_after_the_writ
         assert failed.reason is Reason.END_UNPROVEN
         assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
 
-    assert all(cluster.holds(bookie, LEDGER, i) for bookie in THREE for i in range(5))
+    assert all(cluster.has_good_copy(bookie, LEDGER, i) for bookie in THREE for i in range(5))
 
 
 @in_virtual_time
-async def test_a_bookie_that_lies_about_how_far_a_ledger_reaches_is_not_believed() -> None:
-    """Its last entry has an id beyond all bounds, and a digest that is none."""
+async def test_an_impossible_last_entry_is_not_believed() -> None:
+    """Its id is beyond all bounds, and its digest is none."""
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     entry = entry_bytes(LEDGER, 1 << 40)
     cluster.bookie(B2).add(
@@ -344,7 +343,8 @@ async def test_a_bookie_that_lies_about_how_far_a_ledger_reaches_is_not_believed
 
 
 @in_virtual_time
-async def test_copies_that_different_members_lack_of_different_entries_endanger_none() -> None:
+async def test_different_missing_entries_of_members_are_no_danger() -> None:
+    """Each entry has copies enough on the other members."""
     cluster = await unconfirmed_ledger()
     fenced = watch_fencing(cluster)
     await lose_tail(cluster, B1, B2)
@@ -358,8 +358,8 @@ async def test_copies_that_different_members_lack_of_different_entries_endanger_
 
 
 @in_virtual_time
-async def test_a_writer_is_not_fenced_for_what_takes_its_time_to_a_bookie_set_up_lately() -> None:
-    """Every acknowledgement needs all three; B2 gets all that is sent to it, minutes late."""
+async def test_a_writer_is_not_fenced_for_a_slow_new_bookie() -> None:
+    """Every acknowledgement needs all three; B2 gets all entries minutes late."""
     cluster = await unconfirmed_ledger(ack_quorum=3)
     await lose_tail(cluster, B2)
     fenced = watch_fencing(cluster)

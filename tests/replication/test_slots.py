@@ -1,4 +1,4 @@
-"""Places for ledgers at work, lent while they wait."""
+"""Slots for ledgers under repair, which are lent while a repair waits."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from replication.slots import LATE_TIMES_MAX, Slots, kept_for_losses
 from tests.virtual_time import run
 
 
-def test_a_place_is_lent_once_the_wait_is_long_and_taken_again_after_it() -> None:
+def test_a_slot_is_lent_after_the_wait_and_acquired_again_later() -> None:
     async def scenario() -> None:
         slots = Slots(1)
         await slots.acquire()
@@ -28,7 +28,7 @@ def test_a_place_is_lent_once_the_wait_is_long_and_taken_again_after_it() -> Non
     run(scenario())
 
 
-def test_what_ends_in_time_is_not_lent() -> None:
+def test_a_slot_is_not_lent_if_the_work_ends_in_time() -> None:
     async def scenario() -> None:
         slots = Slots(1)
         await slots.acquire()
@@ -44,7 +44,7 @@ def test_what_ends_in_time_is_not_lent() -> None:
     run(scenario())
 
 
-def test_who_has_waited_gets_a_place_again_when_one_is_free() -> None:
+def test_the_lender_gets_a_slot_again_when_one_is_free() -> None:
     async def scenario() -> None:
         slots = Slots(1)
         await slots.acquire()
@@ -61,11 +61,11 @@ def test_who_has_waited_gets_a_place_again_when_one_is_free() -> None:
     ("given_back", "waited_s"),
     [
         pytest.param((1.0, 2.0), 2.0, id="half of them are free"),
-        pytest.param((1.0,), 10.0, id="it takes too long"),
-        pytest.param((), 10.0, id="none comes back"),
+        pytest.param((1.0,), 10.0, id="it lasts too long"),
+        pytest.param((), 10.0, id="no slot is returned"),
     ],
 )
-def test_where_all_are_taken_half_are_waited_for(
+def test_when_all_slots_are_used_half_of_them_are_waited_for(
     given_back: tuple[float, ...], waited_s: float
 ) -> None:
     async def scenario() -> None:
@@ -82,7 +82,7 @@ def test_where_all_are_taken_half_are_waited_for(
     run(scenario())
 
 
-def test_while_any_is_free_no_others_are_waited_for() -> None:
+def test_while_a_slot_is_free_no_others_are_waited_for() -> None:
     async def scenario() -> None:
         slots = Slots(4)
         for _ in range(3):
@@ -95,7 +95,7 @@ def test_while_any_is_free_no_others_are_waited_for() -> None:
     run(scenario())
 
 
-def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
+def test_the_number_of_lent_slots_is_bounded() -> None:
     async def be_long(slots: Slots) -> None:
         await slots.acquire()
         async with slots.lent_after(1.0):
@@ -113,7 +113,7 @@ def test_no_more_than_so_many_of_those_that_take_long_are_lent() -> None:
     run(scenario())
 
 
-def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent() -> None:
+def test_inner_slots_leave_some_outer_ones_free_even_when_lent() -> None:
     async def be_long(slots: Slots) -> None:
         await slots.acquire()
         async with slots.lent_after(1.0):
@@ -138,7 +138,7 @@ def test_places_within_others_leave_some_of_these_free_even_when_they_are_lent()
     run(scenario())
 
 
-def test_places_within_others_count_among_these() -> None:
+def test_inner_slots_count_among_the_outer_ones() -> None:
     async def scenario() -> None:
         slots = Slots(4)
         inner = Slots(3, within=slots)
@@ -156,7 +156,7 @@ def test_places_within_others_count_among_these() -> None:
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, 0), (2, 1), (4, 1), (7, 1), (8, 2), (128, 32)])
-def test_a_quarter_of_the_places_is_kept_for_losses(count: int, kept: int) -> None:
+def test_a_quarter_of_the_slots_is_reserved_for_losses(count: int, kept: int) -> None:
     assert kept_for_losses(count) == kept
 
 

@@ -1,11 +1,11 @@
-"""Auditors and workers, many ledgers, and faults drawn from a seed: in the end everything is whole.
+"""Auditors and workers, many ledgers, and faults drawn from a seed: at the end every ledger is
+whole.
 
-Bookies go and come back, some with their disks empty; single entries vanish; bookies are ordered to
-drain, or to be away for a while; sessions expire; requests and replies are lost; bookies collect
-ledgers late, and take copies along that were made in between. No copy is destroyed while it may be
-the last one but one, so that whatever is missing in the end was lost by us; the others may be out
-of reach for long, and ledgers be split around them. Rule S1 is held against every single write of
-metadata (``Cluster``).
+Bookies disappear and return, some reformatted. Single entries vanish. Bookies drain, or are in
+maintenance. Sessions expire; requests and replies are lost. Bookies collect ledgers late, and
+delete copies that were made meanwhile. No copy is destroyed while it may be the last one but one,
+so everything missing at the end was lost by us. The other copies may be unreachable for long, and
+ledgers be split around them. Rule S1 is checked at every single write of metadata (``Cluster``).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, named_by, until
 from tests.replication.ledger_values import BOOKIES
 from tests.replication.nodes import PATHS, working
-from tests.replication.repairs import drain, keep_away
+from tests.replication.repairs import drain, order_maintenance
 from tests.virtual_time import run
 
 LEDGER_COUNT = 12
@@ -55,7 +55,7 @@ SETTINGS = ReplicationSettings(
 
 
 class Storm:
-    """What goes wrong, as the seed has it."""
+    """The faults, drawn from a seed."""
 
     def __init__(self, cluster: Cluster, rng: random.Random) -> None:
         self.cluster, self.rng = cluster, rng
@@ -67,7 +67,8 @@ class Storm:
         cluster.bookies.faults = self._at_bookie
 
     async def blow(self) -> None:
-        """Until it is over; then those that are away come back, but for one that nobody needs."""
+        """Cause faults until the time is over. Then absent bookies return, except one that is not
+        needed."""
         end_s = self.cluster.clock.now_s() + STORM_S
         happenings = [self._kill, self._revive, self._revive, self._expire]
         happenings += [self._vanish, self._eclipse, self._eclipse]
@@ -83,16 +84,16 @@ class Storm:
         await self._stop_draining()
         for bookie in BOOKIES:  # whatever is copied from now on is lost again at the next flush
             await self._collect_on(bookie)
-        away = [b for b in BOOKIES if self.cluster.bookie(b).is_down]
-        spared = [b for b in away if not await self._is_needed(b)][:1]
-        for bookie in away:
+        absent = [b for b in BOOKIES if self.cluster.bookie(b).is_down]
+        spared = [b for b in absent if not await self._is_needed(b)][:1]
+        for bookie in absent:
             if bookie not in spared:
                 await self.cluster.revive(bookie)
-        for ledger_id in range(LEDGER_COUNT):  # nobody tells of entries that vanished
+        for ledger_id in range(LEDGER_COUNT):  # no client reports entries that vanished
             await self._mark(ledger_id)
 
     async def _vanish(self) -> None:
-        """An entry of a closed ledger is gone from one of its bookies, where two others have it."""
+        """Lose an entry of a closed ledger on a bookie if two others have it."""
         cluster, ledger_id = self.cluster, self.rng.randrange(LEDGER_COUNT)
         metadata = await cluster.metadata(ledger_id)
         entry_id = self.rng.randint(0, 8)
@@ -103,7 +104,7 @@ class Storm:
         await self._mark(ledger_id)
 
     async def _eclipse(self) -> None:
-        """An entry is out of reach: two of its bookies go, and the third has lost it."""
+        """Make an entry unreachable: two of its bookies disappear, and the third has lost it."""
         cluster, ledger_id = self.cluster, self.rng.randrange(LEDGER_COUNT)
         metadata, entry_id = await cluster.metadata(ledger_id), self.rng.randint(0, 8)
         alive = [b for b in BOOKIES if not cluster.bookie(b).is_down]
@@ -116,12 +117,12 @@ class Storm:
             await self._mark(ledger_id)
 
     async def _collect(self) -> None:
-        """A bookie collects the ledgers that do not name it. Their indexes go with its next
-        flush."""
+        """Let a bookie collect the ledgers that do not name it. Their indexes are deleted with its
+        next flush."""
         await self._collect_on(self.rng.choice(BOOKIES))
 
     async def _collect_on(self, bookie: BookieId) -> None:
-        """Each ledger under its lock, as bookies do."""
+        """Collect each ledger under its lock, as bookies do."""
         for ledger_id in range(LEDGER_COUNT):
             lock = PATHS.lock(ledger_id)
             with suppress(NodeExistsError):
@@ -131,7 +132,7 @@ class Storm:
                 await self.cluster.store.delete(lock)
 
     async def flush(self) -> None:
-        """The bookies' checkpoints, until cancelled."""
+        """Run the bookies' checkpoints until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             for bookie in BOOKIES:
@@ -156,10 +157,10 @@ class Storm:
             await self.cluster.store.delete(drain_znode(PATHS, self.draining.pop()).path)
 
     async def _maintain(self) -> None:
-        """Mostly it is away then, and perhaps for longer."""
+        """Order a maintenance window. The bookie is mostly absent in it, and perhaps for longer."""
         bookie = self.rng.choice(BOOKIES)
         if await self.cluster.store.exists(maintenance_znode(PATHS, bookie).path) is None:
-            await keep_away(self.cluster, bookie, for_s=self.rng.uniform(5, 30))
+            await order_maintenance(self.cluster, bookie, for_s=self.rng.uniform(5, 30))
 
     async def _kill(self) -> None:
         alive = [b for b in BOOKIES if not self.cluster.bookie(b).is_down]
@@ -174,7 +175,7 @@ class Storm:
             await self.cluster.revive(bookie)
 
     async def _is_needed(self, bookie: str) -> bool:
-        """Whether some entry has fewer than two other copies that metadata names."""
+        """Return True if an entry has fewer than two other copies that metadata names."""
         cluster = self.cluster
         for ledger_id in range(LEDGER_COUNT):
             metadata = await cluster.metadata(ledger_id)
@@ -184,7 +185,7 @@ class Storm:
                 return True
             for entry_id in range(metadata.last_entry_id + 1):
                 copies = cluster.good_copies(ledger_id, metadata, entry_id)
-                if copies - cluster.holds(bookie, ledger_id, entry_id) < 2:  # type: ignore[arg-type]
+                if copies - cluster.has_good_copy(bookie, ledger_id, entry_id) < 2:  # type: ignore[arg-type]
                     return True
         return False
 
@@ -223,7 +224,7 @@ async def scene(seed: int) -> Cluster:
     rng = random.Random(seed)
     for ledger_id in range(LEDGER_COUNT):
         is_open = ledger_id % 4 == 0
-        # An open end takes no copies of the rest (rule S12): with four there, nobody might be left.
+        # Bookies of an open end get no copies of the rest (rule S12): four might leave no target.
         ensemble_size = 3 if is_open else 4
         await cluster.write_ledger(
             rng.sample(BOOKIES, ensemble_size),
@@ -239,7 +240,7 @@ async def scene(seed: int) -> Cluster:
 
 
 async def restarting(session: Callable[[], Awaitable[None]]) -> None:
-    """As ``daemon.threads`` does: a session that ends is followed by another one."""
+    """Start a new session whenever one ends, as ``daemon.threads`` does."""
     while True:
         try:
             await session()
@@ -284,7 +285,8 @@ async def weather(seed: int) -> None:
 
 
 async def is_calm(cluster: Cluster) -> bool:
-    """Nothing is marked or locked, everything is closed, and no ledger names who is away."""
+    """Return True if nothing is marked or locked, all ledgers are closed, and none names an absent
+    bookie."""
     if await cluster.marked() or await cluster.locked():
         return False
     found = [await cluster.metadata(ledger_id) for ledger_id in range(LEDGER_COUNT)]
@@ -292,5 +294,5 @@ async def is_calm(cluster: Cluster) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_after_any_storm_everything_is_whole(seed: int) -> None:
+def test_after_any_storm_all_ledgers_are_whole(seed: int) -> None:
     run(weather(seed))

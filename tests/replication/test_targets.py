@@ -1,4 +1,4 @@
-"""Who may receive copies, and what is said where nobody may."""
+"""Bookies that may receive copies, and the reasons if none may."""
 
 import random
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from tests.virtual_time import LoopClock
 GB = 10**9
 
 
-class TestRooms:
-    """Disks of which as much is free as a test says."""
+class TestSpaces:
+    """Disks with as much free space as a test sets."""
 
     __test__ = False
 
@@ -40,7 +40,7 @@ def view(
     writable: Iterable[BookieId] = BOOKIES,
     *,
     draining: Iterable[BookieId] = (),
-    away: Iterable[BookieId] = (),
+    absent: Iterable[BookieId] = (),
 ) -> ClusterView:
     return ClusterView(
         bookies=BookieView(
@@ -51,20 +51,20 @@ def view(
         ),
         orders=Orders(
             draining={b: DrainOrder(since_ms=0) for b in draining},
-            maintenance={b: MaintenanceWindow(since_ms=0, until_ms=1) for b in away},
+            maintenance={b: MaintenanceWindow(since_ms=0, until_ms=1) for b in absent},
         ),
     )
 
 
-def target_selector(disk_spaces: TestRooms | None = None, **options: object) -> TargetSelector:
+def target_selector(disk_spaces: TestSpaces | None = None, **options: object) -> TargetSelector:
     placement = RandomPlacement(random.Random(1))
     return TargetSelector(placement, clock=LoopClock(), disk_spaces=disk_spaces, **options)  # type: ignore[arg-type]
 
 
 @in_virtual_time
-async def test_rule_s11_whoever_may_not_receive_is_told_by_its_rule() -> None:
-    found = target_selector(TestRooms(b4=GB - 1)).targets(
-        view(draining=[B2], away=[B3]), refused={B5}
+async def test_rule_s11_an_excluded_bookie_is_named_with_its_rule() -> None:
+    found = target_selector(TestSpaces(b4=GB - 1)).targets(
+        view(draining=[B2], absent=[B3]), refused={B5}
     )
 
     assert found.barred == {
@@ -77,8 +77,8 @@ async def test_rule_s11_whoever_may_not_receive_is_told_by_its_rule() -> None:
 
 
 @in_virtual_time
-async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
-    shared, seen = target_selector(TestRooms(b1=2 * GB)), view()
+async def test_copies_under_way_count_as_load_and_as_used_space() -> None:
+    shared, seen = target_selector(TestSpaces(b1=2 * GB)), view()
 
     with shared.under_way(B1, GB // 2):
         assert shared.targets(seen).candidates[B1].load_bytes == GB // 2
@@ -89,8 +89,8 @@ async def test_what_is_under_way_counts_as_load_and_against_the_room() -> None:
 
 
 @in_virtual_time
-async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> None:
-    shared, seen = target_selector(TestRooms(b1=2 * GB)), view()
+async def test_rule_s11_written_bytes_count_as_used_space() -> None:
+    shared, seen = target_selector(TestSpaces(b1=2 * GB)), view()
 
     with shared.under_way(B1, GB):
         shared.landed(B1, GB // 2)
@@ -102,8 +102,8 @@ async def test_rule_s11_what_landed_counts_against_the_room_from_then_on() -> No
 
 
 @in_virtual_time
-async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
-    shared = target_selector(TestRooms(b1=2 * GB, b2=5 * GB))
+async def test_rule_s11_a_copy_that_leaves_too_little_space_is_refused() -> None:
+    shared = target_selector(TestSpaces(b1=2 * GB, b2=5 * GB))
 
     with shared.under_way(B1, GB // 2):
         found = shared.targets(view())
@@ -118,8 +118,8 @@ async def test_rule_s11_what_would_leave_too_little_goes_elsewhere() -> None:
 
 
 @in_virtual_time
-async def test_a_bookie_that_has_room_again_receives_again() -> None:
-    disk_spaces = TestRooms(b1=0)
+async def test_a_bookie_with_space_again_is_a_target_again() -> None:
+    disk_spaces = TestSpaces(b1=0)
     shared, seen = target_selector(disk_spaces), view()
     assert B1 in shared.targets(seen).barred
     disk_spaces.free["b1"] = 5 * GB
@@ -130,7 +130,7 @@ async def test_a_bookie_that_has_room_again_receives_again() -> None:
 
 
 @in_virtual_time
-async def test_what_one_ledger_was_refused_is_no_matter_for_others() -> None:
+async def test_a_refusal_of_one_ledger_does_not_exclude_the_bookie() -> None:
     shared, seen = target_selector(), view()
 
     shared.targets(seen, refused={B1})
@@ -139,7 +139,7 @@ async def test_what_one_ledger_was_refused_is_no_matter_for_others() -> None:
 
 
 @in_virtual_time
-async def test_target_local_bars_all_others_but_not_from_what_they_lack_themselves() -> None:
+async def test_target_local_excludes_others_except_in_place() -> None:
     found = target_selector(local=B1, is_local_only=True).targets(view(draining=[B2]))
 
     assert set(found.candidates) == {B1}
@@ -149,17 +149,17 @@ async def test_target_local_bars_all_others_but_not_from_what_they_lack_themselv
 
 
 @in_virtual_time
-async def test_who_takes_over_in_a_recovery_is_anybody_who_may_receive() -> None:
-    shared = target_selector(TestRooms(b4=0), local=B1, is_local_only=True)
+async def test_every_writable_bookie_may_replace_one_in_a_recovery() -> None:
+    shared = target_selector(TestSpaces(b4=0), local=B1, is_local_only=True)
 
-    found = shared.candidates(view([B1, B2, B3, B4, B5], draining=[B2], away=[B3]))
+    found = shared.candidates(view([B1, B2, B3, B4, B5], draining=[B2], absent=[B3]))
 
     assert {candidate.bookie for candidate in found} == {B1, B5}
 
 
 @in_virtual_time
-async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
-    found = target_selector(TestRooms(b5=0)).targets(
+async def test_each_rule_without_target_is_named_with_its_number() -> None:
+    found = target_selector(TestSpaces(b5=0)).targets(
         view([B1, B2, B3, B4, B5, B6], draining=[B4]), refused={B6}
     )
 
@@ -172,7 +172,7 @@ async def test_each_rule_that_leaves_nobody_is_told_with_its_number() -> None:
     assert exclusion_counts(target_selector().targets(view()), {B1}) is None, "others are left"
 
 
-def test_without_a_writable_bookie_no_rule_is_to_blame() -> None:
+def test_without_a_writable_bookie_no_rule_is_named() -> None:
     placement = RandomPlacement(random.Random(1))
 
     found = Targets(candidates={}, placement=placement)

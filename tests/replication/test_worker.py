@@ -1,4 +1,4 @@
-"""The ReplicationWorker in virtual time: what it takes, puts aside, and tries again."""
+"""The ReplicationWorker in virtual time: which ledgers it leases, defers and tries again."""
 
 import asyncio
 from collections import Counter
@@ -9,16 +9,17 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
+from replication.copier import REPAIRED_BYTES, REPAIRED_ENTRIES
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
-from replication.worker import REPAIRED_BYTES, REPAIRED_ENTRIES, TIDY_INTERVAL_S
+from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,
     in_virtual_time,
+    lease_attempts,
     queue_empty,
-    times_taken,
     until,
     with_lost_b2,
 )
@@ -40,10 +41,11 @@ THREE = (B1, B2, B3)
 @pytest.mark.compat(
     "TestReplicationWorker.testReplicationStats",
     verdict="other",
-    why="metrics with names of our own count ledgers, entries and bytes",
+    why="metrics with names of our own count ledgers, entries and bytes; Java's names "
+    "are an option",
 )
 @in_virtual_time
-async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -> None:
+async def test_every_marked_ledger_is_repaired_and_counted() -> None:
     cluster = await with_lost_b2(30)
     entries, entry_bytes = REPAIRED_ENTRIES._value.get(), REPAIRED_BYTES._value.get()
 
@@ -60,7 +62,7 @@ async def test_every_marked_ledger_is_repaired_and_what_that_took_is_counted() -
     verdict="better",
 )
 @in_virtual_time
-async def test_as_many_are_repaired_at_once_as_is_set_and_no_more() -> None:
+async def test_only_the_configured_number_is_repaired_at_once() -> None:
     cluster = await with_lost_b2(20)
     copying: list[int] = []
     most_at_once = 0
@@ -122,7 +124,7 @@ async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
 @in_virtual_time
-async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> None:
+async def test_a_later_mark_is_found_without_an_event() -> None:
     cluster = await with_lost_b2(2)
     await cluster.store.delete(PATHS.mark(1))
 
@@ -135,7 +137,7 @@ async def test_a_mark_that_comes_later_is_found_without_being_told_of_it() -> No
 
 
 @in_virtual_time
-async def test_a_ledger_marked_again_during_its_repair_is_taken_again_at_once() -> None:
+async def test_a_ledger_marked_again_during_its_repair_is_leased_again() -> None:
     cluster = await with_lost_b2(1)
 
     async def mark_again(transfer: Transfer) -> None:
@@ -163,12 +165,13 @@ async def test_a_ledger_marked_again_during_its_repair_is_taken_again_at_once() 
     why="each deferred ledger has its own backoff, and a deleted one has none",
 )
 @in_virtual_time
-async def test_a_ledger_in_its_grace_keeps_its_lock_and_holds_up_nobody() -> None:
+async def test_a_ledger_in_its_grace_keeps_its_lock() -> None:
+    """It delays no other ledger."""
     cluster = await with_lost_b2(4)
     await cluster.write_ledger(
         THREE, ledger_id=9, state=LedgerState.OPEN, write_quorum=3, ack_quorum=2
     )
-    await cluster.mark(B2, B2, ledger_id=9)  # the most endangered of all
+    await cluster.mark(B2, B2, ledger_id=9)  # the ledger at most risk
     settings = ReplicationSettings(ledgers_at_once=1)
 
     async with cluster.node(settings=settings) as node, working(node):
@@ -187,7 +190,7 @@ async def test_a_ledger_in_its_grace_keeps_its_lock_and_holds_up_nobody() -> Non
 
 
 @in_virtual_time
-async def test_graces_beyond_their_bound_are_put_aside_and_come_again(
+async def test_ledgers_in_grace_beyond_their_bound_are_deferred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("replication.worker.GRACES_AT_ONCE_MAX", 2)
@@ -208,11 +211,11 @@ async def test_graces_beyond_their_bound_are_put_aside_and_come_again(
     await cluster.assert_whole(*range(5))
 
 
-# --- Put aside ------------------------------------------------------------------------------------
+# --- Deferred -------------------------------------------------------------------------------------
 
 
 async def without_target() -> Cluster:
-    """A marked ledger for whose lost bookie there is no other."""
+    """Return a marked ledger for whose lost bookie there is no target."""
     cluster = await Cluster.start(*THREE)
     await cluster.write_ledger(THREE)
     await cluster.mark(B2)
@@ -221,9 +224,7 @@ async def without_target() -> Cluster:
 
 
 @in_virtual_time
-async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_all_to_read() -> (
-    None
-):
+async def test_a_deferred_ledger_has_a_note_with_its_reason() -> None:
     cluster = await without_target()
 
     async with cluster.node("node-1") as node, working(node):
@@ -243,12 +244,13 @@ async def test_a_ledger_that_cannot_be_repaired_is_put_aside_with_a_reason_for_a
 @pytest.mark.compat(
     "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
     verdict="other",
-    why="the lock is released during the backoff, which is configurable (10 s to 5 min, with jitter); one note per ledger says why",
+    why="the lock is released during the backoff, which is configurable (10 s to 5 min, with "
+    "jitter); one note per ledger says why",
 )
 @in_virtual_time
-async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> None:
+async def test_it_is_tried_again_after_waits_that_double() -> None:
     cluster = await without_target()
-    times_s = times_taken(cluster)
+    times_s = lease_attempts(cluster)
     settings = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
 
     async with cluster.node(settings=settings) as node, working(node):
@@ -265,7 +267,7 @@ async def test_it_is_tried_again_after_waits_that_double_up_to_their_bound() -> 
     verdict="other",
 )
 @in_virtual_time
-async def test_the_note_counts_the_tries_that_failed_alike_and_says_since_when() -> None:
+async def test_the_note_counts_failed_tries_and_tells_since_when() -> None:
     cluster = await without_target()
     settings = ReplicationSettings(retry_min_s=10, retry_max_s=40)
 
@@ -288,7 +290,7 @@ async def test_the_note_counts_the_tries_that_failed_alike_and_says_since_when()
     verdict="better",
 )
 @in_virtual_time
-async def test_a_bookie_that_comes_makes_it_worth_a_try_at_once() -> None:
+async def test_a_new_bookie_causes_a_try_at_once() -> None:
     cluster = await without_target()
 
     async with cluster.node() as node, working(node):
@@ -302,7 +304,7 @@ async def test_a_bookie_that_comes_makes_it_worth_a_try_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_note_is_deleted_by_whoever_is_done_with_the_ledger_in_the_end() -> None:
+async def test_a_note_is_deleted_by_the_node_that_completes_the_ledger() -> None:
     cluster = await without_target()
     async with cluster.node("node-1") as one, working(one):
         await asyncio.sleep(5)
@@ -316,13 +318,13 @@ async def test_a_note_is_deleted_by_whoever_is_done_with_the_ledger_in_the_end()
 
 
 @in_virtual_time
-async def test_a_reason_that_holds_again_is_noted_again() -> None:
+async def test_a_reason_that_returns_is_noted_again() -> None:
     cluster = await without_target()
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(5)
         await cluster.store.delete(PATHS.mark(LEDGER))
-        await node.notes.delete(LEDGER)  # another node was done with it
+        await cluster.store.delete(PATHS.waiting_note(LEDGER))  # another node was done with it
         await asyncio.sleep(5)
         await cluster.mark(B2)
         await asyncio.sleep(60)
@@ -331,7 +333,7 @@ async def test_a_reason_that_holds_again_is_noted_again() -> None:
 
 
 @in_virtual_time
-async def test_a_note_without_a_mark_is_tidied_away_and_one_with_a_mark_is_not() -> None:
+async def test_a_note_without_a_mark_is_deleted() -> None:
     cluster = await without_target()
 
     async with cluster.node() as node:
@@ -351,7 +353,7 @@ async def test_a_note_without_a_mark_is_tidied_away_and_one_with_a_mark_is_not()
 
 
 @in_virtual_time
-async def test_many_ledgers_put_aside_cost_an_idle_worker_few_requests() -> None:
+async def test_many_deferred_ledgers_cost_an_idle_worker_few_requests() -> None:
     cluster = await Cluster.start(*THREE)
     for ledger_id in range(100):
         await cluster.write_ledger(THREE, ledger_id=ledger_id)
@@ -366,3 +368,35 @@ async def test_many_ledgers_put_aside_cost_an_idle_worker_few_requests() -> None
 
         looks = 600 / settings.idle_wait_s
         assert node.store.request_count - before < 10 * looks + 150 * 600 / TIDY_INTERVAL_S
+
+
+@in_virtual_time
+async def test_waits_between_tries_that_are_applied_count_from_the_next_try_on() -> None:
+    cluster = await without_target()
+    times_s = lease_attempts(cluster)
+    settings = ReplicationSettings(retry_min_s=10, retry_max_s=10, idle_wait_s=0.5)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(5)
+        node.worker.apply(replace(settings, retry_min_s=50, retry_max_s=50))
+        await asyncio.sleep(200)
+
+    first_s, *others_s = [after - before for before, after in pairwise(times_s)]
+    assert first_s < 15
+    assert min(others_s) >= 40
+
+
+@in_virtual_time
+async def test_an_open_ledger_grace_that_is_applied_counts_for_the_next_ledger() -> None:
+    cluster = await with_lost_b2(0)
+    await cluster.write_ledger(
+        THREE, ledger_id=9, state=LedgerState.OPEN, write_quorum=3, ack_quorum=2
+    )
+
+    async with cluster.node() as node, working(node):
+        node.worker.apply(replace(ReplicationSettings(), open_ledger_grace_s=500))
+        await cluster.mark(B2, ledger_id=9)
+        await asyncio.sleep(470)
+
+        assert await cluster.marked() == [9]
+        assert await until(cluster, lambda: queue_empty(cluster)) < 50

@@ -1,5 +1,4 @@
-"""What many nodes cost ZooKeeper: requests that all of them make together, by ledger and by
-second."""
+"""The cost of many nodes for ZooKeeper: their requests together, by ledger and by second."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,7 +24,7 @@ REPAIR_S = 5.0
 async def fleet(
     cluster: Cluster, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[list[Node]]:
-    """So many idle nodes that know each other, and whose repairs only take their time."""
+    """Yield idle nodes that know each other and whose repairs only wait."""
 
     async def repair(self: Repairer, lease: LedgerLease, *_: object, **__: object) -> Outcome:
         await asyncio.sleep(REPAIR_S)
@@ -46,7 +45,7 @@ def request_count(nodes: Sequence[Node]) -> int:
 
 @pytest.mark.parametrize("node_count", [30, 60])
 @in_virtual_time
-async def test_what_a_ledger_costs_hardly_grows_with_the_nodes_that_share_the_queue(
+async def test_the_cost_of_a_ledger_hardly_grows_with_the_nodes(
     node_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await Cluster.start()
@@ -66,7 +65,7 @@ async def test_what_a_ledger_costs_hardly_grows_with_the_nodes_that_share_the_qu
     [pytest.param(False, 4, id="empty queue"), pytest.param(True, 9, id="others' ledgers alone")],
 )
 @in_virtual_time
-async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
+async def test_idle_nodes_together_look_no_more_often_than_a_few(
     is_marked: bool, requests_a_look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await Cluster.start()
@@ -81,7 +80,7 @@ async def test_idle_nodes_look_no_oftener_together_than_a_few_would(
 
 
 @in_virtual_time
-async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look() -> None:
+async def test_the_disable_switch_is_read_only_when_it_changes() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node, working(node):
         await cluster.store.create(PATHS.disable)
@@ -97,7 +96,7 @@ async def test_the_disable_switch_is_read_when_it_changes_and_not_at_each_look()
 
 
 @in_virtual_time
-async def test_ledgers_that_end_one_by_one_do_not_have_others_begun_one_by_one(
+async def test_ledgers_completed_one_by_one_are_replaced_in_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     began_s: list[float] = []

@@ -1,4 +1,4 @@
-"""What is told of a ledger while it waits for its grace under a worker's lock, and what ends that
+"""Notes of a ledger that waits for its grace under a worker's lock, and what ends the grace
 early."""
 
 import asyncio
@@ -19,13 +19,13 @@ from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, unt
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE, drain, open_ledger, watch_fencing
-from tests.replication.test_open_ledger import SEGMENT
+from tests.replication.test_open_ledgers import SEGMENT
 
 SETTINGS = ReplicationSettings()
 
 
 async def unprovable_ledger() -> Cluster:
-    """Of its three bookies one is away for good, and one came back empty."""
+    """Return a ledger of which one bookie is lost for ever and one returned reformatted."""
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1, B2)
     await cluster.kill(B2)
@@ -42,7 +42,7 @@ async def noted(node: Node) -> WaitingNote:
 
 
 async def notes_over(node: Node, span_s: int) -> list[WaitingNote]:
-    """As they stand at the end of each second."""
+    """Return the notes at the end of each second."""
     found = []
     for _ in range(span_s):
         await asyncio.sleep(1)
@@ -55,11 +55,11 @@ async def is_told(node: Node, reason: Reason) -> bool:
     return note is not None and note.reason is reason
 
 
-# --- An end that cannot be proven -------------------------------------------------------------------
+# --- An end that cannot be proven -----------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too() -> None:
+async def test_an_unprovable_end_stays_noted_while_it_is_tried_again() -> None:
     cluster = await unprovable_ledger()
 
     async with cluster.node() as node, working(node):
@@ -76,9 +76,8 @@ async def test_that_an_end_cannot_be_proven_is_told_while_it_is_tried_again_too(
 
 
 @in_virtual_time
-async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said() -> None:
-    """B2 came back empty, B1 is away, and B3 hangs: with two silent of three nobody knows what was
-    acknowledged."""
+async def test_the_note_names_bookies_without_which_it_cannot_close() -> None:
+    """B2 returned empty, B1 is absent, B3 hangs: the last entries are unknown."""
     cluster = await unprovable_ledger()
     cluster.bookie(B3).is_down = True
 
@@ -91,7 +90,7 @@ async def test_where_nothing_closes_it_before_bookies_are_started_that_is_said()
 
 
 @in_virtual_time
-async def test_once_its_bookies_are_back_it_is_no_longer_told() -> None:
+async def test_once_its_bookies_are_back_the_ledger_is_closed() -> None:
     cluster = await unprovable_ledger()
 
     async with cluster.node() as node, working(node):
@@ -105,7 +104,7 @@ async def test_once_its_bookies_are_back_it_is_no_longer_told() -> None:
 
 
 @in_virtual_time
-async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_back() -> None:
+async def test_too_many_lost_bookies_are_noted_until_one_returns() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
 
@@ -121,12 +120,12 @@ async def test_that_too_many_of_its_bookies_are_lost_is_told_on_until_one_is_bac
     assert (await cluster.metadata()).last_entry_id == 9
 
 
-# --- An end that is known, and nobody who takes it ---------------------------------------------------
+# --- A known end without targets ------------------------------------------------------------------
 
 
 async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
-    """Each entry has to be on all three bookies, one of which is away, or takes none; there is no
-    fourth."""
+    """Return a ledger whose entries must be on all three bookies. One is absent or refuses adds,
+    and there is no fourth."""
     cluster = await Cluster.start(*THREE)
     await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=3, state=LedgerState.OPEN)
     await cluster.mark(B3)
@@ -145,7 +144,7 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
             True,
             ((Exclusion.MEMBER, 2),),
             (B3,),
-            id="one is away",
+            id="one is absent",
         ),
         pytest.param(
             False,
@@ -156,9 +155,10 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
     ],
 )
 @in_virtual_time
-async def test_that_nobody_takes_the_last_entries_is_told_with_the_rule_and_until_a_bookie_comes(
+async def test_missing_targets_are_noted_until_one_appears(
     is_away: bool, excluded: tuple[tuple[Exclusion, int], ...], absent: tuple[BookieId, ...]
 ) -> None:
+    """The note names the rule."""
     cluster = await open_ledger_without_spare(is_away=is_away)
 
     async with cluster.node() as node, working(node):
@@ -177,11 +177,11 @@ async def test_that_nobody_takes_the_last_entries_is_told_with_the_rule_and_unti
     assert (await cluster.metadata()).last_entry_id == 9
 
 
-# --- Until when -------------------------------------------------------------------------------------
+# --- Until when -----------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_the_end_of_the_grace_is_told_and_binds_nobody() -> None:
+async def test_the_end_of_the_grace_is_noted_and_binds_no_node() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
 
@@ -197,11 +197,11 @@ async def test_the_end_of_the_grace_is_told_and_binds_nobody() -> None:
     assert note.wait_ms(now_ms=began_ms, fingerprint=note.fingerprint) == 0, "should its node die"
 
 
-# --- Orders that change meanwhile -------------------------------------------------------------------
+# --- Orders that change meanwhile -----------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_was_for() -> None:
+async def test_a_cancelled_drain_ends_the_wait_of_its_ledgers() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await drain(cluster, B2, may_fence=True)
@@ -221,7 +221,7 @@ async def test_a_drain_that_is_taken_back_ends_the_wait_of_the_ledgers_that_it_w
 
 
 @in_virtual_time
-async def test_whom_it_misses_besides_it_is_left_to_its_writer_for_a_whole_grace() -> None:
+async def test_an_absent_bookie_besides_the_drain_starts_its_own_grace() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await drain(cluster, B2, may_fence=True)
@@ -249,7 +249,7 @@ FENCING = DrainOrder(since_ms=1, may_fence=True)
     ("sighting", "orders", "there", "is_over"),
     [
         pytest.param(DRAINING, {B1: FENCING, B2: FENCING}, [B1, B2], False, id="as it was"),
-        pytest.param(DRAINING, {B1: FENCING}, [B1, B2], True, id="one is drained no more"),
+        pytest.param(DRAINING, {B1: FENCING}, [B1, B2], True, id="one is no longer draining"),
         pytest.param(
             DRAINING,
             {B1: FENCING, B2: DrainOrder(since_ms=1)},
@@ -257,13 +257,13 @@ FENCING = DrainOrder(since_ms=1, may_fence=True)
             True,
             id="nothing is to be fenced for it any more",
         ),
-        pytest.param(ABSENT, {}, [B3], False, id="no order was its reason, and they are away"),
+        pytest.param(ABSENT, {}, [B3], False, id="no order was its reason, and they are absent"),
         pytest.param(ABSENT, {}, [B1, B3], False, id="one of them is back"),
         pytest.param(ABSENT, {}, [B1, B2, B3], True, id="both are back"),
         pytest.param(LACKING, {}, [B1, B2], False, id="it was there all along, and lacks entries"),
     ],
 )
-def test_a_grace_goes_with_its_reason(
+def test_a_grace_ends_with_its_reason(
     sighting: WriterSighting,
     orders: dict[BookieId, DrainOrder],
     there: list[BookieId],
@@ -278,7 +278,7 @@ def test_a_grace_goes_with_its_reason(
 
 
 @in_virtual_time
-async def test_once_its_bookies_are_back_a_ledger_waits_for_no_grace() -> None:
+async def test_once_its_bookies_are_back_a_ledger_waits_no_longer() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
 
@@ -295,7 +295,7 @@ async def test_once_its_bookies_are_back_a_ledger_waits_for_no_grace() -> None:
 
 
 @in_virtual_time
-async def test_with_only_one_of_them_back_the_grace_goes_on() -> None:
+async def test_the_grace_continues_if_only_one_bookie_is_back() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
     await cluster.kill(B2, B3)

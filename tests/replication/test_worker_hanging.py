@@ -1,5 +1,4 @@
-"""Ledgers that need a bookie which takes connections and says nothing: they stop none of the
-others."""
+"""Ledgers that need a bookie which accepts connections and never answers delay no other ledgers."""
 
 import asyncio
 
@@ -21,7 +20,7 @@ SILENCE = Fault(delay_s=5.0, error=NoAnswerError)
 
 
 async def with_open_ledgers(hanging: BookieId) -> Cluster:
-    """Marked for B2, which ZooKeeper does not show: as it hangs, or is dead."""
+    """Return open ledgers marked for B2, which is not registered because it hangs or is dead."""
     cluster = await Cluster.start()
     for ledger_id in range(OPEN_LEDGERS):
         await cluster.write_ledger(
@@ -46,7 +45,7 @@ async def with_open_ledgers(hanging: BookieId) -> Cluster:
     ],
 )
 @in_virtual_time
-async def test_open_ledgers_that_ask_it_stop_no_closed_ones(
+async def test_open_ledgers_of_a_hanging_bookie_delay_no_closed_ones(
     hanging: BookieId, after_s: float
 ) -> None:
     """Were they to keep their places, the closed ones would wait for 5 s of each eighth of them."""

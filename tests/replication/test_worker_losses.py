@@ -1,5 +1,4 @@
-"""Ledgers that lost copies do not queue behind those that did not: of draining bookies, or by
-hand."""
+"""Ledgers that lost copies do not wait behind ledgers that did not: of drains, or given by hand."""
 
 import asyncio
 
@@ -22,9 +21,9 @@ SOON_S = 10
 
 
 async def drained_slowly(*, copy_s: float) -> Cluster:
-    """B2 drains: its many ledgers are marked in our private queue, and each copy takes that long.
+    """Drain B2: its many ledgers are marked in our private queue, and each copy lasts that long.
 
-    That of the first one never ends.
+    The copy of the first ledger never ends.
     """
     cluster = await Cluster.start()
     await drain(cluster, B2)
@@ -44,7 +43,7 @@ async def drained_slowly(*, copy_s: float) -> Cluster:
 
 @pytest.mark.parametrize("others_marked", [0, 3])
 @in_virtual_time
-async def test_with_all_other_places_taken_for_long_a_loss_is_repaired_at_once(
+async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(
     others_marked: int,
 ) -> None:
     cluster = await drained_slowly(copy_s=100_000)
@@ -64,7 +63,7 @@ async def test_with_all_other_places_taken_for_long_a_loss_is_repaired_at_once(
 
 
 @in_virtual_time
-async def test_the_other_places_are_taken_again_as_soon_as_they_are_free() -> None:
+async def test_the_other_slots_are_used_again_when_they_are_free() -> None:
     copy_s = 500
     cluster = await drained_slowly(copy_s=copy_s)
     settings = ReplicationSettings(ledgers_at_once=SLOTS, idle_wait_s=1_000)

@@ -1,5 +1,4 @@
-"""The ReplicationWorker where ZooKeeper refuses to write something: a quota is used up, or ACLs
-forbid it."""
+"""The ReplicationWorker where ZooKeeper refuses a write: a quota is used up, or ACLs deny it."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -25,8 +24,8 @@ LOCKS_MAX = 5
 
 
 @in_virtual_time
-async def test_while_a_quota_leaves_room_for_a_few_locks_the_ledgers_are_done_by_and_by() -> None:
-    """Each that is done makes room: its mark goes, and its lock."""
+async def test_a_quota_with_room_for_few_locks_slows_the_work_only() -> None:
+    """Each completed ledger frees room: its mark and its lock are deleted."""
     cluster = await with_lost_b2(LEDGERS)
     async with cluster.node() as node:
         refuse_further_locks(node.store, cluster)
@@ -50,7 +49,7 @@ def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
 @in_virtual_time
-async def test_a_note_that_cannot_be_written_keeps_no_ledger_from_its_repair(
+async def test_a_note_that_cannot_be_written_stops_no_repair(
     error: type[BookmenderError],
 ) -> None:
     cluster = await open_ledger()
@@ -67,8 +66,8 @@ async def test_a_note_that_cannot_be_written_keeps_no_ledger_from_its_repair(
 
 
 @in_virtual_time
-async def test_nor_is_it_tried_all_the_time_without_one() -> None:
-    cluster = await Cluster.start(B1, B2, B3)  # nobody can take over
+async def test_without_a_note_the_ledger_is_not_tried_all_the_time() -> None:
+    cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     await cluster.kill(B2)
@@ -90,9 +89,10 @@ async def test_nor_is_it_tried_all_the_time_without_one() -> None:
 
 @pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
 @in_virtual_time
-async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_by_every_node(
+async def test_refused_metadata_writes_are_noted_for_all_nodes(
     error: type[BookmenderError],
 ) -> None:
+    """No other node copies in vain."""
     cluster = await lost_b2()
     metadata = cluster.manager.path(LEDGER)
     async with AsyncExitStack() as nodes:
@@ -112,7 +112,7 @@ async def test_metadata_that_may_not_be_written_is_told_and_not_copied_in_vain_b
 
 
 @in_virtual_time
-async def test_once_it_may_be_written_it_is() -> None:
+async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
     cluster = await lost_b2()
     is_full = True
     metadata = cluster.manager.path(LEDGER)
@@ -134,7 +134,7 @@ async def test_once_it_may_be_written_it_is() -> None:
 
 
 @in_virtual_time
-async def test_a_recovery_that_may_not_write_its_end_is_told_alike() -> None:
+async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
@@ -147,8 +147,8 @@ async def test_a_recovery_that_may_not_write_its_end_is_told_alike() -> None:
 
 
 @in_virtual_time
-async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
-    cluster = await Cluster.start(B1, B2, B3)  # nobody can take over, so that it is given back
+async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session() -> None:
+    cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target, so the lease is returned
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     await cluster.kill(B2)
@@ -168,7 +168,7 @@ async def test_a_lock_that_may_not_be_deleted_ends_no_session() -> None:
 
 
 @in_virtual_time
-async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover() -> None:
+async def test_a_note_that_may_not_be_deleted_stops_no_other() -> None:
     cluster, gone = await Cluster.start(), 50
     async with cluster.node() as node:
         await node.notes.write(
@@ -176,15 +176,14 @@ async def test_a_leftover_note_that_may_not_be_deleted_keeps_no_other_leftover()
                 ledger_id=gone, blocked=Blocked(reason=Reason.NO_COPY), node="node-0", since_ms=0
             )
         )
-        await node.ends.note(gone, Facts(errors=("why",)))
+        await node.note_unproven(gone + 1, Facts(errors=("why",)))
         notes = PATHS.waiting
         refuse(
             node.store,
-            lambda each: isinstance(each, Delete) and each.path.startswith(notes),
+            lambda each: isinstance(each, Delete) and each.path == PATHS.waiting_note(gone),
             UnauthorizedError,
         )
         async with working(node):
             await asyncio.sleep(TIDY_INTERVAL_S + 5)
 
     assert await cluster.store.children(notes) == [str(gone)]
-    assert await cluster.store.children(PATHS.unproven_ends) == []

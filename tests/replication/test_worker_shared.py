@@ -1,4 +1,4 @@
-"""Several workers on one queue: who takes what, what looking costs, and the switch."""
+"""Several workers on one queue: which leases what, the cost of looking, and the switch."""
 
 import asyncio
 from collections import Counter
@@ -14,7 +14,7 @@ from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_picker import LedgerPicker
 from replication.ledger_record import ClusterFingerprint, WaitingNote
-from replication.marks import urgent_to_bytes
+from replication.marks import UrgentLedgers
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.worker import SUMMARY_INTERVAL_S
@@ -31,11 +31,11 @@ async def copy_for_a_second(transfer: Transfer) -> None:
         await asyncio.sleep(1)
 
 
-# --- HashRing ---------------------------------------------------------------------------------------
+# --- Shares of workers ----------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_short_queue_is_shared_by_all_and_nobody_reaches_for_the_same_ledger() -> None:
+async def test_nodes_of_a_short_queue_never_lease_the_same_ledger() -> None:
     cluster = await with_lost_b2(40)
     cluster.bookies.before_transfer = copy_for_a_second
     asked = lockers(cluster)
@@ -52,7 +52,7 @@ async def test_a_short_queue_is_shared_by_all_and_nobody_reaches_for_the_same_le
 
 
 @in_virtual_time
-async def test_what_a_busy_node_leaves_lying_is_taken_by_its_neighbours() -> None:
+async def test_other_nodes_repair_the_ledgers_of_a_busy_one() -> None:
     cluster = await with_lost_b2(20)
 
     async def copy_for_a_minute(transfer: Transfer) -> None:
@@ -71,9 +71,11 @@ async def test_what_a_busy_node_leaves_lying_is_taken_by_its_neighbours() -> Non
 
 
 @in_virtual_time
-async def test_what_the_leader_calls_urgent_is_repaired_first() -> None:
+async def test_ledgers_that_the_leader_calls_urgent_come_first() -> None:
     cluster = await with_lost_b2(60)
-    await cluster.store.create(PATHS.urgent, urgent_to_bytes([999, 41, 17], written_ms=0))
+    await cluster.store.create(
+        PATHS.urgent, UrgentLedgers.of([999, 41, 17], written_ms=0).to_json()
+    )
     asked = lockers(cluster)
 
     async with cluster.node(settings=ReplicationSettings(ledgers_at_once=1)) as node, working(node):
@@ -83,7 +85,7 @@ async def test_what_the_leader_calls_urgent_is_repaired_first() -> None:
 
 
 @in_virtual_time
-async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_one() -> None:
+async def test_ledgers_of_our_own_queue_are_repaired_too() -> None:
     cluster = await with_lost_b2(6)
     for ledger_id in (4, 5):
         data = znodes.mark_to_bytes(Mark())
@@ -99,11 +101,11 @@ async def test_ledgers_of_our_own_queue_are_repaired_like_those_of_the_shared_on
     await cluster.assert_whole(*range(6))
 
 
-# --- What looking costs ----------------------------------------------------------------------------
+# --- The cost of looking --------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
+async def test_of_very_many_notes_each_look_reads_a_part_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 50)
@@ -142,7 +144,7 @@ async def test_of_very_many_notes_a_look_reads_a_window_and_each_only_once(
 
 
 @in_virtual_time
-async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
+async def test_a_repairable_ledger_is_found_among_very_many_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 20)
@@ -161,7 +163,7 @@ async def test_a_ledger_that_can_be_repaired_is_found_among_very_many_that_wait(
 
 
 @in_virtual_time
-async def test_a_look_that_waited_long_for_a_free_place_is_not_taken_for_a_slow_one() -> None:
+async def test_a_look_that_waited_for_a_free_slot_is_not_a_slow_one() -> None:
     cluster = await with_lost_b2(3)
     await cluster.store.delete(PATHS.mark(2))
 
@@ -182,7 +184,7 @@ async def test_a_look_that_waited_long_for_a_free_place_is_not_taken_for_a_slow_
 
 
 @in_virtual_time
-async def test_a_slow_zookeeper_is_looked_at_the_seldomer() -> None:
+async def test_a_slow_zookeeper_is_asked_less_often() -> None:
     cluster = await Cluster.start()
 
     async def far_away() -> None:
@@ -200,7 +202,7 @@ async def test_a_slow_zookeeper_is_looked_at_the_seldomer() -> None:
 
 
 @in_virtual_time
-async def test_the_log_has_one_line_for_many_repairs(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_repairs_make_one_log_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_lost_b2(30)
     # A logger remembers the configuration that it was first used with.
     monkeypatch.setattr("replication.worker.log", structlog.get_logger())
@@ -218,7 +220,7 @@ async def test_the_log_has_one_line_for_many_repairs(monkeypatch: pytest.MonkeyP
 
 
 @in_virtual_time
-async def test_locks_that_wait_to_be_asked_for_are_not_asked_for_once_it_is_off() -> None:
+async def test_waiting_locks_are_not_requested_once_disabled() -> None:
     cluster = await with_lost_b2(100)
     cluster.bookies.before_transfer = copy_for_a_second
     asked = lockers(cluster)
@@ -235,7 +237,8 @@ async def test_locks_that_wait_to_be_asked_for_are_not_asked_for_once_it_is_off(
 
 
 @in_virtual_time
-async def test_a_ledger_whose_grace_ends_while_all_is_off_is_given_back_unfenced() -> None:
+async def test_a_ledger_whose_grace_ends_while_disabled_is_not_fenced() -> None:
+    """Its lease is returned."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN, write_quorum=3, ack_quorum=2)
     await cluster.mark(B2)

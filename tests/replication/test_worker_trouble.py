@@ -1,4 +1,4 @@
-"""The ReplicationWorker where it is switched off, or something goes wrong."""
+"""The ReplicationWorker while it is disabled, or when something fails."""
 
 import asyncio
 import random
@@ -21,9 +21,9 @@ from tests.replication.cluster import (
     Cluster,
     fault_once,
     in_virtual_time,
+    lease_attempts,
     queue_empty,
     shut_out,
-    times_taken,
     until,
     with_lost_b2,
 )
@@ -35,11 +35,11 @@ from tests.replication.watched import settle
 THREE = (B1, B2, B3)
 
 
-# --- What ACLs shut away --------------------------------------------------------------------------
+# --- Denied access --------------------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -> None:
+async def test_denied_access_to_a_mark_stops_no_other_ledger() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
         shut_out(node.store, PATHS.mark(1))
@@ -55,7 +55,7 @@ async def test_a_mark_that_acls_shut_away_stays_and_stops_none_of_the_others() -
 
 @pytest.mark.parametrize("level", [2, 3], ids=["of ledgers", "of such directories"])
 @in_virtual_time
-async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: int) -> None:
+async def test_denied_access_to_a_directory_stops_no_other_ledger(level: int) -> None:
     cluster = await with_lost_b2(3)
     elsewhere = 1 << 40
     await cluster.mark(B2, ledger_id=elsewhere)
@@ -78,13 +78,12 @@ async def test_a_directory_that_acls_shut_away_stops_none_of_the_others(level: i
         PATHS.waiting,
         f"{PATHS.nodes}/another",
         PATHS.urgent,
-        PATHS.unproven_ends,
         PATHS.finding(1),
     ],
-    ids=["a note", "all notes", "a node", "what is urgent", "all unproven ends", "a finding"],
+    ids=["a note", "all notes", "a node", "the list of urgent ledgers", "a finding"],
 )
 @in_virtual_time
-async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> None:
+async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> None:
     cluster = await with_lost_b2(3)
     await cluster.mark(B3, ledger_id=1)  # which is there, so that it is asked what was found of it
     if await cluster.store.exists(path) is None:
@@ -107,7 +106,8 @@ async def test_what_is_ours_and_acls_shut_away_ends_no_session(path: str) -> Non
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testEnableLedgerReplication", verdict="same")
 @in_virtual_time
-async def test_while_disabled_nothing_is_taken_and_enabling_is_noticed_at_once() -> None:
+async def test_while_disabled_no_ledger_is_leased() -> None:
+    """Enabling is noticed at once."""
     cluster = await with_lost_b2(3)
     await cluster.store.create(PATHS.disable)
     settings = ReplicationSettings(idle_wait_s=100)
@@ -128,7 +128,7 @@ async def test_while_disabled_nothing_is_taken_and_enabling_is_noticed_at_once()
     verdict="other",
 )
 @in_virtual_time
-async def test_disabling_lets_the_ledgers_at_hand_be_finished_and_takes_no_more() -> None:
+async def test_disabling_lets_current_repairs_finish() -> None:
     cluster = await with_lost_b2(20)
 
     async def copy_for_a_second(transfer: Transfer) -> None:
@@ -149,7 +149,7 @@ async def locked_count(cluster: Cluster, count: int) -> bool:
     return len(await cluster.locked()) == count
 
 
-# --- What goes wrong ------------------------------------------------------------------------------
+# --- Failures -------------------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -162,7 +162,7 @@ async def locked_count(cluster: Cluster, count: int) -> bool:
     why="an unexpected error costs one attempt at one ledger",
 )
 @in_virtual_time
-async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back() -> None:
+async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     cluster = await with_lost_b2(5)
 
     async with cluster.node() as node:
@@ -174,7 +174,7 @@ async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back
             return await repair(lease)
 
         node.repairer.repair = crash_on_3  # type: ignore[method-assign]
-        times_s = times_taken(cluster, 3)
+        times_s = lease_attempts(cluster, 3)
         async with working(node):
             await asyncio.sleep(15)
 
@@ -185,7 +185,7 @@ async def test_a_repair_that_crashes_stops_no_other_and_its_ledger_is_given_back
 
 
 @in_virtual_time
-async def test_a_lock_that_is_lost_costs_nothing_but_that_attempt() -> None:
+async def test_a_lost_lock_costs_only_that_attempt() -> None:
     cluster = await with_lost_b2(3)
 
     async def lose_lock(transfer: Transfer) -> None:
@@ -207,7 +207,7 @@ async def test_a_lock_that_is_lost_costs_nothing_but_that_attempt() -> None:
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
 @in_virtual_time
-async def test_a_lost_session_ends_the_worker_and_with_it_every_lock() -> None:
+async def test_a_lost_session_ends_the_worker_and_every_lock() -> None:
     cluster = await with_lost_b2(3)
 
     async def copy_for_long(transfer: Transfer) -> None:
@@ -229,7 +229,7 @@ async def test_a_lost_session_ends_the_worker_and_with_it_every_lock() -> None:
 
 @pytest.mark.compat("TestReplicationWorker.testRWZKConnectionLost", verdict="same")
 @in_virtual_time
-async def test_a_suspended_session_pauses_and_the_same_one_goes_on() -> None:
+async def test_a_suspended_session_pauses_and_then_continues() -> None:
     cluster = await with_lost_b2(10)
 
     async with cluster.node() as node, working(node):
@@ -250,7 +250,7 @@ async def test_a_suspended_session_pauses_and_the_same_one_goes_on() -> None:
     verdict="other",
 )
 @in_virtual_time
-async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
+async def test_an_unreadable_queue_is_read_again() -> None:
     cluster = await with_lost_b2(3)
 
     async with cluster.node() as node:
@@ -272,12 +272,12 @@ async def test_a_queue_that_cannot_be_read_is_tried_again() -> None:
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(StoreFault.LOST_REPLY, id="it was taken, as is found out then"),
+        pytest.param(StoreFault.LOST_REPLY, id="it was leased, as is found out later"),
         pytest.param(StoreFault.LOST_REQUEST, id="it was not, as is found out then"),
     ],
 )
 @in_virtual_time
-async def test_rule_s14_a_take_of_which_nobody_can_tell_ends_no_session(fault: StoreFault) -> None:
+async def test_rule_s14_an_unknown_outcome_of_a_lease_ends_no_session(fault: StoreFault) -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
         throttled = overload(node.store, PATHS.lock(1))
@@ -292,7 +292,7 @@ async def test_rule_s14_a_take_of_which_nobody_can_tell_ends_no_session(fault: S
 
 
 @in_virtual_time
-async def test_a_take_that_an_overloaded_server_refuses_is_tried_again() -> None:
+async def test_a_lease_refused_by_an_overloaded_server_is_retried() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
         multi, refusals = node.store.multi, [UnavailableError("ZooKeeper is overloaded")] * 5
@@ -309,7 +309,7 @@ async def test_a_take_that_an_overloaded_server_refuses_is_tried_again() -> None
 
 
 @in_virtual_time
-async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -> None:
+async def test_a_lock_that_cannot_be_deleted_at_first_is_deleted_later() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
         repair, failures = node.repairer.repair, [UnavailableError("no answer in time")]
@@ -334,7 +334,7 @@ async def test_a_lock_that_cannot_be_given_back_at_first_is_given_back_later() -
 
 @pytest.mark.parametrize("seed", range(5))
 @in_virtual_time
-async def test_a_worker_outlives_an_overloaded_zookeeper(seed: int) -> None:
+async def test_a_worker_survives_an_overloaded_zookeeper(seed: int) -> None:
     cluster = await with_lost_b2(12)
     async with cluster.node() as node:
         worker = asyncio.create_task(node.worker.run())
@@ -349,7 +349,7 @@ async def test_a_worker_outlives_an_overloaded_zookeeper(seed: int) -> None:
 
 @pytest.mark.compat("G14", verdict="better")
 @in_virtual_time
-async def test_a_bookie_that_does_not_answer_puts_aside_its_ledgers_alone() -> None:
+async def test_an_unresponsive_bookie_defers_only_its_own_ledgers() -> None:
     cluster = await with_lost_b2(3)
     await cluster.write_ledger((B1, B5, B2), ledger_id=9)
     await cluster.mark(B2, ledger_id=9)

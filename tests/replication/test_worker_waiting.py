@@ -1,4 +1,4 @@
-"""Ledgers that wait: which nodes try them again, and when."""
+"""Deferred ledgers: which nodes try them again, and when."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from tests.replication.cluster import (
     Cluster,
     fault_once,
     in_virtual_time,
+    lease_attempts,
     queue_empty,
-    times_taken,
     until,
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, working
-from tests.replication.repairs import keep_away
+from tests.replication.repairs import order_maintenance
 from tests.replication.workers import lockers, start_nodes, without_target
 
 PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
@@ -39,7 +39,7 @@ PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
 @in_virtual_time
 async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> None:
     cluster = await without_target(LEDGER)
-    times_s = times_taken(cluster)
+    times_s = lease_attempts(cluster)
 
     async with AsyncExitStack() as stack:
         await start_nodes(stack, cluster, node_count, PATIENT)
@@ -52,7 +52,7 @@ async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> Non
 
 
 @in_virtual_time
-async def test_the_tries_of_a_node_that_is_gone_count_on() -> None:
+async def test_the_tries_of_a_dead_node_are_counted_on() -> None:
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=PATIENT) as node, working(node):
         await asyncio.sleep(35)
@@ -75,7 +75,7 @@ async def node_note(cluster: Cluster) -> WaitingNote:
 
 
 @in_virtual_time
-async def test_a_bookie_that_comes_makes_it_worth_a_try_for_all_nodes_and_is_tried_once() -> None:
+async def test_a_new_bookie_causes_one_try_for_all_nodes() -> None:
     cluster = await without_target(*range(20))
 
     async with AsyncExitStack() as stack:
@@ -90,12 +90,12 @@ async def test_a_bookie_that_comes_makes_it_worth_a_try_for_all_nodes_and_is_tri
 
 
 @in_virtual_time
-async def test_a_bookie_that_goes_is_no_reason_to_try_again() -> None:
+async def test_a_lost_bookie_is_no_reason_to_try_again() -> None:
     cluster = await without_target(LEDGER)
 
     async with cluster.node(settings=PATIENT) as node, working(node):
         await asyncio.sleep(2)
-        times_s = times_taken(cluster)
+        times_s = lease_attempts(cluster)
         await cluster.unregister(B3)
         await asyncio.sleep(3)
 
@@ -104,13 +104,13 @@ async def test_a_bookie_that_goes_is_no_reason_to_try_again() -> None:
 
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
-async def test_while_one_bookie_is_away_for_long_another_that_is_lost_is_replaced_at_once(
+async def test_a_further_lost_bookie_is_replaced_during_maintenance(
     is_same_node: bool,
 ) -> None:
-    """The mark stands till the window's end, and the leader only adds to it."""
+    """The mark exists until the window ends, and the leader only extends it."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
-    await keep_away(cluster, B1, for_s=36_000)
+    await order_maintenance(cluster, B1, for_s=36_000)
     await cluster.kill(B1, B2)
     await cluster.mark(B2)
     async with AsyncExitStack() as stack:
@@ -131,7 +131,7 @@ async def test_while_one_bookie_is_away_for_long_another_that_is_lost_is_replace
 
 
 @in_virtual_time
-async def test_what_one_node_leaves_to_others_another_does_at_once() -> None:
+async def test_a_ledger_left_to_other_nodes_is_repaired_at_once() -> None:
     cluster = await with_lost_b2(4)
     settings = ReplicationSettings(target="local", idle_wait_s=0.5)
 
@@ -150,7 +150,7 @@ async def test_what_one_node_leaves_to_others_another_does_at_once() -> None:
 
 
 @in_virtual_time
-async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
+async def test_a_wait_with_a_known_end_ends_then() -> None:
     cluster = await with_lost_b2(1)
     until_ms = cluster.clock.wall_ms() + 100_000
 
@@ -180,20 +180,20 @@ async def test_a_wait_whose_end_is_known_ends_then_and_not_before() -> None:
     await cluster.assert_whole(0)
 
 
-# --- A mark after the one that was waited with ------------------------------------------------------
+# --- A later mark ---------------------------------------------------------------------------------
 
 SLOW = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
 
 
 async def unmark(cluster: Cluster) -> None:
-    """As Java's worker does, which knows of no note."""
+    """Delete the mark as Java's worker does, which does not know our notes."""
     mark = PATHS.mark(LEDGER)
     await cluster.store.delete(mark)
     await cluster.store.delete(mark.rpartition("/")[0])
 
 
 @in_virtual_time
-async def test_what_kept_a_mark_that_is_gone_is_not_held_against_the_next_one() -> None:
+async def test_the_note_of_a_deleted_mark_does_not_delay_the_next_one() -> None:
     cluster = await without_target(LEDGER)
 
     async with cluster.node(settings=SLOW) as node, working(node):
@@ -201,7 +201,7 @@ async def test_what_kept_a_mark_that_is_gone_is_not_held_against_the_next_one() 
         before = await node_note(cluster)
         await unmark(cluster)
         await asyncio.sleep(5)
-        times_s = times_taken(cluster)
+        times_s = lease_attempts(cluster)
         await cluster.mark(B2)
         await asyncio.sleep(5)
         after = await node_note(cluster)
@@ -212,7 +212,8 @@ async def test_what_kept_a_mark_that_is_gone_is_not_held_against_the_next_one() 
 
 
 @in_virtual_time
-async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_behind() -> None:
+async def test_an_old_note_does_not_delay_it_on_another_node() -> None:
+    """It leaves no note behind."""
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
         await asyncio.sleep(5)
@@ -230,12 +231,12 @@ async def test_nor_by_a_node_that_has_never_met_the_ledger_which_leaves_no_note_
         node.repairer.repair = look  # type: ignore[method-assign]
         async with working(node):
             assert await until(cluster, lambda: queue_empty(cluster)) < 5
-        assert noted == [None], "whoever asks while it is repaired is not told of the last mark"
+        assert noted == [None], "a reader during the repair is not told of the last mark"
 
 
 @pytest.mark.parametrize("fault", Fault)
 @in_virtual_time
-async def test_a_note_of_a_mark_that_is_gone_which_cannot_be_deleted_ends_no_session(
+async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(
     fault: Fault,
 ) -> None:
     cluster = await without_target(LEDGER)
@@ -254,7 +255,7 @@ async def test_a_note_of_a_mark_that_is_gone_which_cannot_be_deleted_ends_no_ses
 
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
-async def test_a_mark_that_the_leader_adds_a_bookie_to_is_the_same_and_waits_on(
+async def test_a_mark_extended_by_the_leader_keeps_waiting(
     is_same_node: bool,
 ) -> None:
     cluster = await without_target(LEDGER)
@@ -264,7 +265,7 @@ async def test_a_mark_that_the_leader_adds_a_bookie_to_is_the_same_and_waits_on(
         if not is_same_node:
             await stack.aclose()
             await start_nodes(stack, cluster, 1, SLOW)
-        times_s = times_taken(cluster)
+        times_s = lease_attempts(cluster)
         await cluster.mark(B2, B3)
         await asyncio.sleep(5)
 
@@ -272,15 +273,15 @@ async def test_a_mark_that_the_leader_adds_a_bookie_to_is_the_same_and_waits_on(
 
 
 @in_virtual_time
-async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark_stands() -> None:
+async def test_a_ledger_in_both_queues_waits_with_the_older_mark() -> None:
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
         await asyncio.sleep(5)
-    own = PATHS.private.mark(LEDGER)
-    await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
+    private = PATHS.private.mark(LEDGER)
+    await cluster.store.create(private, znodes.mark_to_bytes(Mark()), with_parents=True)
 
     async with cluster.node("node-2", settings=SLOW) as node, working(node):
-        times_s = times_taken(cluster)
+        times_s = lease_attempts(cluster)
         await asyncio.sleep(5)
 
     assert times_s == []
@@ -288,13 +289,12 @@ async def test_a_ledger_that_is_marked_in_both_queues_waits_while_the_older_mark
 
 @pytest.mark.parametrize("is_same_node", [True, False])
 @in_virtual_time
-async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_node: bool) -> None:
-    """Marked in our private queue alone, for its place, it waited for another rack; the shared mark is
-    news."""
+async def test_a_loss_does_not_wait_for_an_obstacle_to_a_move(is_same_node: bool) -> None:
+    """Marked for a move in our private queue, it waited; the shared mark is new."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
-    own = PATHS.private.mark(LEDGER)
-    await cluster.store.create(own, znodes.mark_to_bytes(Mark()), with_parents=True)
+    private = PATHS.private.mark(LEDGER)
+    await cluster.store.create(private, znodes.mark_to_bytes(Mark()), with_parents=True)
     one_rack = dict.fromkeys(BOOKIES, "/r1")
 
     async with AsyncExitStack() as stack:
@@ -314,18 +314,18 @@ async def test_a_loss_does_not_wait_for_what_is_in_the_way_of_a_move(is_same_nod
 async def start_movers(
     stack: AsyncExitStack, cluster: Cluster, racks: Mapping[BookieId, str]
 ) -> None:
-    """A node that moves misplaced copies, at work."""
+    """Start a node that moves misplaced copies."""
     node = await stack.enter_async_context(
         cluster.node(settings=SLOW, racks=racks, moves_misplaced=True)
     )
     await stack.enter_async_context(working(node))
 
 
-# --- Whose copies are nowhere ------------------------------------------------------------------------
+# --- Entries without a copy -----------------------------------------------------------------------
 
 
 @in_virtual_time
-async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
+async def test_an_entry_without_copy_is_noted_with_the_absent_bookies() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), write_quorum=2)
     await cluster.mark(B1, B2)
@@ -341,15 +341,13 @@ async def test_a_copy_that_is_nowhere_says_who_is_away() -> None:
 
 
 @in_virtual_time
-async def test_a_copy_that_is_nowhere_is_told_first_and_tried_as_often_as_what_time_may_help() -> (
-    None
-):
-    """Another bookie may have room again any moment, for the entries that have a copy left."""
+async def test_an_entry_without_copy_is_the_first_reason_of_several() -> None:
+    """The ledger is tried as often as for reasons that time may remove."""
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2, B3)
     await cluster.kill(B2, B3)
-    times_s = times_taken(cluster)
+    times_s = lease_attempts(cluster)
 
     async with cluster.node(settings=PATIENT) as node, working(node):
         await asyncio.sleep(100)

@@ -1,4 +1,4 @@
-"""When the worker looks at the queue: soon after something happened, seldom while nothing does."""
+"""The worker polls the queue soon after an event, and seldom without events."""
 
 import asyncio
 
@@ -11,8 +11,7 @@ from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS, working
 
 FOREIGN = 1
-"""A ledger that somebody else holds: its mark keeps the directories, so that no other is told
-of."""
+"""A ledger leased by another node. Its mark keeps the directories, so no event reports others."""
 LOST = 2
 SELDOM = ReplicationSettings(idle_wait_s=600)
 
@@ -32,9 +31,10 @@ async def is_marked(store: MetadataStore) -> bool:
 
 @pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])
 @in_virtual_time
-async def test_marks_that_follow_the_loss_of_a_bookie_wait_no_longer_than_they_took_to_come(
+async def test_marks_soon_after_a_loss_are_found_soon(
     marked_after_s: float,
 ) -> None:
+    """The wait is no longer than the marks took to come."""
     cluster = await idle_cluster()
 
     async with cluster.node(settings=SELDOM) as node, working(node):
@@ -52,7 +52,7 @@ async def test_marks_that_follow_the_loss_of_a_bookie_wait_no_longer_than_they_t
 
 
 @in_virtual_time
-async def test_a_worker_to_which_nothing_happens_looks_as_seldom_as_is_set() -> None:
+async def test_a_worker_without_events_looks_as_seldom_as_configured() -> None:
     cluster = await idle_cluster()
 
     async with cluster.node(settings=SELDOM) as node, working(node):

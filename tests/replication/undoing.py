@@ -1,4 +1,4 @@
-"""A repair whose metadata write is recorded, and a session that undoes it: for the tests of
+"""A repair whose metadata write is recorded, and a session that restores it: for the tests of
 restoring."""
 
 import random
@@ -19,12 +19,12 @@ from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 from tests.replication.repairs import repair
 
-OWN = PATHS.private
+PRIVATE = PATHS.private
 HERE = "the cluster's instance id"
 
 
 class Undoing:
-    """A cluster whose repairs are recorded, and an operator's session that undoes them."""
+    """A cluster whose repairs are recorded, and an operator's session that restores metadata."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -73,8 +73,8 @@ class Undoing:
         )
 
     async def own_marks(self) -> list[int]:
-        found = await marked_ledger_ids(self.cluster.store, OWN)
-        return [i for i in found if await self.store.exists(OWN.mark(i))]
+        found = await marked_ledger_ids(self.cluster.store, PRIVATE)
+        return [i for i in found if await self.store.exists(PRIVATE.mark(i))]
 
     async def is_unmarked(self) -> bool:
         return await self.own_marks() == []
@@ -84,7 +84,7 @@ class Undoing:
 
 
 async def repaired() -> Undoing:
-    """Of B1, B2 and B3 the second was replaced; it is back, with all that it had."""
+    """Return a cluster on whose ledger B2 was replaced; B2 is back with all its entries."""
     cluster = await Cluster.start()
     undoing = Undoing(cluster)
     await cluster.write_ledger((B1, B2, B3))

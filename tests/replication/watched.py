@@ -1,4 +1,4 @@
-"""Fakes that a test can look at, and act through: what was copied, and how metadata changed."""
+"""Fakes that a test can inspect, and that run hooks: copied entries, and changes of metadata."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,9 +16,9 @@ from tests.replication.nodes import ROOT
 
 
 class RecordingBookies(MemoryBookies):
-    """Remembers what was asked of the bulk path. The two hooks may do things meanwhile.
+    """Bookies that remember the requests of the bulk path. Two hooks run meanwhile.
 
-    What they do is settled, in views that follow it too, before the transfer goes on.
+    The transfer continues after the views have seen the hooks' changes.
     """
 
     def __init__(self, bookies: Sequence[BookieId], *, clock: Clock) -> None:
@@ -39,7 +39,8 @@ class RecordingBookies(MemoryBookies):
         return result
 
     def asked(self, bookie: BookieId) -> list[int]:
-        """Entries asked of the bookie to be judged or copied, in order, repetitions included."""
+        """Return the entries read from the bookie to be judged or copied, in order, with
+        repetitions."""
         return [
             entry_id
             for transfer, _ in self.transfers
@@ -49,7 +50,7 @@ class RecordingBookies(MemoryBookies):
 
     @property
     def copied_count(self) -> int:
-        """Entries that a target acknowledged."""
+        """Return the number of entries that a target acknowledged."""
         return sum(result.entry_count for transfer, result in self.transfers if transfer.target)
 
     @property
@@ -58,12 +59,12 @@ class RecordingBookies(MemoryBookies):
 
     @property
     def targets(self) -> list[BookieId]:
-        """In the order in which they were written to, repetitions left out."""
+        """Return the targets in the order of their first write."""
         return list(dict.fromkeys(t.target for t, _ in self.transfers if t.target is not None))
 
 
 class WatchedTree(MemoryTree):
-    """Shows every write of existing ledger metadata to ``watcher``: the ledger, before, after."""
+    """Reports every write of existing ledger metadata to ``watcher``: the ledger, before, after."""
 
     watcher: Callable[[int, LedgerMetadata, LedgerMetadata], None] | None = None
 
@@ -84,7 +85,7 @@ class WatchedTree(MemoryTree):
 
 
 def _parsed(data: bytes) -> LedgerMetadata | None:
-    """None for what a test broke on purpose."""
+    """Return the metadata; None if a test damaged it on purpose."""
     try:
         return parse_metadata(data)
     except CorruptionError:
@@ -92,6 +93,6 @@ def _parsed(data: bytes) -> LedgerMetadata | None:
 
 
 async def settle(turns: int = 50) -> None:
-    """Let everything that is ready go on, without time passing."""
+    """Let everything that is ready continue, without time passing."""
     for _ in range(turns):
         await asyncio.sleep(0)

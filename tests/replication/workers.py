@@ -1,4 +1,4 @@
-"""Several workers on one queue: put to work, and seen to ask for locks."""
+"""Several workers on one queue, and the locks that they request."""
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -15,7 +15,7 @@ THREE = (B1, B2, B3)
 
 
 def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
-    """By ledger, the sessions that ask for its lock, as it happens."""
+    """Return, by ledger, the sessions that request its lock; it grows as they do."""
     asked: dict[int, list[MemoryStore]] = {}
 
     def note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
@@ -31,7 +31,7 @@ def lockers(cluster: Cluster) -> dict[int, list[MemoryStore]]:
 
 
 async def without_target(*ledger_ids: int) -> Cluster:
-    """Marked ledgers for whose lost bookie there is no other."""
+    """Return marked ledgers for whose lost bookie there is no target."""
     cluster = await Cluster.start(*THREE)
     for ledger_id in ledger_ids:
         await cluster.write_ledger(THREE, ledger_id=ledger_id)
@@ -43,7 +43,7 @@ async def without_target(*ledger_ids: int) -> Cluster:
 async def start_nodes(
     stack: AsyncExitStack, cluster: Cluster, count: int, settings: ReplicationSettings
 ) -> list[Node]:
-    """So many nodes, all of which know each other before they begin."""
+    """Start nodes that all know each other before they begin."""
     nodes = [
         await stack.enter_async_context(cluster.node(f"node-{i}", settings=settings))
         for i in range(count)

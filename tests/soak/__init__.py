@@ -1,6 +1,6 @@
 """Long runs with faults: ``python -m tests.soak.audit``, for the auditor.
 
-``chaos``: bookies and ledgers that come, change and go. ``worker``: works marks off, as far as that
-is a matter of znodes. ``leaders``: our nodes, killed and started again, and what they weigh.
+``chaos``: bookies and ledgers that appear, change and disappear. ``worker``: completes marks, as
+far as znodes are concerned. ``leaders``: our nodes, killed and restarted, and their memory.
 ``verdict``: whether the marks are right in the end.
 """

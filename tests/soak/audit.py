@@ -1,9 +1,9 @@
 """The auditor's soak: ``python -m tests.soak.audit``.
 
-Three of our nodes stand for election on a real ZooKeeper; bookies and ledgers are znodes, that
-come, change and go all the time, and ZooKeeper is killed and started again. During the first sixth
-leaders are killed as well; then they are left alone, and in the last two thirds weighed. In the end
-the set of marks must be the one computed from scratch, and the leader must not have grown.
+Three of our nodes are candidates on a real ZooKeeper. Bookies and ledgers are znodes that appear,
+change and disappear all the time, and ZooKeeper is killed and restarted. During the first sixth,
+leaders are killed too; in the last two thirds, their memory is measured. In the end the marks must
+equal those computed from scratch, and the leader must not have grown.
 """
 
 import asyncio
@@ -29,23 +29,22 @@ from tests.zookeeper_server import ZooKeeperServer
 
 NODES = ("one", "two", "three")
 SESSION_TIMEOUT_S = 60.0
-"""Ours: the bookies' znodes are to survive ZooKeeper's restarts."""
+"""Our own session timeout: the bookies' znodes must survive ZooKeeper's restarts."""
 ZOOKEEPER_HEAP_MIB = 512
 LEDGERS_PAUSE_S, BOOKIES_PAUSE_S, WORKER_PAUSE_S = 0.05, 1.0, 0.5
 WORKED_OFF_AT_ONCE = 100
 UNWORKED_S = 20.0
-"""Before the end nothing is worked off any more, so that marks are left to be looked at."""
+"""For this long before the end no mark is completed, so that marks are left to judge."""
 KILLS_EVERY_S, RESTARTS_EVERY_S = 25.0, 60.0
 DOWN_S = (0.0, 3.0)
 PROGRESS_S = 10.0
 RIGHT_WITHIN_S = 60.0
-"""After the last event."""
+"""Time after the last event."""
 GROWTH_MAX_MB = 1.0
 GROWTH_SPAN_S = 600.0
-"""The leader may grow by so much in so long."""
+"""The leader may grow by GROWTH_MAX_MB in this time."""
 MISSED = (UnavailableError, NoNodeError, NodeExistsError, ConflictError)
-"""What a step meets while ZooKeeper is down, or when another one was quicker: it is left at
-that."""
+"""Errors of a step while ZooKeeper is down, or when another step was quicker. They are ignored."""
 
 
 @click.command()
@@ -53,7 +52,7 @@ that."""
 @click.option("--ledgers", default=5_000, show_default=True)
 @click.option("--seed", type=int, help="By default another one each time.")
 def main(minutes: float, ledgers: int, seed: int | None) -> None:
-    """Let bookies go, kill leaders, restart ZooKeeper; then see whether all marks are right."""
+    """Let bookies fail, kill leaders, restart ZooKeeper; then check that all marks are right."""
     seed = random.randrange(2**32) if seed is None else seed
     click.echo(f"seed: {seed}")
     folder = Path(tempfile.mkdtemp(prefix="soak-audit-"))
@@ -98,7 +97,7 @@ def _uri(server: ZooKeeperServer) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Soak:
-    """One run of it."""
+    """One run of the soak."""
 
     server: ZooKeeperServer
     cluster: ZnodeCluster
@@ -109,10 +108,10 @@ class Soak:
     duration_s: float
     restart_count: int = 0
     mark_count: int = 0
-    """As last seen."""
+    """The number of marks at the last look."""
 
     async def run(self) -> list[str]:
-        """What is wrong in the end."""
+        """Run the soak, and return its faults."""
         await self.chaos.begin()
         for name in NODES:
             self.leaders.start(name)
@@ -130,18 +129,18 @@ class Soak:
             ):
                 tasks.create_task(each)
         verdict = await self._settled()
-        click.echo(f"{verdict.told()}: {self.mark_count} marks")
-        faults = [] if verdict.is_right else [verdict.told()]
+        click.echo(f"{verdict.to_text()}: {self.mark_count} marks")
+        faults = [] if verdict.is_right else [verdict.to_text()]
         if ended := self.leaders.ended():
             faults.append(f"ended by themselves: {', '.join(ended)}")
         return faults + await self._growth_faults()
 
-    # --- Meanwhile ---------------------------------------------------------------------------------
+    # --- Meanwhile --------------------------------------------------------------------------------
 
     async def _repeat(
         self, step: Callable[[], Awaitable[None]], pause_s: float, end_s: float
     ) -> None:
-        """Until then, with pauses of about so long between the steps."""
+        """Repeat the step until then, with random pauses."""
         while (now_s := time.monotonic()) < end_s:
             await asyncio.sleep(min(self.rng.uniform(0, 2 * pause_s), end_s - now_s))
             with suppress(*MISSED):
@@ -184,23 +183,23 @@ class Soak:
             err=True,
         )
 
-    # --- In the end --------------------------------------------------------------------------------
+    # --- In the end -------------------------------------------------------------------------------
 
     async def _settled(self) -> Verdict:
-        """As soon as the marks are right, or when it is too late for that."""
+        """Return the verdict when the marks are right, or when it is too late for that."""
         deadline_s = time.monotonic() + RIGHT_WITHIN_S
         while True:
-            await self.worker.take_back_whole()
+            await self.worker.delete_surplus()
             lost = frozenset(self.chaos.bookies) - await self.cluster.registered()
             marks, lacking = await self.cluster.marks(), await self.cluster.lacking(lost)
-            verdict = judge(marks, lacking, ever_away=self.chaos.ever_away)
+            verdict = judge(marks, lacking, ever_absent=self.chaos.ever_absent)
             self.mark_count = len(marks)
             if verdict.is_right or time.monotonic() > deadline_s:
                 return verdict
             await asyncio.sleep(1)
 
     async def _growth_faults(self) -> list[str]:
-        """Of the leader; a run that is too short for that says nothing of it."""
+        """Return the fault of a leader that grew. A run that is too short has none."""
         leader = await self.leaders.leader()
         if leader is None:
             return ["nobody leads"]

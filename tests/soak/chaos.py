@@ -1,4 +1,4 @@
-"""Bookies and ledgers that come, change and go, as a seed draws them; all of them znodes."""
+"""Bookies and ledgers that appear, change and disappear as a seed draws them. All are znodes."""
 
 import random
 from collections.abc import Sequence
@@ -9,17 +9,19 @@ from ledgers.model import BookieId, Segment
 from tests.znode_cluster import ZnodeCluster, bookie, closed
 
 BOOKIE_COUNT = 30
-AWAY_MAX = 6
+ABSENT_MAX = 6
 ENSEMBLE_SIZE = 3
 STAYS_S = 4.0
-"""A bookie is away, or there, for at least so long: shorter is nothing that a session's time-out
-shows."""
+"""A bookie stays absent or registered for at least this long. A session timeout hides shorter
+times."""
 
 
 @dataclass(slots=True)
 class Chaos:
-    """``ledger_count``: about so many there are at any time. Every call may raise
-    UnavailableError."""
+    """``ledger_count``: about the number of ledgers at any time.
+
+    Every call may raise UnavailableError.
+    """
 
     cluster: ZnodeCluster
     rng: random.Random
@@ -27,11 +29,11 @@ class Chaos:
     bookies: Sequence[BookieId] = field(
         default_factory=lambda: [bookie(number) for number in range(BOOKIE_COUNT)]
     )
-    ever_away: set[BookieId] = field(default_factory=set)
+    ever_absent: set[BookieId] = field(default_factory=set)
     loss_count: int = 0
     change_count: int = 0
     _moved_s: dict[BookieId, float] = field(default_factory=dict)
-    """When each went or came, in monotonic seconds."""
+    """Times at which each bookie registered or disappeared, in monotonic seconds."""
     _ledger_ids: list[int] = field(default_factory=list)
     _next_id: int = 0
 
@@ -46,7 +48,7 @@ class Chaos:
         self._ledger_ids, self._next_id = list(ledger_ids), self.ledger_count
 
     async def move_a_bookie(self, *, now_s: float) -> None:
-        """One goes or comes, if any has stayed long enough where it is."""
+        """Register or deregister a bookie, if it has stayed long enough in its state."""
         present = await self.cluster.registered()
         moved = self.rng.choice(self.bookies)
         if now_s - self._moved_s.get(moved, 0) < STAYS_S:
@@ -54,14 +56,13 @@ class Chaos:
         self._moved_s[moved] = now_s
         if moved not in present:
             await self.cluster.register(moved)
-        elif len(self.bookies) - len(present) < AWAY_MAX:
-            self.ever_away.add(moved)
+        elif len(self.bookies) - len(present) < ABSENT_MAX:
+            self.ever_absent.add(moved)
             self.loss_count += 1
             await self.cluster.deregister(moved)
 
     async def touch_a_ledger(self) -> None:
-        """Make one, delete one, or change the ensemble of one; its writer names bookies that are
-        there."""
+        """Create, delete or change a ledger. Its writer names registered bookies."""
         self.change_count += 1
         present = sorted(await self.cluster.registered())
         chosen = self.rng.choice(("create", "delete", "change"))
@@ -81,7 +82,7 @@ class Chaos:
     async def _change(self, ledger_id: int, present: Sequence[BookieId]) -> None:
         try:
             found = await self.cluster.manager.read(ledger_id)
-        except NoSuchLedgerError:  # nobody knows whether it was made
+        except NoSuchLedgerError:  # its creation may have failed
             return
         segment = Segment(
             first_entry_id=self.rng.choice((0, 500)),

@@ -1,4 +1,4 @@
-"""Our auditors as processes: who leads, who is killed, and what they weigh over time."""
+"""Our auditors as processes: which one leads, which is killed, and their memory over time."""
 
 import asyncio
 import random
@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from auditor.election import current_leader
 from bench.usage import rss_bytes
 from daemon.local.processes import Child, stop_all
-from replication.nodes import live_nodes
-from tests.cluster.steps import AUDITOR_ONLY, STOP_TIMEOUT_S, start_node
+from tests.cluster.steps import AUDITOR_ONLY, STOP_TIMEOUT_S, leading_pid, start_node
 from tests.znode_cluster import PATHS, ZnodeCluster
 
 SETTINGS = AUDITOR_ONLY | {
-    "HOLD_ENABLED": "false",  # so many go at once here that it would stand most of the time
-    "AUDITOR_STANDBYS_KEEP_LEDGER_MAP": "true",  # the ledger map of a new leader is no growth
+    # So many bookies fail that a hold would be in force most of the time.
+    "HOLD_ENABLED": "false",
+    # Otherwise the ledger map of a new leader would look like growth.
+    "AUDITOR_STANDBYS_KEEP_LEDGER_MAP": "true",
     "LOG_LEVEL": "info",
     "ZOOKEEPER_SESSION_TIMEOUT_S": "4",
 }
@@ -24,7 +24,7 @@ RESTARTS_AFTER_S = (1.0, 5.0)
 
 @dataclass(slots=True)
 class Leaders:
-    """``uri``: of the cluster; ``folder``: for their logs."""
+    """``uri``: of the cluster; ``folder``: for the logs of the nodes."""
 
     cluster: ZnodeCluster
     uri: str
@@ -32,23 +32,19 @@ class Leaders:
     running: dict[str, Child] = field(default_factory=dict)
     kill_count: int = 0
     samples: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """Per node the seconds and the RSS in bytes, since it was started."""
+    """Seconds and RSS in bytes for each node, since its start."""
 
     def start(self, name: str) -> None:
         self.samples[name] = []
         self.running[name] = start_node(name, self.uri, self.folder, settings=SETTINGS)
 
     async def leader(self) -> str | None:
-        """The node that leads; None while none does. May raise UnavailableError."""
-        leader = await current_leader(self.cluster.store, PATHS)
-        live = {
-            node.session_id: node.info.pid for node in await live_nodes(self.cluster.store, PATHS)
-        }
-        pid = None if leader is None else live.get(leader.session_id)
+        """Return the node that leads, or None. May raise UnavailableError."""
+        pid = await leading_pid(self.cluster.store, PATHS)
         return next((name for name, node in self.running.items() if node.pid == pid), None)
 
     async def kill_leader(self, rng: random.Random) -> None:
-        """It comes back, as a candidate, a while later."""
+        """Kill the leader, and start it again after a while."""
         name = await self.leader()
         if name is None:
             return
@@ -63,7 +59,7 @@ class Leaders:
                 self.samples[name].append((now_s, rss_bytes(node.pid)))
 
     def ended(self) -> list[str]:
-        """Those that ended by themselves: none ever should."""
+        """Return the nodes that ended by themselves, which no node should do."""
         return [name for name, node in self.running.items() if not node.is_running]
 
     async def stop(self) -> None:
@@ -71,7 +67,10 @@ class Leaders:
 
 
 def growth_bytes_per_s(samples: Sequence[tuple[float, int]]) -> float:
-    """By least squares: single samples jump by whole arenas. 0 for fewer than two."""
+    """Return the slope by least squares, because samples jump by whole arenas.
+
+    0 for fewer than two samples.
+    """
     count = len(samples)
     if count < 2:
         return 0.0

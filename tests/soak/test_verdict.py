@@ -1,4 +1,4 @@
-"""When a soak's marks are right, and when a node grows."""
+"""Verdicts on a soak: correct marks, and a node whose memory grows."""
 
 import pytest
 
@@ -12,21 +12,21 @@ A, B, C = (BookieId(f"{name}:3181") for name in "abc")
 @pytest.mark.parametrize(
     ("mark", "lacking", "wrong"),
     [
-        pytest.param({A}, {A}, None, id="marked as it misses"),
-        pytest.param({A, B}, {A}, None, id="one that came back is still named: rule S6"),
+        pytest.param({A}, {A}, None, id="marked for the lost bookie"),
+        pytest.param({A, B}, {A}, None, id="rule S6: a bookie that returned is still named"),
         pytest.param(None, {A}, "unmarked", id="not marked"),
-        pytest.param({B}, {A}, "unmarked", id="marked for another one only"),
+        pytest.param({B}, {A}, "unmarked", id="marked only for another one"),
         pytest.param({A}, None, "surplus", id="marked though it misses nothing"),
-        pytest.param({A, C}, {A}, "false_replicas", id="marked for one that was never away"),
+        pytest.param({A, C}, {A}, "false_replicas", id="marked for a bookie that was never absent"),
     ],
 )
-def test_marks_are_right_when_each_names_what_is_missing_and_was_away(
+def test_marks_are_right_if_they_name_the_lost_bookies(
     mark: set[BookieId] | None, lacking: set[BookieId] | None, wrong: str | None
 ) -> None:
     verdict = judge(
         {} if mark is None else {7: frozenset(mark)},
         {} if lacking is None else {7: frozenset(lacking)},
-        ever_away={A, B},
+        ever_absent={A, B},
     )
 
     faults = {name for name in ("unmarked", "surplus", "false_replicas") if getattr(verdict, name)}
@@ -34,10 +34,10 @@ def test_marks_are_right_when_each_names_what_is_missing_and_was_away(
     assert verdict.is_right is (wrong is None)
 
 
-def test_a_verdict_tells_of_ledgers() -> None:
-    verdict = judge({8: frozenset({A})}, {7: frozenset({A})}, ever_away={A})
+def test_a_verdict_names_ledgers() -> None:
+    verdict = judge({8: frozenset({A})}, {7: frozenset({A})}, ever_absent={A})
 
-    assert verdict.told() == "not marked: 1, such as 7; marked for nothing: 1, such as 8"
+    assert verdict.to_text() == "not marked: 1, such as 7; marked for nothing: 1, such as 8"
 
 
 def test_growth_is_the_slope_of_all_samples() -> None:

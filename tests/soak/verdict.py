@@ -1,5 +1,4 @@
-"""Whether the marks are right: against what is computed from the metadata alone, without any of our
-auditor."""
+"""Checks that the marks are right by the metadata alone, without our auditor's code."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ SHOWN_MAX = 10
 class Verdict:
     """Ledger ids, ascending; all empty when the marks are right.
 
-    ``unmarked``: that name a lost bookie their mark does not, or have none. ``surplus``: marked
-    though they miss nothing. ``false_replicas``: whose mark names a bookie that never was away.
+    ``unmarked``: ledgers with a lost bookie that no mark names. ``surplus``: marked ledgers that
+    miss nothing. ``false_replicas``: ledgers whose mark names a bookie that was never absent.
     """
 
     unmarked: tuple[int, ...]
@@ -25,7 +24,7 @@ class Verdict:
     def is_right(self) -> bool:
         return not (self.unmarked or self.surplus or self.false_replicas)
 
-    def told(self) -> str:
+    def to_text(self) -> str:
         if self.is_right:
             return "the marks are right"
         lists = (
@@ -44,13 +43,12 @@ def judge(
     marks: Mapping[int, frozenset[BookieId]],
     lacking: Mapping[int, frozenset[BookieId]],
     *,
-    ever_away: Collection[BookieId],
+    ever_absent: Collection[BookieId],
 ) -> Verdict:
-    """``marks``: per marked ledger the replicas that its mark names; ``lacking``: per ledger, what
-    it misses.
+    """Compare the marks with the missing copies.
 
-    A mark may name more than what is missing now: bookies that came back withdraw nothing (rule
-    S6).
+    ``marks``: the bookies that the mark of each ledger names; ``lacking``: the lost bookies of each
+    ledger. A mark may name more bookies: the return of a bookie withdraws nothing (rule S6).
     """
     return Verdict(
         unmarked=tuple(
@@ -58,6 +56,6 @@ def judge(
         ),
         surplus=tuple(sorted(marks.keys() - lacking.keys())),
         false_replicas=tuple(
-            sorted(i for i, named in marks.items() if not named <= set(ever_away))
+            sorted(i for i, named in marks.items() if not named <= set(ever_absent))
         ),
     )

@@ -1,5 +1,4 @@
-"""Works marks off as a worker does, but for the copying: the ledger's metadata first, then the
-mark."""
+"""A worker without copying: it writes the ledger's metadata, then deletes the mark."""
 
 import asyncio
 import random
@@ -23,14 +22,17 @@ class SoakWorker:
     worked_off_count: int = 0
 
     async def work_off(self, count_max: int) -> None:
-        """So many marks, drawn: a ledger that names bookies that are away is moved to others."""
+        """Complete that many random marks.
+
+        A ledger that names absent bookies is moved to others.
+        """
         ledger_ids = await marked_ledger_ids(self.cluster.store, PATHS)
         present = await self.cluster.registered()
         chosen = self.rng.sample(ledger_ids, min(count_max, len(ledger_ids)))
         await asyncio.gather(*(self._work_off(each, present, repairs=True) for each in chosen))
 
-    async def take_back_whole(self) -> None:
-        """All marks of ledgers that miss nothing, or that are gone."""
+    async def delete_surplus(self) -> None:
+        """Delete all marks of ledgers that miss nothing or were deleted."""
         present = await self.cluster.registered()
         ledger_ids = await marked_ledger_ids(self.cluster.store, PATHS)
         await asyncio.gather(*(self._work_off(each, present, repairs=False) for each in ledger_ids))
@@ -38,8 +40,10 @@ class SoakWorker:
     async def _work_off(
         self, ledger_id: int, present: Collection[BookieId], *, repairs: bool
     ) -> None:
-        """The mark goes at the version at which it was read: one that grew meanwhile stays (rule
-        S6)."""
+        """Delete the mark at the version that was read.
+
+        A mark that grew meanwhile stays (rule S6).
+        """
         path = PATHS.mark(ledger_id)
         try:
             _, stat = await self.cluster.store.get(path)
@@ -51,10 +55,10 @@ class SoakWorker:
                     ledger_id, self._moved(found.metadata, present), read_as=found
                 )
             await self.cluster.store.delete(path, version=stat.version)
-            with suppress(NotEmptyError):  # it is marked again already
+            with suppress(NotEmptyError):  # the ledger is marked again already
                 await self.cluster.store.delete(path.rpartition("/")[0])
         except (ConflictError, NoNodeError, NoSuchLedgerError):
-            return  # somebody was quicker: next time
+            return  # another writer was quicker: try next time
         self.worked_off_count += 1
 
     async def _read(self, ledger_id: int) -> VersionedMetadata | None:

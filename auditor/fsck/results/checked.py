@@ -1,9 +1,9 @@
-"""When each ledger was last checked, and at which level: ``state/checked.parquet`` beside the
-results.
+"""Stores when each ledger was last checked, and at which level: ``state/checked.parquet``.
 
 A run uses it to skip ledgers, and to order them if it has a time budget.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +25,7 @@ CHECKED = pa.schema(
         ("mtime_ms", pa.int64()),
         ("is_settled", pa.bool_()),
         ("is_wrong", pa.bool_()),
+        ("is_unknown", pa.bool_()),
     ]
 )
 """One row for each ledger and level, unless a later check was as close.
@@ -32,7 +33,7 @@ CHECKED = pa.schema(
 ``depth``: of the level. ``sample_share``: 0 except at level ``sample``. ``mtime_ms``: of the
 metadata's znode. ``is_settled``: the ledger was closed and had
 no finding, neither then nor since, so that it need not be checked again soon. ``is_wrong``: as in
-the run's rows.
+the run's rows. ``is_unknown``: the grade was ``unknown``.
 """
 
 VERDICT_COLUMNS = [
@@ -84,6 +85,17 @@ def full_scan_ledgers(checked: pa.Table, options: FsckOptions) -> pa.ChunkedArra
     return checked.filter(pc.and_(is_of_sample, checked["is_wrong"]))["ledger_id"]
 
 
+def doubtful_ledgers(checked: pa.Table, level: Level) -> pa.ChunkedArray:
+    """Return the ledgers that the last check at this level or closer found wrong or unknown.
+
+    A repair in place does not change their metadata, nor does a bookie that answers again. So a
+    run that follows the change feed checks them, too.
+    """
+    is_doubtful = pc.or_(checked["is_wrong"], pc.fill_null(checked["is_unknown"], False))
+    is_close = pc.greater_equal(checked["depth"], level.depth)
+    return pc.unique(checked.filter(pc.and_(is_doubtful, is_close))["ledger_id"])
+
+
 def last_checks(checked: pa.Table, level: Level) -> pa.Table:
     """Return ``ledger_id`` and ``checked_ms``: the time of the last check at this level or
     closer."""
@@ -97,12 +109,14 @@ def _greatest(checked: pa.Table, column: str) -> pa.Table:
 
 
 def after_run(
-    before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray
+    before: pa.Table, verdicts: pa.Table, options: FsckOptions, *, listed: pa.ChunkedArray | None
 ) -> pa.Table:
     """Return the rows after a run, whose ``verdicts`` have ``VERDICT_COLUMNS``.
 
-    A ledger without a verdict keeps its rows from ``before``, if it is still listed. Other ledgers
-    keep the rows of closer levels; these remain settled unless this run found something.
+    A ledger without a verdict keeps its rows from ``before``, if it is still listed. ``listed``:
+    None if the run did not list the ledgers: then all keep them. Other ledgers
+    keep the rows of levels that read more; these rows remain settled unless this run found
+    something.
     """
     is_sample = options.level is Level.SAMPLE
     count = verdicts.num_rows
@@ -122,6 +136,7 @@ def after_run(
             "mtime_ms": verdicts["mtime_ms"],
             "is_settled": is_settled,
             "is_wrong": verdicts["is_wrong"],
+            "is_unknown": pc.equal(verdicts["verdict"], Grade.UNKNOWN.value),
         },
         schema=CHECKED,
     )
@@ -129,20 +144,28 @@ def after_run(
         return now
     unsettled = verdicts["ledger_id"].filter(pc.invert(is_settled))
     is_upheld = pc.and_(before["is_settled"], pc.invert(pc.is_in(before["ledger_id"], unsettled)))
-    is_kept = pc.and_(
-        pc.is_in(before["ledger_id"], listed),
-        pc.or_(
-            pc.greater(before["depth"], options.level.depth),
-            pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
-        ),
+    is_kept = pc.or_(
+        pc.greater(before["depth"], options.level.depth),
+        pc.invert(pc.is_in(before["ledger_id"], verdicts["ledger_id"])),
     )
+    if listed is not None:
+        is_kept = pc.and_(is_kept, pc.is_in(before["ledger_id"], listed))
     column = CHECKED.get_field_index("is_settled")
     kept = before.set_column(column, CHECKED.field(column), is_upheld).filter(is_kept)
     return pa.concat_tables([kept, now])
 
 
+def without(checked: pa.Table, deleted: Sequence[int]) -> pa.Table:
+    """Return the rows without those of deleted ledgers."""
+    if not deleted:
+        return checked
+    return checked.filter(pc.invert(pc.is_in(checked["ledger_id"], pa.array(deleted, pa.int64()))))
+
+
 def wrong_among(checked: pa.Table, ledger_ids: pa.ChunkedArray) -> int:
-    """Return how many of these ledgers are wrong, by their last check or by an earlier closer
-    one."""
+    """Return how many of these ledgers were found wrong.
+
+    The last check of a ledger counts, and an earlier one at a level that reads more.
+    """
     chosen = pc.and_(checked["is_wrong"], pc.is_in(checked["ledger_id"], ledger_ids))
     return len(pc.unique(checked.filter(chosen)["ledger_id"]))

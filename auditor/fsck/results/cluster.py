@@ -14,7 +14,7 @@ from auditor.fsck.results.files import replace_file
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
-from replication.znodes import parse_record, text_field
+from replication.records import decode_json
 
 CLUSTER_FILE = "cluster.json"
 RACKS_FILE = "racks.json"
@@ -59,7 +59,9 @@ def check_cluster(folder: Path, cluster: Cluster) -> None:
     """Raise SettingsError if the results belong to another cluster."""
     known = read_cluster(folder)
     if known is not None and not known.is_same(cluster):
-        raise SettingsError(f"{folder}: has results of the cluster {known}, not of {cluster}")
+        raise SettingsError(
+            f"{folder} contains results of cluster {known}, not of {cluster}. Use another folder"
+        )
 
 
 def check_same_cluster(before: Path, after: Path) -> None:
@@ -72,11 +74,7 @@ def read_cluster(folder: Path) -> Cluster | None:
     """Return the cluster of the results; None before the first run. Raises SettingsError if the
     file cannot be read."""
     try:
-        record = parse_record((folder / CLUSTER_FILE).read_bytes())
-        return Cluster(
-            instance_id=text_field(record, "instance_id"),
-            metadata_service_uri=text_field(record, "metadata_service_uri"),
-        )
+        return decode_json((folder / CLUSTER_FILE).read_bytes(), Cluster)
     except FileNotFoundError:
         return None
     except (OSError, CorruptionError) as error:
@@ -91,7 +89,6 @@ def write_racks(folder: Path, racks: Mapping[BookieId, str]) -> None:
 def read_racks(folder: Path) -> dict[BookieId, str]:
     """Return the stored racks; none if they cannot be read."""
     try:
-        record = parse_record((folder / RACKS_FILE).read_bytes())
-        return {BookieId(bookie): text_field(record, bookie) for bookie in record}
+        return decode_json((folder / RACKS_FILE).read_bytes(), dict[BookieId, str])
     except (OSError, CorruptionError):
         return {}

@@ -1,7 +1,7 @@
 """Reads the results of finished runs, a few columns at a time, and compares runs.
 
-``Results`` is one run. ``verdict_history`` returns what runs found for one ledger: a run that
-skipped or did not reach the ledger has no row for it, so its last verdict may be in an earlier run.
+``Results`` is one run. ``verdict_history`` returns what runs found for one ledger. A run that
+skipped or did not reach the ledger has no row for it. So the last verdict may be in an earlier run.
 ``compare`` returns the ledgers whose verdict changed, that are new, or that are absent.
 """
 
@@ -73,7 +73,7 @@ class Results:
             yield from from_table(pa.Table.from_batches([batch]))
 
     def wrong(self) -> Iterator[LedgerVerdict]:
-        """Yield the verdicts on ledgers for which somebody must act."""
+        """Yield the verdicts on wrong ledgers, which need a repair or an operator."""
         return self.verdicts(pc.field("is_wrong"))
 
     @property
@@ -232,7 +232,8 @@ def compare(before: Results, after: Results) -> Changes:
 
 
 def _checked_all(results: Results) -> bool:
-    return results.summary.skipped == 0 and results.summary.left == 0
+    summary = results.summary
+    return summary.skipped == 0 and summary.left == 0 and not summary.is_changed_only
 
 
 def _less_close(before: Results, after: Results) -> str:
@@ -249,11 +250,12 @@ def _less_close(before: Results, after: Results) -> str:
     advice = (
         f"run fsck again at level {before.summary.level.value}"
         if other is None
-        else f"compare it with {other.folder}@{other.summary.run} (level {other.summary.level.value})"
+        else f"compare it with {other.folder}@{other.summary.run} (level "
+        f"{other.summary.level.value})"
     )
     return (
         f"run {after.summary.run} (level {level.value}) is less close than run {run} "
-        f"(level {before.summary.level.value}), so it cannot show what became better: {advice}"
+        f"(level {before.summary.level.value}), so it cannot show improvements: {advice}"
     )
 
 

@@ -236,7 +236,7 @@ def _bounds(
 
 
 def _even_bounds(ends: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Return the bounds of ``count`` parts, whatever their work; of fewer if there are fewer
+    """Return the bounds of ``count`` parts, regardless of their work; of fewer if there are fewer
     ledgers."""
     bounds: list[tuple[int, int]] = []
     start, size = 0, len(ends) - 1

@@ -93,8 +93,9 @@ def report_page(summary: Summary, figures: Figures, texts: ReportTexts, path: st
 
 def _head(summary: Summary, headline: str) -> str:
     took_s = max(0, summary.finished_ms - summary.started_ms) // 1000
+    only = ", changed ledgers only" if summary.is_changed_only else ""
     facts = [
-        f"level {summary.level.value}",
+        f"level {summary.level.value}{only}",
         f"ended {_time(summary.finished_ms)}",
         f"took {took_s:,} s",
         f"{summary.counts.entries_read:,} entries and {size_text(summary.counts.bytes_read)} read",
@@ -175,9 +176,7 @@ def _worst(figures: Figures) -> str:
         rows += f"<details><summary>the next {len(others):,}</summary>\n{folded}</details>\n"
     more = figures.listed_count - len(figures.worst)
     rest = f'<p class="soft">{more:,} more: see <a href="#rest">below</a>.</p>' if more else ""
-    return (
-        f'<section id="worst"><h2>Ledgers, the most endangered first</h2>\n{rows}{rest}</section>'
-    )
+    return f'<section id="worst"><h2>Ledgers, the most urgent first</h2>\n{rows}{rest}</section>'
 
 
 def _ledger(verdict: LedgerVerdict) -> str:
@@ -197,7 +196,8 @@ def _ledger(verdict: LedgerVerdict) -> str:
         f'ledger {verdict.ledger_id} <span class="soft">{escape(findings)}; '
         f"{escape(', '.join(facts))}</span></summary>\n"
         '<div class="scroll"><table>\n<tr><th>finding</th><th>bookie</th><th>entries</th>'
-        f'<th class="number">count</th><th>answer</th></tr>\n{lines}</table></div>{more}</details>\n'
+        f'<th class="number">count</th><th>answer</th></tr>\n'
+        f"{lines}</table></div>{more}</details>\n"
     )
 
 
@@ -209,7 +209,8 @@ def _evidence(each: Evidence) -> str:
             entries += f" to {each.last_entry_id}"
     answer = ": ".join(part for part in (each.code, each.detail) if part)
     return (
-        f"<tr><td>{_words(each.finding.value)}</td><td><code>{escape(each.bookie or '')}</code></td>"
+        f"<tr><td>{_words(each.finding.value)}</td>"
+        f"<td><code>{escape(each.bookie or '')}</code></td>"
         f'<td>{entries}</td><td class="number">{each.entry_count or ""}</td>'
         f"<td>{escape(answer)}</td></tr>\n"
     )
@@ -253,8 +254,9 @@ def _ages(ages: Sequence[AgeFigure]) -> str:
         for age in ages
     )
     return (
-        '<section id="ages"><h2>By age</h2>\n<p class="soft">Time since the last write of the metadata. Each bar '
-        "shows all ledgers of that age.</p>\n<table>\n<tr><th>age</th><th></th>"
+        '<section id="ages"><h2>By age</h2>\n<p class="soft">Time since the last write of the '
+        "metadata. Each bar shows all ledgers of that age.</p>\n"
+        "<table>\n<tr><th>age</th><th></th>"
         f'<th class="number">ledgers</th><th>not whole</th></tr>\n{rows}</table></section>'
     )
 
@@ -295,10 +297,12 @@ def _bar(shares: Iterable[tuple[str, int]], total: int, *, is_tall: bool = False
 def _rest(path: str, summary: Summary) -> str:
     spark = f'spark.read.parquet({json.dumps(path)}).where("is_wrong").orderBy("ledger_id").show()'
     return (
-        '<section id="rest"><h2>All results</h2>\n<p>One row for each ledger, with its evidence, in Parquet files: '
+        '<section id="rest"><h2>All results</h2>\n<p>One row for each ledger, with its evidence, '
+        "in Parquet files: "
         f"<code>{escape(path)}</code></p>\n<pre>{escape(spark)}</pre>\n"
         f"<p>Exit code of this run: "
-        f'<span id="exit-code" data-count="{summary.exit_code}">{summary.exit_code}</span>.</p></section>'
+        '<span id="exit-code" '
+        f'data-count="{summary.exit_code}">{summary.exit_code}</span>.</p></section>'
     )
 
 
@@ -338,8 +342,11 @@ class AgeFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All figures. ``worst``: at most ``WORST_MAX`` ledgers with a finding, or not whole, the worst
-    first. ``listed_count``: the number of all such ledgers."""
+    """The figures of a run. A ledger is listed if it has a finding, or if its grade is not whole.
+
+    ``worst``: the listed ledgers, the worst first, at most ``WORST_MAX``. ``listed_count``: the
+    number of all listed ledgers.
+    """
 
     bookies: Sequence[PlaceFigure]
     racks: Sequence[PlaceFigure]
@@ -476,19 +483,33 @@ h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .25rem; }
 h2 { font-size: 1.15rem; margin: 2rem 0 .5rem; }
 p { margin: .25rem 0 .75rem; }
 .soft { color: var(--soft); }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .5rem; margin: 1rem 0; padding: 0; }
-.card { background: var(--card); border-left: .3rem solid var(--line); border-radius: .3rem; padding: .5rem .75rem; }
+.cards {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .5rem;
+  margin: 1rem 0; padding: 0;
+}
+.card {
+  background: var(--card); border-left: .3rem solid var(--line); border-radius: .3rem;
+  padding: .5rem .75rem;
+}
 .card b { display: block; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
 .none { opacity: .55; }
-.lost { --hue: var(--lost); } .at_risk { --hue: var(--at_risk); } .degraded { --hue: var(--degraded); }
-.unknown { --hue: var(--unknown); } .whole { --hue: var(--whole); } .found { --hue: var(--at_risk); }
-.card.lost, .card.at_risk, .card.degraded, .card.unknown, .card.whole { border-left-color: var(--hue); }
+.lost { --hue: var(--lost); }
+.at_risk, .found { --hue: var(--at_risk); }
+.degraded { --hue: var(--degraded); }
+.unknown { --hue: var(--unknown); }
+.whole { --hue: var(--whole); }
+.card.lost, .card.at_risk, .card.degraded, .card.unknown, .card.whole {
+  border-left-color: var(--hue);
+}
 rect { fill: var(--hue, var(--line)); }
 svg { display: block; width: 100%; height: 1rem; border-radius: .2rem; background: var(--card); }
 svg.tall { height: 1.75rem; }
 .tag { color: var(--hue); font-weight: 600; }
 table { border-collapse: collapse; width: 100%; font-size: .95rem; }
-th, td { text-align: left; padding: .35rem .5rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td {
+  text-align: left; padding: .35rem .5rem .35rem 0; border-bottom: 1px solid var(--line);
+  vertical-align: top;
+}
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.plot { width: 35%; vertical-align: middle; }
 td > code { display: inline-block; min-width: 9rem; }

@@ -1,6 +1,7 @@
 """The files of one run below the folder of the results, in the order of their creation.
 
-- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``options.json``
+- ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``options.json``, and
+  ``changes.parquet`` if the run follows the change feed
 - ``state/run=…/recheck-NNNNN.parquet``: the rows of a part that must be rechecked
 - ``state/run=…/ledgers/part-NNNNN.parquet``: the other rows of a part; when this file exists, the
   first check of the part is done
@@ -23,7 +24,8 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from auditor.fsck.options import FsckOptions
+from auditor.fsck.options import FeedChanges, FsckOptions
+from auditor.fsck.results.changes import read_changes, write_changes
 from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.plan import Plan
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
@@ -42,7 +44,7 @@ class PartCounts:
     """The counts of the first check, or the recheck, of one part."""
 
     final: Counts = field(default_factory=Counts)
-    """Of the rows that are part of the results."""
+    """Counts of the rows that are part of the results."""
     skipped: int = 0
     gone: int = 0
     to_recheck: int = 0
@@ -76,12 +78,23 @@ class RunFolder:
         """True if the run was begun and has not ended."""
         return self._options_path.exists()
 
-    def begin(self, parts: Sequence[pa.Table], options: FsckOptions, *, started_ms: int) -> None:
-        """Store the plan, then the options. ``parts``: from ``cut_by_work``. The options come last:
-        a run without them was not begun."""
+    def begin(
+        self,
+        parts: Sequence[pa.Table],
+        options: FsckOptions,
+        *,
+        started_ms: int,
+        changes: FeedChanges | None = None,
+    ) -> None:
+        """Store the plan, then the options. ``parts``: from ``cut_by_work``. ``changes``: what a
+        run that follows the feed checks. The options come last: a run without them was not
+        begun."""
         self._unpublished.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
-        stored = {"started_ms": started_ms, **_common_options(options)}
+        if changes is not None:
+            write_changes(self._changes_path, changes)
+        client = "" if changes is None else changes.client
+        stored = {"started_ms": started_ms, **_common_options(options, client)}
         replace_file(self._options_path, json.dumps(stored, indent=2) + "\n")
 
     @property
@@ -90,21 +103,27 @@ class RunFolder:
         started_ms: int = json.loads(self._options_path.read_bytes())["started_ms"]
         return started_ms
 
-    def check_options(self, options: FsckOptions) -> None:
-        """Raise SettingsError if the run was begun with other options."""
-        if differences := self.differences(options):
+    @property
+    def changes(self) -> FeedChanges | None:
+        """The changes that the run checks; None if it does not follow the change feed."""
+        return read_changes(self._changes_path)
+
+    def check_options(self, options: FsckOptions, *, client: str = "") -> None:
+        """Raise SettingsError if the run was begun with other options. ``client``: of the feed;
+        empty if the run does not follow the feed."""
+        if differences := self.differences(options, client=client):
             raise SettingsError(
                 f"the unfinished run {self._run} has other options: {'; '.join(differences)}. "
                 "Use the same options, or discard that run with --restart"
             )
 
-    def differences(self, options: FsckOptions) -> list[str]:
+    def differences(self, options: FsckOptions, *, client: str = "") -> list[str]:
         """Return in words the options of the unfinished run that differ:
         ``level full, not ends``."""
         stored = json.loads(self._options_path.read_bytes())
         return [
             f"{key.replace('_', ' ')} {stored.get(key)}, not {value}"
-            for key, value in _common_options(options).items()
+            for key, value in _common_options(options, client).items()
             if stored.get(key) != value
         ]
 
@@ -202,6 +221,10 @@ class RunFolder:
     def _plan_path(self) -> Path:
         return self._state / "plan.parquet"
 
+    @property
+    def _changes_path(self) -> Path:
+        return self._state / "changes.parquet"
+
 
 def unfinished_runs(output: Path) -> Iterator[str]:
     """Yield the names of runs below ``output`` that were begun and have not ended, the latest
@@ -223,7 +246,7 @@ def delete_remains(output: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _common_options(options: FsckOptions) -> dict[str, object]:
+def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
     """Return the options that all parts of a run must have in common."""
     return {
         "rows_of_version": VERSION,
@@ -232,4 +255,5 @@ def _common_options(options: FsckOptions) -> dict[str, object]:
         "sample_share": options.sample_share,
         "seed": options.seed,
         "entry_lists": options.entry_lists,
+        "changes_of": client or "no client",
     }

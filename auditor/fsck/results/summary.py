@@ -4,7 +4,7 @@
 The keys are stable: a new one keeps ``version``, a change of meaning raises it.
 
 The znode ``closer`` beside ``last`` holds the summary of an earlier run at a closer level that
-found something wrong. Until a run as close follows, nobody knows whether this was repaired. Each
+found something wrong. Until a run as close follows, it is unknown whether this was repaired. Each
 summary in ZooKeeper also says how many ledgers were marked since, if any.
 """
 
@@ -30,15 +30,8 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.store import ANY_VERSION, MetadataStore
-from replication.znodes import (
-    ClusterPaths,
-    int_field,
-    object_field,
-    parse_record,
-    read_record,
-    text_field,
-    time_field,
-)
+from replication.records import Count, TimeMs, decode, read_record
+from replication.znodes import ClusterPaths
 
 VERSION = 1
 EXIT_WHOLE, EXIT_WRONG, EXIT_UNKNOWN = 0, 1, 3
@@ -59,7 +52,8 @@ FINDINGS = Gauge(
 )
 WRONG = Gauge(
     "bookmender_fsck_wrong_ledgers",
-    "Wrong ledgers of the last run of fsck, or of an earlier run at a closer level that no run as close followed.",
+    "Wrong ledgers of the last run of fsck, or of an earlier run at a closer level if it "
+    "found more.",
 )
 FINISHED = Gauge(
     "bookmender_fsck_finished_timestamp_seconds", "When the last run of fsck ended.", ["level"]
@@ -71,21 +65,21 @@ class Counts:
     """Counts of ledgers. Those of parts can be added. Keys are values of ``Grade`` and
     ``Finding``."""
 
-    ledgers: int = 0
+    ledgers: Count = 0
     """Ledgers with a verdict of this run."""
-    verdicts: Mapping[str, int] = field(default_factory=dict)
-    findings: Mapping[str, int] = field(default_factory=dict)
+    verdicts: Mapping[str, Count] = field(default_factory=dict)
+    findings: Mapping[str, Count] = field(default_factory=dict)
     """A ledger with several findings counts for each."""
-    wrong: int = 0
-    """Ledgers for which somebody must act."""
-    resting_on_unknown: int = 0
-    entries_read: int = 0
-    bytes_read: int = 0
-    out_of_reach: int = 0
+    wrong: Count = 0
+    """Ledgers that need a repair or an operator."""
+    resting_on_unknown: Count = 0
+    entries_read: Count = 0
+    bytes_read: Count = 0
+    out_of_reach: Count = 0
     """Ledgers with entries that no running bookie has, but that are not known to be lost."""
-    away: Mapping[str, int] = field(default_factory=dict)
+    away: Mapping[str, Count] = field(default_factory=dict)
     """By bookie, how many of these ledgers have such entries there."""
-    tails_unseen: int = 0
+    tails_unseen: Count = 0
     """Open ledgers whose entries after the last confirmed one, if any, were left to the writer and
     not checked."""
 
@@ -118,9 +112,12 @@ class Summary:
     left: int = 0
     """Ledgers for which the time budget was too short."""
     left_wrong: int = 0
-    """Those of ``left`` that were wrong when last checked."""
+    """Number of ledgers in ``left`` that were wrong when last checked."""
     gone: int = 0
     """Ledgers that were deleted after the listing and before their check."""
+    is_changed_only: bool = False
+    """True if the run checked only ledgers that changed since an earlier run, and those that were
+    wrong or unknown when last checked."""
     marked: int | None = None
     """The greatest number of ledgers that were marked at once for the daemon after the run. None:
     no marks are known. Set only in ZooKeeper; the run itself does not know."""
@@ -132,7 +129,7 @@ class Summary:
 
     @property
     def wrong(self) -> int:
-        """Number of ledgers for which somebody must act, as far as known."""
+        """Number of ledgers that need a repair or an operator, as far as known."""
         return self.counts.wrong + self.left_wrong
 
     @property
@@ -160,40 +157,31 @@ class Summary:
             "left": self.left,
             "left_wrong": self.left_wrong,
             "gone": self.gone,
+            "is_changed_only": self.is_changed_only,
             **({} if self.marked is None else {"marked": self.marked}),
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
+    def parse(cls, data: bytes) -> Self:
         """Return the summary. Raises CorruptionError, also for another version."""
-        check_version("a summary", int_field(record, "version"), VERSION)
-        try:
-            level = Level(text_field(record, "level"))
-        except ValueError as error:
-            raise CorruptionError("a summary of a level that this release does not know") from error
-        return cls(
-            run=text_field(record, "run"),
-            level=level,
-            started_ms=time_field(record, "started_ms"),
-            finished_ms=time_field(record, "finished_ms"),
-            counts=Counts(
-                ledgers=int_field(record, "ledgers"),
-                verdicts=_counts(record, "verdicts"),
-                findings=_counts(record, "findings"),
-                wrong=int_field(record, "wrong"),
-                resting_on_unknown=int_field(record, "resting_on_unknown"),
-                entries_read=int_field(record, "entries_read"),
-                bytes_read=int_field(record, "bytes_read"),
-                out_of_reach=int_field(record, "out_of_reach"),
-                away=_counts(record, "away"),
-                tails_unseen=int_field(record, "tails_unseen"),
-            ),
-            skipped=int_field(record, "skipped"),
-            left=int_field(record, "left"),
-            left_wrong=int_field(record, "left_wrong"),
-            gone=int_field(record, "gone"),
-            marked=int_field(record, "marked") if "marked" in record else None,
-        )
+        head, counts = decode(data, _Head), decode(data, Counts)
+        return cls(counts=counts, **asdict(head))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    """A stored summary without its counts, which are beside these fields."""
+
+    run: str
+    level: Level
+    started_ms: TimeMs
+    finished_ms: TimeMs
+    skipped: Count
+    left: Count
+    left_wrong: Count
+    gone: Count
+    is_changed_only: bool = False
+    marked: Count | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +203,7 @@ class ReportTexts:
     advice: Sequence[Advice]
 
 
-# --- The files -------------------------------------------------------------------------------------
+# --- The files ------------------------------------------------------------------------------------
 
 
 def write_summary(folder: Path, summary: Summary) -> None:
@@ -231,7 +219,7 @@ def read_summary(folder: Path, run: str | None = None) -> Summary:
     """Return the summary of ``run``, or of the last run. Raises CorruptionError,
     FileNotFoundError."""
     path = folder / SUMMARY_FILE if run is None else _of_run(folder, run)
-    return Summary.from_record(parse_record(path.read_bytes()))
+    return Summary.parse(path.read_bytes())
 
 
 def summary_runs(folder: Path) -> list[str]:
@@ -253,12 +241,7 @@ def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]
     return {key: ours.get(key, 0) + others.get(key, 0) for key in {**ours, **others}}
 
 
-def _counts(record: Mapping[str, Any], key: str) -> dict[str, int]:
-    counts = object_field(record, key)
-    return {name: int_field(counts, name) for name in counts}
-
-
-# --- The summaries in ZooKeeper --------------------------------------------------------------------
+# --- The summaries in ZooKeeper -------------------------------------------------------------------
 
 
 async def write_last(store: MetadataStore, paths: ClusterPaths, summary: Summary) -> None:
@@ -285,11 +268,10 @@ async def note_marked(store: MetadataStore, paths: ClusterPaths, run: str, count
     """Record that ``count`` ledgers that ``run`` found wrong are marked now. Does nothing if that
     run is in neither znode."""
     for path in (paths.fsck_last, paths.fsck_closer):
-        with suppress(
-            NoNodeError, CorruptionError, ConflictError
-        ):  # a conflict means that another run has ended
+        # A conflict means that another run has ended.
+        with suppress(NoNodeError, CorruptionError, ConflictError):
             data, stat = await store.get(path)
-            found = Summary.from_record(parse_record(data))
+            found = Summary.parse(data)
             if found.run == run:
                 noted = replace(found, marked=max(count, found.marked or 0))
                 await store.set(path, _to_bytes(noted), version=stat.version)
@@ -319,22 +301,28 @@ async def read_closer(store: MetadataStore, paths: ClusterPaths) -> Summary | No
 
 
 async def _read(store: MetadataStore, path: str) -> Summary | None:
-    return await read_record(store, path, Summary.from_record)
+    return await read_record(store, path, Summary.parse)
 
 
 async def meter_last(store: MetadataStore, paths: ClusterPaths) -> None:
     """Set the metrics to the last run's results, until cancelled. Only the leader calls this.
 
     If the summary cannot be read, the metrics stay unchanged: an error here must not end the
-    leadership. Raises SessionLostError.
+    leadership. At the end they are cleared: another node leads, and follows later runs. Raises
+    SessionLostError.
     """
-    async with aclosing(store.watch(paths.fsck_last)) as events:
-        async for _ in events:
-            try:
-                if (summary := await read_last(store, paths)) is not None:
-                    _meter(summary, await read_closer(store, paths))
-            except (UnavailableError, UnauthorizedError) as error:
-                log.warning("fsck_summary.read_failed", error=str(error))
+    try:
+        async with aclosing(store.watch(paths.fsck_last)) as events:
+            async for _ in events:
+                try:
+                    if (summary := await read_last(store, paths)) is not None:
+                        _meter(summary, await read_closer(store, paths))
+                except (UnavailableError, UnauthorizedError) as error:
+                    log.warning("fsck_summary.read_failed", error=str(error))
+    finally:
+        for gauge in (LEDGERS, FINDINGS, FINISHED):
+            gauge.clear()
+        WRONG.set(0)
 
 
 def _meter(summary: Summary, closer: Summary | None) -> None:

@@ -122,13 +122,14 @@ def _require_master(master: str) -> None:
             refusals.append(f"{address}: {error}")
     if refusals:
         raise UnavailableError(
-            f"no Spark master answers; check that it runs, and check --master: {'; '.join(refusals)}",
+            "no Spark master answers; check that it runs, and check --master: "
+            f"{'; '.join(refusals)}",
             master=master,
         )
 
 
 def stop_spark(context: SparkContext) -> None:
-    """Stop the context, whatever still exists of it. If Spark or its JVM has ended, no error is
+    """Stop the context, or what still exists of it. If Spark or its JVM has ended, no error is
     raised: the first call that failed has reported it."""
     with suppress(Py4JError, OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # PySpark's, if the JVM has ended
@@ -147,8 +148,8 @@ def submitted_spark() -> SparkContext:
         except (PySparkException, Py4JError, OSError, KeyError, ValueError) as error:
             first_line = str(error).strip().partition("\n")[0]
             raise UnavailableError(
-                "spark-submit's JVM, which PYSPARK_GATEWAY_PORT names, provides no Spark context. Start this "
-                f"command with spark-submit again, or unset that variable ({first_line})"
+                "spark-submit's JVM, which PYSPARK_GATEWAY_PORT names, provides no Spark context. "
+                f"Start this command with spark-submit again, or unset that variable ({first_line})"
             ) from error
 
 
@@ -316,14 +317,14 @@ def next_step(reason: str, suspects: Collection[str]) -> str:
     """
     if _HOST_NAME.search(reason):
         return (
-            "a host name does not resolve: add it to DNS or /etc/hosts, or set SPARK_LOCAL_IP to an "
-            "address of this host that executors can reach"
+            "a host name does not resolve: add it to DNS or /etc/hosts, or set SPARK_LOCAL_IP to "
+            "an address of this host that executors can reach"
         )
     if _FILE.search(reason):
         place = " in SPARK_CONF_DIR" if "SPARK_CONF_DIR" in suspects else ""
         return (
-            "create that file or folder, or correct the setting that names it, such as spark.eventLog.dir, in "
-            f"spark-defaults.conf{place} or with --spark-conf"
+            "create that file or folder, or correct the setting that names it, such as "
+            f"spark.eventLog.dir, in spark-defaults.conf{place} or with --spark-conf"
         )
     if _JAVA.search(reason):
         variables = [name for name in suspects if "OPT" in name]

@@ -3,7 +3,8 @@
 All sources need the option ``metadataServiceUri``. ``bookkeeper-entries`` also takes
 ``readsInFlightPerBookie``, the limit of one task (16), and ``defaultPassword`` and
 ``defaultDigestType`` for ledgers whose metadata holds none. Ledgers and entries take
-``numPartitions``; by default the number of ledgers decides.
+``numPartitions``; by default the number of ledgers decides. The settings of ``[security]`` are
+options, too, such as ``security.bookie_tls``. They name files, which executors must have.
 
 Ledger ids are listed once, when the query is planned, and are part of its plan. So a repeated task
 reads the same ledgers. An incomplete listing raises (rule S8). Conditions on ``ledger_id`` are
@@ -20,7 +21,7 @@ import random
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any, ClassVar
 
@@ -45,6 +46,7 @@ from pyspark.sql.types import StructType
 
 from auditor.fsck.executor import read_session
 from auditor.fsck.ledger_list import cut, list_ledger_ids, pack, unpack
+from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Answer, Bookies
 from ledgers.client import open_bookies
 from ledgers.clock import SystemClock
@@ -65,6 +67,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, DigestType, fragments, known_fragments
 from ledgers.reading import find_end
 from ledgers.registration import Registration
+from ledgers.security import OPEN, SecuritySettings
 from replication.marks import marked_ledger_ids, read_marks
 from replication.znodes import ClusterPaths
 
@@ -109,7 +112,7 @@ BOOKIES = """
 
 UNDERREPLICATED = """
     ledger_id BIGINT NOT NULL,
-    queue STRING COMMENT 'shared: also read by Java; own: private, for work that Java cannot detect',
+    queue STRING COMMENT 'shared: Java reads it too; own: private, for work that Java cannot see',
     bookies ARRAY<STRING> COMMENT 'the missing ones; empty: repair the placement',
     ctime_ms BIGINT COMMENT 'time of the mark, or of its last extension',
     is_readable BOOLEAN
@@ -202,7 +205,9 @@ class _OfLedgers(_Reader):
         return left
 
     def partitions(self) -> list[InputPartition]:
-        listed = asyncio.run(list_ledger_ids(self._connection.metadata_service_uri))
+        listed = asyncio.run(
+            list_ledger_ids(self._connection.metadata_service_uri, self._connection.security)
+        )
         wanted = self._wanted.of(listed)
         count = self._partition_count or max(
             -(-len(wanted) // self.ledgers_max), min(PARTITIONS_MIN, len(wanted) // 100), 1
@@ -281,6 +286,7 @@ def _connection_of(options: Options) -> ClusterConnection:
         reads_in_flight_per_bookie=_number(
             options, "readsInFlightPerBookie", default=reads, allowed=range(1, 501)
         ),
+        security=security_of(options),
     )
     if connection.default_digest_type not in DigestType.__members__:
         allowed = ", ".join(DigestType.__members__)
@@ -289,6 +295,24 @@ def _connection_of(options: Options) -> ClusterConnection:
         )
     assert connection.uri  # raises SettingsError if it is invalid
     return connection
+
+
+def security_of(options: Options) -> SecuritySettings:
+    """Return the settings of ``[security]`` that are given as options, such as
+    ``security.bookie_tls``."""
+    given: dict[str, Any] = {}
+    for field in fields(SecuritySettings):
+        name = f"security.{field.name}"
+        value = options.get(name)
+        if value is None:
+            continue
+        if isinstance(field.default, bool):
+            if value.lower() not in ("true", "false"):
+                raise SettingsError.not_allowed(name, value, "true or false")
+            given[field.name] = value.lower() == "true"
+        else:
+            given[field.name] = value
+    return SecuritySettings(**given)
 
 
 def _number(options: Options, name: str, *, default: int, allowed: range) -> int:
@@ -371,6 +395,7 @@ class ClusterConnection:
     default_digest_type: str = "CRC32"
     reads_in_flight_per_bookie: int = 16
     """Limit for one task."""
+    security: SecuritySettings = OPEN
 
     @property
     def uri(self) -> MetadataUri:
@@ -382,7 +407,7 @@ async def ledger_rows(
     connection: ClusterConnection, ledger_ids: Sequence[int]
 ) -> AsyncIterator[list[Row]]:
     """Yield a row for each ledger. A deleted ledger has none."""
-    async with read_session(connection.metadata_service_uri) as (store, uri):
+    async with read_session(connection.metadata_service_uri, connection.security) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
             part = ledger_ids[start : start + READS_AT_ONCE]
@@ -392,7 +417,7 @@ async def ledger_rows(
 
 async def bookie_rows(connection: ClusterConnection) -> AsyncIterator[list[Row]]:
     """Yield a row for each bookie that is registered or has a cookie."""
-    async with read_session(connection.metadata_service_uri) as (store, uri):
+    async with read_session(connection.metadata_service_uri, connection.security) as (store, uri):
         registration = Registration(store, uri.root)
         view, cookies = await registration.read(), await registration.cookies()
     rows = []
@@ -414,7 +439,7 @@ async def bookie_rows(connection: ClusterConnection) -> AsyncIterator[list[Row]]
 
 async def mark_rows(connection: ClusterConnection) -> AsyncIterator[list[Row]]:
     """Yield a row for each mark, of the shared queue and of our own."""
-    async with read_session(connection.metadata_service_uri) as (store, uri):
+    async with read_session(connection.metadata_service_uri, connection.security) as (store, uri):
         shared = ClusterPaths.below(uri.root)
         for queue, paths in (("shared", shared), ("own", shared.private)):
             marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
@@ -435,7 +460,7 @@ async def entry_rows(
 ) -> AsyncIterator[list[Row]]:
     """Yield a row for each copy. An open ledger has rows up to its last acknowledged entry; a
     ledger that cannot be opened has none."""
-    async with read_session(connection.metadata_service_uri) as (store, uri):
+    async with read_session(connection.metadata_service_uri, connection.security) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         view = await Registration(store, uri.root).read()
         async with open_bookies(
@@ -443,6 +468,7 @@ async def entry_rows(
             clock=SystemClock(),
             rng=random.Random(),
             reads_in_flight_max=connection.reads_in_flight_per_bookie,
+            connector=bookie_connector(connection.security),
         ) as bookies:
             for ledger_id in ledger_ids:
                 async for rows in _entries_of(ledger_id, connection, manager, bookies):

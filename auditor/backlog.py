@@ -1,0 +1,298 @@
+"""Measures how much is left to repair, for metrics: ledgers, bytes, marks, and the time left.
+
+Only the leader measures. It counts ledgers in its ledger map, lists both queues and reads each new
+mark once. A measurement takes at most a twentieth of the time. The values are published as metrics
+and as a ``BacklogSize``, so a scrape costs nothing here. Without a leader of ours nothing is
+measured: the counts are 0, and the times NaN.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+from prometheus_client import Gauge
+
+from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.marker import SLICE, MarkStream
+from auditor.underreplication import BookieLosses, lost_bytes
+from ledgers.clock import Clock
+from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.store import MetadataStore
+from replication.marks import marked_in_parts, marked_ledger_ids, read_marks
+from replication.znodes import ClusterPaths
+
+log = structlog.get_logger()
+ONLY_LEADER = "0 on all nodes except the leader."
+UNDERREPLICATED = Gauge(
+    "bookmender_underreplicated_ledgers",
+    "Ledgers that name a lost or reformatted bookie, by the copies left of their worst entry: 0, "
+    f"1, 2, more. {ONLY_LEADER}",
+    ["copies_left"],
+)
+MISSING_BYTES = Gauge(
+    "bookmender_missing_copies_bytes",
+    "Approximate payload bytes of the copies that these ledgers miss. Open ledgers count as empty. "
+    + ONLY_LEADER,
+)
+MARKED = Gauge(
+    "bookmender_queue_ledgers",
+    "Marked ledgers, by queue: shared (with Java's AutoRecovery) or private (bookmender's own). "
+    + ONLY_LEADER,
+    ["queue"],
+)
+WAITING = Gauge(
+    "bookmender_waiting_ledgers",
+    f"Marked ledgers that a worker postponed, with the reason in a note. {ONLY_LEADER}",
+)
+OLDEST_MARK_S = Gauge(
+    "bookmender_oldest_mark_age_seconds",
+    "Age of the oldest mark in the shared queue; 0: no ledger is marked. NaN on all nodes except "
+    "the leader.",
+)
+REMAINING_S = Gauge(
+    "bookmender_repair_remaining_seconds",
+    "Estimated seconds until the last under-replicated ledger is repaired, at the pace of the last "
+    "minutes; 0: none is left. NaN: unknown, or not the leader.",
+)
+
+INTERVAL_S = 15.0
+PAUSE_SHARE = 20
+"""The pause between two measurements is also at least this many times as long as the last one
+took."""
+NEW_MARKS_MAX = 5_000
+"""New marks that one measurement reads. While there are more, the age is that of the oldest mark
+read so far."""
+MARKS_KEPT_MAX = 200_000
+"""Marks whose time is remembered: those with the lowest ledger ids."""
+PACE_WINDOW_S = 300.0
+"""The estimate uses the pace of this time."""
+LABELS = ("0", "1", "2", "more")
+QUEUES = ("shared", "private")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BacklogSize:
+    """The backlog at one moment. ``by_copies_left`` has every label of the metric."""
+
+    by_copies_left: Mapping[str, int]
+    missing_bytes: int
+    marked_count: int
+    private_count: int
+    waiting_count: int
+    oldest_mark_ms: int | None
+    """Wall clock. None: no mark, or none could be read."""
+    remaining_s: float | None
+    """None: unknown."""
+
+
+@dataclass(slots=True)
+class RepairPace:
+    """Estimates the time that is left from how fast the backlog shrank. Times are monotonic."""
+
+    _samples: deque[tuple[float, int, int]] = field(default_factory=deque)
+    """Time, ledgers and bytes that were left."""
+
+    def remaining_s(self, *, now_s: float, ledger_count: int, byte_count: int) -> float | None:
+        """Return the seconds left; None while the backlog does not shrink.
+
+        A backlog that grows starts the estimate over: another bookie was lost.
+        """
+        if self._samples and self._samples[-1][1] < ledger_count:
+            self._samples.clear()
+        self._samples.append((now_s, ledger_count, byte_count))
+        while now_s - self._samples[0][0] > PACE_WINDOW_S:
+            self._samples.popleft()
+        if not ledger_count:
+            return 0.0
+        then_s, ledgers_then, bytes_then = self._samples[0]
+        # By bytes, because ledgers differ in size; by ledgers if all that is left is empty.
+        left, done = byte_count, bytes_then - byte_count
+        if not left:
+            left, done = ledger_count, ledgers_then - ledger_count
+        return left * (now_s - then_s) / done if done > 0 and now_s > then_s else None
+
+
+class Backlog:
+    """Measures the backlog of one leader."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        paths: ClusterPaths,
+        updater: LedgerMapUpdater,
+        losses: Callable[[], BookieLosses],
+        clock: Clock,
+    ) -> None:
+        """``losses``: returns the lost and reformatted bookies, whether or not a hold is in
+        force."""
+        self._store, self._paths = store, paths
+        self._updater = updater
+        self._losses = losses
+        self._clock = clock
+        self._counted: tuple[object, Counter[int], float] | None = None
+        """The last counts by copies left, and bytes, after what they were computed from."""
+        self._times = MarkTimes()
+        self._pace = RepairPace()
+        self._took_s = 0.0
+        self.size: BacklogSize | None = None
+        """The last measurement. Immutable, so that other threads may read it."""
+
+    async def run(self) -> None:
+        """Measure until cancelled. Raises SessionLostError."""
+        try:
+            while True:
+                await self._try_run_once()
+                await self._clock.sleep(max(INTERVAL_S, PAUSE_SHARE * self._took_s))
+        finally:
+            self.size = None
+            publish_none()
+
+    async def _try_run_once(self) -> None:
+        try:
+            await self.run_once()
+        except (UnavailableError, UnauthorizedError) as error:
+            log.warning("backlog.measure_failed", error=str(error))
+
+    async def run_once(self) -> BacklogSize:
+        """Measure and publish. Raises UnavailableError."""
+        began_s = self._clock.now_s()
+        counts, byte_count = await self._count_underreplicated()
+        shared = array("q")
+        async for part in marked_in_parts(self._store, self._paths):
+            shared.extend(part)
+        private = set(await marked_ledger_ids(self._store, self._paths.private))
+        await self._read_new_marks(shared)
+        waiting = await self._store.exists(self._paths.waiting)
+        self._took_s = self._clock.now_s() - began_s
+        self.size = BacklogSize(
+            by_copies_left=by_label(counts),
+            missing_bytes=round(byte_count),
+            marked_count=len(shared),
+            private_count=len(private.difference(shared)),
+            waiting_count=0 if waiting is None else waiting.child_count,
+            oldest_mark_ms=self._times.oldest_ms(),
+            remaining_s=self._pace.remaining_s(
+                now_s=self._clock.now_s(),
+                ledger_count=counts.total(),
+                byte_count=round(byte_count),
+            ),
+        )
+        publish(self.size, now_ms=self._clock.wall_ms())
+        return self.size
+
+    async def _count_underreplicated(self) -> tuple[Counter[int], float]:
+        """Return the under-replicated ledgers by copies left, and the bytes of their missing
+        copies. They are counted again only after a change."""
+        updater, losses = self._updater, self._losses()
+        source = losses, updater.change_count
+        if self._counted is None or self._counted[0] != source:
+            counts, byte_count, stream = Counter[int](), 0.0, MarkStream(updater.ledger_map, losses)
+            while part := await stream.take(SLICE):
+                for each in part:
+                    counts[each.copies_left] += 1
+                    ledger = updater.ledger_map.get(each.ledger_id)
+                    byte_count += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
+                await asyncio.sleep(0)
+            self._counted = source, counts, byte_count
+        return self._counted[1:]
+
+    async def _read_new_marks(self, marked: array[int]) -> None:
+        """Read the time of marks that were not read before, and forget those that are gone."""
+        await self._times.keep(marked[:MARKS_KEPT_MAX])
+        new = self._times.unread(NEW_MARKS_MAX)
+        for each in await read_marks(self._store, self._paths, new):
+            time_ms = None if each.mark is None else each.mark.ctime_ms
+            self._times.set(each.ledger_id, time_ms or NO_TIME)
+
+
+UNREAD, NO_TIME = 2**63 - 1, 2**63 - 2
+"""Later than every time, so that ``min`` finds the oldest one."""
+TIMES_AT_ONCE = 5_000
+"""Times that are carried over without a pause. That takes about a millisecond."""
+
+
+class MarkTimes:
+    """The time in each mark of the shared queue. Two arrays need 16 bytes for each mark."""
+
+    def __init__(self) -> None:
+        self._ledger_ids, self._times_ms = array("q"), array("q")
+        """The marked ledgers, ascending, and for each its time, UNREAD or NO_TIME."""
+
+    async def keep(self, marked: array[int]) -> None:
+        """Set the marked ledgers, which ascend. The times of those that were known stay."""
+        if marked == self._ledger_ids:
+            return
+        times_ms = array("q")
+        known_ids, known_ms, place = self._ledger_ids, self._times_ms, 0
+        for start in range(0, len(marked), TIMES_AT_ONCE):
+            part = marked[start : start + TIMES_AT_ONCE]
+            end = bisect_left(known_ids, part[-1] + 1, place)
+            known = dict(zip(known_ids[place:end], known_ms[place:end], strict=True))
+            times_ms.extend(known.get(ledger_id, UNREAD) for ledger_id in part)
+            place = end
+            await asyncio.sleep(0)
+        self._ledger_ids, self._times_ms = marked, times_ms
+
+    def unread(self, count_max: int) -> list[int]:
+        """Return the first ledgers whose mark was not read yet."""
+        found: list[int] = []
+        place = -1
+        with suppress(ValueError):  # there is no further one
+            while len(found) < count_max:
+                place = self._times_ms.index(UNREAD, place + 1)
+                found.append(self._ledger_ids[place])
+        return found
+
+    def set(self, ledger_id: int, time_ms: int) -> None:
+        """Set the time of a kept ledger."""
+        self._times_ms[bisect_left(self._ledger_ids, ledger_id)] = time_ms
+
+    def oldest_ms(self) -> int | None:
+        """Return the oldest time that was read; None if there is none."""
+        oldest_ms = min(self._times_ms, default=NO_TIME)
+        return oldest_ms if oldest_ms < NO_TIME else None
+
+
+def by_label(counts: Mapping[int, int]) -> dict[str, int]:
+    """Return the counts by the labels of the metric."""
+    labelled = dict.fromkeys(LABELS, 0)
+    for left, count in counts.items():
+        labelled[str(left) if str(left) in LABELS else "more"] += count
+    return labelled
+
+
+def publish(size: BacklogSize, *, now_ms: int) -> None:
+    """Set the metrics."""
+    for label, count in size.by_copies_left.items():
+        UNDERREPLICATED.labels(copies_left=label).set(count)
+    MISSING_BYTES.set(size.missing_bytes)
+    MARKED.labels(queue="shared").set(size.marked_count)
+    MARKED.labels(queue="private").set(size.private_count)
+    WAITING.set(size.waiting_count)
+    oldest_ms = now_ms if size.oldest_mark_ms is None else size.oldest_mark_ms
+    OLDEST_MARK_S.set(max(0, now_ms - oldest_ms) / 1000)
+    REMAINING_S.set(math.nan if size.remaining_s is None else size.remaining_s)
+
+
+def publish_none() -> None:
+    """Set the metrics of a node that measures nothing."""
+    for label in LABELS:
+        UNDERREPLICATED.labels(copies_left=label).set(0)
+    for queue in QUEUES:
+        MARKED.labels(queue=queue).set(0)
+    for gauge in (MISSING_BYTES, WAITING):
+        gauge.set(0)
+    for gauge in (OLDEST_MARK_S, REMAINING_S):
+        gauge.set(math.nan)
+
+
+publish_none()  # so that every label exists from the start

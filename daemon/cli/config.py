@@ -1,0 +1,238 @@
+"""``bookmender config``: shows the effective settings, checks them, and imports Java's."""
+
+import json
+import os
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from daemon.cli.main import EXIT_FAILED, ReadableFile, config_option, output_option
+from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.progress import counted
+from daemon.conflicts import Conflict, conflicts
+from daemon.http.access import read_token
+from daemon.http.tls import ServerTls
+from daemon.java_settings import read_properties, to_toml, translate
+from daemon.placement import check_rack_sources
+from daemon.settings import (
+    Settings,
+    load_settings,
+    load_settings_and_sources,
+    setting_keys,
+    setting_value,
+)
+from ledgers.errors import SettingsError
+from ledgers.security import security_for
+
+HIDDEN = "(hidden)"
+VARIABLE = "environment variable "
+"""How the source of a setting from the environment begins (``daemon.settings``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One effective setting. ``source``: the file or the variable; empty for a default."""
+
+    key: str
+    value: Any
+    source: str
+
+    @property
+    def kind(self) -> str:
+        if not self.source:
+            return "default"
+        return "environment" if self.source.startswith(VARIABLE) else "file"
+
+    @property
+    def shown(self) -> Any:
+        """The value, or a placeholder for a secret that is set."""
+        return HIDDEN if self.value and is_secret(self.key) else self.value
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "setting": self.key,
+            "value": self.shown,
+            "source": self.kind,
+            "where": self.source.removeprefix(VARIABLE) or None,
+        }
+
+
+def is_secret(key: str) -> bool:
+    """Return True if the value of the setting is a secret. Paths of files with secrets are not."""
+    return bool(re.search("password|secret|token", key)) and not key.endswith("_file")
+
+
+def effective_settings(settings: Settings, sources: Mapping[str, str]) -> list[Setting]:
+    return [
+        Setting(key=key, value=setting_value(settings, key), source=sources.get(key, ""))
+        for key in setting_keys()
+    ]
+
+
+@click.group()
+def config() -> None:
+    """Show and check the settings, or import Java's.
+
+    \b
+      bookmender config show                     each setting and where it comes from
+      bookmender config check -c FILE            errors, and settings that fight each other
+      bookmender config import bk_server.conf    Java's settings as TOML
+    """
+
+
+@config.command("show")
+@config_option
+@list_output_option
+@click.option("--changed", is_flag=True, help="Only settings that are not defaults.")
+def show(config: Path | None, output: str, changed: bool) -> None:
+    """Show the effective settings and their sources.
+
+    A source is the default, the file, or an environment variable. Secrets are not shown. The text
+    is a valid settings file, unless it hides a secret.
+    """
+    found = effective_settings(*load_settings_and_sources(config, os.environ))
+    if changed:
+        found = [each for each in found if each.source]
+    echo_list(
+        output,
+        {"settings": [each.to_json() for each in found]},
+        rows="settings",
+        columns=("setting", "value", "source", "where"),
+        text=lambda: "\n".join(_as_toml(found)),
+    )
+
+
+def _as_toml(settings: list[Setting]) -> Iterator[str]:
+    section = ""
+    for each in settings:
+        table, _, name = each.key.rpartition(".")
+        if table != section:
+            section = table
+            yield f"\n[{section}]"
+        assignment = f"{name} = {json.dumps(each.shown, ensure_ascii=False)}"
+        yield f"{assignment:<44} # {each.source or 'default'}"
+
+
+@config.command("check")
+@config_option
+@output_option
+def check(config: Path | None, output: str) -> None:
+    """Check the settings: wrong values, and settings that fight each other.
+
+    It reads the files that the settings name, so run it as the user of the service. It asks no
+    server. bookmender doctor checks the cluster, too.
+
+    Exit codes: 0 nothing was found. 1 some settings fight each other, or a secret is exposed. 2 a
+    value is wrong, or a file that the settings name is missing or unusable.
+    """
+    settings = load_settings(config, os.environ)
+    check_rack_sources(settings.placement)
+    security_for(settings.security).check()
+    if settings.http.token_file:
+        read_token(settings.http.token_file)
+    ServerTls(settings.http).context()
+    found = [*conflicts(settings), *exposed_secrets(settings, config)]
+    if output == "json":
+        click.echo(json.dumps({"conflicts": [_record(each) for each in found]}, indent=2))
+    else:
+        for each in found:
+            click.echo(f"{', '.join(each.keys)}: {each.text}. {each.advice}")
+        click.echo(f"the settings are valid; {counted(len(found), 'conflict')}")
+    sys.exit(EXIT_FAILED if found else 0)
+
+
+SECRET_FILES = (
+    "security.key_file",
+    "security.key_password_file",
+    "security.zookeeper_password_file",
+    "security.bookie_password_file",
+    "http.token_file",
+    "http.key_file",
+)
+"""Settings that name a file with a secret."""
+
+
+def exposed_secrets(settings: Settings, config: Path | None) -> Iterator[Conflict]:
+    """Yield a conflict for each file with a secret that every user may read or change.
+
+    ``config``: the settings file, which may hold secrets itself. A missing file is no conflict.
+    """
+    files: list[tuple[tuple[str, ...], str]] = [
+        ((key,), setting_value(settings, key)) for key in SECRET_FILES
+    ]
+    if not settings.security.key_file:  # then the key is in the file of the certificate
+        files.append((("security.certificate_file",), settings.security.certificate_file))
+    if not settings.http.key_file:
+        files.append((("http.certificate_file",), settings.http.certificate_file))
+    if config is not None and (keys := _secrets_in(config)):
+        files.append((keys, str(config)))
+    for keys, file in files:
+        with suppress(OSError):
+            if file and os.stat(file).st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                yield Conflict(
+                    keys=keys,
+                    text=f"{file} holds a secret, and every user may read or change the file",
+                    advice=f"Run chmod o-rw {file}.",
+                )
+
+
+def _secrets_in(config: Path) -> tuple[str, ...]:
+    """Return the secrets that the settings file holds, also if the environment overrides them."""
+    others = {name: value for name, value in os.environ.items() if not is_secret(name.lower())}
+    settings, sources = load_settings_and_sources(config, others)
+    return tuple(
+        key
+        for key, source in sources.items()
+        if is_secret(key) and source == str(config) and setting_value(settings, key)
+    )
+
+
+def _record(conflict: Conflict) -> dict[str, Any]:
+    return {
+        "settings": list(conflict.keys),
+        "text": conflict.text,
+        "advice": conflict.advice,
+    }
+
+
+@config.command("import")
+@click.argument("java_file", metavar="FILE", type=ReadableFile())
+def import_java(java_file: Path) -> None:
+    """Translate Java's bk_server.conf, and print the settings as TOML.
+
+    \b
+      bookmender config import bk_server.conf > bookmender.toml
+
+    Comments list the settings without a counterpart, and what to do instead. Secrets are not
+    copied. Settings of the bookie itself are only listed.
+
+    Exit codes: 0 translated. 1 some values are not understood, or another setting is needed. 2 the
+    file names no cluster.
+    """
+    imported = translate(read_properties(java_file))
+    document = to_toml(imported)
+    click.echo(document)
+    lacking = _errors_of(document)
+    if lacking:
+        click.echo(lacking, err=True)
+    sys.exit(EXIT_FAILED if imported.wrong or lacking else 0)
+
+
+def _errors_of(document: str) -> str:
+    """Return why this settings file would be refused; empty if it is valid."""
+    with tempfile.TemporaryDirectory(prefix="bookmender-config-") as folder:
+        path = Path(folder) / "bookmender.toml"
+        path.write_text(document, "utf-8")
+        try:
+            load_settings(path, {})
+        except SettingsError as error:
+            return str(error).replace(f"{path}: ", "")
+    return ""

@@ -1,0 +1,741 @@
+"""``bookmender doctor``: checks what bookmender needs from its host, ZooKeeper and the bookies.
+
+``status`` says how the cluster's data is; ``doctor`` says whether bookmender could do its work. The
+checks run at the same time, and each one is bounded. A check gathers values; a function without
+I/O judges them.
+
+By default nothing is written. Write access is proven by a transaction that ZooKeeper must refuse
+for another reason: its last operation checks a znode that does not exist.
+"""
+
+import asyncio
+import enum
+import json
+import os
+import re
+import shutil
+import ssl
+import statistics
+import sys
+import uuid
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from auditor.election import current_leader, in_order
+from daemon.admin_session import AdminSession, log_errors_only
+from daemon.cli.bookies import ask_each
+from daemon.cli.config import exposed_secrets
+from daemon.cli.main import EXIT_FAILED, config_option, output_option
+from daemon.cli.orders import UNREADABLE_VOTE
+from daemon.cli.progress import counted, printable, shortened
+from daemon.conflicts import conflicts
+from daemon.http.access import read_token
+from daemon.placement import check_rack_sources, rack_source
+from daemon.settings import Settings, load_settings
+from daemon.state import JOURNAL_FOLDER, state_dir
+from daemon.zookeeper import open_store
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock, SystemClock
+from ledgers.codec.registration import Address, parse_address
+from ledgers.errors import (
+    BookmenderError,
+    NameNotResolvedError,
+    NoNodeError,
+    SecureConnectionError,
+    SettingsError,
+    UnauthorizedError,
+    UnsupportedError,
+)
+from ledgers.host_names import host_names
+from ledgers.model import BookieId
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH
+from ledgers.placement.topology import Racks
+from ledgers.registration import BookieView, read_instance_id
+from ledgers.security import OPEN, SecuritySettings, security_for, tls_failure
+from ledgers.store import Check, Create, MultiFailed, SetData, children_if_any
+from ledgers.tasks import in_daemon_thread
+from replication.cluster import ViewSource
+from replication.nodes import LiveNode, Role, live_nodes
+from replication.racks import RackKeeper, has_unused_racks
+
+SERVER_TIMEOUT_S, CONNECT_TIMEOUT_S, CHECK_TIMEOUT_S, CLOSE_TIMEOUT_S = 2.0, 3.0, 4.0, 0.5
+"""Time to ask each server of ZooKeeper, to open a session, for each check in it, and to close it.
+Less than 10 s in all."""
+PINGS = 11
+LATENCY_WARN_S, LATENCY_ERROR_S = 0.1, 1.0
+SKEW_WARN_S, SKEW_ERROR_S = 2.0, 30.0
+BOOKIE_SLOW_S = 1.0
+FREE_BYTES_MIN = 1 << 30
+"""Twice the size that the journal may reach."""
+OLDEST_WATCHING_TREES = (3, 6)
+"""ZooKeeper before this version cannot watch a whole tree."""
+SHOWN_MAX = 20
+
+
+class Level(enum.IntEnum):
+    OK = 0
+    WARN = 1
+    ERROR = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of a check. ``advice``: what to do; empty if it is OK."""
+
+    check: str
+    level: Level = Level.OK
+    text: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "check": self.check,
+            "level": self.level.name,
+            "text": self.text,
+            "advice": self.advice or None,
+        }
+
+    def to_text(self) -> str:
+        line = f"{self.level.name:<6} {self.check:<11} {self.text}"
+        return printable(line) + (f"\n{'':<19}{printable(self.advice)}" if self.advice else "")
+
+
+def _ok(check: str, text: str) -> Finding:
+    return Finding(check=check, text=text)
+
+
+def _warn(check: str, text: str, advice: str) -> Finding:
+    return Finding(check=check, level=Level.WARN, text=text, advice=advice)
+
+
+def _error(check: str, text: str, advice: str = "") -> Finding:
+    return Finding(check=check, level=Level.ERROR, text=text, advice=advice)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The answer of a ZooKeeper server. ``version``: empty if the server does not tell it.
+    ``error``: why the server cannot be reached; empty if it can. ``advice``: what to do then."""
+
+    version: str = ""
+    mode: str = ""
+    error: str = ""
+    advice: str = "Start the server, or remove it from metadata_service_uri."
+
+
+@click.command()
+@config_option
+@output_option
+@click.option("--write", "writes", is_flag=True, help="Also create and delete a temporary znode.")
+def doctor(config: Path | None, output: str, writes: bool) -> None:
+    """Check this host, ZooKeeper, the bookies and the settings, within 10 s.
+
+    It shows what could keep bookmender from its work, and what to do. bookmender status shows how
+    the ledgers are. Nothing is written, unless --write is given: only then the clocks are compared
+    exactly.
+
+    Exit codes: 0 everything is OK. 1 warnings or errors. 2 the settings are wrong.
+    """
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+    found = asyncio.run(diagnose(settings, config, writes=writes, clock=SystemClock()))
+    if output == "json":
+        click.echo(json.dumps(to_json(found), indent=2))
+    else:
+        for each in found:
+            click.echo(each.to_text())
+    sys.exit(EXIT_FAILED if worst(found) else 0)
+
+
+def worst(found: Iterable[Finding]) -> Level:
+    return max(each.level for each in found)
+
+
+def to_json(found: Sequence[Finding]) -> dict[str, Any]:
+    return {"level": worst(found).name, "findings": [each.to_json() for each in found]}
+
+
+async def diagnose(
+    settings: Settings, config: Path | None = None, *, writes: bool, clock: Clock
+) -> list[Finding]:
+    """Run all checks, and return their findings in a fixed order. ``config``: the settings file."""
+    on_host = [*settings_findings(settings, config), *state_findings(state_dir(settings))]
+    hosts = settings.uri.hosts.split(",")
+    try:
+        tls = await in_daemon_thread(security_for(settings.security).zookeeper_tls)
+    except SettingsError as error:
+        return [*on_host, _error("zookeeper", str(error), WRONG_SECURITY)]
+    ask = partial(ask_server, security=settings.security, tls=tls)
+    servers = dict(zip(hosts, await asyncio.gather(*map(ask, hosts)), strict=True))
+    return [
+        *on_host,
+        *server_findings(servers),
+        *await _in_cluster(settings, servers, writes=writes, clock=clock),
+    ]
+
+
+async def _in_cluster(
+    settings: Settings, servers: Mapping[str, Server], *, writes: bool, clock: Clock
+) -> list[Finding]:
+    """Open a session at the servers that answer, and run the checks that need it.
+
+    The other servers are left out, because kazoo looks up all names before it connects, and a dead
+    resolver would block it for longer than the time of this command.
+    """
+    reachable = [host for host, server in servers.items() if not server.error]
+    if not reachable:
+        text, advice = "no server answers, so nothing else can be checked", NO_SERVER
+        return [_error("zookeeper", text, advice)]
+    timeout_s = min(settings.zookeeper.connect_timeout_s, CONNECT_TIMEOUT_S)
+    hasty = replace(
+        settings,
+        metadata_service_uri=f"zk://{';'.join(reachable)}{settings.uri.root}",
+        zookeeper=replace(settings.zookeeper, connect_timeout_s=timeout_s),
+    )
+    try:
+        store = await open_store(hasty)
+    except BookmenderError as error:
+        is_ours = isinstance(error, SettingsError | SecureConnectionError)
+        return [_error("zookeeper", str(error), WRONG_SECURITY if is_ours else NO_SERVER)]
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            cluster = await AdminSession.on(store, settings)
+        ask = partial(ask_bookies, security=settings.security)
+        return await diagnose_cluster(cluster, writes=writes, clock=clock, ask=ask)
+    except (BookmenderError, TimeoutError) as error:
+        advice = "Check metadata_service_uri. If the cluster is new, create it with BookKeeper."
+        text = str(error) or "no answer"
+        return [_error("cluster", text, advice)]
+    finally:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await store.close()
+
+
+NO_SERVER = "Check metadata_service_uri, the network, and that the servers have a quorum."
+WRONG_SECURITY = "Correct the section [security] of the settings, or the file that it names."
+
+AskBookies = Callable[[BookieView], Awaitable[Mapping[BookieId, float | BookmenderError]]]
+"""Asks each registered bookie for something cheap. Returns the reply time in s, or the error."""
+
+
+async def diagnose_cluster(
+    cluster: AdminSession, *, writes: bool, clock: Clock, ask: AskBookies
+) -> list[Finding]:
+    """Run the checks that need a session, at the same time."""
+    checks: dict[str, Awaitable[list[Finding]]] = {
+        "latency": _latency(cluster, clock),
+        "cluster": _cluster_id(cluster),
+        "read access": _read_access(cluster),
+        "write access": _write_access(cluster),
+        "clock": _clock(cluster, writes=writes, clock=clock),
+        "bookies": _bookies(cluster, ask),
+        "racks": _racks(cluster, clock),
+        "nodes": _nodes(cluster),
+    }
+    parts = await asyncio.gather(*(_bounded(name, check) for name, check in checks.items()))
+    return [finding for part in parts for finding in part]
+
+
+async def _bounded(name: str, check: Awaitable[list[Finding]]) -> list[Finding]:
+    """Return the findings of the check; an error if it fails or takes too long."""
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await check
+    except TimeoutError:
+        text, advice = f"no answer within {CHECK_TIMEOUT_S:g} s", "Check the load of ZooKeeper."
+    except UnauthorizedError as error:
+        text, advice = str(error), "Grant the user of bookmender access with setAcl."
+    except BookmenderError as error:
+        text, advice = str(error), "Run the command again; if the error stays, check ZooKeeper."
+    return [_error(name, text, advice)]
+
+
+# --- This host ------------------------------------------------------------------------------------
+
+
+def settings_findings(settings: Settings, config: Path | None = None) -> list[Finding]:
+    """Judge the settings, and who may read or change the files with secrets."""
+    found = [
+        _warn("settings", f"{', '.join(each.keys)}: {each.text}", each.advice)
+        for each in (*conflicts(settings), *exposed_secrets(settings, config))
+    ]
+    try:
+        check_rack_sources(settings.placement)
+    except SettingsError as error:
+        found.append(_error("settings", str(error)))
+    try:
+        if settings.http.token_file:
+            read_token(settings.http.token_file)
+    except SettingsError as error:
+        found.append(_error("settings", str(error)))
+    return found or [_ok("settings", "no settings fight each other")]
+
+
+def state_findings(folder: Path) -> list[Finding]:
+    """Check that the journal can be written to this folder. Nothing is written."""
+    journal = folder / JOURNAL_FOLDER  # may belong to another user than its parent
+    nearest = next(each for each in (journal, *journal.parents) if os.access(each, os.F_OK))
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
+        return [
+            _error(
+                "state",
+                f"{nearest} cannot be written by this user, so no metadata can be changed",
+                "Run doctor as the user of the service, or set node.state_dir.",
+            )
+        ]
+    free_bytes = shutil.disk_usage(nearest).free
+    free = f"{free_bytes / 2**30:,.1f} GiB free"
+    if free_bytes < FREE_BYTES_MIN:
+        return [
+            _warn(
+                "state",
+                f"the disk of {folder} has only {free}; the journal needs up to 0.5 GiB",
+                "Free some space, or set node.state_dir.",
+            )
+        ]
+    return [_ok("state", f"{folder} is writable, {free}")]
+
+
+# --- ZooKeeper ------------------------------------------------------------------------------------
+
+
+async def ask_server(
+    host: str, *, security: SecuritySettings = OPEN, tls: ssl.SSLContext | None = None
+) -> Server:
+    """Connect to the server, and ask for its version by the command ``srvr``.
+
+    ``tls``: the context for ZooKeeper; None: without TLS.
+    """
+    address = parse_address(host) or Address(host=host, port=2181)
+    try:
+        async with asyncio.timeout(SERVER_TIMEOUT_S):
+            ip = (await host_names().addresses(address.host))[0]
+            reader, writer = await asyncio.open_connection(ip, address.port)
+            try:
+                if tls is not None:
+                    try:
+                        await writer.start_tls(tls, server_hostname=address.host)
+                    except OSError as error:
+                        told = tls_failure(error, security, server="ZooKeeper", host=address.host)
+                        return Server(error=told, advice=WRONG_SECURITY)
+                writer.write(b"srvr")
+                with suppress(ConnectionError):
+                    return parse_server(await reader.read(4096))
+                return Server()
+            finally:
+                writer.close()
+    except TimeoutError:
+        return Server(error="it does not answer")
+    except NameNotResolvedError as error:
+        return Server(error=error.args[0])
+    except OSError as error:
+        return Server(error=error.strerror or str(error))
+
+
+def parse_server(answer: bytes) -> Server:
+    """Parse the reply to ``srvr``. Servers may refuse the command."""
+    text = answer.decode(errors="replace")
+    version = re.search(r"version: ([0-9.]+)", text)
+    mode = re.search(r"^Mode: (\w+)", text, re.MULTILINE)
+    return Server(version=version[1] if version else "", mode=mode[1] if mode else "")
+
+
+def server_findings(servers: Mapping[str, Server]) -> Iterator[Finding]:
+    for host, server in servers.items():
+        if server.error:
+            yield Finding(
+                check="zookeeper",
+                level=Level.WARN if len(servers) > 1 else Level.ERROR,
+                text=f"{host} cannot be reached: {server.error}",
+                advice=server.advice,
+            )
+        elif server.version and _numbers(server.version) < OLDEST_WATCHING_TREES:
+            yield _warn(
+                "zookeeper",
+                f"{host} is ZooKeeper {server.version}, which cannot watch a whole tree",
+                "Upgrade it to 3.6 or later. Until then auditor.rescan_interval_s counts.",
+            )
+        else:
+            told = f"ZooKeeper {server.version}, {server.mode}" if server.version else "reachable"
+            yield _ok("zookeeper", f"{host} is {told}")
+    versions = {server.version for server in servers.values() if server.version}
+    if len({_numbers(version) for version in versions}) > 1:
+        yield _warn(
+            "zookeeper",
+            f"the servers have different versions: {', '.join(sorted(versions))}",
+            "Finish the upgrade.",
+        )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return major and minor version."""
+    return tuple(int(part) for part in version.split(".")[:2] if part)
+
+
+async def _latency(cluster: AdminSession, clock: Clock) -> list[Finding]:
+    times_s = []
+    for _ in range(PINGS):
+        sent_s = clock.now_s()
+        await cluster.store.exists(cluster.settings.uri.root)
+        times_s.append(clock.now_s() - sent_s)
+    return [latency_finding(statistics.median(times_s))]
+
+
+def latency_finding(median_s: float) -> Finding:
+    text = f"ZooKeeper answers in {median_s * 1000:,.1f} ms (median of {PINGS} reads)"
+    if median_s < LATENCY_WARN_S:
+        return _ok("latency", text)
+    return Finding(
+        check="latency",
+        level=Level.ERROR if median_s >= LATENCY_ERROR_S else Level.WARN,
+        text=text,
+        advice="Check the load and the disks of ZooKeeper, and the network.",
+    )
+
+
+# --- The cluster's znodes -------------------------------------------------------------------------
+
+
+async def _cluster_id(cluster: AdminSession) -> list[Finding]:
+    instance_id = await read_instance_id(cluster.store, cluster.settings.uri.root)
+    layout = cluster.manager.layout.name.lower()
+    text = f"{cluster.settings.uri.root} is a BookKeeper cluster, layout {layout}"
+    if instance_id is None:
+        return [
+            _warn(
+                "cluster",
+                f"{text}, without INSTANCEID",
+                "Without it, nodes cannot notice that another cluster has replaced this one.",
+            )
+        ]
+    return [_ok("cluster", f"{text}, instance {instance_id}")]
+
+
+def _trees(cluster: AdminSession) -> tuple[str, ...]:
+    """Return the znodes whose children bookmender lists."""
+    root, paths = cluster.settings.uri.root, cluster.paths
+    return (
+        root,
+        f"{root}/available",
+        f"{root}/available/readonly",
+        f"{root}/cookies",
+        paths.directory,
+        paths.marks,
+        paths.locks,
+        paths.election,
+        paths.nodes,
+        paths.orders,
+    )
+
+
+async def _read_access(cluster: AdminSession) -> list[Finding]:
+    denied = []
+    for path in _trees(cluster):
+        try:
+            await children_if_any(cluster.store, path)
+        except UnauthorizedError as error:
+            denied.append(access_finding("read access", path, error))
+    return denied or [_ok("read access", "all trees can be listed")]
+
+
+async def _write_access(cluster: AdminSession) -> list[Finding]:
+    """Check that marks, locks, votes, orders and metadata could be written.
+
+    ZooKeeper refuses each transaction as a whole: its last operation checks a znode that does not
+    exist. If an ACL denies access, the first operation is refused already.
+    """
+    paths, name = cluster.paths, f"doctor-{uuid.uuid4()}"
+    never = Check(path=f"{cluster.settings.uri.root}/{name}")
+    attempts: dict[str, Create | SetData] = {}
+    for wanted in (paths.marks, paths.locks, paths.election, paths.nodes, paths.orders):
+        parent = await _nearest(cluster, wanted)
+        attempts[parent] = Create(path=f"{parent}/{name}")
+    attempts |= await _rewrite_of_a_ledger(cluster)
+    found = []
+    for path, attempt in attempts.items():
+        try:
+            await cluster.store.multi([attempt, never])
+        except MultiFailed as error:
+            if isinstance(error.cause, UnauthorizedError):
+                found.append(access_finding("write access", path, error.cause))
+    told = "marks, locks, votes, orders and metadata can be written"
+    return found or [_ok("write access", told)]
+
+
+async def _nearest(cluster: AdminSession, path: str) -> str:
+    """Return the path, or the nearest parent that exists. The first node creates the rest."""
+    while await cluster.store.exists(path) is None:
+        path = path.rpartition("/")[0]
+    return path
+
+
+async def _rewrite_of_a_ledger(cluster: AdminSession) -> dict[str, SetData]:
+    """Return a write of unchanged metadata, of the first ledger that is found."""
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for ledger_id in ledger_ids[:1]:
+            path = cluster.manager.path(ledger_id)
+            with suppress(NoNodeError):
+                data, stat = await cluster.store.get(path)
+                return {path: SetData(path=path, data=data, version=stat.version)}
+    return {}
+
+
+def access_finding(check: str, path: str, error: UnauthorizedError) -> Finding:
+    return _error(
+        check,
+        f"{path}: {error}",
+        "Grant the user of bookmender all permissions on this tree with setAcl.",
+    )
+
+
+async def _clock(cluster: AdminSession, *, writes: bool, clock: Clock) -> list[Finding]:
+    if not writes:
+        return [clock_bound_finding(await _newest_ms(cluster), now_ms=clock.wall_ms())]
+    parent = cluster.paths.directory
+    if await cluster.store.exists(parent) is None:  # no auto-recovery has run yet
+        parent = cluster.settings.uri.root
+    path = f"{parent}/doctor-{uuid.uuid4()}"
+    sent_ms = clock.wall_ms()
+    await cluster.store.create(path, is_ephemeral=True)
+    replied_ms = clock.wall_ms()
+    stat = await cluster.store.exists(path)
+    await cluster.store.delete(path)
+    assert stat is not None
+    return [clock_finding((sent_ms + replied_ms) / 2000 - stat.ctime_ms / 1000)]
+
+
+async def _newest_ms(cluster: AdminSession) -> int:
+    """Return the time of the newest write among the znodes of nodes and bookies, by ZooKeeper's
+    clock; 0 if there are none."""
+    times_ms = [0]
+    for parent in (cluster.paths.nodes, f"{cluster.settings.uri.root}/available"):
+        for name in (await children_if_any(cluster.store, parent))[:1000]:
+            stat = await cluster.store.exists(f"{parent}/{name}")
+            times_ms += [stat.mtime_ms] if stat else []
+    return max(times_ms)
+
+
+def clock_bound_finding(newest_ms: int, *, now_ms: int) -> Finding:
+    """Judge the clock by a write that ZooKeeper has stamped: it cannot lie in the future."""
+    behind_s = (newest_ms - now_ms) / 1000
+    if behind_s > SKEW_WARN_S:
+        return clock_finding(-behind_s)
+    text = "no sign of a clock that is behind; --write compares the clocks"
+    return _ok("clock", text)
+
+
+def clock_finding(ahead_s: float) -> Finding:
+    """``ahead_s``: how far this host's clock is ahead of ZooKeeper's; negative: behind."""
+    where = "ahead of" if ahead_s >= 0 else "behind"
+    text = f"this host's clock is {abs(ahead_s):,.1f} s {where} ZooKeeper's"
+    if abs(ahead_s) < SKEW_WARN_S:
+        return _ok("clock", text)
+    return Finding(
+        check="clock",
+        level=Level.ERROR if abs(ahead_s) >= SKEW_ERROR_S else Level.WARN,
+        text=text,
+        advice="Synchronise both clocks (NTP). bookmender uses ZooKeeper's time, Java does not.",
+    )
+
+
+# --- Bookies --------------------------------------------------------------------------------------
+
+
+async def ask_bookies(
+    view: BookieView, *, security: SecuritySettings
+) -> Mapping[BookieId, float | BookmenderError]:
+    """Ask each registered bookie for its disk space, which needs no ledger. Return the reply time
+    in s, or the error."""
+    clock = SystemClock()
+
+    async def reply_time_s(client: Bookies, bookie: BookieId) -> float:
+        sent_s = clock.now_s()
+        with suppress(UnsupportedError):  # an answer, too
+            await client.room(bookie)
+        return clock.now_s() - sent_s
+
+    return await ask_each(view, reply_time_s, security)
+
+
+async def _bookies(cluster: AdminSession, ask: AskBookies) -> list[Finding]:
+    view = await cluster.registration.read()
+    return bookie_findings(view, await ask(view))
+
+
+def bookie_findings(
+    view: BookieView, answers: Mapping[BookieId, float | BookmenderError]
+) -> list[Finding]:
+    found = []
+    errors = {b: each for b, each in sorted(answers.items()) if isinstance(each, BookmenderError)}
+    for bookie, error in list(errors.items())[:SHOWN_MAX]:
+        found.append(
+            _error(
+                "bookies",
+                f"{bookie} is registered, but does not serve this host: {error}",
+                "Check its process, the network and firewalls, and its authentication.",
+            )
+        )
+    if len(errors) > SHOWN_MAX:
+        text = f"{len(errors) - SHOWN_MAX:,} more bookies do not serve this host"
+        found.append(_error("bookies", text))
+    times = {b: each for b, each in answers.items() if not isinstance(each, BookmenderError)}
+    slow = [bookie for bookie, reply_s in times.items() if reply_s > BOOKIE_SLOW_S]
+    if slow:
+        found.append(
+            _warn("bookies", f"slow to answer: {_listed(slow)}", "Check the load of these bookies.")
+        )
+    if view.superseded:
+        found.append(
+            _warn(
+                "bookies",
+                f"another bookie is registered at the address of {_listed(view.superseded)}",
+                "Give each bookie an address of its own.",
+            )
+        )
+    if not view.writable:
+        found.append(
+            _error(
+                "bookies",
+                "no bookie is writable, so nothing can be copied",
+                "Add a bookie, or free disk space.",
+            )
+        )
+    if times:
+        slowest_ms = max(times.values()) * 1000
+        writable = f"{len(view.writable):,} of {counted(len(view.available), 'bookie')} writable"
+        text = f"{writable}; {len(times):,} answer, the slowest in {slowest_ms:,.0f} ms"
+        found.append(_ok("bookies", text))
+    return found
+
+
+def _listed(bookies: Iterable[BookieId]) -> str:
+    return shortened(sorted(bookies), at_most=SHOWN_MAX)
+
+
+async def _racks(cluster: AdminSession, clock: Clock) -> list[Finding]:
+    store, racks = cluster.store, Racks()
+    source = rack_source(cluster.settings.placement, store, clock)
+    if source is None:
+        return [no_racks_finding(is_unused=await has_unused_racks(store))]
+    views = ViewSource(cluster.registration, clock)
+    view = await views.refresh()
+    keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=_ip_of)
+    if not await keeper.refresh():
+        text = f"the source of racks cannot be read: {source.name}"
+        advice = "Nodes keep the racks that they know. Repair the source."
+        return [_error("racks", text, advice)]
+    return [racks_finding(source.name, racks.known, view.available)]
+
+
+async def _ip_of(host: str) -> str | None:
+    with suppress(NameNotResolvedError):
+        return (await host_names().addresses(host))[0]
+    return None
+
+
+def no_racks_finding(*, is_unused: bool) -> Finding:
+    """``is_unused``: Pulsar stores racks in this ZooKeeper."""
+    if is_unused:
+        return _warn(
+            "racks",
+            f"Pulsar stores racks in {PULSAR_RACKS_PATH}, and no source of racks is set",
+            f'Set placement.racks_znode = "{PULSAR_RACKS_PATH}".',
+        )
+    return _ok("racks", "no source of racks is set: all bookies are in one rack")
+
+
+def racks_finding(
+    source: str, known: Mapping[BookieId, str], registered: Collection[BookieId]
+) -> Finding:
+    """Judge the racks of the registered bookies. ``known``: those that the source knows."""
+    if unknown := [bookie for bookie in registered if bookie not in known]:
+        return _warn(
+            "racks",
+            f"{source} has no rack for {_listed(unknown)}",
+            "Add these bookies. Until then they are in the default rack.",
+        )
+    count = len({known[bookie] for bookie in registered})
+    return _ok("racks", f"{source} has a rack for each bookie: {count} racks")
+
+
+# --- Nodes ----------------------------------------------------------------------------------------
+
+
+async def _nodes(cluster: AdminSession) -> list[Finding]:
+    store, paths = cluster.store, cluster.paths
+    nodes = await live_nodes(store, paths)
+    leader = await current_leader(store, paths)
+    ours = {node.session_id for node in nodes}
+    java = []
+    for vote in in_order(await children_if_any(store, paths.election)):
+        with suppress(NoNodeError):
+            stat = await store.exists(f"{paths.election}/{vote}")
+            if stat is not None and stat.ephemeral_owner not in ours:
+                java.append(vote)
+    name = None if leader is None else leader.candidate or UNREADABLE_VOTE
+    is_ours = leader is not None and leader.session_id in ours
+    return [
+        leader_finding(name, is_ours=is_ours, java_count=len(java)),
+        *node_findings(nodes),
+    ]
+
+
+def leader_finding(leader: str | None, *, is_ours: bool, java_count: int) -> Finding:
+    if leader is None:
+        return _warn(
+            "auditor", "no auditor is running, so nothing is marked", "Start one: bookmender daemon"
+        )
+    beside = f"; {counted(java_count, 'candidate')} of Java's AutoRecovery" if java_count else ""
+    if is_ours:
+        return _ok("auditor", f"{leader} leads{beside}")
+    return _warn(
+        "auditor",
+        f"Java's AutoRecovery leads ({leader})",
+        "It ignores safety holds, maintenance windows and drains. Stop Java's auditors to "
+        "use these.",
+    )
+
+
+def node_findings(nodes: Sequence[LiveNode]) -> list[Finding]:
+    """Find nodes that run twice. Repairs by hand and fsck do not count."""
+    services = [node.info for node in nodes if node.info.role in (Role.AUDITOR, Role.WORKER)]
+    found = []
+    by_place: dict[tuple[Role, str], list[int]] = {}
+    hosts_of: dict[str, set[str]] = {}
+    for info in services:
+        by_place.setdefault((info.role, info.host), []).append(info.pid)
+        if info.bookie_id and info.role is Role.WORKER:
+            hosts_of.setdefault(info.bookie_id, set()).add(info.host)
+    for (role, host), pids in sorted(by_place.items(), key=str):
+        if len(pids) > 1:
+            shown = ", ".join(map(str, sorted(pids)))
+            found.append(
+                _warn(
+                    "nodes",
+                    f"{host} runs {len(pids)} nodes with the role {role.value} (pid {shown})",
+                    "Stop all but one. A node that was killed disappears with its session.",
+                )
+            )
+    for bookie, hosts in sorted(hosts_of.items()):
+        if len(hosts) > 1:
+            found.append(
+                _warn(
+                    "nodes",
+                    f"{bookie} is the local bookie of several hosts: {', '.join(sorted(hosts))}",
+                    "Correct node.bookie_id.",
+                )
+            )
+    if found:
+        return found
+    workers = sum(info.role is Role.WORKER for info in services)
+    text = f"{counted(workers, 'worker')} and {counted(len(services) - workers, 'auditor')} run"
+    if not workers:
+        return [_warn("nodes", "no bookmender worker is running", "Start one: bookmender daemon")]
+    return [_ok("nodes", text)]

@@ -1,0 +1,661 @@
+"""``bookmender shell``: the recovery commands of ``bookkeeper shell``, with their names.
+
+Runbooks written for Java's tool go on working. Each command calls the code of one of our own
+commands, and prints what ``bookkeeper shell`` of 4.17 prints, without the prefix of its logger.
+Options have one or two dashes, as Java's parser accepts both. ``tests/cluster/test_shell.py``
+compares the output with that of Java's tool on the same cluster.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from auditor.election import current_leader
+from auditor.scan import READS_AT_ONCE, read_each
+from daemon.admin_session import AdminSession, run_with
+from daemon.cli.bookies import BookieArgument, known_bookies, require_known
+from daemon.cli.check import BOOKIES, force_check
+from daemon.cli.decommission import decommission_visibly
+from daemon.cli.decommission import result_text as decommissioned_text
+from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
+from daemon.cli.orders import UNREADABLE_VOTE
+from daemon.cli.plan import to_text as plan_text
+from daemon.cli.progress import NODES_GO_ON, explain_interrupt, printable
+from daemon.cli.repair import repair_ledgers, result_text
+from daemon.cli.switch import set_recovery_delay, switch_off, switch_on
+from daemon.java_settings import metadata_uri, read_properties
+from daemon.previews import Previews, plan_for
+from daemon.settings import Settings, load_settings
+from ledgers.clock import SystemClock
+from ledgers.codec.registration import parse_address
+from ledgers.errors import (
+    BookmenderError,
+    NoNodeError,
+    RejectedError,
+    SettingsError,
+)
+from ledgers.manager import VersionedMetadata
+from ledgers.model import BookieId, LedgerMetadata
+from ledgers.registration import BookieView, RegisteredBookie
+from replication.marks import (
+    LockedLedger,
+    MarkedLedger,
+    locked_ledger_ids,
+    marked_ledger_ids,
+    read_locks,
+    read_marks,
+)
+from replication.znodes import parse_recovery_delay
+
+Load = Callable[[], Settings]
+"""Loads the settings that the options of the group name. Help needs none."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+HELP = {"help_option_names": ["-h", "--help"]}
+PLANNED_MAX = 10_000
+
+
+def _value(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Callable[[F], F]:
+    """Return an option as Java's parser knows it: the long name may have one dash or two."""
+    names = filter(None, (long, short, f"-{long}", name))
+    return click.option(*names, **kwargs)
+
+
+def _flag(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Callable[[F], F]:
+    return _value(long, short, name=name, is_flag=True, **kwargs)
+
+
+class JavaCommand(click.Command):
+    """A command whose errors name an unknown option as it was typed.
+
+    click reads ``-foo`` as ``-f -o -o`` and reports ``-f``, because it knows no option ``-foo``.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)  # click removes what it has read
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            known = [name for parameter in self.get_params(ctx) for name in parameter.opts]
+            typed = [each.partition("=")[0] for each in given if each.startswith("-")]
+            letter = error.option_name.lstrip("-")[0]
+            for name in typed:
+                if name not in known and letter in name:
+                    near = get_close_matches(name, known)
+                    raise click.NoSuchOption(name, possibilities=near, ctx=ctx) from error
+            raise
+
+
+class JavaShell(click.Group):
+    """The group of these commands."""
+
+    command_class = JavaCommand
+
+
+@click.group(cls=JavaShell, context_settings=HELP)
+@config_option
+@click.option(
+    "-conf",
+    "--conf",
+    "java_config",
+    type=ReadableFile(),
+    help="Java's bk_server.conf: its cluster is used.",
+)
+@click.pass_context
+def shell(ctx: click.Context, config: Path | None, java_config: Path | None) -> None:
+    """The recovery commands of bookkeeper shell, for existing runbooks.
+
+    \b
+      bookmender shell listunderreplicated -printmissingreplica
+      bookmender shell -conf bk_server.conf whoisauditor
+
+    Names, options and output are those of bookkeeper shell 4.17, without the prefix of its log
+    lines. -c and -conf come before the command. Exit codes: 0 done, 1 failed, 2 wrong usage, 3
+    unknown.
+    """
+    ctx.obj = partial(_load, config, java_config)  # not loaded yet: help needs no cluster
+
+
+def _load(config: Path | None, java_config: Path | None) -> Settings:
+    """Return the settings. Java's file replaces the address of the cluster."""
+    environment = dict(os.environ)
+    if java_config is not None:
+        environment["BOOKMENDER_METADATA_SERVICE_URI"] = _uri_in(java_config)
+    return load_settings(config, environment)
+
+
+def _uri_in(java_config: Path) -> str:
+    try:
+        return metadata_uri(read_properties(java_config))
+    except SettingsError as error:
+        raise SettingsError(f"{java_config}: {error}") from error
+
+
+# --- The queue ------------------------------------------------------------------------------------
+
+
+@shell.command(context_settings=HELP)
+@_value("-missingreplica", "-mr", type=BookieArgument(), help="Their marks name this bookie.")
+@_value(
+    "-excludingmissingreplica",
+    "-emr",
+    type=BookieArgument(),
+    help="Their marks do not name this one.",
+)
+@_flag("-printmissingreplica", "-pmr", help="Print the missing bookies.")
+@_flag("-printreplicationworkerid", "-prw", help="Print the worker.")
+@_flag("-onlydisplayledgercount", "-c", help="Only count.")
+@click.pass_obj
+def listunderreplicated(
+    load: Load,
+    missingreplica: BookieId | None,
+    excludingmissingreplica: BookieId | None,
+    printmissingreplica: bool,
+    printreplicationworkerid: bool,
+    onlydisplayledgercount: bool,
+) -> None:
+    """List the ledgers that are marked in the queue shared with Java.
+
+    Java lists them in random order, bookmender by ID. bookmender queue list also shows the private
+    queue, and why each ledger is marked.
+    """
+
+    async def look(cluster: AdminSession) -> tuple[list[MarkedLedger], dict[int, str]]:
+        store, paths = cluster.store, cluster.paths
+        marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
+        named = {bookie for each in marked if each.mark for bookie in each.mark.replicas}
+        wanted = [each for each in (missingreplica, excludingmissingreplica) if each]
+        await _require_known(cluster, wanted, named=named)
+        chosen = [
+            each
+            for each in marked
+            if _is_chosen(each, naming=missingreplica, not_naming=excludingmissingreplica)
+        ]
+        if not printreplicationworkerid:
+            return chosen, {}
+        locks = await read_locks(store, paths, [each.ledger_id for each in chosen])
+        return chosen, {each.ledger_id: each.holder for each in locks if each.holder}
+
+    chosen, holders = run_with(load(), look)
+    for each in () if onlydisplayledgercount else chosen:
+        click.echo(each.ledger_id)
+        if each.mark is not None and each.mark.ctime_ms is not None:
+            click.echo(f"\tCtime : {each.mark.ctime_ms}")
+        for bookie in each.mark.replicas if each.mark and printmissingreplica else ():
+            click.echo(f"\tMissingReplica : {printable(bookie)}")
+        if each.ledger_id in holders:
+            click.echo(f"\tReplicationWorkerId : {printable(holders[each.ledger_id])}")
+    click.echo(f"Under replicated ledger count: {len(chosen)}")
+
+
+def _is_chosen(
+    marked: MarkedLedger, *, naming: BookieId | None, not_naming: BookieId | None
+) -> bool:
+    """Return True if the mark names the one bookie and not the other. An unreadable mark may name
+    any bookie."""
+    if marked.mark is None:
+        return True
+    replicas = marked.mark.replicas
+    return (naming is None or naming in replicas) and not_naming not in replicas
+
+
+async def _require_known(
+    cluster: AdminSession, bookies: Sequence[BookieId], *, named: Collection[BookieId]
+) -> None:
+    """Raise UsageError for a bookie that is not in ``named`` and that the cluster does not know. An
+    empty answer about a mistyped bookie would be mistaken for good news."""
+    if not set(bookies) <= set(named):
+        require_known(bookies, {*named, *await known_bookies(cluster)})
+
+
+@shell.command(context_settings=HELP)
+@click.pass_obj
+def queryautorecoverystatus(load: Load) -> None:
+    """List the ledgers that workers repair now, and the workers."""
+
+    async def look(cluster: AdminSession) -> list[LockedLedger]:
+        locked = await locked_ledger_ids(cluster.store, cluster.paths)
+        return await read_locks(cluster.store, cluster.paths, sorted(locked))
+
+    locks = run_with(load(), look)
+    if not locks:
+        click.echo("No Ledger is being recovered.")
+        return
+    click.echo("CurrentRecoverLedgerInfo:")
+    for lock in locks:
+        click.echo(f"\tLedgerId:{lock.ledger_id}\tBookieId:{printable(lock.holder or '')}")
+
+
+# --- The auditor ----------------------------------------------------------------------------------
+
+
+@shell.command(context_settings=HELP)
+@click.pass_obj
+def whoisauditor(load: Load) -> None:
+    """Show the elected auditor."""
+    leader = run_with(load(), lambda cluster: current_leader(cluster.store, cluster.paths))
+    if leader is None:
+        click.echo("No auditor elected")
+        sys.exit(EXIT_FAILED)
+    click.echo(f"Auditor: {printable(leader.candidate or f'unknown ({UNREADABLE_VOTE})')}")
+
+
+@shell.command(context_settings=HELP)
+@_flag("-enable", "-e", help="Enable it.")
+@_flag("-disable", "-d", help="Disable it.")
+@click.pass_obj
+def autorecovery(load: Load, enable: bool, disable: bool) -> None:
+    """Enable or disable auto-recovery for the whole cluster, or show which it is."""
+    if enable and disable:
+        raise click.UsageError("Give -enable or -disable, not both.")
+    if not (enable or disable):
+        is_off = run_with(load(), _is_disabled)
+        click.echo(f"Autorecovery is {'disabled' if is_off else 'enabled'}.")
+        return
+    state = "enabled" if enable else "disabled"
+    if run_with(load(), switch_on if enable else switch_off):
+        click.echo(f"Autorecovery is {state}.")
+    else:
+        click.echo(f"Autorecovery already {state}. Doing nothing")
+
+
+async def _is_disabled(cluster: AdminSession) -> bool:
+    return await cluster.store.exists(cluster.paths.disable) is not None
+
+
+@shell.command(context_settings=HELP)
+@click.pass_obj
+def triggeraudit(load: Load) -> None:
+    """Ask the auditor to treat all absent bookies as lost now."""
+    run_with(load(), lambda cluster: force_check(cluster, BOOKIES))
+
+
+@shell.command(context_settings=HELP)
+@_flag("-checkallledgerscheck", "-calc", help="all-ledgers")
+@_flag("-placementpolicycheck", "-ppc", help="placement")
+@_flag("-replicascheck", "-rc", help="replicas")
+@click.pass_obj
+def forceauditchecks(
+    load: Load,
+    checkallledgerscheck: bool,
+    placementpolicycheck: bool,
+    replicascheck: bool,
+) -> None:
+    """Ask the leader to run checks now.
+
+    A bookmender leader starts them at once. A Java leader reads the request only when it becomes
+    leader.
+    """
+    chosen = {
+        "all-ledgers": checkallledgerscheck,
+        "placement": placementpolicycheck,
+        "replicas": replicascheck,
+    }
+    names = [name for name, is_chosen in chosen.items() if is_chosen]
+    if not names:
+        raise click.UsageError("Give at least one of -calc, -ppc and -rc.")
+
+    async def act(cluster: AdminSession) -> None:
+        for name in names:
+            await force_check(cluster, name)
+
+    run_with(load(), act)
+    for name in names:
+        click.echo(f"{name}: requested")
+
+
+@shell.command(context_settings=HELP)
+@_flag("-get", "-g", name="shows", help="Show the delay.")
+@_value("-set", "-s", name="delay_s", type=click.IntRange(0, 2**31 - 1), help="Seconds.")
+@click.pass_obj
+def lostbookierecoverydelay(load: Load, shows: bool, delay_s: int | None) -> None:
+    """Show or set how long a bookie may be absent before its ledgers are marked.
+
+    Unlike Java's command it accepts 0.
+    """
+    if shows == (delay_s is not None):
+        raise click.UsageError("Give -get, or -set with a number of seconds.")
+    if delay_s is not None:
+        run_with(load(), lambda cluster: set_recovery_delay(cluster, delay_s))
+        click.echo(f"Successfully set LostBookieRecoveryDelay value in ZK: {delay_s}")
+        return
+    value = run_with(load(), _recovery_delay)
+    if value is None:
+        click.echo("LostBookieRecoveryDelay is not set: no auditor has ever run.", err=True)
+        sys.exit(EXIT_FAILED)
+    click.echo(f"LostBookieRecoveryDelay value in ZK: {value}")
+
+
+async def _recovery_delay(cluster: AdminSession) -> int | None:
+    """Return the stored delay in seconds; None if there is none. Raises CorruptionError."""
+    try:
+        data, _ = await cluster.store.get(cluster.paths.recovery_delay)
+    except NoNodeError:
+        return None
+    return parse_recovery_delay(data)
+
+
+# --- Bookies --------------------------------------------------------------------------------------
+
+
+@shell.command(context_settings={"help_option_names": ["--help"]})
+@_flag("-readwrite", "-rw", help="Writable bookies.")
+@_flag("-readonly", "-ro", help="Read-only bookies.")
+@_flag("-all", "-a", name="are_all", help="Bookies with a cookie.")
+@_flag("-hostnames", "-h", help="No effect: always shown.")
+@click.pass_obj
+def listbookies(
+    load: Load, readwrite: bool, readonly: bool, are_all: bool, hostnames: bool
+) -> None:
+    """List the bookies that are writable, read-only, or known by a cookie."""
+    if readwrite + readonly + are_all != 1:
+        raise click.UsageError("Give one of -readwrite, -readonly and -all.")
+
+    async def look(cluster: AdminSession) -> tuple[BookieView, list[BookieId]]:
+        view = await cluster.registration.read()
+        return view, sorted(await cluster.registration.cookies()) if are_all else []
+
+    view, known = run_with(load(), look)
+    title, bookies = "All Bookies :", {bookie: view.available.get(bookie) for bookie in known}
+    if readwrite:
+        title, bookies = "ReadWrite Bookies :", dict(view.writable)
+    elif readonly:
+        title, bookies = "Readonly Bookies :", dict(view.read_only)
+    if not bookies:
+        click.echo("No bookie exists!", err=True)
+        return
+    click.echo(title)
+    for bookie in sorted(bookies):
+        click.echo(_bookie_text(bookie, bookies[bookie]))
+
+
+def _bookie_text(bookie: BookieId, registered: RegisteredBookie | None) -> str:
+    """Return the line of a bookie: its ID, and the address by its registration or its ID."""
+    address = registered.address if registered else parse_address(bookie)
+    if address is None:
+        return f"BookieID:{bookie}"
+    ip, name = _names_of(address.host)
+    return f"BookieID:{bookie}, IP:{ip}, Port:{address.port}, Hostname:{name}"
+
+
+def _names_of(host: str) -> tuple[str, str]:
+    """Return the IP address and the name of a host; the host itself for what is unknown."""
+    ip = name = host
+    with suppress(OSError):
+        ip = socket.gethostbyname(host)
+        name = socket.gethostbyaddr(ip)[0] if ip == host else host
+    return ip, name
+
+
+@shell.command(context_settings=HELP)
+@_value("-bookieid", type=BookieArgument(), help="Default: node.bookie_id.")
+@click.pass_context
+def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
+    """Remove a stopped bookie: wait until no ledger names it, then delete its cookie.
+
+    As bookmender bookie decommission, which documents the exit codes.
+    """
+    settings: Settings = ctx.obj()
+    bookie = bookieid or BookieId(settings.node.bookie_id)
+    if not bookie:
+        raise click.UsageError("Name the bookie with -bookieid, or set node.bookie_id.")
+    _decommission(settings, bookie)
+
+
+def _decommission(settings: Settings, bookie: BookieId) -> None:
+    done = run_with(settings, lambda cluster: decommission_visibly(cluster, bookie))
+    click.echo(decommissioned_text(bookie, done))
+
+
+# --- Ledgers --------------------------------------------------------------------------------------
+
+
+@shell.command(context_settings=HELP)
+@_flag("-meta", "-m", help="Print the metadata, too.")
+@_value("-bookieid", type=BookieArgument(), help="Only ledgers that name it.")
+@click.pass_obj
+def listledgers(load: Load, meta: bool, bookieid: BookieId | None) -> None:
+    """List the ledgers by ID. Unreadable ones are listed on standard error."""
+
+    async def look(cluster: AdminSession) -> bool:
+        if not (meta or bookieid):
+            async for ledger_ids in cluster.manager.ledger_ids():
+                for ledger_id in ledger_ids:
+                    click.echo(f"ledgerID: {ledger_id}")
+            return True
+        is_complete, is_named = True, False
+        async for ledger_id, found in _ledgers(cluster):
+            if not isinstance(found, VersionedMetadata):
+                is_complete = False
+                click.echo(f"ledger {ledger_id}: {found}", err=True)
+            elif bookieid is None or bookieid in found.metadata.bookies:
+                is_named = True
+                _print_ledger(found, with_metadata=meta)
+        if bookieid and is_complete and not is_named:
+            await _require_known(cluster, [bookieid], named=())
+        return is_complete
+
+    if not run_with(load(), look):
+        sys.exit(EXIT_FAILED)
+
+
+async def _ledgers(
+    cluster: AdminSession,
+) -> AsyncIterator[tuple[int, VersionedMetadata | BookmenderError]]:
+    """Yield each ledger with its metadata, or with the error if it cannot be read."""
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            part = ledger_ids[start : start + READS_AT_ONCE]
+            for ledger_id, found in (await read_each(cluster.manager, part)).items():
+                yield ledger_id, found
+
+
+def _print_ledger(found: VersionedMetadata, *, with_metadata: bool) -> None:
+    click.echo(f"ledgerID: {found.ledger_id}")
+    if with_metadata:
+        click.echo(metadata_text(found.metadata))
+
+
+@shell.command(context_settings=HELP)
+@_value("-ledgerid", "-l", type=LedgerId(), required=True)
+@_value("-dumptofile", type=click.Path(dir_okay=False, path_type=Path), help="A file.")
+@_value("-restorefromfile", hidden=True)
+@click.pass_obj
+def ledgermetadata(
+    load: Load, ledgerid: int, dumptofile: Path | None, restorefromfile: str | None
+) -> None:
+    """Print the metadata of a ledger, or write its bytes to a file.
+
+    Java's -restorefromfile is refused: bookmender ledger restore undoes a recorded write, and
+    checks that no copy is lost by it.
+    """
+    if restorefromfile is not None:
+        raise click.UsageError(
+            "-restorefromfile is refused, because it can lose copies. "
+            f"Use: bookmender ledger restore {ledgerid}"
+        )
+    found = run_with(load(), lambda cluster: cluster.manager.read(ledgerid))
+    if dumptofile is not None:
+        dumptofile.write_bytes(found.data)
+        return
+    _print_ledger(found, with_metadata=True)
+
+
+def metadata_text(metadata: LedgerMetadata) -> str:
+    """Return the metadata as Java's ``LedgerMetadataImpl`` prints it. The password is hidden."""
+    fields: list[tuple[str, object]] = [
+        ("formatVersion", metadata.metadata_version),
+        ("ensembleSize", metadata.ensemble_size),
+        ("writeQuorumSize", metadata.write_quorum),
+        ("ackQuorumSize", metadata.ack_quorum),
+        ("state", metadata.state.name),
+    ]
+    if metadata.is_closed:
+        fields += [("length", metadata.length), ("lastEntryId", metadata.last_entry_id)]
+    if metadata.digest_type is not None:
+        name = metadata.digest_type.name.replace("HMAC", "MAC")  # as Java calls it
+        fields += [("digestType", name), ("password", "OMITTED")]
+    ensembles = ", ".join(
+        f"{segment.first_entry_id}=[{', '.join(segment.ensemble)}]" for segment in metadata.segments
+    )
+    custom = ", ".join(f"{key}=[{len(value)} bytes]" for key, value in metadata.custom)
+    fields += [("ensembles", f"{{{ensembles}}}"), ("customMetadata", f"{{{custom}}}")]
+    return f"LedgerMetadata{{{', '.join(f'{key}={value}' for key, value in fields)}}}"
+
+
+@shell.command(context_settings=HELP)
+@click.argument("bookies", metavar="BOOKIE[,BOOKIE]...")
+@click.argument("destination", required=False, metavar="[DESTINATION]")
+@_flag("-query", "-q", help="Only list their ledgers.")
+@_flag("-dryrun", "-dr", help="Only show the plan.")
+@_flag("-force", "-f", help="Do not ask.")
+@_value("-ledger", "-l", type=LedgerId(), help="Only this ledger.")
+@_flag("-skipOpenLedgers", "-sk", name="skips_open", help="Only closed ledgers.")
+@_flag("-deleteCookie", "-d", name="deletes_cookie", help="Also decommission them.")
+@_flag("-skipUnrecoverableLedgers", "-sku", help="No effect.")
+@_value("-replicationRate", "-rate", name="bytes_per_s", type=int, help="Bytes per second.")
+@click.pass_context
+def recover(
+    ctx: click.Context,
+    bookies: str,
+    destination: str | None,
+    query: bool,
+    dryrun: bool,
+    force: bool,
+    ledger: int | None,
+    skips_open: bool,
+    deletes_cookie: bool,
+    skipunrecoverableledgers: bool,
+    bytes_per_s: int | None,
+) -> None:
+    """Copy what stopped bookies stored to other bookies, in this process.
+
+    Unlike Java's command: each ledger is locked, only missing entries are copied, and open ledgers
+    wait for the open-ledger grace. Unrecoverable ledgers are always skipped and listed. A
+    registered bookie is refused: bookmender bookie drain moves its data while it runs. -dryrun
+    prints what bookmender plan prints.
+
+    Exit codes: 0 done. 1 refused, or some ledgers are blocked. 3 unknown.
+    """
+    settings: Settings = ctx.obj()
+    wanted: list[BookieId] = [
+        BookieArgument().convert(each, None, ctx) for each in bookies.split(",")
+    ]
+    if destination is not None:
+        click.echo("The destination is ignored: the placement policy chooses.", err=True)
+    if query:
+        run_with(settings, lambda cluster: _print_named(cluster, wanted))
+        return
+    if dryrun:
+        _print_plan(settings, wanted, ledger)
+        return
+    run_with(settings, lambda cluster: _refuse_registered(cluster, wanted))
+    if not force:
+        click.confirm(f"Recover the data of {', '.join(wanted)}?", abort=True, err=True)
+    if bytes_per_s is not None:
+        rate = max(0, bytes_per_s)
+        settings = replace(settings, replication=replace(settings.replication, bytes_per_s=rate))
+    if not _recover(settings, wanted, ledger, skips_open=skips_open):
+        sys.exit(EXIT_FAILED)
+    if deletes_cookie:
+        for bookie in wanted:
+            _decommission(settings, bookie)
+
+
+async def _print_named(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:
+    """Print the ledgers that name the bookies, as ``recover -query``: of each segment the bookies,
+    and how many of them are to be replaced."""
+    click.echo("NOTE: Bookies in inspection list are marked with '*'.")
+    named: set[BookieId] = set()
+    async for ledger_id, found in _ledgers(cluster):
+        if not isinstance(found, VersionedMetadata):
+            click.echo(f"ledger {ledger_id}: {found}", err=True)
+            continue
+        metadata = found.metadata
+        named |= metadata.bookies
+        if metadata.bookies.isdisjoint(bookies):
+            continue
+        click.echo(f"ledger {ledger_id} : {metadata.state.name}")
+        counts = []
+        for segment in metadata.segments:
+            first = segment.first_entry_id
+            members = (f"{b} *" if b in bookies else f"{b}  " for b in segment.ensemble)
+            click.echo(f"{first}:\t{'  '.join(members)}".rstrip())
+            counts.append(f"{first}={sum(b in bookies for b in segment.ensemble)}")
+        click.echo(f"summary: [{', '.join(counts)}]")
+    await _require_known(cluster, bookies, named=named)
+
+
+def _print_plan(settings: Settings, bookies: Sequence[BookieId], ledger: int | None) -> None:
+    if ledger is not None:
+        found = run_with(settings, lambda cluster: plan_for(cluster, [ledger], None, limit=1))
+        click.echo(plan_text(found))
+        return
+
+    async def plan_each(cluster: AdminSession) -> list[Previews]:
+        return [await plan_for(cluster, [], bookie, limit=PLANNED_MAX) for bookie in bookies]
+
+    for found in run_with(settings, plan_each):
+        click.echo(plan_text(found))
+
+
+async def _refuse_registered(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:
+    """Raise RejectedError if one of the bookies is registered, or the registrations are unknown."""
+    available = (await cluster.registration.read()).available
+    if registered := [bookie for bookie in bookies if bookie in available]:
+        raise RejectedError(
+            f"{', '.join(registered)} is registered. Stop it for good, or move its data while it "
+            f"runs: bookmender bookie drain {' '.join(registered)} --wait"
+        )
+
+
+def _recover(
+    settings: Settings, bookies: Sequence[BookieId], ledger: int | None, *, skips_open: bool
+) -> bool:
+    """Repair the ledgers of the bookies, and return True if none of them is left."""
+    ledger_ids = run_with(
+        settings,
+        lambda cluster: _ledgers_to_recover(cluster, bookies, ledger, skips_open=skips_open),
+    )
+    with explain_interrupt(f"Marked ledgers stay marked, and {NODES_GO_ON}."):
+        done = asyncio.run(repair_ledgers(settings, tuple(ledger_ids), None, mark_only=False))
+    click.echo(result_text(done, mark_only=False, now_ms=SystemClock().wall_ms()))
+    return done.is_complete
+
+
+async def _ledgers_to_recover(
+    cluster: AdminSession,
+    bookies: Sequence[BookieId],
+    ledger: int | None,
+    *,
+    skips_open: bool,
+) -> list[int]:
+    """Return the ledgers that name one of the bookies; only ``ledger`` if it is given.
+
+    An unreadable ledger is included: the repair reports it.
+    """
+    if ledger is not None:
+        metadata = (await cluster.manager.read(ledger)).metadata
+        await _require_known(cluster, bookies, named=metadata.bookies)
+        return [] if skips_open and not metadata.is_closed else [ledger]
+    found_ids: list[int] = []
+    named: set[BookieId] = set()
+    async for ledger_id, found in _ledgers(cluster):
+        if isinstance(found, VersionedMetadata):
+            named |= found.metadata.bookies
+            is_skipped = skips_open and not found.metadata.is_closed
+            if is_skipped or found.metadata.bookies.isdisjoint(bookies):
+                continue
+        found_ids.append(ledger_id)
+    await _require_known(cluster, bookies, named=named)
+    return found_ids

@@ -1,0 +1,175 @@
+"""Text for people about the events of the history. ``replication.history`` defines the events.
+
+Texts may hold names and error messages from outside, so callers pass them through ``printable``.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import structs
+
+from daemon.cli.progress import counted
+from replication.history import Cause, Event, Kind, NodeEvent
+
+
+def event_record(noted: NodeEvent) -> dict[str, Any]:
+    """Return the event as in JSON output."""
+    return {"node": noted.node, **structs.asdict(noted.event)}
+
+
+def history_record(
+    events: Sequence[NodeEvent], *, since_ms: int, limit: int, unreadable: Sequence[str]
+) -> dict[str, Any]:
+    """Return the last ``limit`` events as in JSON output, and what is left out. ``unreadable``:
+    znodes that cannot be read."""
+    shown = events[-limit:]
+    return {
+        "since_ms": since_ms,
+        "events": [event_record(noted) for noted in shown],
+        "omitted": len(events) - len(shown),
+        "unreadable_records": list(unreadable),
+    }
+
+
+def time_text(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def event_text(event: Event) -> str:
+    """Return one clause that says what happened, without its time and node."""
+    text = _text(event)
+    if event.until_ms is not None and event.until_ms - event.at_ms >= 1000:
+        text += f", until {_clock_text(event.until_ms, beside_ms=event.at_ms)}"
+    return text
+
+
+def _text(event: Event) -> str:
+    """A kind of a later release gets its name, and what this release knows of its fields."""
+    bookies = ", ".join(event.bookies)
+    match event.kind:
+        case Kind.BOOKIE_LOST:
+            since = "" if event.since_ms is None else _clock_text(event.since_ms, event.at_ms)
+            return f"{bookies} is lost" + (f" (counted as absent since {since})" if since else "")
+        case Kind.BOOKIE_REFORMATTED:
+            return f"{bookies} was reformatted"
+        case Kind.BOOKIE_RETURNED:
+            return f"{bookies} is registered again"
+        case Kind.LOSS_ENDED:
+            return f"{bookies} counts no longer as lost, and is not registered"
+        case Kind.LEDGERS_MARKED:
+            return f"marked {counted(event.ledger_count, 'ledger')}: {_marked_for(event, bookies)}"
+        case Kind.LEDGERS_REPAIRED:
+            ledgers = counted(event.ledger_count, "ledger") if event.ledger_count else "no ledger"
+            entries = counted(event.entry_count, "entry")
+            why = f"{_repaired_for(event)}; " if event.cause else ""
+            return f"completed {ledgers}: {why}copied {entries}, {event.entry_bytes:,} bytes"
+        case Kind.LEDGER_FENCED:
+            why = f": {_fenced_for(event)}" if event.cause else ""
+            return f"fenced open ledger {event.ledger_id}{why}"
+        case Kind.LEDGER_RECOVERED:
+            return f"recovered ledger {event.ledger_id}: closed {_end(event.last_entry_id)}"
+        case Kind.RECOVERY_UNFINISHED:
+            return f"could not close ledger {event.ledger_id}, which may be fenced: {event.reason}"
+        case Kind.LEADER_ELECTED:
+            return "became leader"
+        case Kind.HOLD_BEGAN:
+            ends = "" if event.ends_ms is None else f", until {time_text(event.ends_ms)} at most"
+            return f"safety hold began{ends}: {event.reason}. Absent: {bookies}"
+        case Kind.HOLD_ENDED:
+            absent = f". Absent: {bookies}" if bookies else ""
+            return f"safety hold ended ({_HOLD_ENDS.get(event.cause, event.cause)}){absent}"
+        case Kind.CHECK_FINISHED:
+            return (
+                f"{event.cause} checked {counted(event.ledger_count, 'ledger')}"
+                f"{_by(event)}: {_counts(event.counts) or 'nothing found'}"
+            )
+        case Kind.FINDING:
+            where = f" on {bookies}" if bookies else ""
+            return f"{event.cause} check found ledger {event.ledger_id}{where}: {event.reason}"
+        case Kind.ORDER:
+            return _order(event, bookies)
+        case Kind.NOT_RECORDED:
+            return (
+                f"{counted(event.event_count, 'event')} not recorded, because there were too many"
+            )
+    ledger = "" if event.ledger_id is None else f"ledger {event.ledger_id}"
+    facts = ", ".join(filter(None, [ledger, bookies, event.cause, event.reason]))
+    return f"{event.kind}{_by(event)}" + (f": {facts}" if facts else "")
+
+
+_HOLD_ENDS = {
+    "returned": "enough bookies are back",
+    "time": "its time is over",
+    "order": "by order",
+}
+
+
+def _marked_for(event: Event, bookies: str) -> str:
+    if event.cause == Cause.DRAINED:
+        return f"draining {bookies}"
+    state = "reformatted" if event.cause == Cause.REFORMATTED else "lost"
+    return f"{bookies} is {state}" if bookies else f"several bookies are {state}"
+
+
+def _repaired_for(event: Event) -> str:
+    bookies = ", ".join(event.bookies) or "several bookies"
+    are = "is" if len(event.bookies) == 1 else "are"
+    match event.cause:
+        case Cause.LOST | Cause.REFORMATTED:
+            return f"{bookies} {are} {event.cause}"
+        case Cause.DRAINED:
+            return f"draining {bookies}"
+        case Cause.FOUND:
+            return f"a check found missing or damaged copies on {bookies}"
+        case Cause.RETURNED:
+            return f"{bookies} {are} registered again"
+        case Cause.CANCELLED:
+            return f"the drain of {bookies} was cancelled"
+        case Cause.DELETED:
+            return "the ledgers were deleted"
+    return f"{event.cause} {bookies}"  # of a later release
+
+
+def _fenced_for(event: Event) -> str:
+    """A fence does not wait until an absent bookie counts as lost."""
+    if event.cause == Cause.LOST:
+        return f"{', '.join(event.bookies)} {'is' if len(event.bookies) == 1 else 'are'} absent"
+    return _repaired_for(event)
+
+
+def _order(event: Event, bookies: str) -> str:
+    """Return the command, what it was about, and who ran it."""
+    about = [
+        bookies,
+        "" if event.ledger_id is None else f"ledger {event.ledger_id}",
+        counted(event.ledger_count, "ledger") if event.ledger_count else "",
+        event.cause,
+        _counts(event.counts),
+    ]
+    text = " ".join(filter(None, [f"bookmender {event.order}", *about])) + _by(event)
+    if event.last_entry_id is not None:
+        text += f": closed {_end(event.last_entry_id)}"
+    if event.ends_ms is not None:
+        text += f", until {time_text(event.ends_ms)}"
+    return text + (f" ({event.reason})" if event.reason else "")
+
+
+def _by(event: Event) -> str:
+    return f" by {event.by}" if event.by else ""
+
+
+def _end(last_entry_id: int | None) -> str:
+    if last_entry_id is None or last_entry_id < 0:
+        return "without entries"
+    return f"after entry {last_entry_id}"
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+
+
+def _clock_text(time_ms: int, beside_ms: int) -> str:
+    """Return the time, without the date if that is the same as of ``beside_ms``."""
+    text, beside = time_text(time_ms), time_text(beside_ms)
+    return text.partition(" ")[2] if text[:10] == beside[:10] else text

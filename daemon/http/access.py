@@ -1,0 +1,140 @@
+"""Decides who may read and who may change something.
+
+Metrics and health are open to everybody who reaches the port. Reading the API is open on a loopback
+address, and needs the token otherwise (``http.open_reads``). Changing something always needs the
+token. A client certificate (``http.client_ca_file``) counts as the token. But browsers send it with
+requests that another web page makes, so a browser's request may not change anything with it.
+
+On a loopback address the ``Host`` header must name this host: else a web page in a browser on this
+host could read the API under the name of its own server (DNS rebinding).
+"""
+
+import hmac
+import ipaddress
+from pathlib import Path
+
+from daemon.settings import HttpSettings
+from ledgers.errors import SettingsError
+
+TOKEN_LENGTH_MIN = 16
+TOKEN_BYTES_MAX = 4_096
+SCHEME = "bearer "
+
+
+class Refusal(Exception):
+    """The request is refused. ``status``: 401 if a token is missing or wrong, else 403."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class Access:
+    """Checks requests by the settings."""
+
+    def __init__(self, settings: HttpSettings, *, observes: bool) -> None:
+        """``observes``: the node is in observe mode, and changes nothing."""
+        self._settings = settings
+        self._observes = observes
+
+    def check_host(self, host: str) -> None:
+        """Check the ``Host`` header. Raises Refusal."""
+        if self._settings.is_loopback and not is_this_host(host):
+            raise Refusal(
+                403,
+                f"the Host header names another host ({host!r}). Use the address 127.0.0.1 or "
+                "localhost, or set http.address for access from elsewhere.",
+            )
+
+    def check_read(self, authorization: str, *, has_certificate: bool = False) -> None:
+        """Check a request that reads the API. Raises Refusal."""
+        if self._settings.is_loopback or self._settings.open_reads or has_certificate:
+            return
+        if not (self._settings.token_file or self._settings.client_ca_file):
+            raise Refusal(
+                403,
+                "the API may be read only on a loopback address. Set http.open_reads = true, or "
+                "http.token_file and send the token.",
+            )
+        self._check_token(authorization)
+
+    def check_change(
+        self, authorization: str, *, has_certificate: bool = False, is_of_browser: bool = False
+    ) -> None:
+        """Check a request that changes something. Raises Refusal.
+
+        ``is_of_browser``: it has a header that only browsers send.
+        """
+        if self._observes:
+            raise Refusal(403, 'this node only observes (node.mode = "observe").')
+        if has_certificate and not authorization:
+            if is_of_browser:
+                raise Refusal(403, "a browser may not change anything with a client certificate.")
+            return
+        if not (self._settings.token_file or self._settings.client_ca_file):
+            raise Refusal(
+                403,
+                "changes over HTTP are off. Set http.token_file to a file with a token of at least "
+                f"{TOKEN_LENGTH_MIN} characters, and send it as: Authorization: Bearer TOKEN",
+            )
+        self._check_token(authorization)
+
+    def _check_token(self, authorization: str) -> None:
+        if not self._settings.token_file:
+            raise Refusal(401, "this request needs a client certificate (http.client_ca_file).")
+        expected = self._token()
+        if not authorization.lower().startswith(SCHEME):
+            other = ", or a client certificate" if self._settings.client_ca_file else ""
+            raise Refusal(
+                401,
+                "this request needs the token, which is in the file that http.token_file names: "
+                f"Authorization: Bearer TOKEN{other}",
+            )
+        # aiohttp decodes bytes that are not UTF-8 to surrogates, which plain UTF-8 cannot encode.
+        given = authorization[len(SCHEME) :].strip().encode(errors="surrogateescape")
+        if not hmac.compare_digest(given, expected.encode()):
+            raise Refusal(401, "the token is wrong. It is in the file that http.token_file names.")
+
+    def _token(self) -> str:
+        try:
+            return read_token(self._settings.token_file)
+        except SettingsError as error:
+            raise Refusal(403, str(error)) from error
+
+
+def read_token(file: str) -> str:
+    """Return the token in this file, which is read at each request, so that it can be replaced.
+    Raises SettingsError."""
+    try:
+        with Path(file).open("rb") as opened:
+            token = opened.read(TOKEN_BYTES_MAX).decode().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        step = f"Write a token of at least {TOKEN_LENGTH_MIN} characters there."
+        if isinstance(error, PermissionError):
+            step = "Grant the service user read access."
+        message = f"the token cannot be read: {why} (http.token_file={file}). {step}"
+        raise SettingsError(message, setting="http.token_file") from error
+    if len(token) < TOKEN_LENGTH_MIN:
+        raise SettingsError(
+            f"the token has fewer than {TOKEN_LENGTH_MIN} characters (http.token_file={file}). "
+            "Write a longer one.",
+            setting="http.token_file",
+        )
+    return token
+
+
+def is_this_host(host: str) -> bool:
+    """Return True if the ``Host`` header names this host by a loopback address or as localhost. An
+    empty one is from a client of HTTP/1.0."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    if name in ("", "localhost", "localhost."):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,459 @@
+"""The types of the API's answers. ``openapi`` derives the schemas from them.
+
+Keys that end in ``_ms`` are wall-clock milliseconds since 1970, keys that end in ``_s`` are
+seconds. ``null`` means unknown or not applicable. The status has the keys of ``bookmender status``,
+which docs/status.md describes; bookies, queue and checks have those of the commands in
+docs/json.md.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from daemon.cli.option_types import DURATION_MAX_S, REASON_LENGTH_MAX
+from replication.reasons import Blocked, Facts
+
+
+class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all answers: they have exactly these keys."""
+
+
+class ErrorRecord(Record, frozen=True, kw_only=True):
+    """Why a request failed, and what to do."""
+
+    error: str
+
+
+# --- Node and health ------------------------------------------------------------------------------
+
+
+class RoleRecord(Record, frozen=True, kw_only=True):
+    """One role of this node."""
+
+    role: str
+    """worker, auditor or observer"""
+    is_alive: bool
+    """Its event loop answered lately."""
+    silent_s: float | None
+    """For how long the event loop has not answered; null: its thread has ended."""
+    is_connected: bool
+    """It has a ZooKeeper session, and is connected."""
+    is_working: bool
+    is_leader: bool
+
+
+class HealthRecord(Record, frozen=True, kw_only=True):
+    is_ok: bool
+    problem: str | None
+    roles: list[RoleRecord]
+
+
+class BacklogRecord(Record, frozen=True, kw_only=True):
+    """What is left to repair, as the leader measured it last."""
+
+    by_copies_left: dict[str, int]
+    missing_bytes: int
+    marked: int
+    private: int
+    waiting: int
+    oldest_mark_ms: int | None
+    remaining_s: float | None
+
+
+class NodeRecord(Record, frozen=True, kw_only=True):
+    """This node."""
+
+    version: str
+    host: str
+    pid: int
+    mode: str
+    """repair or observe"""
+    cluster: str
+    """The metadata service URI."""
+    started_ms: int
+    is_leader: bool
+    backlog: BacklogRecord | None
+    """null unless this node leads."""
+    roles: list[RoleRecord]
+
+
+# --- Status ---------------------------------------------------------------------------------------
+
+Severity = Literal["ERROR", "WARN", "UNKNOWN", "INFO"]
+Health = Literal["OK", "UNKNOWN", "WARN", "ERROR"]
+
+
+class ConditionRecord(Record, frozen=True, kw_only=True):
+    """One condition that holds."""
+
+    code: str
+    severity: Severity
+    fact: str
+    action: str
+    data: dict[str, Any]
+
+
+class LiveNodeRecord(Record, frozen=True, kw_only=True):
+    """A role of a bookmender node, or of a command that holds locks."""
+
+    host: str
+    pid: int
+    role: str
+    bookie_id: str | None
+    started_ms: int
+
+
+class AbsentInMaintenance(Record, frozen=True, kw_only=True):
+    absent: list[str]
+    until_ms: int | None
+
+
+class BookiesByState(Record, frozen=True, kw_only=True):
+    writable: list[str]
+    read_only: list[str]
+    lost: list[str]
+    absent: list[str]
+    reformatted: list[str]
+    in_maintenance: AbsentInMaintenance
+
+
+class DrainRecord(Record, frozen=True, kw_only=True):
+    since_ms: int
+    may_fence: bool
+    is_drained: bool
+    is_in_doubt: bool
+    ledgers_left: int | None
+    ledgers_most: int | None
+    unreadable_count: int | None
+    unreadable: list[int] | None
+
+
+class MaintenanceRecord(Record, frozen=True, kw_only=True):
+    since_ms: int
+    until_ms: int
+    reason: str
+
+
+class DiskSpaceRecord(Record, frozen=True, kw_only=True):
+    free_bytes: int
+    total_bytes: int
+
+
+class BookieRecord(Record, frozen=True, kw_only=True):
+    bookie_id: str
+    state: Literal["writable", "read-only", "absent", "lost"]
+    lost_ms: int | None
+    drain: DrainRecord | None
+    maintenance: MaintenanceRecord | None
+    disk_space: DiskSpaceRecord | None
+
+
+class HoldRecord(Record, frozen=True, kw_only=True):
+    since_ms: int
+    until_ms: int | None
+    bookies: list[str]
+    reason: str
+    is_by_operator: bool
+
+
+class ForeignLockRecord(Record, frozen=True, kw_only=True):
+    ledger_id: int
+    holder: str | None
+    since_ms: int
+
+
+class QueueCounts(Record, frozen=True, kw_only=True):
+    total: int
+    marked: int
+    private: int
+    private_damaged: int
+    locked: int
+    by_missing_count: dict[str, int]
+    by_missing_bookie: dict[str, int]
+    waiting_for_maintenance_by_missing_bookie: dict[str, int]
+    by_cause: dict[str, int]
+    foreign_locks: list[ForeignLockRecord]
+
+
+class NoteRecord(Record, frozen=True, kw_only=True):
+    """Why a worker postponed a ledger."""
+
+    ledger_id: int
+    reason: str
+    facts: Facts
+    besides: list[Blocked]
+    detail: str
+    node: str
+    since_ms: int
+    tries: int
+    next_try_ms: int
+    grace_until_ms: int
+
+
+class WaitingRecord(Record, frozen=True, kw_only=True):
+    count: int
+    ledgers: list[NoteRecord]
+    overtaken: list[int]
+
+
+class LedgerMapCounts(Record, frozen=True, kw_only=True):
+    is_complete: bool
+    ledgers: int
+    unreadable: int
+    read: int
+    expected: int | None
+    written_ms: int
+
+
+class PendingLossRecord(Record, frozen=True, kw_only=True):
+    bookie: str
+    since_ms: int
+    lost_ms: int
+    is_excused: bool
+
+
+class RunRecord(Record, frozen=True, kw_only=True):
+    """A run of a check."""
+
+    started_ms: int
+    finished_ms: int | None
+    ledger_count: int
+    ledgers_left: int
+    ledgers_per_s: float | None
+    remaining_s: float | None
+    pause: str | None
+    counts: dict[str, int]
+
+
+class RunningCheckRecord(RunRecord, frozen=True, kw_only=True):
+    check: str
+
+
+class AbsentNamedBy(Record, frozen=True, kw_only=True):
+    ledgers: dict[str, int]
+    is_complete: bool
+    counted_age_s: float
+
+
+class UnavailableRecord(Record, frozen=True, kw_only=True):
+    count: int
+    first: list[int]
+    restored_by: dict[str, int]
+
+
+class LeaderStateRecord(Record, frozen=True, kw_only=True):
+    ledger_map: LedgerMapCounts | None
+    recovery_delay_s: int
+    recovery_delay_error: str | None
+    pending_losses: list[PendingLossRecord]
+    running_checks: list[RunningCheckRecord]
+    absent_named_by: AbsentNamedBy
+    unavailable_ledgers: UnavailableRecord | None
+
+
+class CopyingRecord(Record, frozen=True, kw_only=True):
+    speed: Literal["full", "yielding"]
+    yields_to_writers: bool
+    is_client_activity_known: bool
+    active_bookies: list[str]
+    unknown_bookies: list[str]
+    copying_nodes: int
+    bytes_per_s: int
+    entries_per_s: int
+
+
+class AuditSummary(Record, frozen=True, kw_only=True):
+    finished_ms: int
+    ledgers: int
+    marks: int
+    unreadable: int
+    unreadable_ledgers: list[int]
+
+
+class UnprovenEndsRecord(Record, frozen=True, kw_only=True):
+    count: int
+    ledgers: list[int]
+
+
+class StatusRecord(Record, frozen=True, kw_only=True):
+    """The state of the cluster's recovery, as ``bookmender status -o json`` prints it."""
+
+    health: Health
+    exit_code: int
+    conditions: list[ConditionRecord]
+    taken_ms: int
+    leader: str | None
+    leader_node: LiveNodeRecord | None
+    nodes: list[LiveNodeRecord]
+    bookies: BookiesByState
+    ordered_bookies: list[BookieRecord]
+    hold: HoldRecord | None
+    is_disabled: bool
+    unreadable_orders: list[str]
+    unreadable_records: list[str]
+    queue: QueueCounts
+    waiting: WaitingRecord
+    leader_state: LeaderStateRecord
+    copying: CopyingRecord
+    last_audit: AuditSummary | None
+    last_fsck: dict[str, Any] | None
+    closer_fsck: dict[str, Any] | None
+    unproven_ends: UnprovenEndsRecord
+
+
+# --- Parts of the state ---------------------------------------------------------------------------
+
+
+class ConditionsRecord(Record, frozen=True, kw_only=True):
+    health: Health
+    taken_ms: int
+    conditions: list[ConditionRecord]
+
+
+class BlockedRecord(Record, frozen=True, kw_only=True):
+    """Queued ledgers that time alone does not help. ``ledgers``: at most 1000."""
+
+    count: int
+    by_reason: dict[str, int]
+    taken_ms: int
+    ledgers: list[NoteRecord]
+
+
+class BookiesRecord(Record, frozen=True, kw_only=True):
+    bookies: list[BookieRecord]
+    unreadable_orders: list[str]
+
+
+class MarkReasonRecord(Record, frozen=True, kw_only=True):
+    cause: str
+    bookie: str | None
+    since_ms: int | None
+    detail: str
+
+
+class LockRecord(ForeignLockRecord, frozen=True, kw_only=True):
+    is_ours: bool
+
+
+class QueuedLedgerRecord(Record, frozen=True, kw_only=True):
+    ledger_id: int
+    missing: list[str] | None
+    mark_unreadable: str | None
+    ctime_ms: int | None
+    is_private: bool
+    reasons: list[MarkReasonRecord]
+    is_locked: bool
+    lock: LockRecord | None
+    waiting: NoteRecord | None
+
+
+class QueueRecord(Record, frozen=True, kw_only=True):
+    """Marked ledgers of both queues. ``ledgers``: those with the lowest ids, at most 1000."""
+
+    marked: int
+    ledgers: list[QueuedLedgerRecord]
+
+
+class CheckRecord(Record, frozen=True, kw_only=True):
+    check: str
+    about: str
+    interval_s: float
+    last_run_ms: int | None
+    is_forced: bool
+    next_due_ms: int | None
+    running: RunRecord | None
+    last: RunRecord | None
+    unreadable_records: list[str]
+
+
+class ChecksRecord(Record, frozen=True, kw_only=True):
+    leader: str | None
+    is_paused: bool
+    concerns: list[str]
+    unreadable_orders: list[str]
+    checks: list[CheckRecord]
+
+
+class EventRecord(Record, frozen=True, kw_only=True):
+    """An event. docs/json.md says what its fields are, and which kinds there are."""
+
+    node: str
+    kind: str
+    at_ms: int
+    until_ms: int | None
+    bookies: list[str]
+    ledger_id: int | None
+    since_ms: int | None
+    ends_ms: int | None
+    ledger_count: int
+    entry_count: int
+    entry_bytes: int
+    event_count: int
+    last_entry_id: int | None
+    cause: str
+    counts: dict[str, int]
+    order: str
+    by: str
+    reason: str
+
+
+class HistoryRecord(Record, frozen=True, kw_only=True):
+    """Events, the oldest first. ``omitted``: earlier ones of the period that are not listed.
+    ``unreadable_records``: znodes that cannot be read, so events may be missing."""
+
+    since_ms: int
+    events: list[EventRecord]
+    omitted: int
+    unreadable_records: list[str]
+
+
+# --- Changes --------------------------------------------------------------------------------------
+
+Seconds = Annotated[int, Meta(ge=1, le=DURATION_MAX_S)]
+ReasonText = Annotated[str, Meta(max_length=REASON_LENGTH_MAX, description="One line of text")]
+
+
+class HoldOrderRecord(Record, frozen=True, kw_only=True):
+    """``for_s``: length from now on; null: until it is ended."""
+
+    for_s: Seconds | None = None
+    reason: ReasonText = ""
+
+
+class MaintenanceOrderRecord(Record, frozen=True, kw_only=True):
+    """``accept_unavailable``: begin the window although ledgers would become unreadable."""
+
+    for_s: Seconds
+    reason: ReasonText = ""
+    accept_unavailable: bool = False
+
+
+class DrainOrderRecord(Record, frozen=True, kw_only=True):
+    """``fence_open``: close open ledgers; null: as before, at first no. ``accept_absent``: order
+    the drain although the bookie is absent."""
+
+    fence_open: bool | None = None
+    accept_absent: bool = False
+
+
+class HoldStateRecord(Record, frozen=True, kw_only=True):
+    is_held: bool
+    hold: HoldRecord | None
+    absent: list[str]
+    absent_by_order: list[str]
+    bookie_count: int
+    unreadable_orders: list[str]
+
+
+class ChangedRecord(Record, frozen=True, kw_only=True):
+    """``has_changed``: false if it was so before. ``concerns``: what may prevent its effect."""
+
+    has_changed: bool
+    concerns: list[str]
+
+
+class SwitchRecord(Record, frozen=True, kw_only=True):
+    is_enabled: bool
+    has_changed: bool

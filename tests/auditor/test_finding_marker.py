@@ -1,0 +1,333 @@
+"""Findings of checks are recorded until their mark is deleted."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from auditor.mark_reasons import (
+    SWEEP_S,
+    UNREADABLE_FINDING,
+    Finding,
+    Findings,
+    read_findings,
+)
+from ledgers.clock import Clock
+from ledgers.errors import UnavailableError
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.store import Delete, MetadataStore, Operation
+from tests.auditor.auditing import leading
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, PATHS
+
+
+class Ahead:
+    """A clock that is an hour and a half ahead."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def now_s(self) -> float:
+        return self._clock.now_s()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + 5_400_000
+
+    async def sleep(self, duration_s: float) -> None:
+        await self._clock.sleep(duration_s)
+
+
+@asynccontextmanager
+async def finding(cluster: Cluster) -> AsyncIterator[Findings]:
+    """Yield a leader's findings, which are swept periodically."""
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, PATHS, cluster.clock)
+        sweeping = asyncio.create_task(findings.run())
+        yield findings
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+
+
+@in_virtual_time
+async def test_a_finding_can_be_read_by_all_nodes() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B2, B1}, "entry 3 is corrupt")
+
+    assert await read_findings(cluster.store, PATHS, [6, 7]) == {
+        7: Finding(
+            check="all-ledgers",
+            bookies=(B1, B2),
+            detail="entry 3 is corrupt",
+            found_ms=cluster.clock.wall_ms(),
+        )
+    }
+
+
+@in_virtual_time
+async def test_two_first_findings_of_a_cluster_may_be_concurrent() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in range(9)))
+
+    assert sorted(await read_findings(cluster.store, PATHS, range(9))) == list(range(9))
+
+
+@in_virtual_time
+async def test_a_deleted_directory_is_created_again() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(6, "fsck", {B1}, "missing")
+        for path in (PATHS.finding(6), PATHS.findings):
+            await cluster.store.delete(path)
+
+        await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in (7, 8)))
+
+    assert sorted(await read_findings(cluster.store, PATHS, range(9))) == [7, 8]
+
+
+@in_virtual_time
+async def test_a_directory_that_keeps_disappearing_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The write ends with an error, not in an endless loop."""
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+
+        async def vanish(store: MetadataStore, path: str) -> None:
+            assert path == PATHS.findings
+
+        monkeypatch.setattr("replication.records.ensure_znode", vanish)
+        with pytest.raises(UnavailableError):
+            await findings.write(7, "fsck", {B1}, "missing")
+
+
+@in_virtual_time
+async def test_a_later_finding_replaces_the_earlier_one() -> None:
+    """The bookies of the earlier one stay in it."""
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        await findings.write(7, "placement", (), "second")
+
+    found = await read_findings(cluster.store, PATHS, [7])
+    assert (found[7].check, found[7].detail) == ("placement", "second")
+    assert found[7].bookies == (B1,), "the damage of the first finding is not repaired yet"
+
+
+@in_virtual_time
+async def test_two_concurrent_findings_name_the_bookies_of_both() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.gather(
+            findings.write(7, "fsck", {B1}, "entry 3 is corrupt"),
+            findings.write(7, "all-ledgers", {B2}, "entry 5 is missing"),
+        )
+
+    found = await read_findings(cluster.store, PATHS, [7])
+    assert found[7].bookies == (B1, B2)
+
+
+@in_virtual_time
+async def test_an_unreadable_finding_is_overwritten() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "fsck", {B1}, "entry 3 is corrupt")
+        await cluster.store.set(PATHS.finding(7), b"?", version=-1)
+
+        await findings.write(7, "fsck", {B2}, "entry 5 is missing")
+
+    assert (await read_findings(cluster.store, PATHS, [7]))[7].bookies == (B2,)
+
+
+@in_virtual_time
+async def test_a_finding_is_deleted_after_the_mark_of_its_ledger() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(LEDGER, "all-ledgers", {B1}, "missing")
+        await cluster.mark(B1)
+        await asyncio.sleep(3 * SWEEP_S)
+        assert LEDGER in await read_findings(cluster.store, PATHS, [LEDGER])
+
+        await cluster.store.delete(PATHS.mark(LEDGER))
+        await asyncio.sleep(2 * SWEEP_S)
+
+    assert await cluster.store.exists(PATHS.finding(LEDGER)) is None
+
+
+@in_virtual_time
+async def test_a_finding_whose_mark_is_not_yet_made_stays() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.sleep(SWEEP_S - 1)
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        await asyncio.sleep(2)
+
+    assert 7 in await read_findings(cluster.store, PATHS, [7])
+
+
+@in_virtual_time
+async def test_a_finding_that_is_written_again_during_a_sweep_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await asyncio.sleep(5)
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        # Sweeps of its own come before it is old enough, and later.
+        await asyncio.sleep(SWEEP_S + 1)
+        commit = findings._batcher.commit
+
+        async def written_first(operations):  # type: ignore[no-untyped-def]
+            monkeypatch.undo()
+            await findings.write(7, "all-ledgers", {B1}, "second")
+            return await commit(operations)
+
+        monkeypatch.setattr(findings._batcher, "commit", written_first)
+        await findings.sweep()
+
+    assert (await read_findings(cluster.store, PATHS, [7]))[7].detail == "second"
+
+
+@in_virtual_time
+async def test_a_failed_sweep_is_made_up_for_by_the_next_one() -> None:
+    cluster = await Cluster.start()
+    losses = 1
+
+    def lose_deletions(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        nonlocal losses
+        if losses and any(isinstance(each, Delete) for each in operations):
+            losses -= 1
+            return Fault.LOST_REQUEST
+        return None
+
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        cluster.tree.faults = lose_deletions
+        await asyncio.sleep(4 * SWEEP_S)
+
+    assert losses == 0
+    assert await read_findings(cluster.store, PATHS, [7]) == {}
+
+
+@in_virtual_time
+async def test_many_findings_are_swept_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("auditor.mark_reasons.SWEPT_PER_S", 0.1)
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        for ledger_id in range(60):
+            await findings.write(ledger_id, "fsck", {B1}, "missing")
+            await cluster.mark(B1, ledger_id=ledger_id)
+        await asyncio.sleep(SWEEP_S + 1)  # a first look, at all of them
+        await cluster.store.delete(PATHS.mark(7))
+
+        await asyncio.sleep(600)
+        assert 7 in await read_findings(cluster.store, PATHS, [7])
+        await asyncio.sleep(600 + 2 * SWEEP_S)
+        assert 7 not in await read_findings(cluster.store, PATHS, [7])
+
+
+@in_virtual_time
+async def test_denied_access_to_a_finding_does_not_end_the_sweep() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, PATHS, cluster.clock)
+        for ledger_id in (7, 8):
+            await findings.write(ledger_id, "all-ledgers", {B1}, "missing")
+        shut_out(leader.store, PATHS.finding(7))
+
+        for _ in range(2):
+            assert await findings.sweep() == 2
+
+    assert [*await read_findings(cluster.store, PATHS, [7, 8])] == [7]
+
+
+@in_virtual_time
+async def test_denied_access_to_all_findings_does_not_end_the_term() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, PATHS, cluster.clock)
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+        shut = shut_out(leader.store, PATHS.findings)
+        sweeping = asyncio.create_task(findings.run())
+        await asyncio.sleep(3 * SWEEP_S)
+        assert not sweeping.done()
+
+        shut.clear()
+        await asyncio.sleep(3 * SWEEP_S)
+        sweeping.cancel()
+
+    assert await read_findings(cluster.store, PATHS, [7]) == {}
+
+
+@in_virtual_time
+async def test_a_clock_ahead_of_zookeepers_makes_no_finding_old() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        findings = Findings(leader.store, leader.batcher, PATHS, Ahead(cluster.clock))
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+
+        await findings.sweep()
+
+    assert 7 in await read_findings(cluster.store, PATHS, [7])
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])
+@in_virtual_time
+async def test_an_unreadable_finding_may_be_damage(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(PATHS.finding(7), data, with_parents=True)
+
+    assert await read_findings(cluster.store, PATHS, [7]) == {7: UNREADABLE_FINDING}
+    assert UNREADABLE_FINDING.may_be_damage
+
+
+@in_virtual_time
+async def test_a_finding_over_an_unreadable_one_keeps_the_bookies_of_the_marks() -> None:
+    """A worker treated the unreadable finding as damage on each of them."""
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ledger_id=7)
+    await cluster.store.create(PATHS.finding(7), b"[]", with_parents=True)
+
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "missing")
+
+    found = await read_findings(cluster.store, PATHS, [7])
+    assert (found[7].check, found[7].bookies) == ("all-ledgers", (B1, B2))
+
+
+@in_virtual_time
+async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        commit = findings._batcher.commit
+
+        async def swept_first(operations):  # type: ignore[no-untyped-def]
+            try:
+                return await commit(operations)
+            finally:
+                gone = [Delete(path=PATHS.finding(7))]
+                if await cluster.store.exists(PATHS.finding(7)):
+                    cluster.tree.apply(cluster.store.session_id, gone)
+
+        monkeypatch.setattr(findings._batcher, "commit", swept_first)
+        await findings.write(7, "all-ledgers", {B1}, "second")
+
+
+@in_virtual_time
+async def test_denied_access_to_a_finding_hides_no_other() -> None:
+    cluster = await Cluster.start()
+    async with finding(cluster) as findings:
+        await findings.write(7, "all-ledgers", {B1}, "first")
+        await findings.write(8, "all-ledgers", {B2}, "second")
+        shut_out(cluster.store, PATHS.finding(7))
+
+        found = await read_findings(cluster.store, PATHS, [7, 8])
+
+    assert found[7] is UNREADABLE_FINDING
+    assert found[8].bookies == (B2,)

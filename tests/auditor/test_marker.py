@@ -1,0 +1,373 @@
+"""Marking under-replicated ledgers, beside workers and Java's auditor."""
+
+from collections.abc import Sequence
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor import marker
+from auditor.marker import MARKS_PER_MULTI, MULTIS_AT_ONCE
+from auditor.underreplication import UnderreplicatedLedger
+from ledgers.errors import (
+    LeadershipLostError,
+    NoNodeError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.memory.store import Fault, MemoryStore
+from ledgers.model import BookieId
+from ledgers.store import (
+    Check,
+    Create,
+    Delete,
+    MultiFailed,
+    Operation,
+    OperationResult,
+    SetData,
+    request_bytes,
+)
+from replication import znodes
+from replication.transactions import BATCH_BYTES_MAX
+from replication.znodes import Mark
+from tests.auditor.auditing import leading
+from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.watched import settle
+
+MARK = PATHS.mark(LEDGER)
+
+
+def underreplicated(ledger_id: int, *lost: BookieId) -> UnderreplicatedLedger:
+    return UnderreplicatedLedger(ledger_id=ledger_id, lost=lost or (B1,), copies_left=1, length=0)
+
+
+async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
+    data, _ = await cluster.store.get(PATHS.mark(ledger_id))
+    return znodes.parse_mark(data)
+
+
+@in_virtual_time
+async def test_a_new_mark_names_the_lost_bookies_and_the_time() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        count = await leader.marker.mark_all([underreplicated(LEDGER, B1, B2)])
+
+    assert count == 1
+    data, stat = await cluster.store.get(MARK)
+    now_ms = cluster.clock.wall_ms()
+    assert data == f'replica: "{B1}"\nreplica: "{B2}"\nctime: {now_ms}\n'.encode()
+    assert stat.ephemeral_owner == 0
+
+
+@in_virtual_time
+async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
+    cluster = await Cluster.start()
+    order = [5, 7_000, 3, 4_000, 1, 20_000, 2, 10_000]
+    async with leading(cluster) as leader:
+        # Creates the directories: marks without directories take longer.
+        await leader.marker.mark(0, (B1,))
+        count = await leader.marker.mark_all([underreplicated(i) for i in order])
+
+    made = {i: await cluster.store.exists(PATHS.mark(i)) for i in order}
+    assert count == len(order)
+    czxids = [made[i].czxid for i in order]  # type: ignore[union-attr]
+    assert czxids == sorted(set(czxids))
+
+
+@in_virtual_time
+async def test_thousands_of_marks_cost_few_requests() -> None:
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        await settle()
+        before = leader.store.request_count
+
+        count = await leader.marker.mark_all(
+            [underreplicated(i) for i in range(30 * MARKS_PER_MULTI)]
+        )
+
+        assert count == 30 * MARKS_PER_MULTI
+        assert leader.store.request_count - before < count / 10
+    assert len(await cluster.marked()) == count
+
+
+@in_virtual_time
+async def test_rule_s14_large_marks_stay_within_the_bound_in_bytes() -> None:
+    cluster = await Cluster.start()
+    many = tuple(BookieId(f"a-bookie-with-a-name-of-its-own-{i}:3181") for i in range(1_000))
+    largest = 0
+
+    def note(_: MemoryStore, operations: Sequence[Operation]) -> None:
+        nonlocal largest
+        largest = max(largest, request_bytes(operations))
+
+    async with leading(cluster) as leader:
+        cluster.tree.faults = note
+        count = await leader.marker.mark_all([underreplicated(i, *many) for i in range(50)])
+
+    assert count == 50
+    assert 0 < largest <= BATCH_BYTES_MAX
+
+
+@in_virtual_time
+async def test_existing_marks_cost_one_request_each() -> None:
+    cluster = await Cluster.start()
+    ledgers = [underreplicated(i) for i in range(20 * MARKS_PER_MULTI)]
+    async with leading(cluster) as leader:
+        await leader.marker.mark_all(ledgers)
+        await settle()
+        before = leader.store.request_count
+
+        assert await leader.marker.mark_all(ledgers) == 0
+        assert leader.store.request_count - before <= len(ledgers) + MULTIS_AT_ONCE
+
+
+@in_virtual_time
+async def test_denied_access_to_a_mark_does_not_stop_the_others() -> None:
+    """It is reported."""
+    cluster = await Cluster.start()
+    await cluster.mark(B1, ledger_id=1)
+    async with leading(cluster) as leader:
+        shut_out(leader.store, PATHS.mark(1))
+        with capture_logs() as logs:
+            assert await leader.marker.mark_all([underreplicated(i) for i in range(3)]) == 2
+
+    assert await cluster.marked() == [0, 1, 2]
+    told = [each for each in logs if each["event"] == "mark.access_denied"]
+    assert [(each["ledger_id"], each["log_level"]) for each in told] == [(1, "error")]
+
+
+@pytest.mark.parametrize("shut", ["mark", "directory", "group"])
+@in_virtual_time
+async def test_a_mark_that_cannot_be_written_does_not_stop_the_others(shut: str) -> None:
+    cluster = await Cluster.start()
+    absent = 70_000  # in a group of directories of its own
+    if shut == "mark":
+        await cluster.mark(B2, ledger_id=absent)
+    path = PATHS.mark(absent)
+    path = path.rsplit("/", {"mark": 0, "directory": 1, "group": 2}[shut])[0]
+    async with leading(cluster) as leader:
+        forbid_writing(leader.store, path)
+        with capture_logs() as logs:
+            assert await leader.marker.mark_all([underreplicated(i) for i in (absent, 0, 1)]) == 2
+
+    assert set(await cluster.marked()) - {absent} == {0, 1}
+    told = [each for each in logs if each["event"] == "mark.access_denied"]
+    assert [each["ledger_id"] for each in told] == [absent]
+
+
+def forbid_writing(store: MemoryStore, path: str) -> None:
+    """Let ZooKeeper's ACLs refuse the session's changes of this znode and those below it."""
+    multi = store.multi
+
+    async def multi_if_allowed(operations: Sequence[Operation]) -> list[OperationResult]:
+        for index, operation in enumerate(operations):
+            is_below = f"{operation.path}/".startswith(f"{path}/")
+            if is_below and not isinstance(operation, Check):
+                raise MultiFailed(index, UnauthorizedError("the ACL shuts us out"))
+        return await multi(operations)
+
+    store.multi = multi_if_allowed  # type: ignore[method-assign]
+
+
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testManyFailuresInAnEnsemble",
+    verdict="same",
+)
+@pytest.mark.compat("G27", verdict="better", why="the mark keeps its first time")
+@in_virtual_time
+async def test_an_existing_mark_is_extended_and_keeps_its_first_time() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ctime_ms=5)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1, B2, B3)]) == 1
+
+    assert await mark_of(cluster) == Mark(replicas=(B2, B1, B3), ctime_ms=5)
+
+
+@pytest.mark.compat("TestLedgerUnderreplicationManager.test2reportSame", verdict="same")
+@in_virtual_time
+async def test_a_mark_that_names_all_bookies_is_not_written() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, B2)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B2)]) == 0
+
+    stat = await cluster.store.exists(MARK)
+    assert stat is not None
+    assert stat.version == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "after"),
+    [
+        pytest.param(b"", Mark(replicas=(B1,)), id="a mark without data"),
+        pytest.param(b"\xff", Mark(replicas=(B1,)), id="an unreadable mark"),
+        pytest.param(
+            znodes.mark_to_bytes(Mark(replicas=(B2,))),
+            Mark(replicas=(B2, B1)),
+            id="a mark of an old version, without a time",
+        ),
+    ],
+)
+@in_virtual_time
+async def test_an_unreadable_mark_is_replaced(data: bytes, after: Mark) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(MARK, data, with_parents=True)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1)]) == 1
+
+    mark = await mark_of(cluster)
+    assert mark.replicas == after.replicas
+    assert mark.ctime_ms == cluster.clock.wall_ms()
+
+
+@in_virtual_time
+async def test_an_empty_directory_left_behind_gets_its_mark() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(MARK.rpartition("/")[0], with_parents=True)
+    async with leading(cluster) as leader:
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+def before_write(
+    cluster: Cluster, store: MemoryStore, *undo: Operation, kind: type[Operation] = Create
+) -> None:
+    """Run a change of another client right before the store's next write of that kind to the
+    mark."""
+
+    def act(asking: MemoryStore, operations: Sequence[Operation]) -> None:
+        if asking is store and any(
+            isinstance(each, kind) and each.path == MARK for each in operations
+        ):
+            cluster.tree.faults = None
+            cluster.tree.apply(cluster.store.session_id, undo)
+
+    cluster.tree.faults = act
+
+
+@pytest.mark.compat(
+    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
+    verdict="same",
+)
+@in_virtual_time
+async def test_parents_that_java_deletes_meanwhile_are_created_again() -> None:
+    cluster = await Cluster.start()
+    directory = MARK.rpartition("/")[0]
+    await cluster.store.create(directory.rpartition("/")[0], with_parents=True)
+    async with leading(cluster) as leader:
+        upper = [Delete(path=directory.rsplit("/", depth)[0]) for depth in (1, 2, 3)]
+        before_write(cluster, leader.store, *upper)
+
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_parents_that_disappear_are_created_mark_by_mark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They disappear while they are created."""
+    cluster = await Cluster.start()
+    async with leading(cluster) as leader:
+        ensure, count = leader.marker._ensure, 0
+
+        async def tidied(directory: str) -> None:
+            nonlocal count
+            count += 1
+            if count == 1:
+                raise NoNodeError("no node", path=directory)
+            await ensure(directory)
+
+        monkeypatch.setattr(leader.marker, "_ensure", tidied)
+
+        assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
+
+    assert await cluster.marked() == [LEDGER]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            SetData(path=MARK, data=znodes.mark_to_bytes(Mark(replicas=(B3,))), version=-1),
+            id="extended",
+        ),
+        pytest.param(Delete(path=MARK), id="deleted"),
+    ],
+)
+@in_virtual_time
+async def test_a_mark_changed_while_it_is_extended_is_read_again(
+    change: Operation,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ctime_ms=5)
+    async with leading(cluster) as leader:
+        before_write(cluster, leader.store, change, kind=SetData)
+
+        assert await leader.marker.mark_all([underreplicated(LEDGER, B1)]) == 1
+
+    assert B1 in (await mark_of(cluster)).replicas
+    if isinstance(change, SetData):
+        assert B3 in (await mark_of(cluster)).replicas
+
+
+@pytest.mark.parametrize("fault", Fault)
+@pytest.mark.parametrize("kind", [Create, SetData])
+@in_virtual_time
+async def test_after_a_lost_reply_the_mark_exists_once(fault: Fault, kind: type[Operation]) -> None:
+    cluster = await Cluster.start()
+    if kind is SetData:
+        await cluster.mark(B2)
+    async with leading(cluster) as leader:
+        fault_once(cluster, leader.store, kind, fault, path=MARK)
+        await leader.marker.mark_all([underreplicated(LEDGER, B1)])
+
+    assert (await mark_of(cluster)).replicas.count(B1) == 1
+
+
+@in_virtual_time
+async def test_a_mark_that_never_stops_changing_is_an_error() -> None:
+    """A later audit may succeed."""
+    cluster = await Cluster.start()
+    await cluster.mark(B2)
+    async with leading(cluster) as leader:
+
+        def always_first(store: MemoryStore, operations: Sequence[Operation]) -> None:
+            if store is leader.store and any(isinstance(each, SetData) for each in operations):
+                touch = SetData(path=MARK, data=b"", version=-1)
+                cluster.tree.apply(cluster.store.session_id, [touch])
+
+        cluster.tree.faults = always_first
+        with pytest.raises(UnavailableError):
+            await leader.marker.mark_all([underreplicated(LEDGER, B1)])
+
+
+@pytest.mark.parametrize(
+    ("is_vote", "error"),
+    [
+        pytest.param(True, LeadershipLostError, id="its vote is deleted"),
+        pytest.param(False, SessionLostError, id="its session is not proven"),
+    ],
+)
+@in_virtual_time
+async def test_rule_s9_a_former_leader_writes_nothing(
+    is_vote: bool, error: type[Exception]
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B2, ledger_id=1)
+    async with leading(cluster) as leader:
+        gone = leader.leadership.vote_path if is_vote else leader.membership.path
+        await cluster.store.delete(gone)
+        before = cluster.tree.snapshot()
+
+        for ledgers in ([underreplicated(LEDGER)], [underreplicated(1, B1)]):
+            with pytest.raises(error):
+                await leader.marker.mark_all(ledgers)
+
+        assert cluster.tree.snapshot() == before

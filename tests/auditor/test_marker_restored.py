@@ -1,0 +1,103 @@
+"""Deleted marks of ledgers that still lack copies are noticed and made again."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from auditor.marker import LIST_S, LossMarks
+from ledgers.errors import UnavailableError
+from tests.auditor.auditing import auditing
+from tests.auditor.scenes import marked_soon, with_ledgers
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import PATHS
+
+
+async def unmark(cluster: Cluster, *ledger_ids: int) -> None:
+    for ledger_id in ledger_ids:
+        path = PATHS.mark(ledger_id)
+        await cluster.store.delete(path)
+        await cluster.store.delete(path.rpartition("/")[0])
+
+
+@in_virtual_time
+async def test_a_mark_deleted_while_its_bookie_is_lost_is_restored() -> None:
+    """A worker that saw the bookie return deleted the mark; the bookie disappeared again."""
+    cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
+    await cluster.kill(B1)
+    async with auditing(cluster):
+        assert await marked_soon(cluster) == [0, 1]
+        await unmark(cluster, 1)
+        with capture_logs() as logs:
+            await asyncio.sleep(2 * LIST_S)
+            assert await cluster.marked() == [0, 1]
+
+            await unmark(cluster, 1)  # Java's workers may see it otherwise every time
+            await asyncio.sleep(5 * LIST_S)
+            assert await cluster.marked() == [0]
+    assert [each["first"] for each in logs if each["event"] == "marks.disappeared"] == [[1]]
+
+
+@in_virtual_time
+async def test_a_repaired_ledger_is_not_marked_again() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    async with auditing(cluster):
+        assert await marked_soon(cluster) == [0]
+        await asyncio.sleep(LIST_S - 2)
+        await unmark(cluster, 0)
+        # During this sleep the leader looks, and finds no mark and the old metadata.
+        await asyncio.sleep(3)
+        versioned = await cluster.manager.read(0)
+        (segment,) = versioned.metadata.segments
+        moved = versioned.metadata.with_segment(segment.with_bookies({0: B3}))
+        await cluster.manager.write(0, moved, read_as=versioned)
+        await asyncio.sleep(3 * LIST_S)
+
+        assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_failed_listing_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    async with auditing(cluster) as leader:
+        assert await marked_soon(cluster) == [0]
+        await unmark(cluster, 0)
+        shut = shut_out(leader.store, PATHS.marks)
+        await asyncio.sleep(3 * LIST_S)
+        assert await cluster.marked() == []
+
+        shut.clear()
+        await asyncio.sleep(2 * LIST_S)
+        assert await cluster.marked() == [0]
+
+
+@in_virtual_time
+async def test_nothing_is_listed_while_no_bookie_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await with_ledgers((B1, B2))
+
+    def fail(self: LossMarks, listed: object) -> frozenset[int]:
+        raise UnavailableError("listed all the same")
+
+    monkeypatch.setattr(LossMarks, "unlisted_marks", fail)
+    with capture_logs() as logs:
+        async with auditing(cluster):
+            await asyncio.sleep(3 * LIST_S)
+
+    assert [each for each in logs if each["event"] == "marks.list_failed"] == []
+
+
+@in_virtual_time
+async def test_without_recursive_watches_no_mark_is_restored() -> None:
+    """ZooKeeper before 3.6: the ledger map may be an hour old."""
+    cluster = await with_ledgers((B1, B2))
+    cluster.tree.has_recursive_watches = False
+    await cluster.kill(B1)
+    async with auditing(cluster):
+        assert await marked_soon(cluster) == [0]
+        await unmark(cluster, 0)
+        await asyncio.sleep(5 * LIST_S)
+
+        assert await cluster.marked() == []

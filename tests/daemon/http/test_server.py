@@ -1,0 +1,207 @@
+"""The thread and the port of the server: nothing that happens to it reaches the node."""
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon.http import app, server
+from daemon.http.cluster_reader import ClusterReader, Read, Reading
+from daemon.http.server import http_thread
+from daemon.live_settings import LiveSettings
+from daemon.settings import HttpSettings, Settings
+from ledgers.errors import UnavailableError
+
+PATIENCE_S = 20.0
+DAY_S = 86_400.0
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A port that another process uses."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as bound:
+        yield bound
+
+
+def settings(port: int) -> Settings:
+    """No ZooKeeper answers there."""
+    return Settings(
+        metadata_service_uri="zk+hierarchical://127.0.0.1:1/ledgers", http=HttpSettings(port=port)
+    )
+
+
+def get(port: int, path: str) -> tuple[int, bytes]:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}{path}")
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return answer.status, answer.read()
+
+
+def wait_until(condition: object) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError):
+        return get(port, "/healthz")[0] == 200
+    return False
+
+
+def test_a_port_in_use_is_told_once_and_tried_again(
+    taken: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "RETRY_S", 0.01)
+    port = taken.getsockname()[1]
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(port)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            time.sleep(0.1)
+            taken.close()
+            wait_until(lambda: answers(port))
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+    failed = [each for each in logged if each["event"] == "http.listen_failed"]
+    assert [(each["log_level"], each["port"]) for each in failed] == [("error", port)]
+    assert "http.port" in failed[0]["next_step"]
+    assert [each["event"] for each in logged].count("http.listening") == 1
+
+
+def test_any_free_port_is_told_in_the_log() -> None:
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(0)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            (listening,) = (each for each in logged if each["event"] == "http.listening")
+            assert answers(listening["port"])
+            status, text = get(listening["port"], "/metrics")
+            assert (status, b"bookmender_leader" in text) == (200, True)
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+    assert not answers(listening["port"])
+
+
+def test_a_missing_token_is_told_in_the_log() -> None:
+    http = HttpSettings(port=0, token_file="/nonexistent/token")
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(replace(settings(0), http=http)), [])
+        thread.start()
+        try:
+            wait_until(lambda: any(each["event"] == "http.token_unusable" for each in logged))
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+    (told,) = (each for each in logged if each["event"] == "http.token_unusable")
+    assert "/nonexistent/token" in told["error"]
+
+
+def test_the_oldest_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(0)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            port = logged[-1]["port"]
+            idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+            assert answers(port), "idle connections keep nobody out"
+            idle[0].settimeout(PATIENCE_S)
+            with suppress(ConnectionResetError):
+                assert idle[0].recv(1) == b""
+            for each in idle:
+                each.close()
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+
+def test_a_request_in_progress_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ZooKeeper does not answer, and the request would wait for a day."""
+    real, is_asked = ClusterReader.read, threading.Event()
+
+    async def read(self: ClusterReader, name: str, read: Read) -> Reading:
+        is_asked.set()
+        with suppress(UnavailableError):
+            await real(self, name, read)
+        await asyncio.sleep(DAY_S)
+        raise AssertionError
+
+    monkeypatch.setattr(ClusterReader, "read", read)
+    monkeypatch.setattr(app, "REQUEST_S", DAY_S)
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(0)), [])
+        thread.start()
+        wait_until(lambda: logged)
+        with socket.create_connection(("127.0.0.1", logged[-1]["port"])) as client:
+            client.sendall(b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert is_asked.wait(PATIENCE_S)
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+
+def test_a_server_that_crashes_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    crashes = iter([ZeroDivisionError()])
+    real = server.listen
+
+    async def listen(*arguments: object) -> None:
+        for error in crashes:
+            raise error
+        await real(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(server, "listen", listen)
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(0)), [])
+        thread.start()
+        try:
+            wait_until(lambda: any(each["event"] == "http.listening" for each in logged))
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+    assert "role.crashed" in [each["event"] for each in logged]
+
+
+def test_the_list_of_commands_and_other_commands_do_not_load_the_server() -> None:
+    code = (
+        "import sys; from daemon.cli.main import cli; import daemon.status.command\n"
+        "import daemon.cli.daemon, daemon.node, daemon.roles\n"
+        "print(*[m for m in ('aiohttp', 'daemon.http.app') if m in sys.modules])"
+    )
+
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.split() == []
+
+
+def test_garbage_is_answered_with_400_and_not_logged(capfd: pytest.CaptureFixture[str]) -> None:
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"\x16\x03\x01 nonsense\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+    with capture_logs() as logged:
+        thread = http_thread(LiveSettings(settings(0)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            port = logged[0]["port"]
+            assert asyncio.run(ask(port)).startswith(b"HTTP/1.0 400")
+            assert json.loads(get(port, "/healthz")[1])["is_ok"] is True
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+    assert [each["event"] for each in logged] == ["http.listening"]
+    assert capfd.readouterr().err == ""

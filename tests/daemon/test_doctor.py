@@ -1,0 +1,429 @@
+"""``bookmender doctor``: what each check finds."""
+
+import asyncio
+import ssl
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from daemon.cli import doctor
+from daemon.cli.doctor import (
+    Finding,
+    Level,
+    Server,
+    ask_server,
+    bookie_findings,
+    clock_bound_finding,
+    clock_finding,
+    diagnose,
+    diagnose_cluster,
+    latency_finding,
+    leader_finding,
+    no_racks_finding,
+    node_findings,
+    parse_server,
+    server_findings,
+    settings_findings,
+    state_findings,
+    worst,
+)
+from daemon.local.certificates import Authority
+from daemon.local.ports import LOOPBACK
+from daemon.settings import HttpSettings, Settings, load_settings
+from ledgers.clock import SystemClock
+from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.model import BookieId
+from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.security import SecuritySettings, security_for
+from replication.nodes import LiveNode, NodeInfo, Role
+from replication.settings import PlacementSettings
+from replication.znodes import vote_to_bytes
+from tests.certificates import need_openssl
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import PATHS, ROOT
+
+Answers = Mapping[BookieId, float | BookmenderError]
+
+
+def texts(found: list[Finding], level: Level) -> list[str]:
+    return [each.text for each in found if each.level is level]
+
+
+def by_check(found: list[Finding]) -> dict[str, Level]:
+    return {name: worst(f for f in found if f.check == name) for name in {f.check for f in found}}
+
+
+async def all_answer(view: BookieView) -> Answers:
+    return dict.fromkeys(view.available, 0.001)
+
+
+async def diagnosed(cluster: Cluster, *shut: str, writes: bool = False) -> list[Finding]:
+    here = visiting(cluster)
+    shut_out(here.store, *shut)
+    return await diagnose_cluster(here, writes=writes, clock=cluster.clock, ask=all_answer)
+
+
+async def cluster_with_node() -> Cluster:
+    cluster = await Cluster.start()
+    await cluster.store.create(f"{ROOT}/INSTANCEID", b"2744a558-86bd-4e1e-9310-96f2cf5590be")
+    for role in (Role.AUDITOR, Role.WORKER):
+        info = NodeInfo(role=role, host="host-a", pid=1, started_ms=0)
+        await cluster.store.create(f"{PATHS.nodes}/{role.value}", info.to_json(), is_ephemeral=True)
+    vote = f"{PATHS.election}/V_0000000001"
+    await cluster.store.create(vote, vote_to_bytes("host-a"), is_ephemeral=True)
+    return cluster
+
+
+# --- A whole cluster ------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_healthy_cluster_is_ok_and_stays_unchanged() -> None:
+    cluster = await cluster_with_node()
+    written = await cluster.write_ledger((B1, B2))
+    before = await _znodes(cluster)
+
+    found = await diagnosed(cluster)
+
+    assert texts(found, Level.WARN) == texts(found, Level.ERROR) == []
+    assert await _znodes(cluster) == before
+    assert (await cluster.manager.read(written.ledger_id)).version == written.version
+
+
+async def _znodes(cluster: Cluster) -> dict[str, list[str]]:
+    parents = (ROOT, PATHS.directory, PATHS.marks, PATHS.locks, PATHS.election, PATHS.nodes)
+    return {path: sorted(await cluster.store.children(path)) for path in parents}
+
+
+@in_virtual_time
+async def test_with_write_the_clocks_are_compared_and_nothing_is_left() -> None:
+    cluster = await cluster_with_node()
+    before = await _znodes(cluster)
+
+    found = await diagnosed(cluster, writes=True)
+
+    assert "this host's clock is 0.0 s ahead of ZooKeeper's" in texts(found, Level.OK)
+    assert await _znodes(cluster) == before
+
+
+@in_virtual_time
+async def test_trees_that_acls_hide_are_named() -> None:
+    cluster = await cluster_with_node()
+
+    found = await diagnosed(cluster, PATHS.locks)
+
+    (told,) = [f for f in found if f.check == "read access"]
+    assert told.level is Level.ERROR
+    assert told.text.startswith(PATHS.locks)
+    assert "setAcl" in told.advice
+
+
+@in_virtual_time
+async def test_a_check_that_hangs_does_not_hold_up_the_others() -> None:
+    cluster = await cluster_with_node()
+    began_s = cluster.clock.now_s()
+
+    async def nobody_answers(view: BookieView) -> Answers:
+        await asyncio.sleep(3600)
+        return {}
+
+    found = await diagnose_cluster(
+        visiting(cluster), writes=False, clock=cluster.clock, ask=nobody_answers
+    )
+
+    assert cluster.clock.now_s() - began_s < 10
+    assert by_check(found)["bookies"] is Level.ERROR
+    assert by_check(found)["clock"] is Level.OK
+
+
+def test_a_cluster_without_servers_is_diagnosed_too() -> None:
+    settings = Settings(metadata_service_uri="zk://127.0.0.1:1/ledgers")
+
+    found = asyncio.run(diagnose(settings, writes=False, clock=SystemClock()))
+
+    assert [f.level for f in found if f.check == "zookeeper"] == [Level.ERROR, Level.ERROR]
+
+
+def test_a_missing_file_of_security_is_no_problem_of_the_network() -> None:
+    settings = Settings(
+        metadata_service_uri="zk://127.0.0.1:1/ledgers",
+        security=SecuritySettings(zookeeper_tls=True, ca_file="/nonexistent/ca.pem"),
+    )
+
+    found = asyncio.run(diagnose(settings, writes=False, clock=SystemClock()))
+
+    error = found[-1]
+    assert "/nonexistent/ca.pem" in error.text
+    assert "[security]" in error.advice
+
+
+# --- This host ------------------------------------------------------------------------------------
+
+
+def test_settings_that_fight_each_other_are_warnings() -> None:
+    uri = {"BOOKMENDER_METADATA_SERVICE_URI": "zk://zk:2181/ledgers"}
+    fighting = load_settings(None, {**uri, "BOOKMENDER_HOLD_SHARE": "1"})
+
+    assert [f.level for f in settings_findings(load_settings(None, uri))] == [Level.OK]
+    assert [f.level for f in settings_findings(fighting)] == [Level.WARN]
+
+
+def test_a_secret_that_every_user_may_read_is_a_warning(tmp_path: Path) -> None:
+    token_file = tmp_path / "token"
+    token_file.write_text("long-enough-for-a-token")
+    token_file.chmod(0o644)
+    settings = Settings(
+        metadata_service_uri="zk://zk:2181/ledgers", http=HttpSettings(token_file=str(token_file))
+    )
+
+    assert [f.level for f in settings_findings(settings)] == [Level.WARN]
+    token_file.unlink()
+    assert [f.level for f in settings_findings(settings)] == [Level.ERROR]
+
+
+def test_the_state_folder_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+
+    assert state_findings(tmp_path / "new" / "state")[0].level is Level.OK
+    assert state_findings(tmp_path / "file" / "state")[0].level is Level.ERROR
+    (tmp_path / "left").mkdir()
+    (tmp_path / "left" / "journal").touch()  # in the place of a folder: not even root may write
+    assert state_findings(tmp_path / "left")[0].level is Level.ERROR
+    monkeypatch.setattr(doctor, "FREE_BYTES_MIN", 1 << 62)
+    assert state_findings(tmp_path)[0].level is Level.WARN
+
+
+# --- ZooKeeper ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "server"),
+    [
+        pytest.param(
+            b"Zookeeper version: 3.9.5-293c, built on 2026\nLatency min: 0\nMode: leader\n",
+            Server(version="3.9.5", mode="leader"),
+            id="a version and a mode",
+        ),
+        pytest.param(
+            b"srvr is not executed because it is not in the whitelist.\n",
+            Server(),
+            id="the command is not allowed",
+        ),
+        pytest.param(b"", Server(), id="no answer"),
+    ],
+)
+def test_the_answer_of_a_server_is_parsed(answer: bytes, server: Server) -> None:
+    assert parse_server(answer) == server
+
+
+NEW, OLD = Server(version="3.9.5", mode="leader"), Server(version="3.5.10", mode="follower")
+GONE = Server(error="connection refused")
+
+
+@pytest.mark.parametrize(
+    ("servers", "levels"),
+    [
+        pytest.param({"a": NEW}, [Level.OK], id="one that answers"),
+        pytest.param({"a": GONE}, [Level.ERROR], id="the only one is gone"),
+        pytest.param({"a": NEW, "b": GONE}, [Level.OK, Level.WARN], id="one of two is gone"),
+        pytest.param({"a": OLD}, [Level.WARN], id="too old to watch trees"),
+        pytest.param(
+            {"a": NEW, "b": Server(version="3.8.4")},
+            [Level.OK, Level.OK, Level.WARN],
+            id="different versions",
+        ),
+        pytest.param({"a": Server()}, [Level.OK], id="it does not tell its version"),
+    ],
+)
+def test_servers_are_judged(servers: dict[str, Server], levels: list[Level]) -> None:
+    assert [each.level for each in server_findings(servers)] == levels
+
+
+def test_a_server_that_is_not_there_is_an_answer() -> None:
+    assert asyncio.run(ask_server("127.0.0.1:1")).error
+
+
+@pytest.mark.parametrize(
+    ("has_tls", "certified", "told"),
+    [
+        pytest.param(True, LOOPBACK, "", id="as the settings say"),
+        pytest.param(True, "elsewhere.example", "the certificate of ZooKeeper", id="another host"),
+        pytest.param(False, LOOPBACK, "check that TLS is on at this port", id="clear text"),
+    ],
+)
+def test_a_server_is_asked_over_tls(
+    tmp_path: Path, has_tls: bool, certified: str, told: str
+) -> None:
+    need_openssl()
+    authority = Authority(tmp_path)
+    at_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    at_server.load_cert_chain(authority.issue("server", hosts=[certified]).both)
+    security = SecuritySettings(zookeeper_tls=True, ca_file=str(authority.certificate))
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if await reader.read(4) == b"srvr":
+            writer.write(b"Zookeeper version: 3.9.5-x\nMode: leader\n")
+        writer.close()
+
+    async def ask() -> Server:
+        context = at_server if has_tls else None
+        async with await asyncio.start_server(answer, LOOPBACK, ssl=context) as serving:
+            port = serving.sockets[0].getsockname()[1]
+            tls = security_for(security).zookeeper_tls()
+            return await ask_server(f"{LOOPBACK}:{port}", security=security, tls=tls)
+
+    server = asyncio.run(ask())
+
+    if told:
+        assert told in server.error
+        assert "[security]" in server.advice
+    else:
+        assert server == Server(version="3.9.5", mode="leader")
+
+
+@pytest.mark.parametrize(
+    ("median_s", "level"), [(0.003, Level.OK), (0.2, Level.WARN), (2.0, Level.ERROR)]
+)
+def test_latency_is_judged(median_s: float, level: Level) -> None:
+    assert latency_finding(median_s).level is level
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level"), [(0.5, Level.OK), (-5.0, Level.WARN), (90.0, Level.ERROR)]
+)
+def test_clock_offsets_are_judged(ahead_s: float, level: Level) -> None:
+    assert clock_finding(ahead_s).level is level
+
+
+def test_a_write_in_the_future_proves_that_the_clock_is_behind() -> None:
+    assert clock_bound_finding(10_000, now_ms=5_000).text.startswith("this host's clock is 5.0 s b")
+    assert clock_bound_finding(5_000, now_ms=10_000).level is Level.OK
+
+
+# --- Bookies --------------------------------------------------------------------------------------
+
+
+def view_of(*bookies: BookieId, writable: bool = True) -> BookieView:
+    registered = {
+        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=1, is_writable=writable)
+        for bookie in bookies
+    }
+    return BookieView(writable=registered) if writable else BookieView(read_only=registered)
+
+
+@pytest.mark.parametrize(
+    ("answers", "level"),
+    [
+        pytest.param({B1: 0.01, B2: 0.02}, Level.OK, id="all answer"),
+        pytest.param({B1: 0.01, B2: 2.0}, Level.WARN, id="one is slow"),
+        pytest.param({B1: 0.01, B2: UnavailableError("no")}, Level.ERROR, id="one is silent"),
+    ],
+)
+def test_bookies_are_judged(answers: dict[BookieId, Any], level: Level) -> None:
+    assert worst(bookie_findings(view_of(B1, B2), answers)) is level
+
+
+def test_without_a_writable_bookie_nothing_can_be_copied() -> None:
+    found = bookie_findings(view_of(B1, writable=False), {B1: 0.01})
+
+    assert texts(found, Level.ERROR) == ["no bookie is writable, so nothing can be copied"]
+
+
+def test_many_silent_bookies_are_counted() -> None:
+    bookies = [BookieId(f"bookie-{number}:3181") for number in range(30)]
+    answers: dict[BookieId, Any] = dict.fromkeys(bookies, UnavailableError("no"))
+
+    found = bookie_findings(view_of(*bookies), answers)
+
+    assert len(found) == 21
+    assert found[-1].text == "10 more bookies do not serve this host"
+
+
+@pytest.mark.parametrize(
+    ("placed", "level"),
+    [
+        pytest.param((B1, B2), Level.OK, id="every bookie has a rack"),
+        pytest.param((B1,), Level.WARN, id="one has none"),
+        pytest.param(None, Level.ERROR, id="the source cannot be read"),
+    ],
+)
+def test_the_racks_of_the_bookies_are_checked(
+    tmp_path: Path, placed: tuple[BookieId, ...] | None, level: Level
+) -> None:
+    file = tmp_path / "racks"
+    if placed is not None:
+        file.write_text("".join(f"{bookie} = /rack-1\n" for bookie in placed))
+
+    async def racks() -> list[Finding]:
+        cluster = await Cluster.start(B1, B2)
+        here = visiting(cluster)
+        placement = replace(here.settings.placement, racks_file=str(file))
+        settings = replace(here.settings, placement=placement)
+        return await diagnose_cluster(
+            replace(here, settings=settings), writes=False, clock=SystemClock(), ask=all_answer
+        )
+
+    assert by_check(asyncio.run(racks()))["racks"] is level
+
+
+def test_racks_of_pulsar_that_are_not_used_are_a_warning() -> None:
+    assert no_racks_finding(is_unused=True).level is Level.WARN
+    assert no_racks_finding(is_unused=False).level is Level.OK
+
+
+def test_a_file_of_racks_that_does_not_exist_is_an_error() -> None:
+    settings = Settings(
+        metadata_service_uri="zk://zk:2181/ledgers",
+        placement=PlacementSettings(racks_file="/does/not/exist"),
+    )
+
+    assert worst(settings_findings(settings)) is Level.ERROR
+
+
+# --- Nodes ----------------------------------------------------------------------------------------
+
+
+def node(role: Role, host: str, pid: int, bookie: str | None = None) -> LiveNode:
+    info = NodeInfo(role=role, host=host, pid=pid, bookie_id=bookie, started_ms=0)
+    return LiveNode(info=info, session_id=pid)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "level"),
+    [
+        pytest.param(
+            [node(role, host, 1) for role in (Role.WORKER, Role.AUDITOR) for host in "ab"],
+            Level.OK,
+            id="one on each host",
+        ),
+        pytest.param(
+            [node(Role.WORKER, "a", 1), node(Role.WORKER, "a", 2)], Level.WARN, id="two on a host"
+        ),
+        pytest.param(
+            [node(Role.WORKER, "a", 1, B1), node(Role.WORKER, "b", 2, B1)],
+            Level.WARN,
+            id="two with the same bookie",
+        ),
+        pytest.param(
+            [node(Role.WORKER, "a", 1), node(Role.HAND, "a", 2), node(Role.HAND, "a", 3)],
+            Level.OK,
+            id="repairs by hand",
+        ),
+        pytest.param([node(Role.AUDITOR, "a", 1)], Level.WARN, id="no worker"),
+    ],
+)
+def test_nodes_that_run_twice_are_found(nodes: list[LiveNode], level: Level) -> None:
+    assert worst(node_findings(nodes)) is level
+
+
+def test_javas_auditor_is_a_warning_only_if_it_leads() -> None:
+    assert leader_finding("java", is_ours=False, java_count=1).level is Level.WARN
+    assert leader_finding(None, is_ours=False, java_count=0).level is Level.WARN
+    beside = leader_finding("host-a", is_ours=True, java_count=2)
+    assert beside.level is Level.OK
+    assert beside.text == "host-a leads; 2 candidates of Java's AutoRecovery"

@@ -1,0 +1,289 @@
+"""``bookmender history``: its texts and filters, and the orders that commands record."""
+
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from daemon.admin_session import operator, order_event
+from daemon.cli import history as history_command
+from daemon.cli import switch
+from daemon.cli.check import force_check, pause_checks, resume_checks
+from daemon.cli.drain import cancel_drains, order_drains
+from daemon.cli.history import history, is_about
+from daemon.cli.hold import begin_hold, end_hold
+from daemon.cli.identities import give_trust, withdraw_trust
+from daemon.cli.limits import change_limits
+from daemon.cli.maintenance import end_window, open_window
+from daemon.history_texts import event_text
+from ledgers.errors import UnauthorizedError
+from replication.history import Cause, Event, Kind, NodeEvent, read_history, record_order
+from replication.orders import LimitsOrder
+from tests.daemon.in_memory import run_in_memory
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import PATHS
+
+AT_MS = 1_700_000_000_000
+"""2023-11-14 22:13:20 UTC."""
+
+TEXTS = [
+    (
+        Event(kind=Kind.BOOKIE_LOST, at_ms=AT_MS, bookies=(B1,), since_ms=AT_MS - 30_000),
+        f"{B1} is lost (counted as absent since 22:12:50Z)",
+    ),
+    (Event(kind=Kind.BOOKIE_REFORMATTED, bookies=(B1,)), f"{B1} was reformatted"),
+    (Event(kind=Kind.BOOKIE_RETURNED, bookies=(B1,)), f"{B1} is registered again"),
+    (
+        Event(kind=Kind.LOSS_ENDED, bookies=(B1,)),
+        f"{B1} counts no longer as lost, and is not registered",
+    ),
+    (
+        Event(
+            kind=Kind.LEDGERS_MARKED,
+            at_ms=AT_MS,
+            until_ms=AT_MS + 60_000,
+            bookies=(B1,),
+            cause="lost",
+            ledger_count=1_234,
+        ),
+        f"marked 1,234 ledgers: {B1} is lost, until 22:14:20Z",
+    ),
+    (
+        Event(kind=Kind.LEDGERS_REPAIRED, ledger_count=1, entry_count=1_000, entry_bytes=5_000),
+        "completed 1 ledger: copied 1,000 entries, 5,000 bytes",
+    ),
+    (
+        Event(kind=Kind.LEDGERS_REPAIRED, entry_count=1, entry_bytes=5),
+        "completed no ledger: copied 1 entry, 5 bytes",
+    ),
+    *(
+        (
+            Event(kind=Kind.LEDGERS_REPAIRED, ledger_count=9, cause=cause, bookies=bookies),
+            f"completed 9 ledgers: {why}; copied 0 entries, 0 bytes",
+        )
+        for cause, bookies, why in [
+            (Cause.LOST, (B1,), f"{B1} is lost"),
+            (Cause.REFORMATTED, (B1, B2), f"{B1}, {B2} are reformatted"),
+            (Cause.DRAINED, (B1,), f"draining {B1}"),
+            (Cause.DRAINED, (), "draining several bookies"),
+            (Cause.FOUND, (B1,), f"a check found missing or damaged copies on {B1}"),
+            (Cause.RETURNED, (B1,), f"{B1} is registered again"),
+            (Cause.CANCELLED, (B1,), f"the drain of {B1} was cancelled"),
+            (Cause.DELETED, (), "the ledgers were deleted"),
+            ("sung", (B1,), f"sung {B1}"),
+        ]
+    ),
+    (Event(kind=Kind.LEDGER_FENCED, ledger_id=7), "fenced open ledger 7"),
+    (
+        Event(kind=Kind.LEDGER_FENCED, ledger_id=7, cause=Cause.LOST, bookies=(B1,)),
+        f"fenced open ledger 7: {B1} is absent",
+    ),
+    (
+        Event(kind=Kind.LEDGER_FENCED, ledger_id=7, cause=Cause.DRAINED, bookies=(B1,)),
+        f"fenced open ledger 7: draining {B1}",
+    ),
+    (
+        Event(kind=Kind.LEDGER_RECOVERED, ledger_id=7, last_entry_id=41),
+        "recovered ledger 7: closed after entry 41",
+    ),
+    (
+        Event(kind=Kind.LEDGER_RECOVERED, ledger_id=7, last_entry_id=-1),
+        "recovered ledger 7: closed without entries",
+    ),
+    (
+        Event(kind=Kind.RECOVERY_UNFINISHED, ledger_id=7, reason="no answer"),
+        "could not close ledger 7, which may be fenced: no answer",
+    ),
+    (Event(kind=Kind.LEADER_ELECTED), "became leader"),
+    (
+        Event(kind=Kind.HOLD_BEGAN, bookies=(B1, B2), reason="2 of 3", ends_ms=AT_MS),
+        f"safety hold began, until 2023-11-14 22:13:20Z at most: 2 of 3. Absent: {B1}, {B2}",
+    ),
+    (
+        Event(kind=Kind.HOLD_ENDED, cause="returned"),
+        "safety hold ended (enough bookies are back)",
+    ),
+    (
+        Event(kind=Kind.CHECK_FINISHED, cause="replicas", ledger_count=9, counts={"marked": 2}),
+        "replicas checked 9 ledgers: marked 2",
+    ),
+    (
+        Event(kind=Kind.FINDING, ledger_id=7, bookies=(B1,), cause="replicas", reason="lacks 2"),
+        f"replicas check found ledger 7 on {B1}: lacks 2",
+    ),
+    (
+        order_event(
+            "bookie maintenance", bookies=(B1,), by="me@host", ends_ms=AT_MS, reason="new disk"
+        ),
+        f"bookmender bookie maintenance {B1} by me@host, until 2023-11-14 22:13:20Z (new disk)",
+    ),
+    (
+        order_event("ledger close", ledger_id=7, last_entry_id=3, by="me@host"),
+        "bookmender ledger close ledger 7 by me@host: closed after entry 3",
+    ),
+    (
+        order_event("limits", counts={"bytes_per_s": 5_000}, by="me@host"),
+        "bookmender limits bytes_per_s 5,000 by me@host",
+    ),
+    (
+        Event(kind=Kind.NOT_RECORDED, event_count=12),
+        "12 events not recorded, because there were too many",
+    ),
+    (Event(kind="bookie-sang", bookies=(B1,), reason="loud"), f"bookie-sang: {B1}, loud"),
+]
+
+
+@pytest.mark.parametrize(("event", "text"), TEXTS, ids=[text for _, text in TEXTS])
+def test_an_event_is_one_clause(event: Event, text: str) -> None:
+    assert event_text(event) == text
+
+
+def test_each_kind_has_a_text() -> None:
+    assert {event.kind for event, _ in TEXTS} >= set(Kind)
+
+
+@pytest.mark.parametrize(
+    ("filters", "is_shown"),
+    [
+        pytest.param({}, True, id="no filter"),
+        pytest.param({"kinds": ["finding", "order"]}, True, id="its kind"),
+        pytest.param({"kinds": ["order"]}, False, id="another kind"),
+        pytest.param({"ledger_id": 7}, True, id="its ledger"),
+        pytest.param({"ledger_id": 0}, False, id="another ledger"),
+        pytest.param({"bookie": B1}, True, id="its bookie"),
+        pytest.param({"bookie": B2, "ledger_id": 7}, False, id="another bookie"),
+    ],
+)
+def test_events_are_filtered(filters: dict[str, Any], is_shown: bool) -> None:
+    event = Event(kind=Kind.FINDING, ledger_id=7, bookies=(B1,))
+
+    asked = {"kinds": (), "ledger_id": None, "bookie": None} | filters
+
+    assert is_about(NodeEvent(node="n", event=event), **asked) is is_shown
+
+
+# --- The command ----------------------------------------------------------------------------------
+
+
+async def three_events(cluster: Cluster) -> None:
+    for ledger_id in (1, 2, 3):
+        event = order_event("repair", ledger_id=ledger_id, by="me@host\x1b[31m")
+        await record_order(cluster.store, PATHS, node="host-a", events=[event])
+    await cluster.store.create(f"{PATHS.history}/rubbish", b"{")
+
+
+def test_the_last_events_are_shown_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_command, "SystemClock", EpochClock)
+
+    result, _ = run_in_memory(
+        monkeypatch, history_command, history, "--limit", "2", prepare=three_events
+    )
+
+    lines = result.stdout.splitlines()
+    assert [line.partition("  ")[2] for line in lines] == [
+        "host-a  bookmender repair ledger 2 by me@host\\x1b[31m",
+        "host-a  bookmender repair ledger 3 by me@host\\x1b[31m",
+    ]
+    assert "1 earlier event not shown" in result.stderr
+    assert f"{PATHS.history}/rubbish cannot be read" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_the_json_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_command, "SystemClock", EpochClock)
+
+    result, _ = run_in_memory(
+        monkeypatch,
+        history_command,
+        history,
+        *("--ledger", "2", "-o", "json"),
+        prepare=three_events,
+    )
+
+    found = json.loads(result.stdout)
+    assert [event["ledger_id"] for event in found["events"]] == [2]
+    assert found["unreadable_records"] == [f"{PATHS.history}/rubbish"]
+
+
+class EpochClock:
+    def wall_ms(self) -> int:
+        return AT_MS
+
+
+# --- Orders ---------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_orders_are_recorded_with_user_and_host() -> None:
+    cluster = await Cluster.start()
+    here, clock = visiting(cluster), cluster.clock
+    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
+
+    await switch.switch_off(here)
+    await switch.switch_off(here)  # changes nothing
+    await switch.switch_on(here)
+    await begin_hold(here, duration_s=60, reason="network", clock=clock)
+    await end_hold(here, [B1], clock=clock)
+    await order_drains(here, [B1], may_fence=True, clock=clock)
+    await order_drains(here, [B1], may_fence=None, clock=clock)  # changes nothing
+    await cancel_drains(here, [B1])
+    await open_window(here, B1, duration_s=60, reason="disk", clock=clock)
+    await end_window(here, B1)
+    await change_limits(here, LimitsOrder(bytes_per_s=7, yields_to_writers=True), reset=False)
+    await change_limits(here, LimitsOrder(), reset=True)
+    await pause_checks(here, clock=clock)
+    await resume_checks(here)
+    await force_check(here, "bookies")
+    await give_trust(here, [B2])
+    await withdraw_trust(here)
+
+    events = [noted.event for noted in (await read_history(cluster.store, PATHS)).events]
+    assert {event.by for event in events} == {operator()}
+    assert sorted(event.order for event in events) == sorted(
+        [
+            "disable",
+            "enable",
+            "hold begin",
+            "hold end",
+            "bookie drain --fence-open",
+            "bookie drain --cancel",
+            "bookie maintenance",
+            "bookie maintenance --end",
+            "limits",
+            "limits --reset",
+            "check pause",
+            "check resume",
+            "check run",
+            "bookie trust-identities",
+            "bookie trust-identities --withdraw",
+        ]
+    )
+    assert [dict(e.counts) for e in events if e.counts] == [
+        {"bytes_per_s": 7, "yields_to_writers": 1}
+    ]
+
+
+@in_virtual_time
+async def test_an_order_that_cannot_be_recorded_is_carried_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    here = visiting(cluster)
+    create = here.store.create
+
+    async def create_if_allowed(path: str, *arguments: Any, **options: Any) -> str:
+        if path.startswith(PATHS.history):
+            raise UnauthorizedError("the ACL shuts us out")
+        return await create(path, *arguments, **options)
+
+    monkeypatch.setattr(here.store, "create", create_if_allowed)
+    with capture_logs() as logs:
+        assert await switch.switch_off(here)
+
+    assert [(line["event"], line["order"]) for line in logs] == [
+        ("history.order_not_recorded", "disable")
+    ]
+    assert await cluster.store.exists(PATHS.disable) is not None

@@ -1,0 +1,361 @@
+"""docs/json.md lists exactly the keys that the commands print."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from auditor.checks.records import CheckRun
+from auditor.finding_marker import PrivateQueue
+from checkpoints.model import ledger_key
+from checkpoints.receipts import ClientSummary, Failure
+from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
+from daemon.cli import (
+    bookie,
+    check,
+    config,
+    decommission,
+    doctor,
+    drain,
+    feed,
+    feed_clients,
+    history,
+    hold,
+    identities,
+    idle,
+    ledger,
+    limits,
+    maintenance,
+    queue,
+    restore,
+    switch,
+)
+from daemon.cli import plan as plan_command
+from daemon.cli import repair as repair_command
+from daemon.cli.bookies import BookieRow, BookieState, drain_record, maintenance_record
+from daemon.cli.check import CheckRow, Checks, run_record
+from daemon.cli.feed_clients import ClientRow
+from daemon.cli.feed_follow import Change
+from daemon.cli.feed_stall import FeedStall
+from daemon.cli.hold import hold_record
+from daemon.cli.main import cli
+from daemon.cli.repair import RepairedByHand
+from daemon.history_texts import event_record
+from daemon.local.commands import _json as local_json
+from daemon.local.spec import ClusterSpec
+from daemon.local.status import at_rest
+from daemon.messages import blocked_record
+from daemon.observe.report import to_record as observe_record
+from daemon.previews import Previews
+from daemon.status.records import note_record
+from ledgers.bookies import DiskSpace
+from ledgers.codec.metadata import parse_metadata
+from ledgers.model import LedgerState
+from ledgers.store import Stat
+from replication import znodes
+from replication.history import Event, NodeEvent
+from replication.journal import JournalRecord
+from replication.ledger_record import GivenUpEntries, UnprovenEnd, WaitingNote, record_given_up
+from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow
+from replication.plan import Plan
+from replication.preview import Preview
+from replication.reasons import Blocked, Facts, Reason
+from replication.restore import Restoring
+from tests.daemon.in_memory import Prepare, run_in_memory
+from tests.daemon.test_close_command import OPEN
+from tests.daemon.test_observe import LOSS, LOST
+from tests.daemon.test_plan_command import MOVE
+from tests.daemon.test_restore_command import AFTER, BEFORE
+from tests.daemon.visits import order_drain
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, PATHS
+
+PAGE = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+WINDOW = MaintenanceWindow(since_ms=0, until_ms=1, reason="new disk")
+HOLD = HoldOrder(since_ms=0, until_ms=1, bookies=(B1,), reason="a switch")
+RUN = CheckRun(started_ms=0, ledger_count=1, active_ms=1, counts={"marked": 1})
+WITHOUT_COPY = Blocked(reason=Reason.NO_COPY, facts=Facts(absent=(B1,)), until_ms=1)
+BLOCKED = Blocked(reason=Reason.NO_COPY, facts=Facts(absent=(B1,)), besides=(WITHOUT_COPY,))
+NOTE = WaitingNote(ledger_id=LEDGER, blocked=BLOCKED, node="host-a", since_ms=0)
+PREVIEW = Preview(ledger_id=LEDGER, plan=Plan(repairs=(MOVE,), blocked=(BLOCKED,)))
+
+Rows = Mapping[str, str]
+"""The type of each documented key, by its path."""
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def sections() -> dict[str, str]:
+    parts = re.split(r"^### (.+)$", PAGE.partition("\n## ")[2], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+SECTIONS = sections()
+
+
+def rows_of(title: str) -> dict[str, str]:
+    """Return the keys that a section lists itself."""
+    if alias := re.search(r"^Same as `(.+)`\.$", SECTIONS[title], re.MULTILINE):
+        return rows_of(alias[1])
+    rows: dict[str, str] = {}
+    for keys, kind in re.findall(r"^\| (`.+?) \| (.*?) \| .*\|$", SECTIONS[title], re.MULTILINE):
+        first, *others = re.findall("`([^`]+)`", keys)
+        parent = first.rpartition(".")[0]
+        for key in (first, *(f"{parent}.{other}" if parent else other for other in others)):
+            assert key not in rows, key
+            rows[key] = kind
+    return rows
+
+
+def with_shapes(rows: Rows, title: str = "") -> dict[str, str]:
+    """Return the keys, and those of the objects that other sections describe."""
+    found = dict(rows)
+    if base := re.search(r"a \[(\w+)\]\(#\1\), and", SECTIONS.get(title, "")):
+        found |= with_shapes(rows_of(base[1]), base[1])
+    for path, kind in list(found.items()):
+        if link := re.search(r"\]\(#([\w-]+)\)", kind):
+            inner = f"{path}[]." if kind.startswith("list") else f"{path}."
+            shape = link[1].replace("-", " ")
+            below = with_shapes(rows_of(shape), shape)
+            found |= {inner + key: value for key, value in below.items()}
+    return found
+
+
+def ancestors(path: str) -> Iterator[str]:
+    """Yield the path and the paths of the objects around it."""
+    while path:
+        yield path.removesuffix("[]")
+        path = path.rpartition(".")[0]
+
+
+def keys_of(record: Mapping[str, Any], rows: Rows, prefix: str = "") -> Iterator[str]:
+    """Yield the path of each key, as the page would write it."""
+    known = {each for path in rows for each in ancestors(path)}
+    for key, value in record.items():
+        path = prefix + key
+        if path not in known:
+            path = next((k for k in known if re.fullmatch(re.escape(prefix) + "[A-Z]+", k)), path)
+        yield path
+        if rows.get(path, "").startswith("map"):
+            continue
+        for element in value if isinstance(value, list) else [value]:
+            if isinstance(element, dict):
+                inner = f"{path}[]." if isinstance(value, list) else f"{path}."
+                yield from keys_of(element, rows, inner)
+
+
+# --- What the commands print ----------------------------------------------------------------------
+
+
+async def nothing(cluster: Cluster) -> None:
+    pass
+
+
+async def window_of_b1(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2))
+    await cluster.kill(B1)
+
+
+async def draining_b1(cluster: Cluster) -> None:
+    await order_drain(cluster, B1)
+
+
+async def absent_b4(cluster: Cluster) -> None:
+    await cluster.kill(B4)
+    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
+
+
+async def marked_and_locked(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B1)
+    await cluster.store.create(
+        PATHS.lock(LEDGER), znodes.lock_to_bytes("host-a"), is_ephemeral=True
+    )
+
+
+async def given_up(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2, B3), state=LedgerState.CLOSED)
+    entries = GivenUpEntries(first_entry_id=1, last_entry_id=2, replies="", by="me@here", at_ms=0)
+    await record_given_up(cluster.store, PATHS, LEDGER, entries, guards=())
+
+
+async def feed_client(cluster: Cluster) -> None:
+    """Prepare a client of the feed with a failure."""
+    receipts = await ZooKeeperReceiptStore.open(
+        cluster.store, folder=PATHS.feed_clients, client="catalogue"
+    )
+    await receipts.store_low_watermark(1)
+    await receipts.store_failure(
+        Failure(key=ledger_key(LEDGER), version=2, because="disk full", time_ms=0)
+    )
+
+
+def ran(
+    module: Any, command: click.Command, *arguments: str, prepare: Prepare = nothing
+) -> Callable[[pytest.MonkeyPatch], Any]:
+    """Run the command on a cluster in memory, and return its JSON."""
+
+    def run_it(monkeypatch: pytest.MonkeyPatch) -> Any:
+        result, _ = run_in_memory(
+            monkeypatch, module, command, *arguments, "-o", "json", prepare=prepare
+        )
+        assert result.stdout, result
+        return json.loads(result.stdout)
+
+    return run_it
+
+
+def value(record: Any) -> Callable[[pytest.MonkeyPatch], Any]:
+    return lambda monkeypatch: record
+
+
+def settings(command: str, *variables: str) -> Callable[[pytest.MonkeyPatch], Any]:
+    """Run a command about settings with these environment variables, and return its JSON."""
+
+    def run_it(monkeypatch: pytest.MonkeyPatch) -> Any:
+        for variable in ("BOOKMENDER_METADATA_SERVICE_URI=zk://zk:2181/ledgers", *variables):
+            monkeypatch.setenv(*variable.split("=", 1))
+        return json.loads(CliRunner().invoke(config.config, [command, "-o", "json"]).stdout)
+
+    return run_it
+
+
+def failed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    return json.loads(CliRunner().invoke(cli, ["check", "run", "nonsense", "-o", "json"]).stdout)
+
+
+ROW = BookieRow(
+    bookie=B1,
+    state=BookieState.ABSENT,
+    has_cookie=True,
+    drain=DrainOrder(since_ms=0),
+    maintenance=WINDOW,
+    disk_space=DiskSpace(free_bytes=1, total_bytes=2),
+)
+RESTORING = Restoring(
+    record=JournalRecord(time_ms=0, ledger_id=LEDGER, before=BEFORE, after=AFTER),
+    was=parse_metadata(BEFORE),
+    present=AFTER,
+    now=parse_metadata(AFTER),
+    stat=Stat(version=1),
+)
+SPEC = ClusterSpec(zookeeper_port=2181, bookie_ports=(3181,))
+CHECK_ROW = CheckRow(name="all-ledgers", about="reads", interval_s=0, running=RUN, last=RUN)
+SEEN = replace(
+    LOSS,
+    observation=replace(
+        LOSS.observation, affected=(LOST,), hold=HOLD, private=PrivateQueue(damaged=(4,))
+    ),
+)
+REPAIRED = RepairedByHand(
+    ledger_count=1,
+    waiting=(NOTE,),
+    unproven=(UnprovenEnd(ledger_id=LEDGER, facts=Facts(), tried_ms=0),),
+    failed={1: "no such ledger"},
+)
+FEED_CHANGE = Change(ledger_id=LEDGER, is_deleted=False, version=1, time_ms=0)
+FEED_CLIENT = ClientRow(
+    summary=ClientSummary(name="catalogue"), is_connected=True, is_current=True, lag=None
+)
+IDLE = idle.IdleLedger(
+    ledger_id=LEDGER, state=LedgerState.OPEN, idle_s=1, last_entry_id=9, bookies=(B1,)
+)
+
+PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
+    "bookmender bookie list": [
+        ran(bookie, bookie.list_bookies),
+        value({"bookies": [ROW.to_json()], "unreadable_orders": []}),
+    ],
+    "bookmender bookie drain": [ran(drain, drain.drain, prepare=draining_b1)],
+    "bookmender bookie maintenance": [
+        ran(maintenance, maintenance.maintenance, B3, "--for", "1h"),
+        ran(maintenance, maintenance.maintenance, B2, "--for", "1h", prepare=window_of_b1),
+    ],
+    "bookmender bookie decommission": [
+        ran(decommission, decommission.decommission, B4, prepare=absent_b4)
+    ],
+    "bookmender bookie trust-identities": [ran(identities, identities.trust_identities)],
+    "bookmender queue list": [ran(queue, queue.list_queue, prepare=marked_and_locked)],
+    "bookmender plan": [value(plan_command.to_json(Previews(ledgers=[PREVIEW], more=0)))],
+    "bookmender repair": [value(repair_command._record(REPAIRED))],
+    "bookmender ledger show": [ran(ledger, ledger.show, str(LEDGER), prepare=given_up)],
+    "bookmender ledger idle": [
+        value(idle._record(idle.IdleLedgers(ledgers=(IDLE,), checked_ms=0)))
+    ],
+    "bookmender ledger close": [value(idle._closing_record(OPEN))],
+    "bookmender ledger restore": [
+        value(json.loads(restore._listing(LEDGER, [RESTORING.record], "json"))),
+        value(json.loads(restore._change(RESTORING, "done", "json"))),
+    ],
+    "bookmender history": [ran(history, history.history)],
+    "bookmender hold show": [ran(hold, hold.show)],
+    "bookmender hold begin": [ran(hold, hold.begin)],
+    "bookmender hold end": [ran(hold, hold.end)],
+    "bookmender check list": [
+        ran(check, check.list_checks),
+        value(Checks(rows=(CHECK_ROW,), leader=None, is_paused=False, concerns=()).to_json()),
+    ],
+    "bookmender check run": [ran(check, check.run_check, "all-ledgers")],
+    "bookmender check pause": [ran(check, check.pause)],
+    "bookmender check resume": [ran(check, check.resume)],
+    "bookmender limits": [ran(limits, limits.limits)],
+    "bookmender disable": [ran(switch, switch.disable)],
+    "bookmender enable": [ran(switch, switch.enable)],
+    "bookmender feed status": [ran(feed, feed.status)],
+    "bookmender feed enable": [ran(feed, feed.enable)],
+    "bookmender feed disable": [ran(feed, feed.disable)],
+    "bookmender feed follow": [value(FEED_CHANGE.to_json())],
+    "bookmender feed clients": [
+        ran(feed_clients, feed_clients.clients, prepare=feed_client),
+    ],
+    "bookmender feed failures": [
+        ran(feed_clients, feed_clients.failures, "catalogue", prepare=feed_client)
+    ],
+    "bookmender feed forget": [
+        ran(feed_clients, feed_clients.forget, "catalogue", "--dry-run", prepare=feed_client)
+    ],
+    "bookmender observe": [value(observe_record(SEEN))],
+    "bookmender doctor": [value(doctor.to_json([doctor.latency_finding(0.5)]))],
+    "bookmender config show": [settings("show")],
+    "bookmender config check": [settings("check", "BOOKMENDER_HOLD_SHARE=1")],
+    "bookmender local status": [value(json.loads(local_json(at_rest(SPEC, data="/data"))))],
+    "bookmender local up": [value(json.loads(local_json(at_rest(SPEC, data="/data"))))],
+    "error": [failed],
+    "event": [value(event_record(NodeEvent(node="n", event=Event(kind="order"))))],
+    "client": [value(FEED_CLIENT.to_json())],
+    "stall": [value(FeedStall(state=None).to_json())],
+    "drain": [value(drain_record(DrainOrder(since_ms=0), None))],
+    "window": [value(maintenance_record(WINDOW))],
+    "hold": [value(hold_record(HOLD))],
+    "run": [value(run_record(RUN))],
+    "plan": [value(plan_command._record(PREVIEW))],
+    "note": [value(note_record(NOTE))],
+    "reason": [value(blocked_record(LEDGER, BLOCKED))],
+    "facts": [value(dict.fromkeys(Facts.__struct_fields__))],
+}
+"""From a cluster in memory, or, where one run does not yield every key, from sample values."""
+
+
+def test_there_is_a_sample_for_each_section_of_the_page() -> None:
+    assert PRINTED.keys() == set(SECTIONS)
+
+
+@pytest.mark.parametrize("title", SECTIONS)
+def test_the_page_lists_the_keys_that_are_printed_and_no_others(
+    title: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = rows_of(title)
+    rows = with_shapes(own, title)
+
+    printed = {key for sample in PRINTED[title] for key in keys_of(sample(monkeypatch), rows)}
+
+    assert printed - {each for path in rows for each in ancestors(path)} == set(), "not documented"
+    assert {each for path in own for each in ancestors(path)} - printed == set(), "not printed"

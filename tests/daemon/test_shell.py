@@ -1,0 +1,385 @@
+"""``bookmender shell``: the commands of ``bookkeeper shell``, on a cluster in memory.
+
+``tests/cluster/test_shell.py`` compares the output with Java's.
+"""
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from auditor.checks.records import read_audit_time
+from auditor.checks.runner import FORCED_MS
+from daemon.admin_session import AdminSession
+from daemon.cli import shell as shell_command
+from daemon.cli.repair import RepairedByHand
+from daemon.cli.shell import metadata_text, shell
+from daemon.settings import Settings
+from ledgers.errors import RejectedError
+from ledgers.model import LedgerState
+from replication.znodes import Audit, lock_to_bytes, vote_to_bytes
+from tests.daemon.in_memory import Look, Prepare
+from tests.daemon.visits import visiting
+from tests.replication.cluster import Cluster
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import PATHS
+from tests.virtual_time import run
+
+URI = "zk+hierarchical://127.0.0.1:1/ledgers"
+
+
+async def nothing(cluster: Cluster) -> None:
+    pass
+
+
+async def three_marks(cluster: Cluster) -> None:
+    await cluster.mark(B1, B2, ledger_id=3, ctime_ms=5)
+    await cluster.mark(B1, ledger_id=7, ctime_ms=6)
+    await cluster.mark(ledger_id=9, ctime_ms=7)
+    await cluster.store.create(PATHS.lock(7), lock_to_bytes("host-a"), is_ephemeral=True)
+
+
+async def two_ledgers(cluster: Cluster) -> None:
+    await cluster.write_ledger((B1, B2), ledger_id=3)
+    await cluster.write_ledger((B2, B3), ledger_id=4, state=LedgerState.OPEN)
+
+
+@pytest.fixture
+def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Any]]:
+    """Return a function that runs a command on a prepared cluster. It returns the result, and what
+    ``look`` found afterwards."""
+    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", URI)
+
+    def on(
+        *arguments: str, prepare: Prepare = nothing, look: Look | None = None, **given: Any
+    ) -> tuple[Result, Any]:
+        found: list[Any] = []
+
+        def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
+            async def acting() -> Any:
+                cluster = await Cluster.start()
+                await prepare(cluster)
+                returned = await action(visiting(cluster))
+                found[:] = [await look(cluster)] if look else []
+                return returned
+
+            return run(acting())
+
+        monkeypatch.setattr(shell_command, "run_with", run_with)
+        result = CliRunner().invoke(shell, arguments, **given)
+        return result, found[0] if found else None
+
+    return on
+
+
+On = Callable[..., tuple[Result, Any]]
+
+
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_long_options_may_have_one_dash_as_in_java(on: On, dashes: str) -> None:
+    result, _ = on(
+        "listunderreplicated",
+        f"{dashes}printmissingreplica",
+        f"{dashes}printreplicationworkerid",
+        prepare=three_marks,
+    )
+
+    assert result.output.splitlines() == [
+        *("3", "\tCtime : 5", f"\tMissingReplica : {B1}", f"\tMissingReplica : {B2}"),
+        *("7", "\tCtime : 6", f"\tMissingReplica : {B1}", "\tReplicationWorkerId : host-a"),
+        *("9", "\tCtime : 7", "Under replicated ledger count: 3"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        pytest.param(["listunderreplicated", "-foo"], "'-foo'", id="letters of no option"),
+        pytest.param(["recover", "-force1", "b:1"], "'-force1'", id="begins as a known option"),
+        pytest.param(
+            ["listunderreplicated", "-printmissingreplicas"],
+            "-printmissingreplica",
+            id="misspelled",
+        ),
+        pytest.param(
+            ["ledgermetadata", "-l", "3", "-restorefromfile", "dump"],
+            "bookmender ledger restore 3",
+            id="refused, with the command to use",
+        ),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_typed(on: On, arguments: list[str], told: str) -> None:
+    result, _ = on(*arguments)
+
+    assert result.exit_code == 2
+    assert told in result.output
+
+
+def test_a_java_file_without_a_cluster_is_named(on: On, tmp_path: Path) -> None:
+    java = tmp_path / "bk_server.conf"
+    java.write_text("bookiePort=3181\n")
+
+    result, _ = on("-conf", str(java), "whoisauditor")
+
+    assert str(result.exception).startswith(f"{java}: the file has neither")
+
+
+@pytest.mark.parametrize(
+    ("options", "ledgers"),
+    [
+        pytest.param(["-missingreplica", B1], ["3", "7"], id="names a bookie"),
+        pytest.param(["-mr", B2], ["3"], id="short name"),
+        pytest.param(["-excludingmissingreplica", B2], ["7", "9"], id="does not name it"),
+        pytest.param(["-mr", B1, "-emr", B2], ["7"], id="names one and not the other"),
+        pytest.param(["-c"], [], id="count only"),
+    ],
+)
+def test_marked_ledgers_are_chosen_by_bookie(
+    on: On, options: list[str], ledgers: list[str]
+) -> None:
+    result, _ = on("listunderreplicated", *options, prepare=three_marks)
+
+    assert [line for line in result.output.splitlines() if line.isdigit()] == ledgers
+
+
+def test_held_locks_are_the_status_of_autorecovery(on: On) -> None:
+    result, _ = on("queryautorecoverystatus", prepare=three_marks)
+
+    assert result.output == "CurrentRecoverLedgerInfo:\n\tLedgerId:7\tBookieId:host-a\n"
+
+
+def test_the_auditor_is_shown(on: On) -> None:
+    async def elect(cluster: Cluster) -> None:
+        vote = f"{PATHS.election}/V_0000000001"
+        await cluster.store.create(vote, vote_to_bytes(B1), is_ephemeral=True)
+
+    assert on("whoisauditor", prepare=elect)[0].output == f"Auditor: {B1}\n"
+    assert on("whoisauditor")[0].exit_code == 1
+
+
+def test_without_an_option_autorecovery_is_only_shown(on: On) -> None:
+    async def is_disabled(cluster: Cluster) -> bool:
+        return await cluster.store.exists(PATHS.disable) is not None
+
+    result, stays_enabled = on("autorecovery", look=is_disabled)
+
+    assert (result.output, stays_enabled) == ("Autorecovery is enabled.\n", False)
+    assert on("autorecovery", "-disable", look=is_disabled)[1]
+    assert not on("autorecovery", "-e", look=is_disabled)[1]
+
+
+async def recovery_delay(cluster: Cluster) -> tuple[bytes, int]:
+    data, stat = await cluster.store.get(PATHS.recovery_delay)
+    return data, stat.version
+
+
+async def delay_of_33(cluster: Cluster) -> None:
+    await cluster.store.create(PATHS.recovery_delay, b"33")
+
+
+def test_the_recovery_delay_is_shown_and_set(on: On) -> None:
+    shown, _ = on("lostbookierecoverydelay", "-get", prepare=delay_of_33)
+    _, stored = on("lostbookierecoverydelay", "-s", "0", prepare=delay_of_33, look=recovery_delay)
+    _, created = on("lostbookierecoverydelay", "--set", "5", look=recovery_delay)
+
+    assert shown.output == "LostBookieRecoveryDelay value in ZK: 33\n"
+    assert (stored, created) == ((b"0", 1), (b"5", 0))
+    assert on("lostbookierecoverydelay", "-get")[0].exit_code == 1
+    assert on("lostbookierecoverydelay")[0].exit_code == 2
+
+
+def test_an_audit_is_triggered_by_writing_the_delay_again(on: On) -> None:
+    _, stored = on("triggeraudit", prepare=delay_of_33, look=recovery_delay)
+
+    assert stored == (b"33", 1)
+
+
+def test_checks_are_requested(on: On) -> None:
+    async def times(cluster: Cluster) -> list[int | None]:
+        kinds = (Audit.ALL_LEDGERS, Audit.PLACEMENT_POLICY, Audit.REPLICAS)
+        return [(await read_audit_time(cluster.store, PATHS, kind)).value for kind in kinds]
+
+    assert on("forceauditchecks", "-calc", "-rc", look=times)[1] == [FORCED_MS, None, FORCED_MS]
+    assert on("forceauditchecks")[0].exit_code == 2
+
+
+def test_bookies_are_listed_by_state(on: On) -> None:
+    async def read_only_b1(cluster: Cluster) -> None:
+        await cluster.unregister(B1)
+        await cluster.register(B1, is_read_only=True)
+
+    def listed(option: str) -> list[str]:
+        lines = on("listbookies", option, prepare=read_only_b1)[0].output.splitlines()
+        return [line.partition(",")[0].removeprefix("BookieID:") for line in lines]
+
+    assert listed("-readonly") == ["Readonly Bookies :", B1]
+    assert B1 not in listed("-rw")
+    assert listed("--all")[:3] == ["All Bookies :", B1, B2]
+    assert on("listbookies", "-rw", "-ro")[0].exit_code == 2
+
+
+def test_ledgers_are_listed_by_bookie(on: On) -> None:
+    every, _ = on("listledgers", prepare=two_ledgers)
+    of_b1, _ = on("listledgers", "-bookieid", B1, prepare=two_ledgers)
+    with_metadata, _ = on("listledgers", "-meta", "-bookieid", B3, prepare=two_ledgers)
+
+    assert every.output == "ledgerID: 3\nledgerID: 4\n"
+    assert of_b1.output == "ledgerID: 3\n"
+    assert "state=OPEN, digestType=CRC32C, password=OMITTED" in with_metadata.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["listledgers", "-bookieid"], id="listledgers"),
+        pytest.param(["listunderreplicated", "-mr"], id="in marks"),
+        pytest.param(["listunderreplicated", "-emr"], id="not in marks"),
+        pytest.param(["recover", "-query"], id="query"),
+        pytest.param(["recover", "-f"], id="recover"),
+        pytest.param(["recover", "-f", "-l", "4"], id="recover one ledger"),
+        pytest.param(["recover", "-f", "-skipOpenLedgers"], id="recover closed ledgers"),
+    ],
+)
+def test_a_bookie_that_nothing_names_is_an_error(
+    on: On, repaired: list[Any], arguments: list[str]
+) -> None:
+    """Java prints nothing, which looks like a bookie without ledgers."""
+    mistyped = B1.replace("1", "l")
+    only_in_ledgers, _ = on(*arguments, B4, prepare=ledgers_of_an_unknown_b4)
+    repaired.clear()
+
+    result, _ = on(*arguments, mistyped, prepare=ledgers_of_an_unknown_b4)
+
+    assert only_in_ledgers.exit_code == 0
+    assert (result.exit_code, repaired) == (2, [])
+    assert f"The cluster has no bookie {mistyped}." in result.output
+
+
+async def ledgers_of_an_unknown_b4(cluster: Cluster) -> None:
+    """Only a ledger and a mark name B4: it has no cookie."""
+    await cluster.kill(B4)
+    await cluster.store.delete(f"/ledgers/cookies/{B4}")
+    await cluster.write_ledger((B1, B2), ledger_id=3)
+    await cluster.write_ledger((B3, B4), ledger_id=4, state=LedgerState.OPEN)
+    await cluster.mark(B4, ledger_id=4)
+
+
+def test_metadata_is_dumped_as_it_is_stored(on: On, tmp_path: Path) -> None:
+    file = tmp_path / "dump"
+
+    async def stored(cluster: Cluster) -> bytes:
+        return (await cluster.manager.read(3)).data
+
+    _, data = on(
+        "ledgermetadata", "-l", "3", "-dumptofile", str(file), prepare=two_ledgers, look=stored
+    )
+
+    assert file.read_bytes() == data
+
+
+def test_the_password_of_a_ledger_is_not_printed() -> None:
+    async def text() -> str:
+        cluster = await Cluster.start()
+        found = await cluster.write_ledger((B1, B2), ledger_id=3)
+        return metadata_text(found.metadata)
+
+    assert "secret" not in run(text())
+
+
+def test_a_query_lists_what_a_recovery_would_change(on: On) -> None:
+    result, _ = on("recover", "-query", f"{B1},{B2}", prepare=two_ledgers)
+
+    assert [line.split() for line in result.output.splitlines()[1:]] == [
+        ["ledger", "3", ":", "CLOSED"],
+        ["0:", B1, "*", B2, "*"],
+        ["summary:", "[0=2]"],
+        ["ledger", "4", ":", "OPEN"],
+        ["0:", B2, "*", B3],
+        ["summary:", "[0=1]"],
+    ]
+
+
+@pytest.fixture
+def repaired(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Record what is repaired: the ledgers and the rate."""
+    calls: list[Any] = []
+
+    async def repair(
+        settings: Settings, ledger_ids: tuple[int, ...], bookie: None, *, mark_only: bool
+    ) -> RepairedByHand:
+        calls.append((ledger_ids, settings.replication.bytes_per_s))
+        return RepairedByHand(ledger_count=len(ledger_ids))
+
+    monkeypatch.setattr(shell_command, "repair_ledgers", repair)
+    return calls
+
+
+async def ledgers_of_absent_b2(cluster: Cluster) -> None:
+    await two_ledgers(cluster)
+    await cluster.kill(B2)
+
+
+@pytest.mark.parametrize(
+    ("options", "repairs"),
+    [
+        pytest.param(["-f"], [((3, 4), 0)], id="all its ledgers"),
+        pytest.param(["-f", "-skipOpenLedgers"], [((3,), 0)], id="closed ledgers"),
+        pytest.param(["-f", "-l", "4", "-rate", "1000"], [((4,), 1000)], id="one, at a rate"),
+    ],
+)
+def test_a_recovery_repairs_the_ledgers_of_an_absent_bookie(
+    on: On, repaired: list[Any], options: list[str], repairs: list[Any]
+) -> None:
+    result, _ = on("recover", *options, B2, prepare=ledgers_of_absent_b2)
+
+    assert (result.exit_code, repaired) == (0, repairs)
+
+
+def test_a_recovery_needs_a_yes(on: On, repaired: list[Any]) -> None:
+    result, _ = on("recover", B2, prepare=ledgers_of_absent_b2, input="n\n")
+
+    assert (result.exit_code, repaired) == (1, [])
+
+
+def test_a_registered_bookie_is_not_recovered(on: On, repaired: list[Any]) -> None:
+    result, _ = on("recover", "-f", B2, prepare=two_ledgers)
+
+    assert isinstance(result.exception, RejectedError)
+    assert "bookmender bookie drain" in str(result.exception)
+    assert repaired == []
+
+
+def test_a_stopped_bookie_is_decommissioned(on: On) -> None:
+    async def absent_b4(cluster: Cluster) -> None:
+        await delay_of_33(cluster)
+        await cluster.kill(B4)
+
+    result, _ = on("decommissionbookie", "-bookieid", B4, prepare=absent_b4)
+
+    assert "is decommissioned" in result.output
+
+
+def test_javas_settings_name_the_cluster(
+    on: On, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bk_server.conf"
+    java.write_text("zkServers=zk1:2181,zk2:2181\nzkLedgersRootPath=/bk\n")
+    seen: list[str] = []
+
+    def run_with(settings: Settings, action: object) -> None:
+        seen.append(settings.metadata_service_uri)
+
+    monkeypatch.setattr(shell_command, "run_with", run_with)
+    CliRunner().invoke(shell, ["-conf", str(java), "triggeraudit"])
+
+    assert seen == ["zk://zk1:2181;zk2:2181/bk"]
+
+
+def test_the_help_of_a_command_needs_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BOOKMENDER_METADATA_SERVICE_URI", raising=False)
+
+    for command in shell.list_commands(click.Context(shell)):
+        assert CliRunner().invoke(shell, [command, "--help"]).exit_code == 0

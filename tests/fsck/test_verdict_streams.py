@@ -1,0 +1,180 @@
+"""Verdicts and errors reach their reader, which may stop at any time."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from auditor.fsck import executor as executor_module
+from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
+from auditor.fsck.executor import ProcessLimits, inspect, recheck
+from auditor.fsck.options import FsckOptions, Level
+from auditor.fsck.verdicts import Grade, LedgerVerdict
+from ledgers.bookies import Transfer
+from ledgers.errors import SessionLostError, UnavailableError
+from tests.fsck.inspections import ALL, executor, options
+from tests.ledgers.bulk_cases import Scene, play
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1
+
+COUNT = 40
+
+
+class Opened:
+    """A fake of sessions: executors on a cluster in memory, counted."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.open_count = 0
+
+    @asynccontextmanager
+    async def __call__(self, wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+        self.open_count += 1
+        try:
+            yield await executor(self.cluster, wanted)
+        finally:
+            self.open_count -= 1
+
+
+async def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    cluster = await Cluster.start()
+    for ledger_id in range(COUNT):
+        await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+    made = Opened(cluster)
+    monkeypatch.setattr(executor_module, "open_executor", made)
+    return made
+
+
+def test_every_ledger_has_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        made.cluster.bookie(B1).wipe()
+
+        first = [verdict async for verdict in inspect(options(), [*range(COUNT), 77, 78])]
+        for ledger_id in range(10):
+            await made.cluster.manager.delete(ledger_id, version=0)
+        last = [verdict async for verdict in recheck(options(), first)]
+
+        assert sorted(each.ledger_id for each in first) == list(range(COUNT))
+        assert sorted(each.ledger_id for each in last) == list(range(10, COUNT))
+        assert {each.grade for each in last} == {Grade.DEGRADED}
+        assert made.open_count == 0
+
+    scenario()
+
+
+def test_each_verdict_may_be_read_in_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        verdicts = inspect(options(), range(COUNT))
+
+        for _ in range(COUNT):
+            await asyncio.create_task(anext(verdicts))
+
+        with pytest.raises(StopAsyncIteration):
+            await anext(verdicts)
+        assert made.open_count == 0
+
+    scenario()
+
+
+@pytest.mark.parametrize("read_count", [0, 1, 5])
+def test_closing_the_verdicts_ends_the_work(
+    read_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+
+        async with aclosing(inspect(options(ledgers_at_once=1), range(COUNT))) as verdicts:
+            for _ in range(read_count):
+                await anext(verdicts)
+
+        assert made.open_count == 0
+        assert len(asyncio.all_tasks()) == 1
+
+    scenario()
+
+
+def test_an_error_comes_after_the_verdicts_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        made = await opened(monkeypatch)
+        transfer_count = 0
+
+        async def fail(transfer: Transfer) -> None:
+            nonlocal transfer_count
+            transfer_count += 1
+            if transfer_count > 10:
+                raise SessionLostError("the ZooKeeper session is over")
+
+        made.cluster.bookies.before_transfer = fail
+        found: list[LedgerVerdict] = []
+
+        async def read() -> None:
+            async for verdict in inspect(options(ledgers_at_once=1), range(COUNT)):
+                found.append(verdict)
+
+        with pytest.raises(SessionLostError):
+            await read()
+
+        assert len(found) == 10
+        assert made.open_count == 0
+
+    scenario()
+
+
+def test_an_executor_that_cannot_be_opened_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        @asynccontextmanager
+        async def failing(wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+            raise UnavailableError("no server answers")
+            yield
+
+        monkeypatch.setattr(executor_module, "open_executor", failing)
+        with pytest.raises(UnavailableError):
+            _ = [verdict async for verdict in inspect(options(Level.METADATA), range(COUNT))]
+
+    scenario()
+
+
+# --- The share of the budget ----------------------------------------------------------------------
+
+
+def test_without_a_read_share_nothing_is_read() -> None:
+    """With a share, the process reads within its limits."""
+
+    async def act(scene: Scene) -> None:
+        scene.fill(range(100))
+        allowance = ProcessLimits(scene.budgets, scene.bulk)
+
+        allowance.apply(None)
+        reading = asyncio.create_task(scene.run(scene.halves(100, target=None)))
+        await scene.settle()
+        read_without = len(scene.a.reads_seen)
+        was_given = allowance.is_set.is_set()
+        allowance.apply(ReadShare(reads_in_flight_per_bookie=7))
+        await reading
+
+        assert (read_without, was_given) == (0, False)
+        assert allowance.is_set.is_set()
+        assert scene.budgets.reads_in_flight_max == 7
+        assert scene.a.reads_in_flight_peak <= 7
+
+    play(act, limits_check_rate=True)
+
+
+@in_virtual_time
+async def test_a_fixed_pace_is_what_the_options_allow() -> None:
+    shares: list[ReadShare | None] = []
+    wanted = options(reads_per_s=5, bytes_per_s=6, reads_in_flight_per_bookie=400)
+
+    running = asyncio.create_task(FixedPace(wanted, None, "").run(shares.append))  # type: ignore[arg-type]
+    await asyncio.sleep(60)
+    running.cancel()
+
+    assert shares == [ReadShare(reads_per_s=5, bytes_per_s=6, reads_in_flight_per_bookie=400)]

@@ -1,0 +1,70 @@
+"""New ledger ids where the counters run out; see also ``tests/contract/test_ledger_ids.py``."""
+
+import asyncio
+
+import pytest
+
+from ledgers.codec.layout import Layout
+from ledgers.errors import UnavailableError
+from ledgers.manager import create_with_parents, new_ledger_id
+from ledgers.memory.store import MemoryStore, MemoryTree
+from ledgers.store import Create
+
+COUNTER_END = 2**31 - 1
+
+
+async def new_store(*paths: str) -> tuple[MemoryTree, MemoryStore]:
+    tree = MemoryTree()
+    store = MemoryStore(tree)
+    for path in ("/ledgers", *paths):
+        await create_with_parents(store, Create(path=path))
+    return tree, store
+
+
+@pytest.mark.parametrize(
+    ("layout", "parent"),
+    [
+        pytest.param(Layout.FLAT, "/ledgers", id="flat"),
+        pytest.param(Layout.LEGACY_HIERARCHICAL, "/ledgers/idgen", id="legacy"),
+    ],
+)
+def test_a_layout_of_short_ids_runs_out_of_ids(layout: Layout, parent: str) -> None:
+    async def scenario() -> None:
+        tree, store = await new_store("/ledgers/idgen")
+        tree.nodes[parent].made_count = COUNTER_END - 1
+
+        assert await new_ledger_id(store, "/ledgers", layout) == COUNTER_END - 1
+        for _ in range(2):
+            with pytest.raises(UnavailableError, match="no ledger id is left"):
+                await new_ledger_id(store, "/ledgers", layout)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("layout", [Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL])
+def test_long_ids_begin_when_short_ones_have_run_out(layout: Layout) -> None:
+    async def scenario() -> None:
+        tree, store = await new_store("/ledgers/idgen")
+        tree.nodes["/ledgers/idgen"].made_count = COUNTER_END - 1
+
+        ledger_ids = [await new_ledger_id(store, "/ledgers", layout) for _ in range(3)]
+
+        assert ledger_ids == [COUNTER_END - 1, 2**32, 2**32 + 1]
+
+    asyncio.run(scenario())
+
+
+def test_the_upper_range_follows_the_lower_one() -> None:
+    async def scenario() -> None:
+        kept = [f"HOB-{number:010d}" for number in (2, 3)]
+        tree, store = await new_store(
+            *(f"/ledgers/idgen-long/{name}" for name in ("HOB-0000000001", *kept))
+        )
+        tree.nodes["/ledgers/idgen-long/HOB-0000000003"].made_count = COUNTER_END
+
+        ledger_id = await new_ledger_id(store, "/ledgers", Layout.HIERARCHICAL)
+
+        assert ledger_id == 4 * 2**32
+        assert sorted(await store.children("/ledgers/idgen-long")) == [*kept, "HOB-0000000004"]
+
+    asyncio.run(scenario())

@@ -1,0 +1,80 @@
+"""Reads that callers share: there are few of them, and none is older than the call it answers."""
+
+import asyncio
+
+import pytest
+
+from ledgers.errors import UnavailableError
+from ledgers.tasks import SharedReads
+from tests.replication.cluster import in_virtual_time
+
+
+class Server:
+    """A server that answers after a second with its value when the read reached it."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.reads = 0
+        self.failures = 0
+
+    async def read(self, key: str) -> int:
+        self.reads += 1
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("no answer")
+        value = self.value
+        await asyncio.sleep(1)
+        return value
+
+
+@in_virtual_time
+async def test_concurrent_callers_share_a_read() -> None:
+    server = Server()
+    shared = SharedReads(server.read)
+
+    values = await asyncio.gather(*(shared.get("b") for _ in range(50)))
+
+    assert values == [0] * 50
+    assert server.reads == 2  # the first one began before the others came
+
+
+@in_virtual_time
+async def test_a_read_that_has_started_does_not_answer_later_callers() -> None:
+    server = Server()
+    shared = SharedReads(server.read)
+    first = asyncio.create_task(shared.get("b"))
+    await asyncio.sleep(0.5)
+    server.value = 1
+
+    later = await asyncio.gather(*(shared.get("b") for _ in range(50)))
+
+    assert await first == 0
+    assert later == [1] * 50
+    assert server.reads == 2
+
+
+@in_virtual_time
+async def test_a_failed_read_fails_only_its_caller() -> None:
+    server = Server()
+    server.failures = 1
+    shared = SharedReads(server.read)
+
+    first, second = await asyncio.gather(shared.get("b"), shared.get("b"), return_exceptions=True)
+
+    assert isinstance(first, UnavailableError)
+    assert second == 0
+
+
+@in_virtual_time
+async def test_a_cancelled_caller_leaves_the_others_their_answer() -> None:
+    server = Server()
+    shared = SharedReads(server.read)
+    first = asyncio.create_task(shared.get("b"))
+    second = asyncio.create_task(shared.get("b"))
+    await asyncio.sleep(0.5)
+
+    first.cancel()
+
+    assert await second == 0
+    with pytest.raises(asyncio.CancelledError):
+        await first

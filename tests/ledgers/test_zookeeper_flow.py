@@ -1,0 +1,400 @@
+"""The order and joining of requests to ZooKeeper, without a server. The contract of the store uses
+a server."""
+
+import asyncio
+
+import pytest
+from kazoo.exceptions import (
+    ConnectionLoss,
+    NoNodeError,
+    ThrottledOpError,
+    UnimplementedError,
+)
+from kazoo.protocol.serialization import Exists, GetData
+
+from ledgers.errors import SessionLostError
+from ledgers.store import SessionState
+from ledgers.zookeeper.flow import (
+    GIVE_WAY_MAX_S,
+    READS_MAX,
+    REQUESTS_FIRST,
+    REQUESTS_MIN,
+    SLOW_TIMES,
+    Outbox,
+)
+from tests import virtual_time
+from tests.ledgers.scripted_session import SOON_S, ScriptedSession, turn
+
+
+def read(path: str) -> GetData:
+    return GetData(path, None)
+
+
+def exists(path: str) -> Exists:
+    """Return a request that is never joined."""
+    return Exists(path, None)
+
+
+def test_reads_of_one_turn_are_joined_and_answered_in_order() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b", "/c")]
+        await turn()
+        assert session.sent_paths() == [["/a", "/b", "/c"]]
+
+        session.reply(0, ["A", NoNodeError(), "C"])
+
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert outcomes[0] == "A"
+        assert isinstance(outcomes[1], NoNodeError)
+        assert outcomes[2] == "C"
+
+    asyncio.run(scenario())
+
+
+def test_a_single_read_is_a_plain_request() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for path in ("/a", "/b"):
+            outbox.ask(read(path))
+            await turn()
+
+        assert session.sent_paths() == ["/a", "/b"]
+
+    asyncio.run(scenario())
+
+
+def test_no_request_overtakes_an_earlier_one() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for request in (read("/a"), read("/b"), exists("/x"), read("/c"), read("/d")):
+            outbox.ask(request)
+        await turn()
+
+        assert session.sent_paths() == [["/a", "/b"], "/x", ["/c", "/d"]]
+
+    asyncio.run(scenario())
+
+
+def test_the_number_of_joined_reads_is_bounded() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(2 * READS_MAX + 1):
+            outbox.ask(read(f"/{number}"))
+        await turn()
+
+        *joined, last = session.sent_paths()
+        assert [len(paths) for paths in joined] == [READS_MAX, READS_MAX]
+        assert last == f"/{2 * READS_MAX}"
+
+    asyncio.run(scenario())
+
+
+def test_a_server_that_cannot_join_gets_single_reads() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        await turn()
+
+        session.reply(0, error=UnimplementedError())
+        outbox.ask(read("/c"))
+        outbox.ask(read("/d"))
+        await turn()
+
+        assert session.sent_paths() == [["/a", "/b"], "/a", "/b", "/c", "/d"]
+        for value, index in (("A", 1), ("B", 2)):
+            session.reply(index, value)
+        assert await asyncio.gather(*futures) == ["A", "B"]
+
+    asyncio.run(scenario())
+
+
+def test_a_broken_connection_fails_each_read_with_its_own_error() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        await turn()
+
+        session.reply(0, error=ConnectionLoss())
+
+        first, second = await asyncio.gather(*futures, return_exceptions=True)
+        assert isinstance(first, ConnectionLoss)
+        assert isinstance(second, ConnectionLoss)
+        assert first is not second
+
+    asyncio.run(scenario())
+
+
+def test_a_session_lost_before_the_reads_are_sent_fails_them() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+        session.state = SessionState.LOST
+        await turn()
+
+        for future in futures:
+            with pytest.raises(SessionLostError):
+                await future
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_reader_disturbs_no_other() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        gone, stays = (outbox.ask(read(path)) for path in ("/a", "/b"))
+        await turn()
+        gone.cancel()
+
+        session.reply(0, ["A", "B"])
+
+        assert await stays == "B"
+
+    asyncio.run(scenario())
+
+
+# --- Bounds of ZooKeeper --------------------------------------------------------------------------
+
+
+def test_requests_beyond_the_window_are_sent_in_order() -> None:
+    """They are sent as answers arrive."""
+
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        paths = [f"/{number}" for number in range(REQUESTS_FIRST + 3)]
+        for path in paths:
+            outbox.ask(exists(path))
+        await turn()
+        assert session.sent_paths() == paths[:REQUESTS_FIRST]
+
+        session.reply(0)
+        session.reply(1)
+        await turn()
+
+        assert session.sent_paths() == paths[: REQUESTS_FIRST + 2]
+
+    asyncio.run(scenario())
+
+
+def test_waiting_reads_are_joined() -> None:
+    """The busier ZooKeeper is, the fewer requests it gets for the same work."""
+
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(REQUESTS_FIRST):
+            outbox.ask(exists(f"/{number}"))
+        for path in ("/a", "/b", "/c"):
+            outbox.ask(read(path))
+            await turn()
+        assert len(session.sent) == REQUESTS_FIRST
+
+        session.reply(0)
+        await turn()
+
+        assert session.sent_paths()[-1] == ["/a", "/b", "/c"]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_cancelled_while_it_waits_is_not_sent() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        for number in range(REQUESTS_FIRST):
+            outbox.ask(exists(f"/{number}"))
+        outbox.ask(exists("/given-up")).cancel()
+        outbox.ask(exists("/wanted"))
+        await turn()
+
+        session.reply(0)
+        await turn()
+
+        assert session.sent_paths()[REQUESTS_FIRST:] == ["/wanted"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "latency_s", "shrinks"),
+    [
+        pytest.param("reply", None, SOON_S, False, id="quick"),
+        pytest.param("reply", None, 1.0, True, id="slow"),
+        pytest.param(None, NoNodeError(), 1.0, True, id="an error of the server's is an answer"),
+        pytest.param(
+            None, ThrottledOpError(), SOON_S, True, id="the server says that it is too much"
+        ),
+        pytest.param(None, ConnectionLoss(), 1.0, False, id="a broken connection says nothing"),
+    ],
+)
+def test_the_window_follows_the_answers_and_their_latency(
+    value: str | None, error: Exception | None, latency_s: float, shrinks: bool
+) -> None:
+    assert latency_s == SOON_S or latency_s > SLOW_TIMES * SOON_S
+
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        asked = outbox.ask(exists("/quick"))
+        await turn()
+        session.reply(0, "reply")
+        for number in range(10 * REQUESTS_FIRST):
+            asked = outbox.ask(exists(f"/{number}"))
+            await turn()
+            session.replies[-1](value, error, latency_s)
+            await asyncio.wait([asked])
+            asked.exception()
+
+        sent_count = len(session.sent)
+        for number in range(2 * REQUESTS_FIRST):
+            outbox.ask(exists(f"/again/{number}"))
+        await turn()
+
+        in_flight_count = len(session.sent) - sent_count
+        assert (in_flight_count < REQUESTS_FIRST) is shrinks
+        assert in_flight_count >= REQUESTS_MIN
+
+    asyncio.run(scenario())
+
+
+def test_requests_obey_the_rate_limit_joined_reads_as_one() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 2
+        for number in range(3):
+            outbox.ask(exists(f"/{number}"))
+        for path in ("/a", "/b"):
+            outbox.ask(read(path))
+
+        await asyncio.sleep(10)
+
+        assert session.sent_paths() == ["/0", "/1", "/2", ["/a", "/b"]]
+        gaps_s = [
+            after - before
+            for before, after in zip(session.sent_at_s, session.sent_at_s[1:], strict=False)
+        ]
+        assert gaps_s[1:] == pytest.approx([0.5, 0.5])
+
+    virtual_time.run(scenario())
+
+
+def test_a_removed_rate_limit_delays_no_request() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 1
+        for number in range(20):
+            outbox.ask(exists(f"/{number}"))
+        await turn()
+        assert len(session.sent) == 1
+
+        outbox.requests_per_s = 0
+
+        assert len(session.sent) == 20
+
+    virtual_time.run(scenario())
+
+
+# --- The session's state --------------------------------------------------------------------------
+
+
+def test_nothing_is_sent_while_suspended_and_all_of_it_later() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        session.become(SessionState.SUSPENDED)
+        for path in ("/a", "/b"):
+            outbox.ask(exists(path))
+        await turn()
+        assert session.sent == []
+
+        session.become(SessionState.CONNECTED)
+
+        assert session.sent_paths() == ["/a", "/b"]
+
+    asyncio.run(scenario())
+
+
+def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.requests_per_s = 1
+        futures = [outbox.ask(exists(f"/{number}")) for number in range(2 * REQUESTS_FIRST)]
+        await turn()
+
+        session.become(SessionState.LOST)
+
+        for future in futures[1:]:
+            assert isinstance(future.exception(), SessionLostError)
+
+    asyncio.run(scenario())
+
+
+def test_a_background_request_gives_way_to_others() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.ask(exists("/mark"))
+        background = [outbox.ask(exists(path), is_background=True) for path in ("/l1", "/l2")]
+        await turn()
+        assert session.sent_paths() == ["/mark"]
+
+        session.reply(0)
+        await turn()
+        outbox.ask(exists("/next"))
+        await turn()
+
+        assert session.sent_paths() == ["/mark", "/l1", "/l2", "/next"]
+        session.reply(1, "L1")
+        session.reply(2, error=NoNodeError())
+        assert await background[0] == "L1"
+        with pytest.raises(NoNodeError):
+            await background[1]
+
+    virtual_time.run(scenario())
+
+
+def test_a_background_request_does_not_give_way_for_ever() -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        outbox.ask(exists("/never-answered"))
+        outbox.ask(exists("/l"), is_background=True)
+
+        await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
+        assert session.sent_paths() == ["/never-answered"]
+        await asyncio.sleep(0.2 * GIVE_WAY_MAX_S)
+
+        assert session.sent_paths() == ["/never-answered", "/l"]
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("is_sent", [True, False], ids=["in flight", "waiting"])
+def test_a_background_request_ends_with_the_session(is_sent: bool) -> None:
+    async def scenario() -> None:
+        session = ScriptedSession()
+        outbox = Outbox(session)
+        if not is_sent:
+            session.state = SessionState.SUSPENDED
+        background = outbox.ask(exists("/l"), is_background=True)
+        await turn()
+        session.become(SessionState.LOST)
+        if is_sent:
+            session.reply(0, error=SessionLostError("lost"))
+
+        with pytest.raises(SessionLostError):
+            await background
+
+    virtual_time.run(scenario())

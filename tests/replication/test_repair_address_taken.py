@@ -1,0 +1,196 @@
+"""A bookie was decommissioned, and another bookie answers at its address under another id (rule
+S5)."""
+
+from collections import Counter
+
+import pytest
+
+from daemon.cli.close_ledger import CloseRefusedError
+from ledgers.errors import NoAnswerError, UnavailableError
+from ledgers.memory.bookies import NO_FAULT, Fault, Op
+from ledgers.model import BookieId, LedgerState
+from replication.locks import LedgerLease
+from replication.open_ledgers import WriterSighting
+from replication.outcome import Outcome
+from replication.reasons import Reason
+from tests.daemon.closing import close
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, ROOT, Node
+from tests.replication.repairs import blocked_by, open_ledger, watch_fencing
+
+
+async def with_newcomer() -> Cluster:
+    """Return an open ledger. B1 and B2 acknowledged entry 10 (the ack quorum is 2), and its copy
+    for B3 was lost. B1 is lost for ever; B4 answers at its address."""
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)
+    for bookie in (B1, B2, B3):
+        cluster.bookie(bookie).flush()
+    await cluster.kill(B1)
+    cluster.bookies.take_address(B4, of=B1)
+    return cluster
+
+
+def is_slow(cluster: Cluster, bookie: BookieId) -> None:
+    """Let the bookie answer no read in time."""
+    late = Fault(delay_s=6, error=NoAnswerError)
+    cluster.bookies.faults = lambda b, op, i: late if b == bookie and op is not Op.ADD else NO_FAULT
+
+
+async def first_grace(node: Node) -> tuple[LedgerLease, WriterSighting]:
+    lease = await node.lease()
+    sighting = (await node.repairer.repair(lease)).sighting
+    assert sighting is not None
+    return lease, sighting
+
+
+async def recover(node: Node) -> Outcome:
+    return await node.repairer.repair(*await first_grace(node))
+
+
+# --- Recovery -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_newcomers_no_cuts_off_no_acknowledged_entry() -> None:
+    """The newcomer has the address of an absent bookie."""
+    cluster = await with_newcomer()
+    async with cluster.node() as node:
+        lease, sighting = await first_grace(node)
+        is_slow(cluster, B2)
+
+        outcome = await node.repairer.repair(lease, sighting)
+
+        assert outcome.reason is Reason.RECOVERY_FAILED
+        assert not (await cluster.metadata()).is_closed
+        cluster.bookies.faults = lambda b, op, i: NO_FAULT
+
+        await node.repairer.repair(lease, sighting)
+
+    metadata = await cluster.metadata()
+    assert metadata.last_entry_id == 10
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_nothing_is_written_to_a_bookie_that_is_not_registered() -> None:
+    cluster = await with_newcomer()
+    sent: Counter[tuple[BookieId, Op]] = Counter()
+
+    def count(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        sent[bookie, op] += 1
+        return NO_FAULT
+
+    cluster.bookies.faults = count
+    async with cluster.node() as node:
+        await recover(node)
+
+    assert (await cluster.metadata()).is_closed
+    assert sent[B3, Op.ADD] > 0
+    assert sent[B1, Op.ADD] == 0
+
+
+@in_virtual_time
+async def test_an_entry_read_from_an_unregistered_bookie_is_kept() -> None:
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1)  # acknowledged by B1 and B2; B2 has lost its copy since
+    for bookie in (B1, B2, B3):
+        cluster.bookie(bookie).flush()
+    await cluster.unregister(B1)  # its session is gone, and it goes on answering
+    async with cluster.node() as node:
+        await recover(node)
+
+    assert (await cluster.metadata()).last_entry_id == 10
+
+
+@pytest.mark.parametrize("is_wiped", [False, True], ids=["another session", "another bookie"])
+@in_virtual_time
+async def test_answers_from_before_a_new_registration_do_not_count(
+    is_wiped: bool,
+) -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B1)
+    async with cluster.node() as node:
+        lease, sighting = await first_grace(node)
+        read_fencing, has_changed = cluster.bookies.read_fencing, False
+
+        async def change(*args: object, **options: object) -> bytes:
+            nonlocal has_changed
+            if not has_changed:
+                has_changed = True
+                await cluster.unregister(B3)
+                if is_wiped:
+                    await cluster.store.delete(f"{ROOT}/cookies/{B3}")
+                    await cluster.store.create(f"{ROOT}/cookies/{B3}")
+                await cluster.register(B3)
+            return await read_fencing(*args, **options)  # type: ignore[arg-type]
+
+        cluster.bookies.read_fencing = change  # type: ignore[method-assign]
+
+        outcome = await node.repairer.repair(lease, sighting)
+
+        assert outcome.reason is Reason.RECOVERY_FAILED
+        assert "recovery must be retried" in blocked_by(outcome).facts.errors[0]
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+
+
+@in_virtual_time
+async def test_a_recovery_stops_if_an_address_is_taken_over() -> None:
+    """The address belongs to a bookie whose answer counted."""
+    cluster = await open_ledger()
+    await cluster.kill(B1)
+    newcomer = BookieId("newcomer")
+    async with cluster.node() as node:
+        lease, sighting = await first_grace(node)
+        confirm, has_come = node.views.doubts_about, False
+
+        async def come_first(*args: object, **options: object) -> object:
+            nonlocal has_come
+            if not has_come:
+                has_come = True
+                await cluster.register_at(newcomer, B3)
+            return await confirm(*args, **options)  # type: ignore[arg-type]
+
+        node.views.doubts_about = come_first  # type: ignore[method-assign, assignment]
+
+        outcome = await node.repairer.repair(lease, sighting)
+
+    assert f"{B3}: newcomer registered at its address" in blocked_by(outcome).facts.errors[0]
+    assert not (await cluster.metadata()).is_closed
+
+
+# --- By hand --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_close_by_hand_does_not_trust_a_newcomer() -> None:
+    cluster = await with_newcomer()
+    is_slow(cluster, B2)
+    fenced = watch_fencing(cluster)
+    is_slow(cluster, B2)
+
+    with pytest.raises(CloseRefusedError, match="not registered"):
+        await close(cluster, is_forced=True)
+
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+# --- Two ids at one address -----------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_bookie_whose_address_was_taken_over_is_not_used() -> None:
+    """It is neither asked nor a target."""
+    cluster = await Cluster.start()
+    await cluster.register_at(BookieId("newcomer"), B4)
+
+    async with cluster.node() as node:
+        view = node.views.current
+
+        assert B4 not in view.receiving
+        assert B4 not in view.answering
+        assert BookieId("newcomer") in view.answering
+        with pytest.raises(UnavailableError, match="newcomer"):
+            node.views.resolve(B4)

@@ -1,0 +1,348 @@
+"""Repairs for a registered bookie that lacks entries or does not answer, and repairs without
+another target."""
+
+import pytest
+
+from ledgers.bookies import Answer
+from ledgers.errors import UnavailableError, UnreadableError
+from ledgers.memory.bookies import Fault, Op
+from ledgers.model import BookieId
+from replication.outcome import DONE, OutcomeKind
+from replication.reasons import Exclusion, Reason
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import (
+    WRONG_DIGEST,
+    Cluster,
+    in_virtual_time,
+)
+from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
+from tests.replication.nodes import LEDGER
+from tests.replication.repairs import VERSION_1, assert_still_marked, blocked_by, repair
+
+# --- Missing copies of a registered bookie --------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "G11",
+    verdict="better",
+    why="a registered bookie gets back exactly the entries that it explicitly lacks, in place",
+)
+@in_virtual_time
+async def test_rule_s15_a_live_bookie_gets_its_missing_entries_back() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2, B3))
+    for entry_id in (0, 4):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 2)
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@pytest.mark.compat("G11", verdict="better")
+@in_virtual_time
+async def test_rule_s15_copies_in_place_are_read_back() -> None:
+    """The mark is deleted afterwards."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    for entry_id in (0, 4):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+
+    await repair(cluster)
+
+    assert cluster.bookies.transfers[-1][0].target is None
+    written_at = max(i for i, (t, _) in enumerate(cluster.bookies.transfers) if t.target == B2)
+    read_back = [
+        entry_id
+        for transfer, _ in cluster.bookies.transfers[written_at + 1 :]
+        for entry_id in transfer.reads.get(B2, ())
+    ]
+    assert {0, 4} <= set(read_back)
+
+
+@in_virtual_time
+async def test_a_bookie_that_stores_nothing_is_replaced() -> None:
+    """It acknowledges every add."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).lose(LEDGER, 0)
+    add = cluster.bookie(B2).add
+    cluster.bookie(B2).add = lambda entry, **options: None  # type: ignore[method-assign]
+
+    outcome = await repair(cluster)
+
+    cluster.bookie(B2).add = add  # type: ignore[method-assign]
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@pytest.mark.compat(
+    "G12",
+    verdict="better",
+    why="the digest of every entry read is verified, and a damaged copy counts as missing",
+)
+@in_virtual_time
+async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).corrupt(LEDGER, 0)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_two_differently_damaged_copies_make_two_good_ones() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    cluster.bookie(B1).corrupt(LEDGER, 0)
+    cluster.bookie(B2).corrupt(LEDGER, 9)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert not (await cluster.metadata()).bookies & {B1, B2}
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s15_without_a_target_damage_is_overwritten() -> None:
+    """The copy is read back."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookie(B2).corrupt(LEDGER, 4)
+    cluster.bookie(B2).corrupt(LEDGER, 0)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert cluster.bookies.asked(B2).count(4) == 2, "before and after"
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s7_our_key_is_suspected_if_all_copies_mismatch() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), **VERSION_1)
+    await cluster.kill(B3)
+
+    outcome = await repair(cluster, fallback=WRONG_DIGEST)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.DIGEST_SUSPECT)
+    assert cluster.bookies.copied_count == 0
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_rule_s6_the_ends_do_not_prove_a_returned_bookie_whole() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.wipe(B2)
+    for entry_id in (0, 9):  # as if a client had read-repaired its ends
+        cluster.put(LEDGER, entry_id, B2)
+    await cluster.revive(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 5)
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s6_a_bookie_back_with_its_data_needs_only_its_ends() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+    await cluster.revive(B2)
+
+    assert await repair(cluster) == DONE
+
+    assert cluster.bookies.asked(B2) == [0, 9]
+
+
+# --- Missing answers ------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s5_s6_an_unresponsive_bookie_keeps_the_mark() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2, B3))
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
+    assert blocked_by(outcome).facts.unresponsive == (B2,)
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_the_rest_is_repaired_while_a_bookie_does_not_answer() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
+    await cluster.kill(B2)
+    cluster.bookies.fail(B5, Op.READ, Fault(error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_ANSWER)
+    assert B2 not in (await cluster.metadata()).bookies
+    await assert_still_marked(cluster)
+    cluster.bookies.stop_failing(B5, Op.READ)
+    await cluster.assert_whole()
+
+
+@pytest.mark.compat("G8", verdict="better")
+@pytest.mark.compat(
+    "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker",
+    verdict="better",
+    why="the return of a bookie ends the backoff at once, and a note names the missing entries",
+)
+@pytest.mark.parametrize(
+    "gone",
+    [
+        pytest.param((4,), id="one"),
+        pytest.param((0, 1, 2, 3, 4), id="a few"),
+        pytest.param((1, 2, 3, 4, 5, 9), id="many"),
+    ],
+)
+@in_virtual_time
+async def test_without_a_good_copy_the_ledger_waits_and_names_entries(
+    gone: tuple[int, ...],
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2))
+    await cluster.kill(B2)
+    for entry_id in gone:
+        cluster.bookie(B1).lose(LEDGER, entry_id)
+
+    outcome = await repair(cluster, local=B3)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
+    facts = blocked_by(outcome).facts
+    assert (facts.entry_ids, facts.entry_count) == (gone[:5], len(gone))
+    assert facts.absent == (B2,)
+    assert B2 in (await cluster.metadata()).bookies
+    await assert_still_marked(cluster)
+
+
+@in_virtual_time
+async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2), (B3, B2), starts=(0, 5), last=9)
+    cluster.put(LEDGER, 4, B3)
+    cluster.bookie(B1).lose(LEDGER, 4)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+    again = await repair(cluster)
+
+    assert {outcome.kind, again.kind} == {OutcomeKind.DONE}
+    assert B2 not in (await cluster.metadata()).bookies
+    assert Answer.ABSENT in {
+        answer
+        for _, result in cluster.bookies.transfers
+        for answers in result.failures.values()
+        for answer in answers.values()
+    }
+
+
+# --- Targets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "BookieRecoveryTest.testAsyncBookieRecoveryToRandomBookiesNotEnoughBookies",
+    verdict="better",
+    why="the ledger waits, and every node can read the reason",
+)
+@in_virtual_time
+async def test_without_a_target_the_ledger_waits() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_TARGET)
+    assert blocked_by(outcome).facts.excluded == ((Exclusion.MEMBER, 2),)
+    await assert_still_marked(cluster)
+
+
+@pytest.mark.parametrize("local", [B4, B5, B6, B7])
+@in_virtual_time
+async def test_among_equal_targets_the_local_bookie_is_chosen(local: BookieId) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    await repair(cluster, local=local)
+
+    assert await cluster.ensembles() == [(B1, local, B3)]
+
+
+@pytest.mark.compat(
+    "BookieRecoveryTest.testAsyncBookieRecoveryToSpecificBookie",
+    "BookieRecoveryTest.testSyncBookieRecoveryToSpecificBookie",
+    verdict="other",
+    why='the placement policy, or target = "local", chooses the target; no command names one '
+    "(Java ignores it)",
+)
+@pytest.mark.parametrize(
+    ("local", "reason"),
+    [
+        pytest.param(B5, None, id="it can be the target"),
+        pytest.param(B1, Reason.LEFT_TO_OTHERS, id="it is a member already"),
+        pytest.param(None, Reason.NO_TARGET, id="there is no local bookie"),
+    ],
+)
+@in_virtual_time
+async def test_target_local_leaves_no_other_choice(
+    local: BookieId | None, reason: Reason | None
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster, local=local, settings=ReplicationSettings(target="local"))
+
+    assert outcome.reason is reason
+    assert cluster.bookies.targets == ([local] if reason is None else [])
+
+
+# --- Disks in trouble -----------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_rule_s15_entries_a_bookie_cannot_read_are_moved() -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3))
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+    await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_rule_s5_an_unreadable_entry_is_not_called_lost() -> None:
+    cluster = await Cluster.start()
+    before = await cluster.write_ledger((B1, B2))
+    await cluster.kill(B1)
+    cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_ANSWER
+    assert (await cluster.manager.read(LEDGER)).version == before.version
+    await assert_still_marked(cluster)

@@ -1,0 +1,200 @@
+"""Metadata restored from the journal: under the lock, on the bytes of the record, and
+reversible."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from msgspec import structs
+
+from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
+from ledgers.manager import VersionedMetadata
+from ledgers.model import LedgerState
+from ledgers.store import SetData
+from replication.restore import RestoreRefusedError
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.repairs import touch
+from tests.replication.undoing import Undoing, repaired
+
+
+@in_virtual_time
+async def test_the_metadata_is_exactly_what_it_was_before_the_write() -> None:
+    undoing = await repaired()
+
+    done = await undoing.undo(undoing.records[0])
+
+    assert not done.is_done
+    assert (await undoing.read()).data == undoing.records[0].before
+    assert await undoing.cluster.ensembles() == [(B1, B2, B3)]
+    await undoing.cluster.assert_whole()
+    assert await undoing.cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_restore_can_be_restored() -> None:
+    undoing = await repaired()
+    await undoing.undo(undoing.records[0])
+
+    await undoing.undo(undoing.records[1])
+
+    assert await undoing.cluster.ensembles() == [(B1, B4, B3)]
+    assert len(undoing.records) == 3
+
+
+@in_virtual_time
+async def test_restoring_twice_changes_nothing_the_second_time() -> None:
+    undoing = await repaired()
+    await undoing.undo(undoing.records[0])
+    version = (await undoing.read()).version
+
+    again = await undoing.undo(undoing.records[0])
+
+    assert again.is_done
+    assert (await undoing.read()).version == version
+
+
+@in_virtual_time
+async def test_later_writes_are_not_undone_without_force() -> None:
+    undoing = await repaired()
+    versioned = await undoing.read()
+    moved = versioned.metadata.segments[0].with_bookies({2: B4, 1: B3})
+    await undoing.cluster.manager.write(
+        LEDGER, replace(versioned.metadata, segments=(moved,)), read_as=versioned
+    )
+    undoing.cluster.violations.clear()  # that one was not ours
+
+    with pytest.raises(RestoreRefusedError) as refused:
+        await undoing.undo(undoing.records[0])
+    assert any("written again later" in str(each) for each in refused.value.doubts)
+    assert (await undoing.read()).metadata.segments == (moved,)
+    assert await undoing.cluster.locked() == []
+
+    await undoing.undo(undoing.records[0], is_forced=True)
+    assert (await undoing.read()).data == undoing.records[0].before
+
+
+# --- Of another cluster ---------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_another_clusters_metadata_is_not_restored_even_by_force() -> None:
+    undoing = await repaired()
+    before = await undoing.read()
+    foreign = replace(undoing.records[0], cluster="another")
+
+    with pytest.raises(RestoreRefusedError, match="another cluster"):
+        await undoing.undo(foreign, is_forced=True)
+
+    assert (await undoing.read()).version == before.version
+    assert await undoing.cluster.locked() == []
+
+
+@in_virtual_time
+async def test_an_unknown_clusters_metadata_is_recognised_by_its_bytes() -> None:
+    undoing = await repaired()
+    unknown = replace(undoing.records[0], cluster=None)
+    await touch(undoing.cluster)
+    await undoing.undo(unknown)
+
+    changed = await undoing.read()
+    assert changed.data == unknown.before
+
+    with pytest.raises(RestoreRefusedError) as refused:
+        await undoing.undo(replace(unknown, before=unknown.after, after=b"other bytes"))
+    assert any("does not name its cluster" in str(each) for each in refused.value.doubts)
+
+
+# --- The ledger's end -----------------------------------------------------------------------------
+
+
+def reopened(found: VersionedMetadata) -> VersionedMetadata:
+    metadata = replace(found.metadata, state=LedgerState.OPEN, last_entry_id=-1, length=0)
+    return structs.replace(found, metadata=metadata)
+
+
+def shortened(found: VersionedMetadata) -> VersionedMetadata:
+    return structs.replace(found, metadata=replace(found.metadata, last_entry_id=5))
+
+
+@pytest.mark.parametrize(
+    ("before", "doubt"),
+    [
+        pytest.param(reopened, "turn a closed ledger back to OPEN", id="its closing"),
+        pytest.param(shortened, "move the ledger's end from entry 9 to 5", id="its end"),
+    ],
+)
+@in_virtual_time
+async def test_the_end_of_a_closed_ledger_is_not_moved_without_force(
+    before: Callable[[VersionedMetadata], VersionedMetadata], doubt: str
+) -> None:
+    cluster = await Cluster.start()
+    undoing = Undoing(cluster)
+    written = await cluster.write_ledger((B1, B2, B3))
+    await undoing.manager.write_operation(LEDGER, before(written).metadata, read_as=written)
+    recorded = undoing.records[0]
+    recorded = replace(recorded, before=recorded.after, after=recorded.before)
+
+    with pytest.raises(RestoreRefusedError) as refused:
+        await undoing.undo(recorded)
+    assert any(doubt in str(each) for each in refused.value.doubts)
+
+
+@in_virtual_time
+async def test_unreadable_metadata_is_restored() -> None:
+    undoing = await repaired()
+    path = undoing.manager.path(LEDGER)
+    await undoing.store.set(path, b"nonsense", version=-1)
+
+    found = await (await undoing.restorer()).plan(undoing.records[0])
+    assert found.now is None
+    assert found.doubts
+    await undoing.undo(undoing.records[0], is_forced=True)
+
+    assert (await undoing.read()).data == undoing.records[0].before
+
+
+@in_virtual_time
+async def test_rule_s3_a_ledger_under_repair_is_left_alone() -> None:
+    undoing = await repaired()
+    before = await undoing.read()
+    await undoing.cluster.store.create(PATHS.lock(LEDGER))
+
+    with pytest.raises(UnavailableError, match="another client is at work on it"):
+        await undoing.undo(undoing.records[0])
+
+    assert (await undoing.read()).version == before.version
+    assert len(await undoing.cluster.locked()) == 1
+
+
+@in_virtual_time
+async def test_rule_s2_a_concurrent_write_is_not_overwritten() -> None:
+    undoing = await repaired()
+    cluster, path = undoing.cluster, undoing.manager.path(LEDGER)
+    put_back = undoing.manager.put_back_operation
+
+    async def with_another_write_first(*arguments: object, **options: object) -> SetData:
+        operation = await put_back(*arguments, **options)  # type: ignore[arg-type]
+        before = cluster.tree.nodes[path]
+        cluster.tree.apply(
+            cluster.store.session_id,
+            [SetData(path=path, data=before.data, version=operation.version)],
+        )
+        return operation
+
+    undoing.manager.put_back_operation = with_another_write_first  # type: ignore[method-assign]
+
+    with pytest.raises(ConflictError):
+        await undoing.undo(undoing.records[0])
+    assert await cluster.ensembles() == [(B1, B4, B3)]
+    assert await cluster.locked() == []
+
+
+@in_virtual_time
+async def test_a_deleted_ledger_is_not_created_again() -> None:
+    undoing = await repaired()
+    await undoing.cluster.manager.delete(LEDGER, version=-1)
+
+    with pytest.raises(NoSuchLedgerError):
+        await undoing.undo(undoing.records[0])

@@ -1,0 +1,220 @@
+"""Our own records below ``bookmender``, the znodes of the tree, and the lists for people."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from ledgers.errors import SettingsError
+from ledgers.memory.store import MemoryStore
+from replication import znodes
+from replication.ledger_record import WaitingNote
+from replication.marks import (
+    MarkedLedger,
+    locked_ledger_ids,
+    marked_ledger_ids,
+    prepare_tree,
+    read_marks,
+)
+from replication.nodes import LiveNode, Membership, Role, live_nodes
+from replication.reasons import Blocked, Facts, Reason
+from replication.znodes import Mark
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.ledger_values import B1, B2
+from tests.replication.nodes import LEDGER, PATHS, node_info
+
+NOTE = WaitingNote(
+    ledger_id=LEDGER,
+    blocked=Blocked(reason=Reason.NO_COPY, facts=Facts(errors=("all gone",))),
+    node="host-a",
+    since_ms=5,
+)
+
+
+# --- The tree -------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_preparing_the_tree_is_idempotent_and_suits_java() -> None:
+    cluster = Cluster()
+    for _ in range(2):
+        await prepare_tree(cluster.store, PATHS)
+
+    assert (await cluster.store.get(PATHS.layout))[0] == znodes.LAYOUT_DATA
+    for path in (PATHS.marks, PATHS.locks, PATHS.election):
+        assert await cluster.store.children(path) == []
+
+
+@in_virtual_time
+async def test_rule_s8_a_tree_with_another_layout_is_not_changed() -> None:
+    cluster = Cluster()
+    layout = b'type: "HIERARCHICAL"\nversion: 1\n'
+    await cluster.store.create(PATHS.layout, layout, with_parents=True)
+
+    with pytest.raises(SettingsError, match="BASIC"):
+        await prepare_tree(cluster.store, PATHS)
+
+    assert await cluster.store.children(PATHS.directory) == ["LAYOUT"]
+
+
+# --- Members --------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_members_see_each_other_while_their_sessions_live() -> None:
+    cluster = await Cluster.start()
+    one, two = MemoryStore(cluster.tree), MemoryStore(cluster.tree)
+    first = await Membership.join(one, PATHS, node_info("host-a"))
+    await Membership.join(two, PATHS, node_info("host-b", Role.AUDITOR))
+
+    assert await first.live_nodes() == [
+        LiveNode(info=node_info("host-a"), session_id=one.session_id),
+        LiveNode(info=node_info("host-b", Role.AUDITOR), session_id=two.session_id),
+    ]
+
+    await two.close()
+    assert [node.info.host for node in await first.live_nodes()] == ["host-a"]
+
+
+@in_virtual_time
+async def test_members_of_a_later_release_are_ignored() -> None:
+    cluster = await Cluster.start()
+    for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"role": "third"}')]:
+        await cluster.store.create(f"{PATHS.nodes}/{name}", data)
+
+    assert await live_nodes(cluster.store, PATHS) == []
+
+
+@in_virtual_time
+async def test_a_members_data_is_read_once() -> None:
+    cluster = await Cluster.start()
+    membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
+    await membership.live_nodes()
+    before = cluster.store.request_count
+
+    await membership.live_nodes()
+
+    assert cluster.store.request_count == before + 1
+
+
+@in_virtual_time
+async def test_new_members_are_read_in_parallel() -> None:
+    cluster = await Cluster.start()
+    for number in range(50):
+        await Membership.join(cluster.store, PATHS, node_info(f"host-{number}"))
+
+    async def travel() -> None:
+        await asyncio.sleep(1)
+
+    cluster.tree.latency = travel
+    began_s = cluster.clock.now_s()
+    assert len(await live_nodes(cluster.store, PATHS)) == 50
+    assert cluster.clock.now_s() - began_s == 4, "one request for their names, one for all the rest"
+
+
+# --- Notes ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_last_note_is_read_as_it_was_written() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        await node.notes.write(replace(NOTE, since_ms=4))
+        written = await node.notes.write(NOTE)
+
+        assert await node.notes.read(LEDGER) == NOTE
+        assert await node.notes.ledger_ids() == {LEDGER}
+
+        for _ in range(2):
+            await node.notes.delete(written)
+        assert await node.notes.read(LEDGER) is None
+
+
+@in_virtual_time
+async def test_only_the_known_note_is_deleted() -> None:
+    """Another worker may have written a note for a new mark once the ledger was unlocked."""
+    cluster = await Cluster.start()
+    async with cluster.node() as node, cluster.node("host-b") as other:
+        written = await node.notes.write(NOTE)
+        newer = await other.notes.write(replace(written, node="host-b"))
+
+        for version in (written.version, None):
+            await node.notes.delete(replace(written, version=version))
+        assert await node.notes.read(LEDGER) == newer
+
+
+@in_virtual_time
+async def test_a_note_whose_last_write_had_no_reply_is_deleted() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        written = await node.notes.write(NOTE)
+
+        await node.notes.delete(replace(written, version=None))
+
+        assert await node.notes.ledger_ids() == set()
+
+
+@in_virtual_time
+async def test_a_note_is_written_although_its_directory_was_deleted() -> None:
+    cluster = await Cluster.start()
+    await cluster.store.delete(PATHS.waiting)
+    async with cluster.node() as node:
+        await node.notes.write(NOTE)
+
+        assert await node.notes.read(LEDGER) == NOTE
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"[1]", id="no object"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(NOTE.to_json().replace(b"no-copy", b"a-new-one"), id="an unknown reason"),
+        pytest.param(NOTE.to_json().replace(b'"node"', b'"host"'), id="a name is missing"),
+    ],
+)
+@in_virtual_time
+async def test_a_note_of_a_later_release_is_ignored(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(PATHS.waiting_note(LEDGER), data)
+    async with cluster.node() as node:
+        assert await node.notes.read(LEDGER) is None
+        assert await node.notes.ledger_ids() == {LEDGER}
+
+
+# --- Lists ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_the_whole_queue_is_listed_in_order() -> None:
+    cluster = await Cluster.start()
+    ledger_ids = [3, 65_536, 2**33, 2**62]
+    for ledger_id in reversed(ledger_ids):
+        await cluster.mark(B1, ledger_id=ledger_id)
+    await cluster.store.create(PATHS.lock(3))
+    await cluster.store.create(f"{PATHS.locks}/strange")
+
+    assert await marked_ledger_ids(cluster.store, PATHS) == ledger_ids
+    assert await locked_ledger_ids(cluster.store, PATHS) == {3}
+
+
+@in_virtual_time
+async def test_unreadable_marks_are_listed_and_deleted_ones_are_not() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1, B2, ledger_id=1, ctime_ms=9)
+    await cluster.store.create(PATHS.mark(2), b"\xff", with_parents=True)
+
+    assert await read_marks(cluster.store, PATHS, [1, 2, 3]) == [
+        MarkedLedger(ledger_id=1, mark=Mark(replicas=(B1, B2), ctime_ms=9)),
+        MarkedLedger(ledger_id=2, mark=None),
+    ]
+
+
+@in_virtual_time
+async def test_without_its_znodes_the_queue_is_empty() -> None:
+    cluster = Cluster()
+
+    assert await marked_ledger_ids(cluster.store, PATHS) == []
+    assert await locked_ledger_ids(cluster.store, PATHS) == set()
+    assert await live_nodes(cluster.store, PATHS) == []
