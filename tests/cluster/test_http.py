@@ -185,11 +185,13 @@ def test_without_zookeeper_the_node_lives_and_is_not_ready(
             assert (await read(base, "conditions"))["health"] in ("OK", "WARN", "UNKNOWN")
             await asyncio.to_thread(cluster.kill_zookeeper)
 
-            async def is_unready() -> bool:
-                return (await ask(base, "/readyz"))[0] == 503
+            async def no_role_is_connected() -> bool:
+                roles = json.loads((await ask(base, "/readyz"))[1])["roles"]
+                return not any(each["is_connected"] for each in roles)
 
-            await wait_for(is_unready, "answer that it is not ready")
+            await wait_for(no_role_is_connected, "end of the connections of both roles")
             status, text = await ask(base, "/readyz")
+            assert status == 503
             assert "not connected to ZooKeeper" in json.loads(text)["problem"]
             assert (await ask(base, "/healthz"))[0] == 200
             assert (await scrape(base))["bookmender_role_ready[('role', 'worker')]"] == 0
