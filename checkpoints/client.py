@@ -10,8 +10,9 @@ The store of receipts is named by a URL: ``sqlite:///FILE``, ``postgresql://USER
 cluster itself.
 
 The block ends with an error when the client must open the feed again: SessionLostError after a lost
-ZooKeeper session, FeedChangedError after the feed was disabled and enabled. It ends with
-ClientFencedError when another process follows the feed under the same name.
+ZooKeeper session, FeedChangedError after the feed was disabled and enabled. Pass the same
+``ClientProcess`` each time. Then the block ends with ClientFencedError when another process follows
+the feed under the same name, also if that process began in between.
 
 A client keeps an ephemeral znode, so that operators see that it is connected. A client that may
 not write to ZooKeeper has none.
@@ -31,7 +32,7 @@ from checkpoints.chain import NO_FEED, FeedChain, FeedChangedError, read_chain
 from checkpoints.log import CheckpointLog
 from checkpoints.model import NO_CHECKPOINT, Version
 from checkpoints.receipt_book import SpanFilter
-from checkpoints.receipts import ClientTable, ReceiptStore
+from checkpoints.receipts import ClientProcess, ClientTable, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
 from ledgers.bookie_auth import bookie_connector
@@ -57,7 +58,7 @@ from replication.cluster import ViewSource
 from replication.records import Stored
 from replication.znodes import ClusterPaths
 
-__all__ = ["FeedChangedError", "FeedClient", "open_client"]
+__all__ = ["ClientProcess", "FeedChangedError", "FeedClient", "open_client"]
 
 IN_ZOOKEEPER: Final = "zookeeper:"
 READS_IN_FLIGHT_MAX: Final = 8
@@ -120,6 +121,7 @@ async def open_client(
     *,
     name: str,
     store: str = IN_ZOOKEEPER,
+    process: ClientProcess | None = None,
     security: SecuritySettings = OPEN,
     settings: RecoverySettings = EVERYTHING,
     wanted: SpanFilter | None = None,
@@ -130,7 +132,8 @@ async def open_client(
     """Connect to a cluster and follow its feed as the client ``name``.
 
     ``uri``: the metadata service URI, as ``zk+hierarchical://zk1:2181,zk2:2181/ledgers``.
-    ``store``: the URL of the store of receipts. ``wanted``: a filter (``filters``).
+    ``store``: the URL of the store of receipts. ``process``: for a program that opens the feed
+    again after errors; None: this is a new process. ``wanted``: a filter (``filters``).
     ``on_disabled``: called once if the feed is not enabled; the call waits until it is.
     ``from_end``, ``from_start``: where a new client begins, see ``open_client_in``. Raises
     SettingsError, UnavailableError, RejectedError.
@@ -148,6 +151,7 @@ async def open_client(
             cluster,
             name=name,
             store=store,
+            process=process,
             settings=settings,
             wanted=wanted,
             on_disabled=on_disabled,
@@ -179,6 +183,7 @@ async def open_client_in(
     *,
     name: str,
     store: str = IN_ZOOKEEPER,
+    process: ClientProcess | None = None,
     settings: RecoverySettings = EVERYTHING,
     wanted: SpanFilter | None = None,
     on_disabled: Callable[[], None] | None = None,
@@ -209,7 +214,7 @@ async def open_client_in(
         )
         scope.start(log.run())
         receipts, was_reset = await open_receipts(
-            store, name=name, cluster=cluster, generation=chain.generation
+            store, name=name, cluster=cluster, generation=chain.generation, process=process
         )
         try:
             was_new = await receipts.get_low_watermark() is None
@@ -302,32 +307,38 @@ async def _read_latest(cluster: ClusterConnection) -> Stored[FeedChain]:
 
 
 async def open_receipts(
-    url: str, *, name: str, cluster: ClusterConnection, generation: int
+    url: str,
+    *,
+    name: str,
+    cluster: ClusterConnection,
+    generation: int,
+    process: ClientProcess | None = None,
 ) -> tuple[ReceiptStore, bool]:
     """Open the store of a client, and say whether receipts of an earlier feed were deleted.
 
     Fences the process that follows the feed under this name. Raises SettingsError,
-    UnavailableError, RejectedError, and FeedChangedError if ``generation`` is not the present one.
+    UnavailableError, RejectedError, ClientFencedError (``ClientProcess``), and FeedChangedError if
+    ``generation`` is not the present one.
     """
     _check_store(url)
     try:
-        return await _open_receipts(url, name=name, cluster=cluster, generation=generation)
+        if url == IN_ZOOKEEPER:
+            in_znode = await ZooKeeperReceiptStore.open(
+                cluster.store,
+                folder=cluster.paths.feed_clients,
+                client=name,
+                generation=generation,
+                process=process,
+            )
+            return in_znode, in_znode.was_reset
+        from checkpoints.stores.sql import SqlReceiptStore
+
+        in_sql = await SqlReceiptStore.open(
+            url, client=name, generation=generation, process=process
+        )
+        return in_sql, in_sql.was_reset
     except ConflictError as error:
         raise FeedChangedError("the feed was disabled and enabled again") from error
-
-
-async def _open_receipts(
-    url: str, *, name: str, cluster: ClusterConnection, generation: int
-) -> tuple[ReceiptStore, bool]:
-    if url == IN_ZOOKEEPER:
-        in_znode = await ZooKeeperReceiptStore.open(
-            cluster.store, folder=cluster.paths.feed_clients, client=name, generation=generation
-        )
-        return in_znode, in_znode.was_reset
-    from checkpoints.stores.sql import SqlReceiptStore
-
-    in_sql = await SqlReceiptStore.open(url, client=name, generation=generation)
-    return in_sql, in_sql.was_reset
 
 
 async def open_client_table(url: str, cluster: ClusterConnection) -> ClientTable:

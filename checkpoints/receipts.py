@@ -112,11 +112,27 @@ class ClientTable(Protocol):
         ...
 
 
+class ClientProcess:
+    """A process that follows the feed as a client.
+
+    A program that opens the feed again, for example after a lost session, opens it with the same
+    object. If another process of this client has opened the store since, this one is fenced. With
+    a new object it would fence the later process, and the two would take turns for ever.
+    """
+
+    def __init__(self) -> None:
+        self.id: Final = secrets.token_hex(8)
+        """The store keeps the id of the process that opened it last."""
+        self.has_opened = False
+        """True once a store was opened. A first try whose outcome is unknown does not count."""
+
+
 class ReceiptStore(Protocol):
     """The receipts of one client.
 
     Opening a store fences the process that opened it for the same client before: all calls of that
-    process raise ClientFencedError from then on. Every call may raise UnavailableError. After a
+    process raise ClientFencedError from then on, and so does opening the store again
+    (``ClientProcess``). Every call may raise UnavailableError. After a
     failed write it is unknown whether the write was applied, and it may even be applied later. So
     each write may be repeated, and a late write undoes nothing: see each method.
     """

@@ -40,6 +40,7 @@ from checkpoints.batches import (
 )
 from checkpoints.client import (
     IN_ZOOKEEPER,
+    ClientProcess,
     ClusterConnection,
     FeedChangedError,
     FeedClient,
@@ -144,13 +145,14 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans batches for Spark."""
 
     def __init__(self, options: StreamOptions) -> None:
-        self._options = options
+        self._options, self._process = options, ClientProcess()
         self._client: _ClientThread | None = None
         self._target: Offset | None = None
         """Where a query ends that takes what is available now."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_options": self._options, "_client": None, "_target": None}
+        copy = ChangesReader(self._options)
+        return copy.__dict__
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's names, here and below
         """Called for new queries only."""
@@ -201,7 +203,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         another feed has begun."""
         for number in range(TRIES):
             if self._client is None:
-                self._client = _ClientThread(self._options)
+                self._client = _ClientThread(self._options, self._process)
             try:
                 return self._client.call(action)
             except (SessionLostError, UnavailableError, FeedChangedError):
@@ -279,8 +281,8 @@ class _Call:
 class _ClientThread:
     """A client of the feed in an event loop on a thread of its own, for callers that block."""
 
-    def __init__(self, options: StreamOptions) -> None:
-        self._options = options
+    def __init__(self, options: StreamOptions, process: ClientProcess) -> None:
+        self._options, self._process = options, process
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: asyncio.Queue[_Call | None] = asyncio.Queue()
         self._opened: Future[None] = Future()
@@ -334,6 +336,7 @@ class _ClientThread:
             options.metadata_service_uri,
             name=options.client,
             store=options.store,
+            process=self._process,
             security=options.security,
             on_disabled=_refuse,
             from_end=True,

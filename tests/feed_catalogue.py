@@ -9,7 +9,7 @@ import asyncio
 import sqlite3
 import sys
 
-from checkpoints.client import FeedChangedError, FeedClient, open_client
+from checkpoints.client import ClientProcess, FeedChangedError, FeedClient, open_client
 from checkpoints.collector import fingerprint_of
 from checkpoints.model import CommittedVersion
 from ledgers.errors import SessionLostError, UnavailableError
@@ -64,8 +64,8 @@ class ToldCatalogue:
                 self.note(ledger_id, found.stat.mzxid, fingerprint_of(found.data))
 
 
-async def follow(uri: str, name: str, store: str, file: str) -> None:
-    async with open_client(uri, name=name, store=store) as client:
+async def follow(uri: str, name: str, store: str, file: str, process: ClientProcess) -> None:
+    async with open_client(uri, name=name, store=store, process=process) as client:
         catalogue = ToldCatalogue(file, client)
         missed = await client.service.subscribe(catalogue)
         if missed.is_new or missed.lifted:
@@ -77,9 +77,10 @@ async def follow(uri: str, name: str, store: str, file: str) -> None:
 
 
 async def main(uri: str, name: str, store: str, file: str) -> None:
+    process = ClientProcess()
     while True:
         try:
-            await follow(uri, name, store, file)
+            await follow(uri, name, store, file, process)
         except (SessionLostError, FeedChangedError, UnavailableError) as error:
             print(f"{error}. Next try in {RETRY_S:g} s.", file=sys.stderr, flush=True)
             await asyncio.sleep(RETRY_S)

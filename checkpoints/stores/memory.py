@@ -7,15 +7,17 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from checkpoints.model import CheckpointId, Key, Version
-from checkpoints.receipts import Failure, ReceiptRange
+from checkpoints.receipts import FENCED, ClientProcess, Failure, ReceiptRange
 from ledgers.errors import ClientFencedError
 
 
 @dataclass(slots=True)
 class ClientState:
-    """What is stored of one client. ``epoch`` counts the stores that were opened for it."""
+    """What is stored of one client. ``epoch`` counts the stores that were opened for it.
+    ``process``: the id of the process that opened the last one."""
 
     epoch: int = 0
+    process: str = ""
     low_watermark: CheckpointId | None = None
     end_by_begin: dict[Version, CheckpointId] = field(default_factory=dict)
     failures: dict[Key, Failure] = field(default_factory=dict)
@@ -27,11 +29,15 @@ class MemoryReceipts:
     def __init__(self) -> None:
         self._clients: dict[str, ClientState] = {}
 
-    async def open(self, client: str) -> MemoryReceiptStore:
+    async def open(self, client: str, process: ClientProcess | None = None) -> MemoryReceiptStore:
         """Return the store of this client, and fence the one opened before."""
         await asyncio.sleep(0)
+        process = process or ClientProcess()
         state = self._clients.setdefault(client, ClientState())
+        if process.has_opened and state.process != process.id:
+            raise ClientFencedError(FENCED)
         state.epoch += 1
+        state.process, process.has_opened = process.id, True
         return MemoryReceiptStore(state)
 
     def state(self, client: str) -> ClientState:
@@ -97,5 +103,5 @@ class MemoryReceiptStore:
     async def _state(self) -> ClientState:
         await asyncio.sleep(0)
         if self._all.epoch != self._epoch:
-            raise ClientFencedError("another process follows the feed as this client")
+            raise ClientFencedError(FENCED)
         return self._all

@@ -45,6 +45,7 @@ from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
     CLIENT_CHARS_MAX,
     FENCED,
+    ClientProcess,
     ClientSummary,
     Failure,
     ReceiptRange,
@@ -78,8 +79,10 @@ CLIENTS: Final = Table(
     "feed_clients",
     _metadata,
     Column("client", String(CLIENT_CHARS_MAX), primary_key=True),
-    # Grows with each process that opens the store: see first_epoch.
+    # Grows each time that the store is opened: see first_epoch.
     Column("epoch", BigInteger, nullable=False),
+    # The id of the process that opened the store last: see ClientProcess.
+    Column("process", String(32), nullable=False),
     # Of the feed. Receipts of another feed mean nothing.
     Column("generation", BigInteger, nullable=False),
     # Receipts of an earlier feed were deleted.
@@ -113,8 +116,11 @@ FAILURES: Final = Table(
 class SqlReceiptStore:
     """A ``ReceiptStore`` in a database."""
 
-    def __init__(self, client: str, engine: Engine, *, generation: int = 0) -> None:
+    def __init__(
+        self, client: str, engine: Engine, *, process: ClientProcess, generation: int = 0
+    ) -> None:
         self._client, self._engine, self._generation = client, engine, generation
+        self._process = process
         self._epoch = 0
         self.was_reset = False
         """True if receipts of an earlier feed were deleted, and none was stored since."""
@@ -122,23 +128,28 @@ class SqlReceiptStore:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed-receipts")
 
     @classmethod
-    async def open(cls, url: str, *, client: str, generation: int = 0) -> SqlReceiptStore:
+    async def open(
+        cls, url: str, *, client: str, generation: int = 0, process: ClientProcess | None = None
+    ) -> SqlReceiptStore:
         """Return the store of a client, and fence the process that opened it before. Creates the
         tables if they do not exist.
 
         ``url``: as for SQLAlchemy: ``sqlite:////var/lib/catalogue/feed.db``, or
         ``postgresql+pg8000://user:password@host/database``. ``generation``: of the feed; receipts
-        of an earlier feed are deleted. Raises SettingsError, UnavailableError, RejectedError (the
-        database refuses, for example for want of rights), and ConflictError if the client has
-        receipts of a later feed.
+        of an earlier feed are deleted. ``process``: who opens the store; None: a new process.
+        Raises SettingsError, UnavailableError, RejectedError (the database refuses, for example for
+        want of rights), ClientFencedError, and ConflictError if the client has receipts of a later
+        feed.
         """
         check_client_name(client)
-        store = cls(client, _engine(url), generation=generation)
+        process = process or ClientProcess()
+        store = cls(client, _engine(url), process=process, generation=generation)
         try:
             await store._in_thread(store._begin)
         except BaseException:
             await store.close()
             raise
+        process.has_opened = True
         return store
 
     async def store_low_watermark(self, checkpoint_id: CheckpointId) -> None:
@@ -245,13 +256,21 @@ class SqlReceiptStore:
         insert = self._insert(CLIENTS).values(
             client=self._client,
             epoch=first_epoch(),
+            process=self._process.id,
             generation=self._generation,
             was_reset=False,
         )
         own = CLIENTS.c.client == self._client
+        raise_epoch = (
+            update(CLIENTS).where(own).values(epoch=CLIENTS.c.epoch + 1, process=self._process.id)
+        )
         with self._engine.begin() as connection:
-            connection.execute(insert.on_conflict_do_nothing(index_elements=[CLIENTS.c.client]))
-            connection.execute(update(CLIENTS).where(own).values(epoch=CLIENTS.c.epoch + 1))
+            if self._process.has_opened:
+                raise_epoch = raise_epoch.where(CLIENTS.c.process == self._process.id)
+            else:
+                connection.execute(insert.on_conflict_do_nothing(index_elements=[CLIENTS.c.client]))
+            if connection.execute(raise_epoch).rowcount != 1:
+                raise self._fenced()
             row = connection.execute(select(CLIENTS).where(own)).one()
             if row.generation > self._generation:
                 raise ConflictError("this client follows a later feed", client=self._client)
@@ -280,11 +299,11 @@ class SqlReceiptStore:
             else:
                 is_own = connection.scalar(select(CLIENTS.c.epoch).where(own)) is not None
             if not is_own:
-                raise ClientFencedError(
-                    FENCED,
-                    client=self._client,
-                )
+                raise self._fenced()
             return work(connection)
+
+    def _fenced(self) -> ClientFencedError:
+        return ClientFencedError(FENCED, client=self._client)
 
     async def _write(self, work: Callable[[Connection], object]) -> None:
         await self._in_thread(lambda: self._transaction(work, is_write=True))

@@ -25,6 +25,7 @@ from msgspec import Struct
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
     FENCED,
+    ClientProcess,
     ClientSummary,
     Failure,
     RangeMerger,
@@ -52,7 +53,8 @@ _OPEN_WAIT_MAX_S: Final = 0.05
 class ClientRecord(Struct, frozen=True, kw_only=True):
     """The content of a client's znode, as JSON.
 
-    ``epoch``: grows with each process that opens the store (``first_epoch``). ``generation``: of
+    ``epoch``: grows each time that the store is opened (``first_epoch``). ``process``: the id of
+    the process that opened it last (``ClientProcess``). ``generation``: of
     the feed; receipts of another feed mean nothing. ``was_reset``: receipts of an earlier feed were
     deleted. ``receipts``: lowest first; they neither overlap nor touch, and end after the low
     watermark. ``failures``: by ascending version.
@@ -60,6 +62,7 @@ class ClientRecord(Struct, frozen=True, kw_only=True):
 
     format: int = 1
     epoch: int
+    process: str = ""
     generation: int = 0
     was_reset: bool = False
     low_watermark: CheckpointId | None = None
@@ -107,16 +110,32 @@ class ZooKeeperReceiptStore:
 
     @classmethod
     async def open(
-        cls, store: MetadataStore, *, folder: str, client: str, generation: int = 0
+        cls,
+        store: MetadataStore,
+        *,
+        folder: str,
+        client: str,
+        generation: int = 0,
+        process: ClientProcess | None = None,
     ) -> ZooKeeperReceiptStore:
         """Return the store of a client, and fence the process that opened it before.
 
         ``folder``: the parent of all clients' znodes; it is created if it does not exist.
-        ``generation``: of the feed; receipts of an earlier feed are deleted. ``store``
-        stays the caller's. Raises UnavailableError, CorruptionError, SettingsError, and
-        ConflictError if the client has receipts of a later feed.
+        ``generation``: of the feed; receipts of an earlier feed are deleted. ``process``: who opens
+        the store; None: a new process. ``store`` stays the caller's. Raises UnavailableError,
+        CorruptionError, SettingsError, ClientFencedError, and ConflictError if the client has
+        receipts of a later feed.
         """
         path = client_path(folder, client)
+        process = process or ClientProcess()
+        opened = await cls._take_over(store, path, generation, process)
+        process.has_opened = True
+        return opened
+
+    @classmethod
+    async def _take_over(
+        cls, store: MetadataStore, path: str, generation: int, process: ClientProcess
+    ) -> ZooKeeperReceiptStore:
         for number in range(_OPEN_TRIES_MAX):
             if number > 0:
                 # A process that writes all the time must not win every race: the waits differ.
@@ -124,21 +143,31 @@ class ZooKeeperReceiptStore:
             try:
                 data, stat = await store.get(path)
             except NoNodeError:
+                if process.has_opened:
+                    raise _fenced(path) from None
                 try:
-                    record = ClientRecord(epoch=first_epoch(), generation=generation)
+                    record = ClientRecord(
+                        epoch=first_epoch(), process=process.id, generation=generation
+                    )
                     await store.create(path, _encode(record), with_parents=True)
                 except NodeExistsError:
                     continue
                 return cls(store, path, record.epoch)
             record = decode_client(data, path=path)
+            if process.has_opened and record.process != process.id:
+                raise _fenced(path)
             if record.generation > generation:
                 raise ConflictError("this client follows a later feed", path=path)
             epoch = record.epoch + 1
             if record.generation == generation:
-                record = msgspec.structs.replace(record, epoch=epoch)
+                record = msgspec.structs.replace(record, epoch=epoch, process=process.id)
             else:
-                was_reset = record.was_reset or record.low_watermark is not None
-                record = ClientRecord(epoch=epoch, generation=generation, was_reset=was_reset)
+                record = ClientRecord(
+                    epoch=epoch,
+                    process=process.id,
+                    generation=generation,
+                    was_reset=record.was_reset or record.low_watermark is not None,
+                )
             was_reset = record.was_reset and record.low_watermark is None
             try:
                 await store.set(path, _encode(record), version=stat.version)
@@ -237,7 +266,7 @@ class ZooKeeperReceiptStore:
             except ConflictError:
                 continue
             except NoNodeError:
-                raise self._fenced() from None
+                raise _fenced(self._path) from None
             return
         raise UnavailableError("the record of a client changes all the time", path=self._path)
 
@@ -246,17 +275,15 @@ class ZooKeeperReceiptStore:
             data, stat = await self._store.get(self._path)
         except NoNodeError:
             # An operator deleted the client. It must not go on as if it had its old receipts.
-            raise self._fenced() from None
+            raise _fenced(self._path) from None
         record = decode_client(data, path=self._path)
         if record.epoch != self._epoch:
-            raise self._fenced()
+            raise _fenced(self._path)
         return _Read(record, stat.version)
 
-    def _fenced(self) -> ClientFencedError:
-        return ClientFencedError(
-            FENCED,
-            path=self._path,
-        )
+
+def _fenced(path: str) -> ClientFencedError:
+    return ClientFencedError(FENCED, path=path)
 
 
 class ZooKeeperClientTable:

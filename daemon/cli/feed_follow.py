@@ -21,7 +21,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,13 @@ from typing import Any, Final
 import click
 
 from checkpoints.chain import FeedChangedError
-from checkpoints.client import IN_ZOOKEEPER, ClusterConnection, FeedClient, open_client_in
+from checkpoints.client import (
+    IN_ZOOKEEPER,
+    ClientProcess,
+    ClusterConnection,
+    FeedClient,
+    open_client_in,
+)
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
 from daemon.admin_session import AdminSession, admin_session, run_with
@@ -106,24 +112,29 @@ class HandlingFailedError(BookmenderError):
 
 
 class Follower:
-    """Receives changes, and handles them one after the other."""
+    """Receives changes, and handles them one after the other.
+
+    ``failed``: the ledgers that failed and were not handled later. It is the caller's, and kept up
+    to date.
+    """
 
     def __init__(
-        self, service: RecoveryService, handle: Handle, options: FollowOptions, *, tell: Tell
+        self,
+        service: RecoveryService,
+        handle: Handle,
+        options: FollowOptions,
+        *,
+        tell: Tell,
+        failed: set[Key],
     ) -> None:
         self._service, self._handle, self._options, self._tell = service, handle, options, tell
-        self._failed: set[Key] = set()
+        self._failed = failed
         self._has_told_failures = False
         self._waiting: dict[Key, CommittedVersion] = {}
         """The latest version of each object that waits, oldest first."""
         self._is_running = False
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
-
-    @property
-    def failed_count(self) -> int:
-        """Ledgers that failed here, and were not handled later."""
-        return len(self._failed)
 
     async def receive(self, committed: CommittedVersion) -> None:
         """Queue a change. Called by the service."""
@@ -192,30 +203,41 @@ class FollowOptions:
     stop_on_failure: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class FollowRun:
+    """What a run of the command keeps when it opens the feed again. ``failed``: the ledgers that
+    failed and were not handled later."""
+
+    process: ClientProcess = field(default_factory=ClientProcess)
+    failed: set[Key] = field(default_factory=set)
+
+
 async def follow(
     cluster: ClusterConnection,
     options: FollowOptions,
     handle: Handle,
     *,
     tell: Tell,
+    run: FollowRun,
     **parts: Any,
-) -> int:
-    """Follow the feed over one session, and return how many ledgers failed. Raises
-    SessionLostError. ``parts``: for ``open_client_in``."""
-    has_followed, failed_count = False, 0
+) -> None:
+    """Follow the feed over one session. Raises SessionLostError. ``parts``: for
+    ``open_client_in``."""
+    has_followed = False
     while True:
-        is_followed, follower = False, None
+        is_followed = False
         try:
             async with open_client_in(
                 cluster,
                 name=options.name,
                 store=options.store,
+                process=run.process,
                 from_end=True,
                 from_start=options.from_start,
                 on_disabled=partial(_tell_disabled, options, tell),
                 **parts,
             ) as client:
-                follower = Follower(client.service, handle, options, tell=tell)
+                follower = Follower(client.service, handle, options, tell=tell, failed=run.failed)
                 missed = await client.service.subscribe(follower)
                 is_followed = has_followed = True
                 for text in begin_texts(options, client, missed):
@@ -225,7 +247,7 @@ async def follow(
                 async with task_scope() as scope:
                     scope.start(_watch_orders(client, begun, tell))
                     await follower.run(missed, once=options.once)
-                return failed_count + follower.failed_count
+                return
         except FeedChangedError as error:
             tell(_change_text(error))
         except CorruptionError as error:
@@ -237,7 +259,6 @@ async def follow(
             if not has_followed:
                 raise
             await _wait_next_try(error, tell)
-        failed_count += 0 if follower is None else follower.failed_count
 
 
 def _tell_disabled(options: FollowOptions, tell: Tell) -> None:
@@ -490,7 +511,9 @@ def follow_command(
     handle = printing(output) if command is None else running(command)
     settings = load_settings(config, os.environ)
 
-    async def act(cluster: AdminSession) -> int:
+    run = FollowRun()
+
+    async def act(cluster: AdminSession) -> None:
         # A long run shows what is tried again, such as receipts that cannot be stored.
         set_up_logs(replace(settings.log, level="warning"))
         # It writes tracebacks about lost connections to the database, which are opened again.
@@ -499,12 +522,12 @@ def follow_command(
             if command is None:
                 scope.start(watch_reader())
             try:
-                return await follow(connection_of(cluster), options, handle, tell=_tell)
+                await follow(connection_of(cluster), options, handle, tell=_tell, run=run)
             except SessionLostError:
-                return await _follow_again(settings, options, handle)
+                await _follow_again(settings, options, handle, run)
 
     try:
-        failed_count = run_with(settings, act)
+        run_with(settings, act)
     except HandlingFailedError as error:
         click.echo(f"bookmender: {printable(str(error))}", err=True)
         sys.exit(EXIT_FAILED)
@@ -515,8 +538,8 @@ def follow_command(
             err=True,
         )
         sys.exit(EXIT_FENCED)
-    if failed_count:
-        _tell(f"{counted(failed_count, 'ledger')} failed.")
+    if run.failed:
+        _tell(f"{counted(len(run.failed), 'ledger')} failed.")
         sys.exit(EXIT_FAILED)
 
 
@@ -534,14 +557,17 @@ async def watch_reader() -> None:
         await asyncio.sleep(READER_CHECK_S)
 
 
-async def _follow_again(settings: Settings, options: FollowOptions, handle: Handle) -> int:
+async def _follow_again(
+    settings: Settings, options: FollowOptions, handle: Handle, run: FollowRun
+) -> None:
     """Open a session whenever the last one is lost, and follow on."""
     while True:
         _tell(f"The ZooKeeper session was lost. Next try in {RECONNECT_S:g} s.")
         await asyncio.sleep(RECONNECT_S)
         with suppress(SessionLostError, UnavailableError):
             async with admin_session(settings) as cluster:
-                return await follow(connection_of(cluster), options, handle, tell=_tell)
+                await follow(connection_of(cluster), options, handle, tell=_tell, run=run)
+                return
 
 
 def _tell(text: str) -> None:

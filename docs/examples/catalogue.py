@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import sys
 
-from checkpoints.client import FeedChangedError, FeedClient, open_client
+from checkpoints.client import ClientProcess, FeedChangedError, FeedClient, open_client
 from checkpoints.model import CommittedVersion
 from ledgers.errors import CorruptionError, SessionLostError, UnavailableError
 
@@ -54,8 +54,9 @@ class Catalogue:
             await self.update(ledger_id)
 
 
-async def follow(uri: str, file: str) -> None:
-    async with open_client(uri, name="catalogue", store=f"sqlite:///{file}") as client:
+async def follow(uri: str, file: str, process: ClientProcess) -> None:
+    store = f"sqlite:///{file}"
+    async with open_client(uri, name="catalogue", store=store, process=process) as client:
         catalogue = Catalogue(file, client)
         missed = await client.service.subscribe(catalogue)
         if missed.is_new or missed.lifted:  # the feed does not tell all that happened before
@@ -67,9 +68,10 @@ async def follow(uri: str, file: str) -> None:
 
 
 async def main(uri: str, file: str) -> None:
+    process = ClientProcess()  # a later process with the same name ends this one
     while True:
         try:
-            await follow(uri, file)
+            await follow(uri, file, process)
         except (SessionLostError, FeedChangedError, UnavailableError, CorruptionError) as error:
             print(f"{error}. Next try in 5 s.", file=sys.stderr)
             await asyncio.sleep(5)

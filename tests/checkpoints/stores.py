@@ -5,10 +5,11 @@ import itertools
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
-from checkpoints.receipts import ReceiptRange, ReceiptStore
+from checkpoints.receipts import ClientProcess, ReceiptRange, ReceiptStore
 from checkpoints.stores.memory import MemoryReceipts
 from checkpoints.stores.sql import SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
@@ -28,8 +29,15 @@ KINDS = [
 TEST_TIMEOUT_S = 60
 _numbers = itertools.count()
 
-OpenStore = Callable[[str], Awaitable[ReceiptStore]]
-"""Opens the store of a client."""
+
+class OpenStore(Protocol):
+    """Opens the store of a client."""
+
+    def __call__(
+        self, client: str, process: ClientProcess | None = None, /
+    ) -> Awaitable[ReceiptStore]: ...
+
+
 Scenario = Callable[[OpenStore], Awaitable[None]]
 RunScenario = Callable[[Scenario], None]
 
@@ -53,16 +61,16 @@ def run_on(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
                 server: ZooKeeperServer = request.getfixturevalue("zookeeper")
                 return _in_znodes(await stack.enter_async_context(opened(server)))
 
-        async def open_sql(client: str) -> ReceiptStore:
-            store = await SqlReceiptStore.open(url, client=prefix + client)
+        async def open_sql(client: str, process: ClientProcess | None = None) -> ReceiptStore:
+            store = await SqlReceiptStore.open(url, client=prefix + client, process=process)
             stack.push_async_callback(store.close)
             return store
 
         return open_sql
 
     def _in_znodes(store: MetadataStore) -> OpenStore:
-        return lambda client: ZooKeeperReceiptStore.open(
-            store, folder=f"/{prefix}clients", client=client
+        return lambda client, process=None: ZooKeeperReceiptStore.open(
+            store, folder=f"/{prefix}clients", client=client, process=process
         )
 
     if request.param in ("postgresql", "zookeeper"):

@@ -8,7 +8,7 @@ import pytest
 
 from checkpoints.compaction import compact
 from checkpoints.model import ledger_key
-from checkpoints.receipts import ClientTable, Failure, ReceiptRange, ReceiptStore
+from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
 from ledgers.errors import ClientFencedError, ConflictError
@@ -355,6 +355,35 @@ def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> N
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+def test_a_process_of_a_deleted_client_cannot_open_it_again(kind: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        session, url = MemoryStore(MemoryTree()), f"sqlite:///{tmp_path / 'feed.db'}"
+
+        async def open_store(process: ClientProcess) -> ReceiptStore:
+            if kind == "znodes":
+                return await ZooKeeperReceiptStore.open(
+                    session, folder="/clients", client="a", process=process
+                )
+            return await SqlReceiptStore.open(url, client="a", process=process)
+
+        process = ClientProcess()
+        store = await open_store(process)
+        table: ClientTable = (
+            ZooKeeperClientTable(session, folder="/clients")
+            if kind == "znodes"
+            else await SqlClientTable.open(url)
+        )
+        await table.delete("a")
+        with pytest.raises(ClientFencedError):
+            await open_store(process)
+        assert await table.find("a") is None
+        await table.close()
+        await store.close()
+
+    asyncio.run(main())
+
+
 def test_a_later_process_fences_the_earlier(run: RunScenario) -> None:
     async def scenario(open_store: OpenStore) -> None:
         earlier = await open_store("catalogue")
@@ -379,5 +408,30 @@ def test_a_later_process_fences_the_earlier(run: RunScenario) -> None:
         assert await receipts(later) == []
         assert list(await later.get_failures()) == []
         await other.store_low_watermark(7)
+
+    run(scenario)
+
+
+def test_a_process_may_open_its_store_again(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        process = ClientProcess()
+        before = await open_store("catalogue", process)
+        await before.store_low_watermark(5)
+        after = await open_store("catalogue", process)
+        assert await after.get_low_watermark() == 5
+        with pytest.raises(ClientFencedError):
+            await before.store_low_watermark(7)
+
+    run(scenario)
+
+
+def test_a_process_that_opens_again_does_not_fence_a_later_one(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        process = ClientProcess()
+        await open_store("catalogue", process)
+        later = await open_store("catalogue")
+        with pytest.raises(ClientFencedError):
+            await open_store("catalogue", process)
+        await later.store_low_watermark(7)
 
     run(scenario)

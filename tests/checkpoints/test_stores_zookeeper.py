@@ -48,10 +48,11 @@ def test_the_record_is_compact_json() -> None:
         await store.store_checkpoint_range_receipts([ReceiptRange(21, 30), ReceiptRange(31, 40)])
 
         data = tree.snapshot()[f"{FOLDER}/catalogue"]
-        epoch = decode_client(data, path="").epoch
+        record = decode_client(data, path="")
         assert data == (
-            b'{"format":1,"epoch":%d,"generation":0,"was_reset":false,"low_watermark":10,'
-            b'"receipts":[[21,40]],"failures":[]}' % epoch
+            b'{"format":1,"epoch":%d,"process":"%s","generation":0,"was_reset":false,'
+            b'"low_watermark":10,"receipts":[[21,40]],"failures":[]}'
+            % (record.epoch, record.process.encode())
         )
 
     run(scenario)

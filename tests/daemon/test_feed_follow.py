@@ -30,6 +30,7 @@ from daemon.cli.feed_follow import (
     RETRY_CHECK_S,
     Change,
     FollowOptions,
+    FollowRun,
     HandlingFailedError,
     follow,
     lift_text,
@@ -59,6 +60,7 @@ class Run:
         self.fails = set() if fails is None else fails
         self.handled: list[Change] = []
         self.told: list[str] = []
+        self.run = FollowRun()
 
     @property
     def ledger_ids(self) -> list[int]:
@@ -71,14 +73,16 @@ class Run:
     async def follow(self, **options: object) -> int:
         store = MemoryStore(self._cluster.tree)
         try:
-            return await follow(
+            await follow(
                 self.connection(store),
                 FollowOptions(name=NAME, **options),  # type: ignore[arg-type]
                 self.handle,
                 tell=self.told.append,
+                run=self.run,
                 clock=self._cluster.clock,
                 bookies=self._cluster.bookies,
             )
+            return len(self.run.failed)
         finally:
             await store.close()
 
@@ -315,6 +319,42 @@ async def test_the_later_process_of_a_name_fences_the_earlier() -> None:
         assert await connected_names(connection) == frozenset()
 
 
+@in_virtual_time
+async def test_a_follower_that_opens_again_does_not_fence_a_later_process() -> None:
+    """The earlier one loses its session, and a later one begins before it opens another."""
+    cluster = await FeedCluster.start()
+    ledger_id = await cluster.create()
+    async with cluster.leader():
+        await cluster.enable()
+        await pass_time()
+        earlier, later = Run(cluster), Run(cluster)
+        async with earlier.following():
+            await pass_time()
+        async with later.following():
+            await pass_time()
+            with pytest.raises(ClientFencedError):
+                await earlier.follow()
+            await cluster.change(ledger_id)
+            await pass_time()
+            assert later.ledger_ids == [ledger_id]
+
+
+@in_virtual_time
+async def test_failures_count_after_the_feed_was_opened_again() -> None:
+    cluster = await FeedCluster.start()
+    bad = await cluster.create()
+    async with cluster.leader():
+        await cluster.enable()
+        await pass_time()
+        run = Run(cluster, fails={bad})
+        async with run.following(from_start=True):
+            await pass_time()
+        assert await run.follow(once=True) == 1
+        run.fails.clear()
+        await (await run.table()).order_retries(NAME)
+        assert await run.follow(once=True) == 0
+
+
 def test_a_fenced_follower_says_so_and_has_its_own_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -455,7 +495,11 @@ async def test_a_lost_session_ends_the_client_with_that_error(
         run = Run(cluster)
         task = asyncio.create_task(
             follow(
-                run.connection(store), FollowOptions(name=NAME), run.handle, tell=run.told.append
+                run.connection(store),
+                FollowOptions(name=NAME),
+                run.handle,
+                tell=run.told.append,
+                run=run.run,
             )
         )
         await pass_time()
