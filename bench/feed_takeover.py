@@ -28,9 +28,10 @@ from prometheus_client import REGISTRY
 from auditor.election import Election
 from auditor.ledger_map_updater import LedgerMapUpdater
 from checkpoints.chain import order_change, read_chain
+from checkpoints.leader_state import FeedSettings
 from checkpoints.log import CheckpointLog
 from checkpoints.model import Checkpoint, CheckpointId, ledger_id_of
-from checkpoints.publisher import FeedPublisher, FeedSettings
+from checkpoints.publisher import FeedPublisher
 from daemon.local.cluster import LocalCluster
 from daemon.roles import FEED_READS_IN_FLIGHT_MAX
 from ledgers.appending import BookiePool

@@ -8,6 +8,9 @@ missed.
 - ``feed_ledgers``: reads these ledgers.
 - ``collector``: collects the changes of the ledger map; why no change is missed.
 - ``publisher``: writes the feed, as leader.
+- ``housekeeping``: writes bases, deletes what is not needed, and notices losses, as leader.
+- ``leader_state``: what these two share.
+- ``new_ledgers``: creates the ledgers of the feed.
 - ``stalls``: whether the feed is stalled, and how far clients are behind, for operators.
 - ``log``: the log as a source of checkpoints.
 - ``receipts``: ranges of checkpoints that a client has processed, and the interface of their store.

@@ -1,7 +1,8 @@
 """Writes the feed, as leader: makes checkpoints of the changes and appends them to the log.
 
 ``FeedPublisher`` runs beside the leader's other tasks. It never delays them and never ends the
-leadership, whatever happens to the feed's ledgers: it waits and tries again.
+leadership, whatever happens to the feed's ledgers: it waits and tries again. Bases and deletions
+are the work of ``housekeeping``, in a task of its own.
 
 How a leader takes the feed over:
 
@@ -29,8 +30,8 @@ had disabled and enabled it: the next generation contains all ledgers, and clien
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -47,18 +48,26 @@ from checkpoints.chain import (
     Segment,
     read_chain,
 )
-from checkpoints.codec import PAGE_LEDGERS_MAX, cut_checkpoints, encode_checkpoint, encode_page
+from checkpoints.codec import cut_checkpoints, encode_checkpoint
 from checkpoints.collector import ChangeCollector
 from checkpoints.feed_ledgers import (
-    APPLICATION,
-    KIND_FIELD,
     FeedLedgers,
     FeedLostError,
     PublishedVersions,
     deleted_error,
     losses_of,
 )
+from checkpoints.housekeeping import FeedHousekeeper
+from checkpoints.leader_state import (
+    BYTES,
+    FAILURES,
+    PENDING,
+    RETRY_MIN_S,
+    FeedSettings,
+    LeaderState,
+)
 from checkpoints.model import NO_CHECKPOINT, CheckpointId, ledger_id_of
+from checkpoints.new_ledgers import NewLedgers
 from checkpoints.stalls import (
     DETAIL_CHARS_MAX,
     STALLED_AFTER_S,
@@ -74,72 +83,37 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
-    CorruptionError,
     LeadershipLostError,
     NodeExistsError,
-    NotEnoughBookiesError,
-    RejectedError,
     SessionLostError,
     UnauthorizedError,
-    UnavailableError,
     UnsupportedError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.store import EventKind, MetadataStore
 from ledgers.tasks import gather_in_parts, task_scope, until_answered, wait_woken, wake_on
-from ledgers.writing import LedgerOptions, LedgerWriter
+from ledgers.writing import LedgerWriter
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 ENABLED = Gauge("bookmender_feed_enabled", "1 while this node leads and writes the change feed.")
-PENDING = Gauge(
-    "bookmender_feed_pending_changes", "Changes that this leader has not published in the feed yet."
-)
 LAST_CHECKPOINT = Gauge(
     "bookmender_feed_last_checkpoint_timestamp_seconds",
     "Time of the last checkpoint that this leader published.",
 )
 CHECKPOINTS = Counter("bookmender_feed_checkpoints_total", "Checkpoints that were published.")
 CHANGES = Counter("bookmender_feed_changes_total", "Changes that were published in checkpoints.")
-BYTES = Counter("bookmender_feed_bytes_total", "Bytes that were written to ledgers of the feed.")
-FAILURES = Counter(
-    "bookmender_feed_failures_total", "Failed attempts to write the feed. Each is tried again."
-)
 
-ENSEMBLE_SIZE = 3
 READ_PAUSE_S = 0.01
 """Pause before changed ledgers are read, while the feed is on."""
 COMPARED_AT_ONCE = 4_096
 PARENTS_AT_ONCE = 100
-RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
-HOUSEKEEPING_S = 10.0
-BASE_RETRY_S = 60.0
-BYTES_PER_LEDGER = 16
-"""Size of a ledger in a base before compression."""
+RETRY_MAX_S = 60.0
 
 Recover = Callable[[VersionedMetadata], Awaitable[VersionedMetadata]]
 """Fences a ledger, finds its end and closes it. Raises UnavailableError if the ledger cannot be
 closed now, FeedLostError if its end is lost."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedSettings:
-    """``interval_s``: time between two checkpoints while changes go on. A log ledger is closed
-    after ``roll_bytes`` or ``roll_age_s``. A base is written when the log after the last base has
-    ``base_bytes_min`` and ``base_factor`` times the size of a base, or after ``base_age_s``.
-    ``pending_max``: changes that wait in memory for the next checkpoint. Beyond it they are
-    forgotten, and found again by comparison. ``lost_after_s``: how long bookies must say that they
-    do not have an entry of the feed before it counts as lost."""
-
-    interval_s: float = 0.05
-    roll_bytes: int = 64 << 20
-    roll_age_s: float = 6 * 3_600.0
-    base_bytes_min: int = 64 << 20
-    base_factor: float = 4.0
-    base_age_s: float = 86_400.0
-    pending_max: int = 500_000
-    lost_after_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,30 +147,22 @@ class FeedPublisher:
         clock: Clock,
         random: Random,
         settings: FeedSettings | None = None,
+        on_writing: Callable[[bool], None] | None = None,
     ) -> None:
-        """``batcher``: proves the leadership."""
+        """``batcher``: proves the leadership. ``on_writing``: called with True when this node
+        begins to write the feed, and with False when it ends."""
         self._store, self._paths = store, paths
         self._batcher, self._chain_writer = batcher, ChainWriter(store, batcher, paths)
-        self._updater, self._manager = updater, manager
-        self._bookies, self._pool, self._recover = bookies, pool, recover
-        self._clock, self._random = clock, random
-        self._settings = settings or FeedSettings()
+        self._updater, self._manager, self._recover = updater, manager, recover
+        self._clock, self._settings = clock, settings or FeedSettings()
         self._ledgers = FeedLedgers(manager, bookies, clock)
-        self._chain = NO_FEED
-        """The chain as the watch reported it last."""
-        self._wake = asyncio.Event()
-        self._collector: ChangeCollector | None = None
-        self._generation = 0
-        """The generation of the feed that ``_collector`` collects for."""
+        self._new = NewLedgers(
+            manager=manager, bookies=bookies, pool=pool, clock=clock, random=random
+        )
+        self._state = LeaderState()
+        self._is_writing, self._on_writing = False, on_writing or (lambda _: None)
         self._time_ms = 0
         """The time of the last checkpoint, wall clock."""
-        self._log_bytes = 0
-        """Bytes in the log after the last base."""
-        self._base_begun_s = 0.0
-        self._in_use: set[int] = set()
-        """Ledgers that are being written, from their reservation on."""
-        self._undeletable: set[int] = set()
-        """Ledgers that could not be deleted, which was logged."""
         self._has_failed = False
         """True if a failure was logged and nothing was published since."""
         self._recent = RecentCheckpoints()
@@ -204,13 +170,6 @@ class FeedPublisher:
         """Since when something waits and nothing is published; None: nothing waits."""
         self._error: Exception | None = None
         """The last failure since something was published."""
-        self._loss: FeedLostError | None = None
-        """The loss of the log ledger that is being written, found by ``_check_ledgers``."""
-        self._checked_count = 0
-        """Counts the checks of older log ledgers."""
-        self._suspect: Segment | None = None
-        """An older log ledger that is reported as lost, since ``_suspect_since_s``."""
-        self._suspect_since_s = 0.0
         self._lost_since_s: float | None = None
         """Since when bookies say that entries are lost which the take-over needs."""
 
@@ -219,37 +178,55 @@ class FeedPublisher:
         try:
             async with task_scope() as scope:
                 scope.start(self._follow_chain())
-                scope.start(wake_on(self._updater.changes(), self._wake))
-                scope.start(self._keep_house())
+                scope.start(wake_on(self._updater.changes(), self._state.wake))
+                scope.start(self._housekeeper().run())
                 scope.start(self._stall_reporter().run())
                 scope.start(self._client_meter().run())
                 await self._publish_while_enabled()
         finally:
             self._detach()
-            ENABLED.set(0)
+            self._set_writing(False)
             PENDING.set(0)
 
     @property
     def pending_count(self) -> int:
-        return 0 if self._collector is None else len(self._collector)
+        return self._state.pending_count
+
+    def _set_writing(self, is_writing: bool) -> None:
+        ENABLED.set(is_writing)
+        if is_writing is not self._is_writing:
+            self._is_writing = is_writing
+            self._on_writing(is_writing)
+
+    def _housekeeper(self) -> FeedHousekeeper:
+        return FeedHousekeeper(
+            self._state,
+            ledger_map=self._updater.ledger_map,
+            chain_writer=self._chain_writer,
+            manager=self._manager,
+            ledgers=self._ledgers,
+            new=self._new,
+            clock=self._clock,
+            settings=self._settings,
+        )
 
     # --- For operators ------------------------------------------------------------------------
 
     def _stall_reporter(self) -> StallReporter:
         return StallReporter(
-            self.state, batcher=self._batcher, paths=self._paths, clock=self._clock
+            self.stall_state, batcher=self._batcher, paths=self._paths, clock=self._clock
         )
 
     def _client_meter(self) -> ClientMeter:
         return ClientMeter(
             self._recent,
-            lambda: self._generation if self._chain.is_enabled else 0,
+            lambda: self._state.generation if self._state.chain.is_enabled else 0,
             store=self._store,
             paths=self._paths,
             clock=self._clock,
         )
 
-    def state(self) -> FeedStateRecord:
+    def stall_state(self) -> FeedStateRecord:
         """Return whether the feed is stalled now, and why."""
         now_ms, waits_since_s = self._clock.wall_ms(), self._waits_since_s
         waited_s = 0.0 if waits_since_s is None else self._clock.now_s() - waits_since_s
@@ -296,25 +273,22 @@ class FeedPublisher:
                     clock=self._clock,
                 )
                 if stored.error is None:  # an unreadable chain was logged; the last one applies
-                    self._chain = stored.value or NO_FEED
-                self._wake.set()
-
-    def _is_wanted(self, generation: int) -> bool:
-        return self._chain.is_enabled and self._chain.generation == generation
+                    self._state.chain = stored.value or NO_FEED
+                self._state.wake.set()
 
     async def _publish_while_enabled(self) -> None:
         retry_s = RETRY_MIN_S
         while True:
-            self._wake.clear()
-            if not self._chain.is_enabled:
+            self._state.wake.clear()
+            if not self._state.chain.is_enabled:
                 self._detach()
-                ENABLED.set(0)
+                self._set_writing(False)
                 self._waits_since_s = None
-                await self._wake.wait()
+                await self._state.wake.wait()
                 continue
             self._waits_since_s = self._waits_since_s or self._clock.now_s()
             try:
-                await self._publish(self._chain.generation)
+                await self._publish(self._state.chain.generation)
                 retry_s = RETRY_MIN_S
             except (SessionLostError, LeadershipLostError):
                 raise
@@ -345,12 +319,12 @@ class FeedPublisher:
             return chain.renewed(now_ms=self._clock.wall_ms(), lost_ledger_id=error.ledger_id)
 
         try:
-            chain, _ = await self._chain_writer.change(renewed, generation=self._generation)
+            chain, _ = await self._chain_writer.change(renewed, generation=self._state.generation)
         except (SessionLostError, LeadershipLostError):
             raise
         except BookmenderError:  # the take-over is tried again, and this with it
             return False
-        self._chain, self._lost_since_s = chain, None
+        self._state.chain, self._lost_since_s = chain, None
         log.error(
             "feed.begun_again",
             error=str(error),
@@ -380,7 +354,7 @@ class FeedPublisher:
             self._detach_if_overfull()
 
     def _detach_if_overfull(self) -> None:
-        if self._collector is not None and self._collector.is_overfull:
+        if self._state.collector is not None and self._state.collector.is_overfull:
             log.warning("feed.pending_forgotten", pending_max=self._settings.pending_max)
             self._detach()
 
@@ -388,17 +362,17 @@ class FeedPublisher:
         """Forget all pending changes. They are found again by comparison."""
         self._updater.observe(None)
         self._updater.changes_pause_s = CHANGES_PAUSE_S
-        self._collector = None
+        self._state.collector = None
 
     # --- Taking over --------------------------------------------------------------------------
 
     async def _publish(self, generation: int) -> None:
         """Write the feed until it is disabled, or enabled again."""
-        ENABLED.set(1)
-        if self._generation != generation:
+        self._set_writing(True)
+        if self._state.generation != generation:
             self._detach()
             self._recent.clear()
-            self._generation = generation
+            self._state.generation = generation
         chain = await self._chain_writer.read()
         if not chain.is_enabled or chain.generation != generation:
             return  # the watch will tell
@@ -407,15 +381,15 @@ class FeedPublisher:
         self._time_ms = max(self._time_ms, tail.time_ms)
         if tail.last_id:
             self._recent.add(tail.last_id, tail.time_ms)
-        if self._collector is None:
+        if self._state.collector is None:
             await self._compare(chain, tail)
         else:
-            self._collector.acknowledge(tail.last_id)
+            self._state.collector.acknowledge(tail.last_id)
         self._lost_since_s = None
-        collector = self._collector
+        collector = self._state.collector
         assert collector is not None
         empty = tail.empty
-        while self._is_wanted(generation) and not collector.is_overfull:
+        while self._state.is_wanted(generation) and not collector.is_overfull:
             await self._write_log(collector, generation, empty=empty)
             empty = frozenset()
 
@@ -441,7 +415,7 @@ class FeedPublisher:
             if segment.is_created:
                 raise deleted_error(segment)
             try:
-                async with self._create(Kind.LOG, segment.ledger_id) as writer:
+                async with self._new.create(Kind.LOG, segment.ledger_id) as writer:
                     return await writer.close()
             except NodeExistsError:  # the former leader was faster
                 found = await self._manager.read(segment.ledger_id)
@@ -457,8 +431,8 @@ class FeedPublisher:
 
     async def _compare_with_log(self, chain: FeedChain, tail: Tail) -> None:
         published = await PublishedVersions.read(chain, self._ledgers)
-        self._log_bytes = published.log_bytes
-        self._base_begun_s = self._clock.now_s()
+        self._state.log_bytes = published.log_bytes
+        self._state.base_begun_s = self._clock.now_s()
         updater = self._updater
         # The map of a standby may lag behind what the former leader published. After the sync, this
         # session has seen the events of everything that is in the log.
@@ -475,7 +449,7 @@ class FeedPublisher:
             first = stop
             await asyncio.sleep(0)
         collector.end_comparison()
-        self._collector = collector
+        self._state.collector = collector
 
     # --- Writing the log ----------------------------------------------------------------------
 
@@ -483,7 +457,7 @@ class FeedPublisher:
         self, collector: ChangeCollector, generation: int, *, empty: frozenset[int]
     ) -> None:
         """Write one ledger of the log, until it is full or old, or the feed is not wanted."""
-        async with self._reserved() as ledger_id:
+        async with self._new.reserved() as ledger_id:
             await self._write_log_ledger(collector, generation, ledger_id, empty=empty)
 
     async def _write_log_ledger(
@@ -513,7 +487,7 @@ class FeedPublisher:
                 zxid=f"{zxid:#x}",
                 last_checkpoint=f"{collector.last_id:#x}",
             )
-        async with self._create(Kind.LOG, ledger_id) as writer:
+        async with self._new.create(Kind.LOG, ledger_id) as writer:
             await self._chain_writer.change(
                 lambda chain: chain.with_created(ledger_id), generation=generation
             )
@@ -529,7 +503,7 @@ class FeedPublisher:
         roll_s = next_s + self._settings.roll_age_s
         written_bytes = 0
         is_confirmed = True
-        while self._is_wanted(generation):
+        while self._state.is_wanted(generation):
             now_s = self._clock.now_s()
             if written_bytes >= self._settings.roll_bytes:
                 break
@@ -537,10 +511,10 @@ class FeedPublisher:
                 break
             if collector.is_overfull and not collector.is_closing:
                 break
-            if (loss := self._loss) is not None and loss.ledger_id == writer.ledger_id:
+            if (loss := self._state.loss) is not None and loss.ledger_id == writer.ledger_id:
                 self._detach()  # the comparison reads the whole log
                 raise loss
-            self._wake.clear()
+            self._state.wake.clear()
             await self._date(collector)
             if not (collector.is_closing or collector.has_open):
                 if not is_confirmed:
@@ -549,7 +523,7 @@ class FeedPublisher:
                     continue
                 left_s = roll_s - now_s
                 self._waits_since_s = self._error = None
-                await wait_woken(self._wake, timeout_s=left_s if written_bytes else None)
+                await wait_woken(self._state.wake, timeout_s=left_s if written_bytes else None)
                 self._waits_since_s = self._clock.now_s()
                 continue
             if next_s > now_s:
@@ -599,7 +573,7 @@ class FeedPublisher:
             PENDING.set(len(collector))
         BYTES.inc(written_bytes)
         LAST_CHECKPOINT.set(self._time_ms / 1000)
-        self._log_bytes += written_bytes
+        self._state.log_bytes += written_bytes
         self._has_failed = False
         return written_bytes
 
@@ -626,244 +600,3 @@ class FeedPublisher:
             if stat is not None or path in ("", "/"):
                 return 0 if stat is None else stat.pzxid
             path = path.rpartition("/")[0] or "/"
-
-    # --- Bases, retention, deletion -----------------------------------------------------------
-
-    async def _keep_house(self) -> None:
-        """Delete ledgers that are not needed, and write bases. Failures are tried again later."""
-        while True:
-            try:
-                await self._delete_unneeded()
-                await self._check_ledgers()
-                await self._write_base_if_due()
-                pause_s = HOUSEKEEPING_S
-            except (SessionLostError, LeadershipLostError):
-                raise
-            except FeedChangedError:
-                pause_s = RETRY_MIN_S
-            except Exception as error:  # the feed must not end the leadership
-                FAILURES.inc()
-                log.warning("feed.housekeeping_failed", error=str(error), retry_s=BASE_RETRY_S)
-                pause_s = BASE_RETRY_S
-            PENDING.set(self.pending_count)
-            await self._clock.sleep(pause_s)
-
-    async def _delete_unneeded(self) -> None:
-        """Delete the ledgers that the chain names for it, if they are the feed's own.
-
-        A ledger that is being written waits: it may not exist yet. If its id were forgotten here,
-        and the ledger created afterwards, it would stay for ever.
-        """
-        deleting = [i for i in self._chain.deleting if i not in self._in_use]
-        if not deleting:
-            return
-        deleted = frozenset([i for i in deleting if await self._delete_own(i)])
-        if deleted:
-            await self._chain_writer.forget_deleted(deleted)
-            log.info("feed.ledgers_deleted", count=len(deleted))
-
-    async def _delete_own(self, ledger_id: int) -> bool:
-        """Delete a ledger if it is the feed's own. Returns False if it cannot be deleted now: it
-        stays in the chain, and does not stop the rest of the housekeeping."""
-        try:
-            found = await self._manager.find(ledger_id)
-            if found is not None and set(APPLICATION) <= set(found.metadata.custom):
-                await self._manager.delete(ledger_id, version=found.version)
-        except (CorruptionError, RejectedError) as error:
-            if ledger_id not in self._undeletable:
-                log.warning("feed.ledger_not_deleted", ledger_id=ledger_id, error=str(error))
-            self._undeletable.add(ledger_id)
-            return False
-        return True
-
-    async def _check_ledgers(self) -> None:
-        """Find out whether the newest ledgers of the feed are lost. The leader only writes, so it
-        would not notice, and clients would wait for ever."""
-        collector, generation = self._collector, self._generation
-        if collector is None or not self._is_wanted(generation):
-            return
-        base = self._chain.base
-        if base is not None and await self._is_deleted(base):
-            log.warning("feed.base_deleted", ledger_id=base.ledger_id)
-            await self._write_base(collector, generation)
-        *older, last = self._chain.logs or (None,)
-        if last is not None and last.is_created:
-            self._loss = await self._find_loss(last)
-            if self._loss is not None:
-                self._wake.set()
-        if older:
-            await self._check_older(older, collector, generation)
-
-    async def _check_older(
-        self, logs: Sequence[Segment], collector: ChangeCollector, generation: int
-    ) -> None:
-        """Check one of these log ledgers. If it is lost, drop it and the earlier ones. Clients that
-        need them are told, as if retention had deleted them."""
-        self._checked_count += 1
-        suspect = self._suspect if self._suspect in logs else None
-        segment = suspect or logs[self._checked_count % len(logs)]
-        loss = await self._find_loss(segment)
-        now_s = self._clock.now_s()
-        if loss is None:
-            self._suspect = None
-            return
-        if suspect is None:
-            self._suspect, self._suspect_since_s = segment, now_s
-        if not loss.is_certain and now_s - self._suspect_since_s < self._settings.lost_after_s:
-            return
-        await self._write_base(collector, generation)
-        await self._chain_writer.change(
-            lambda chain: chain.without_lost(segment.ledger_id), generation=generation
-        )
-        log.error(
-            "feed.log_lost",
-            error=str(loss),
-            ledger_id=segment.ledger_id,
-            next_step="programs that follow the feed and are behind must compare their state with "
-            "all ledgers; find out what deleted the ledger or the data of its bookies",
-        )
-
-    async def _find_loss(self, segment: Segment) -> FeedLostError | None:
-        """Return what happened to a log ledger: it was deleted, or no bookie has its first entry,
-        because their disks were replaced."""
-        if await self._is_deleted(segment):
-            return deleted_error(segment)
-        try:
-            opened = await self._ledgers.open(segment.ledger_id)
-            if opened is None or opened.lac < 0:
-                return None
-            with losses_of(segment):
-                async with aclosing(self._ledgers.payloads(opened, 0, 0)) as entries:
-                    async for _ in entries:
-                        pass
-        except FeedLostError as error:
-            return error
-        except UnavailableError:  # proves nothing
-            pass
-        return None
-
-    async def _is_deleted(self, segment: Segment) -> bool:
-        """True if the ledger does not exist although the chain names it."""
-        if await self._manager.find(segment.ledger_id) is not None:
-            return False
-        return segment in (await self._chain_writer.read()).segments
-
-    async def _write_base_if_due(self) -> None:
-        collector, generation = self._collector, self._generation
-        if collector is None or not self._is_wanted(generation):
-            return
-        settings = self._settings
-        base_bytes = BYTES_PER_LEDGER * len(self._updater.ledger_map)
-        age_s = self._clock.now_s() - self._base_begun_s
-        is_large = self._log_bytes >= max(
-            settings.base_bytes_min, settings.base_factor * base_bytes
-        )
-        if is_large or (self._log_bytes and age_s >= settings.base_age_s):
-            await self._write_base(collector, generation)
-
-    async def _write_base(self, collector: ChangeCollector, generation: int) -> None:
-        """Write a base and add it to the chain.
-
-        The base is written in slices while changes go on. It holds for each ledger a version that
-        was published when its slice was written, so the log after ``previous_id`` brings all of
-        them to the same state.
-        """
-        async with self._reserved() as ledger_id:
-            await self._write_base_ledger(collector, generation, ledger_id)
-
-    async def _write_base_ledger(
-        self, collector: ChangeCollector, generation: int, ledger_id: int
-    ) -> None:
-        begun_ms, self._base_begun_s = self._clock.wall_ms(), self._clock.now_s()
-        await self._chain_writer.change(
-            lambda chain: chain.with_unfinished(ledger_id), generation=generation
-        )
-        log_bytes, previous_id = self._log_bytes, collector.last_id
-        size_bytes = 0
-        async with self._create(Kind.BASE, ledger_id) as writer:
-            try:
-                async with aclosing(self._base_pages(collector)) as pages:
-                    async for page in pages:
-                        await writer.add(page)
-                        size_bytes += len(page)
-            finally:
-                collector.end_base()
-            await writer.close()
-        if self._collector is not collector or collector.is_overfull:
-            raise ConflictError("the pending changes were forgotten while a base was written")
-        base = Segment(
-            ledger_id=ledger_id,
-            kind=Kind.BASE,
-            previous_id=previous_id,
-            begun_ms=begun_ms,
-            size_bytes=size_bytes,
-        )
-        now_ms = self._clock.wall_ms()
-        await self._chain_writer.change(
-            lambda chain: chain.with_base(base).retained(now_ms), generation=generation
-        )
-        self._log_bytes -= log_bytes
-        BYTES.inc(size_bytes)
-        log.info("feed.base_written", ledger_id=ledger_id, byte_count=size_bytes)
-
-    async def _base_pages(self, collector: ChangeCollector) -> AsyncGenerator[bytes, None]:
-        collector.begin_base()
-        first: int | None = 0
-        while first is not None and not collector.is_overfull:
-            mapped, stop = self._updater.ledger_map.versions(first, count_max=COMPARED_AT_ONCE)
-            versions = collector.published_between(mapped, first, stop)
-            ids = list(versions)
-            for start in range(0, len(ids), PAGE_LEDGERS_MAX):
-                part = ids[start : start + PAGE_LEDGERS_MAX]
-                yield encode_page(part, [versions[i] for i in part])
-            first = stop
-            await asyncio.sleep(0)
-
-    # --- Ledgers ------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _reserved(self) -> AsyncIterator[int]:
-        """Reserve a ledger id for a ledger that is written within the block."""
-        ledger_id = await self._manager.new_ledger_id()
-        self._in_use.add(ledger_id)
-        try:
-            yield ledger_id
-        finally:
-            self._in_use.discard(ledger_id)
-
-    @asynccontextmanager
-    async def _create(self, kind: Kind, ledger_id: int) -> AsyncIterator[LedgerWriter]:
-        """Create a ledger on as many bookies as there are, at most ``ENSEMBLE_SIZE``."""
-        size = ENSEMBLE_SIZE
-        while not await self._has_room(size):
-            size -= 1
-        options = LedgerOptions(
-            ensemble_size=size,
-            write_quorum=size,
-            ack_quorum=size // 2 + 1,
-            custom=(*APPLICATION, (KIND_FIELD, kind.value.encode())),
-            has_ctime=True,
-        )
-        async with LedgerWriter.create(
-            options,
-            manager=self._manager,
-            bookies=self._bookies,
-            pool=self._pool,
-            clock=self._clock,
-            random=self._random,
-            ledger_id=ledger_id,
-        ) as writer:
-            yield writer
-
-    async def _has_room(self, size: int) -> bool:
-        """True if the placement allows an ensemble of this size. Raises NotEnoughBookiesError if it
-        allows no bookie at all."""
-        try:
-            self._pool.placement.choose_ensemble(
-                await self._pool.writable(), size, write_quorum=size, ack_quorum=size // 2 + 1
-            )
-        except NotEnoughBookiesError:
-            if size == 1:
-                raise
-            return False
-        return True

@@ -45,11 +45,6 @@ YOUNG_OBJECTS_MAX = 100_000
 """Number of new objects after which the garbage collector looks for cycles. Python's default of 700
 is less than the ledgers under repair need at any moment."""
 
-SWITCH_INTERVAL_S = 0.0005
-"""Longest time for which a busy thread keeps the interpreter from another one. A request to
-ZooKeeper needs the interpreter several times on kazoo's thread. With Python's default of 5 ms it
-takes up to twice as long while the loop is busy."""
-
 
 def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> int:
     """Run until a signal, and return the exit code. Raises BookmenderError if the node cannot
@@ -113,7 +108,6 @@ def _run(
         replication=settings.replication.enabled,
     )
     _spare_the_collector()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     _start([*http, *threads])
     loop.run()
     for server in http:  # the services do not wait for it: they hold locks, and it holds none

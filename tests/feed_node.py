@@ -5,10 +5,11 @@
 
 from typing import Any
 
-from checkpoints import publisher
+from checkpoints import housekeeping, publisher
+from checkpoints.leader_state import FeedSettings
 from daemon.cli.main import main
 
-SETTINGS = publisher.FeedSettings(roll_age_s=2.0, base_age_s=3.0)
+SETTINGS = FeedSettings(roll_age_s=2.0, base_age_s=3.0)
 HOUSEKEEPING_S = 1.0
 
 
@@ -19,7 +20,7 @@ def install() -> None:
         init(self, **parts, settings=SETTINGS)
 
     publisher.FeedPublisher.__init__ = begin  # type: ignore[method-assign]
-    publisher.HOUSEKEEPING_S = HOUSEKEEPING_S
+    housekeeping.HOUSEKEEPING_S = HOUSEKEEPING_S
 
 
 if __name__ == "__main__":

@@ -13,9 +13,10 @@ from auditor.election import Election
 from auditor.ledger_map_updater import LedgerMapUpdater
 from checkpoints.chain import FeedChain, order_change, read_chain
 from checkpoints.collector import fingerprint_of
+from checkpoints.leader_state import FeedSettings
 from checkpoints.log import CheckpointLog
 from checkpoints.model import Checkpoint, ledger_id_of
-from checkpoints.publisher import FeedPublisher, FeedSettings
+from checkpoints.publisher import FeedPublisher
 from ledgers.appending import BookiePool
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoNodeError, SessionLostError, UnavailableError

@@ -18,7 +18,7 @@ from checkpoints.batches import (
     segments_of,
 )
 from checkpoints.chain import FeedChain, Kind, Segment
-from checkpoints.publisher import FeedSettings
+from checkpoints.leader_state import FeedSettings
 from ledgers.errors import SettingsError
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
 from tests.replication.cluster import in_virtual_time

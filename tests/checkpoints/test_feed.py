@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from checkpoints.chain import Kind, Segment, order_change
+from checkpoints.leader_state import FeedSettings
 from checkpoints.model import ledger_key
-from checkpoints.publisher import FeedSettings
 from ledgers.appending import BookiePool
 from ledgers.errors import (
     NoAnswerError,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from checkpoints.publisher import FeedSettings
+from checkpoints.leader_state import FeedSettings
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
 from tests.checkpoints.feed_cluster import FeedCluster, Leader

@@ -8,8 +8,9 @@ from structlog.testing import capture_logs
 
 from checkpoints import collector as collector_module
 from checkpoints.chain import Segment
+from checkpoints.leader_state import FeedSettings
 from checkpoints.model import Checkpoint
-from checkpoints.publisher import FeedPublisher, FeedSettings
+from checkpoints.publisher import FeedPublisher
 from checkpoints.stalls import FeedStateRecord, StallReason, read_feed_state
 from ledgers.errors import NoAnswerError
 from tests.checkpoints.feed_cluster import BOOKIES, PATHS, ROOT, FeedCluster, Follower, Leader
@@ -342,8 +343,8 @@ async def test_an_idle_feed_is_not_stalled() -> None:
     async with cluster.leader() as leader:
         await cluster.enable()
         await asyncio.sleep(1_000)
-        assert not publisher_of(leader).state().is_stalled
+        assert not publisher_of(leader).stall_state().is_stalled
         await cluster.create()
         await asyncio.sleep(1_000)
-        assert not publisher_of(leader).state().is_stalled
+        assert not publisher_of(leader).stall_state().is_stalled
     assert await read_feed_state(cluster.store, PATHS) is None

@@ -15,8 +15,8 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
+from checkpoints.leader_state import FeedSettings
 from checkpoints.model import Checkpoint
-from checkpoints.publisher import FeedSettings
 from ledgers.errors import BookmenderError, NoAnswerError
 from ledgers.memory.bookies import Fault as BookieFault
 from ledgers.memory.bookies import Op

@@ -1,0 +1,271 @@
+"""Keeps the feed small and complete, as leader.
+
+It deletes ledgers that are not needed, writes bases, and notices lost ledgers of the feed.
+``FeedHousekeeper`` runs beside the publisher. Failures are tried again later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import structlog
+
+from auditor.ledger_map import LedgerMap
+from checkpoints.chain import ChainWriter, FeedChangedError, Kind, Segment
+from checkpoints.codec import PAGE_LEDGERS_MAX, encode_page
+from checkpoints.collector import ChangeCollector
+from checkpoints.feed_ledgers import (
+    APPLICATION,
+    FeedLedgers,
+    FeedLostError,
+    deleted_error,
+    losses_of,
+)
+from checkpoints.leader_state import (
+    BYTES,
+    FAILURES,
+    PENDING,
+    RETRY_MIN_S,
+    FeedSettings,
+    LeaderState,
+)
+from checkpoints.new_ledgers import NewLedgers
+from ledgers.clock import Clock
+from ledgers.errors import (
+    ConflictError,
+    CorruptionError,
+    LeadershipLostError,
+    RejectedError,
+    SessionLostError,
+    UnavailableError,
+)
+from ledgers.manager import LedgerManager
+
+log = structlog.get_logger()
+
+HOUSEKEEPING_S = 10.0
+BASE_RETRY_S = 60.0
+BYTES_PER_LEDGER = 16
+"""Size of a ledger in a base before compression."""
+WRITTEN_AT_ONCE = 4_096
+"""Ledgers of a base that are read from the ledger map in one step."""
+
+
+class FeedHousekeeper:
+    """Deletes, checks and writes bases while this node leads."""
+
+    def __init__(
+        self,
+        state: LeaderState,
+        *,
+        ledger_map: LedgerMap,
+        chain_writer: ChainWriter,
+        manager: LedgerManager,
+        ledgers: FeedLedgers,
+        new: NewLedgers,
+        clock: Clock,
+        settings: FeedSettings,
+    ) -> None:
+        self._state, self._map = state, ledger_map
+        self._chain_writer, self._manager = chain_writer, manager
+        self._ledgers, self._new = ledgers, new
+        self._clock, self._settings = clock, settings
+        self._undeletable: set[int] = set()
+        """Ledgers that could not be deleted, which was logged."""
+        self._checked_count = 0
+        """Counts the checks of older log ledgers."""
+        self._suspect: Segment | None = None
+        """An older log ledger that is reported as lost, since ``_suspect_since_s``."""
+        self._suspect_since_s = 0.0
+
+    async def run(self) -> None:
+        """Delete ledgers that are not needed, and write bases. Failures are tried again later."""
+        while True:
+            try:
+                await self._delete_unneeded()
+                await self._check_ledgers()
+                await self._write_base_if_due()
+                pause_s = HOUSEKEEPING_S
+            except (SessionLostError, LeadershipLostError):
+                raise
+            except FeedChangedError:
+                pause_s = RETRY_MIN_S
+            except Exception as error:  # the feed must not end the leadership
+                FAILURES.inc()
+                log.warning("feed.housekeeping_failed", error=str(error), retry_s=BASE_RETRY_S)
+                pause_s = BASE_RETRY_S
+            PENDING.set(self._state.pending_count)
+            await self._clock.sleep(pause_s)
+
+    async def _delete_unneeded(self) -> None:
+        """Delete the ledgers that the chain names for it, if they are the feed's own.
+
+        A ledger that is being written waits: it may not exist yet. If its id were forgotten here,
+        and the ledger created afterwards, it would stay for ever.
+        """
+        deleting = [i for i in self._state.chain.deleting if not self._new.is_in_use(i)]
+        if not deleting:
+            return
+        deleted = frozenset([i for i in deleting if await self._delete_own(i)])
+        if deleted:
+            await self._chain_writer.forget_deleted(deleted)
+            log.info("feed.ledgers_deleted", count=len(deleted))
+
+    async def _delete_own(self, ledger_id: int) -> bool:
+        """Delete a ledger if it is the feed's own. Returns False if it cannot be deleted now: it
+        stays in the chain, and does not stop the rest of the housekeeping."""
+        try:
+            found = await self._manager.find(ledger_id)
+            if found is not None and set(APPLICATION) <= set(found.metadata.custom):
+                await self._manager.delete(ledger_id, version=found.version)
+        except (CorruptionError, RejectedError) as error:
+            if ledger_id not in self._undeletable:
+                log.warning("feed.ledger_not_deleted", ledger_id=ledger_id, error=str(error))
+            self._undeletable.add(ledger_id)
+            return False
+        return True
+
+    async def _check_ledgers(self) -> None:
+        """Find out whether the newest ledgers of the feed are lost. The leader only writes, so it
+        would not notice, and clients would wait for ever."""
+        collector, generation = self._state.collector, self._state.generation
+        if collector is None or not self._state.is_wanted(generation):
+            return
+        base = self._state.chain.base
+        if base is not None and await self._is_deleted(base):
+            log.warning("feed.base_deleted", ledger_id=base.ledger_id)
+            await self._write_base(collector, generation)
+        *older, last = self._state.chain.logs or (None,)
+        if last is not None and last.is_created:
+            self._state.loss = await self._find_loss(last)
+            if self._state.loss is not None:
+                self._state.wake.set()
+        if older:
+            await self._check_older(older, collector, generation)
+
+    async def _check_older(
+        self, logs: Sequence[Segment], collector: ChangeCollector, generation: int
+    ) -> None:
+        """Check one of these log ledgers. If it is lost, drop it and the earlier ones. Clients that
+        need them are told, as if retention had deleted them."""
+        self._checked_count += 1
+        suspect = self._suspect if self._suspect in logs else None
+        segment = suspect or logs[self._checked_count % len(logs)]
+        loss = await self._find_loss(segment)
+        now_s = self._clock.now_s()
+        if loss is None:
+            self._suspect = None
+            return
+        if suspect is None:
+            self._suspect, self._suspect_since_s = segment, now_s
+        if not loss.is_certain and now_s - self._suspect_since_s < self._settings.lost_after_s:
+            return
+        await self._write_base(collector, generation)
+        await self._chain_writer.change(
+            lambda chain: chain.without_lost(segment.ledger_id), generation=generation
+        )
+        log.error(
+            "feed.log_lost",
+            error=str(loss),
+            ledger_id=segment.ledger_id,
+            next_step="programs that follow the feed and are behind must compare their state with "
+            "all ledgers; find out what deleted the ledger or the data of its bookies",
+        )
+
+    async def _find_loss(self, segment: Segment) -> FeedLostError | None:
+        """Return what happened to a log ledger: it was deleted, or no bookie has its first entry,
+        because their disks were replaced."""
+        if await self._is_deleted(segment):
+            return deleted_error(segment)
+        try:
+            opened = await self._ledgers.open(segment.ledger_id)
+            if opened is None or opened.lac < 0:
+                return None
+            with losses_of(segment):
+                async with aclosing(self._ledgers.payloads(opened, 0, 0)) as entries:
+                    async for _ in entries:
+                        pass
+        except FeedLostError as error:
+            return error
+        except UnavailableError:  # proves nothing
+            pass
+        return None
+
+    async def _is_deleted(self, segment: Segment) -> bool:
+        """True if the ledger does not exist although the chain names it."""
+        if await self._manager.find(segment.ledger_id) is not None:
+            return False
+        return segment in (await self._chain_writer.read()).segments
+
+    async def _write_base_if_due(self) -> None:
+        collector, generation = self._state.collector, self._state.generation
+        if collector is None or not self._state.is_wanted(generation):
+            return
+        settings = self._settings
+        base_bytes = BYTES_PER_LEDGER * len(self._map)
+        age_s = self._clock.now_s() - self._state.base_begun_s
+        is_large = self._state.log_bytes >= max(
+            settings.base_bytes_min, settings.base_factor * base_bytes
+        )
+        if is_large or (self._state.log_bytes and age_s >= settings.base_age_s):
+            await self._write_base(collector, generation)
+
+    async def _write_base(self, collector: ChangeCollector, generation: int) -> None:
+        """Write a base and add it to the chain.
+
+        The base is written in slices while changes go on. It holds for each ledger a version that
+        was published when its slice was written, so the log after ``previous_id`` brings all of
+        them to the same state.
+        """
+        async with self._new.reserved() as ledger_id:
+            await self._write_base_ledger(collector, generation, ledger_id)
+
+    async def _write_base_ledger(
+        self, collector: ChangeCollector, generation: int, ledger_id: int
+    ) -> None:
+        begun_ms, self._state.base_begun_s = self._clock.wall_ms(), self._clock.now_s()
+        await self._chain_writer.change(
+            lambda chain: chain.with_unfinished(ledger_id), generation=generation
+        )
+        log_bytes, previous_id = self._state.log_bytes, collector.last_id
+        size_bytes = 0
+        async with self._new.create(Kind.BASE, ledger_id) as writer:
+            try:
+                async with aclosing(self._base_pages(collector)) as pages:
+                    async for page in pages:
+                        await writer.add(page)
+                        size_bytes += len(page)
+            finally:
+                collector.end_base()
+            await writer.close()
+        if self._state.collector is not collector or collector.is_overfull:
+            raise ConflictError("the pending changes were forgotten while a base was written")
+        base = Segment(
+            ledger_id=ledger_id,
+            kind=Kind.BASE,
+            previous_id=previous_id,
+            begun_ms=begun_ms,
+            size_bytes=size_bytes,
+        )
+        now_ms = self._clock.wall_ms()
+        await self._chain_writer.change(
+            lambda chain: chain.with_base(base).retained(now_ms), generation=generation
+        )
+        self._state.log_bytes -= log_bytes
+        BYTES.inc(size_bytes)
+        log.info("feed.base_written", ledger_id=ledger_id, byte_count=size_bytes)
+
+    async def _base_pages(self, collector: ChangeCollector) -> AsyncGenerator[bytes, None]:
+        collector.begin_base()
+        first: int | None = 0
+        while first is not None and not collector.is_overfull:
+            mapped, stop = self._map.versions(first, count_max=WRITTEN_AT_ONCE)
+            versions = collector.published_between(mapped, first, stop)
+            ids = list(versions)
+            for start in range(0, len(ids), PAGE_LEDGERS_MAX):
+                part = ids[start : start + PAGE_LEDGERS_MAX]
+                yield encode_page(part, [versions[i] for i in part])
+            first = stop
+            await asyncio.sleep(0)

@@ -1,0 +1,86 @@
+"""Creates the ledgers of the feed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+from checkpoints.chain import Kind
+from checkpoints.feed_ledgers import APPLICATION, KIND_FIELD
+from ledgers.appending import BookiePool
+from ledgers.bookies import Bookies
+from ledgers.clock import Clock
+from ledgers.errors import NotEnoughBookiesError
+from ledgers.manager import LedgerManager
+from ledgers.writing import LedgerOptions, LedgerWriter
+
+ENSEMBLE_SIZE = 3
+
+
+class NewLedgers:
+    """Reserves ids of ledgers, and creates the ledgers."""
+
+    def __init__(
+        self,
+        *,
+        manager: LedgerManager,
+        bookies: Bookies,
+        pool: BookiePool,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._manager, self._bookies, self._pool = manager, bookies, pool
+        self._clock, self._random = clock, random
+        self._in_use: set[int] = set()
+
+    def is_in_use(self, ledger_id: int) -> bool:
+        """True while the ledger is written, from its reservation on."""
+        return ledger_id in self._in_use
+
+    @asynccontextmanager
+    async def reserved(self) -> AsyncIterator[int]:
+        """Reserve a ledger id for a ledger that is written within the block."""
+        ledger_id = await self._manager.new_ledger_id()
+        self._in_use.add(ledger_id)
+        try:
+            yield ledger_id
+        finally:
+            self._in_use.discard(ledger_id)
+
+    @asynccontextmanager
+    async def create(self, kind: Kind, ledger_id: int) -> AsyncIterator[LedgerWriter]:
+        """Create a ledger on as many bookies as there are, at most ``ENSEMBLE_SIZE``."""
+        size = ENSEMBLE_SIZE
+        while not await self._has_room(size):
+            size -= 1
+        options = LedgerOptions(
+            ensemble_size=size,
+            write_quorum=size,
+            ack_quorum=size // 2 + 1,
+            custom=(*APPLICATION, (KIND_FIELD, kind.value.encode())),
+            has_ctime=True,
+        )
+        async with LedgerWriter.create(
+            options,
+            manager=self._manager,
+            bookies=self._bookies,
+            pool=self._pool,
+            clock=self._clock,
+            random=self._random,
+            ledger_id=ledger_id,
+        ) as writer:
+            yield writer
+
+    async def _has_room(self, size: int) -> bool:
+        """True if the placement allows an ensemble of this size. Raises NotEnoughBookiesError if it
+        allows no bookie at all."""
+        try:
+            self._pool.placement.choose_ensemble(
+                await self._pool.writable(), size, write_quorum=size, ack_quorum=size // 2 + 1
+            )
+        except NotEnoughBookiesError:
+            if size == 1:
+                raise
+            return False
+        return True
