@@ -209,6 +209,7 @@ def in_own_process(part: Callable[[], Figures]) -> Figures:
     theirs.close()
     try:
         answer = ours.recv()
+        process.join(STOP_TIMEOUT_S)
     except EOFError:
         raise UnavailableError("its process ended early, see above") from None
     finally:  # also after Ctrl-C
