@@ -422,7 +422,7 @@ async def _lead(
     )
     drainer = _drainer(session, batcher, updater, records, history)
     cleaner = HistoryCleaner(session.store, batcher, session.paths, session.clock)
-    teller = LedgerMapReporter(
+    reporter = LedgerMapReporter(
         updater, records.write_ledger_map, session_id=session.store.session_id, clock=session.clock
     )
     backlog = Backlog(
@@ -443,7 +443,7 @@ async def _lead(
                 records.keep_readable(session.clock),
                 _remember_racks(session, batcher, placement),
                 checks.run(),
-                teller.run(),
+                reporter.run(),
                 backlog.run(),
                 meter_last(session.store, session.paths),
                 _watch_activity(session, updater, records),
