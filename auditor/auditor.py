@@ -152,6 +152,8 @@ class Auditor:
         the reformat deleted (``_settle``)."""
         self._switch = DisableSwitch(store, paths, clock)
         self._wake = asyncio.Event()
+        self.is_deciding = False
+        """True during a round, so also until its first marks are written."""
 
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -199,12 +201,15 @@ class Auditor:
         self._inherited = frozenset(self._tracker.history.lost_since_s())
 
     async def _try_run_once(self) -> float:
+        self.is_deciding = True
         try:
             return await self.run_once()
         except (UnavailableError, UnauthorizedError) as error:
             self._done.completed_count = -1
             log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
             return RETRY_S
+        finally:
+            self.is_deciding = False
 
     async def run_once(self) -> float:
         """Audit if there is a reason to. Return the seconds until the next round, at the latest."""

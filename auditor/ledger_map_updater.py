@@ -84,6 +84,9 @@ RETRY_MIN_S, RETRY_MAX_S = 1.0, 60.0
 CHANGES_PAUSE_S = 0.1
 """Pause before changed ledgers are read. More of them are then read together, and our own writes
 are known by then."""
+GIVE_WAY_MAX_S = 0.25
+"""How long changed ledgers wait while bookies that disappeared are handled, in one go."""
+GIVE_WAY_CHECK_S = 0.002
 UNREADABLE_AGAIN_S = 600.0
 """Interval between two attempts to read an unreadable ledger or directory: no watch reports that an
 ACL has changed."""
@@ -176,6 +179,12 @@ class LedgerMapUpdater(Changing):
         self._is_listing = False
         """True while the root's children are being read again."""
         self.changes_pause_s = CHANGES_PAUSE_S
+        self.is_urgent: Callable[[], bool] = lambda: False
+        """True while bookies that disappeared are being handled. ZooKeeper answers the requests of
+        a session in order, so the first mark would wait behind each part of changed ledgers that is
+        read meanwhile."""
+        self._gave_way_s = 0.0
+        """How long reads have given way since ``is_urgent`` became true."""
         self._refusal_logged_s = -REFUSAL_LOG_INTERVAL_S
 
     @property
@@ -505,7 +514,18 @@ class LedgerMapUpdater(Changing):
             CHANGES_WAITING.set(len(self._stale))
             if len(self._stale) < CHANGES_AT_ONCE:
                 await self._clock.sleep(self.changes_pause_s)
+            await self._give_way()
             await self._retrying(self._read_stale, "ledgers that changed")
+
+    async def _give_way(self) -> None:
+        """Wait while ``is_urgent``, but not for long: a loss with many marks must not stop the
+        map."""
+        while self.is_urgent():
+            if self._gave_way_s >= GIVE_WAY_MAX_S:
+                return
+            await self._clock.sleep(GIVE_WAY_CHECK_S)
+            self._gave_way_s += GIVE_WAY_CHECK_S
+        self._gave_way_s = 0.0
 
     async def _read_stale(self) -> None:
         """Read one part of the changed ledgers. Further changes meanwhile make them stale again."""

@@ -410,6 +410,7 @@ async def _lead(
     findings = Findings(session.store, batcher, session.paths, session.clock, history)
     holds = _holds(settings, session, batcher, placement, history)
     auditor = _auditor(settings, session, batcher, updater, holds, records, outages, history)
+    updater.is_urgent = lambda: session.views.is_reading or auditor.is_deciding
     checks = LeaderChecks(
         live=live,
         session=session,

@@ -167,6 +167,11 @@ class ViewSource(Changing):
         return self._addresses.get(bookie)
 
     @property
+    def is_reading(self) -> bool:
+        """True while the view is read again, after a change or a call of ``refresh``."""
+        return self._reading.locked()
+
+    @property
     def current(self) -> ClusterView:
         """Return the current view. Raises UnavailableError before the first ``refresh``."""
         if self._current is None:

@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 
 from auditor import ledger_map_updater
 from auditor import ledger_map_updater as updater_module
+from auditor.ledger_map_updater import CHANGES_PAUSE_S, GIVE_WAY_CHECK_S, GIVE_WAY_MAX_S
 from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
 from tests.auditor.ledger_map_scenes import (
@@ -65,6 +66,35 @@ async def test_changes_of_a_ledger_are_known_at_once(layout: Layout) -> None:
         assert updater.take_touched() == {1, 2, 7}
         assert updater.take_touched() == set()
         assert updater.completed_count == 1
+
+
+@in_virtual_time
+async def test_changed_ledgers_wait_while_a_loss_is_handled() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as updater:
+        is_urgent = True
+        updater.is_urgent = lambda: is_urgent
+        await ledgers.write(1, B1, B4)
+        await asyncio.sleep(CHANGES_PAUSE_S + GIVE_WAY_MAX_S / 2)
+        assert updater.ledger_map.naming(B4) == []
+
+        is_urgent = False
+        await asyncio.sleep(2 * GIVE_WAY_CHECK_S)
+        assert updater.ledger_map.naming(B4) == [1]
+
+
+@in_virtual_time
+async def test_a_long_audit_does_not_stop_the_map() -> None:
+    ledgers = await with_ledgers(3)
+    async with keeping(ledgers) as updater:
+        updater.is_urgent = lambda: True
+        await ledgers.write(1, B1, B4)
+        await asyncio.sleep(CHANGES_PAUSE_S + 2 * GIVE_WAY_MAX_S)
+        assert updater.ledger_map.naming(B4) == [1]
+
+        await ledgers.write(2, B1, B4)  # within the same audit: no further wait
+        await asyncio.sleep(CHANGES_PAUSE_S + GIVE_WAY_MAX_S / 2)
+        assert updater.ledger_map.naming(B4) == [1, 2]
 
 
 @in_virtual_time
