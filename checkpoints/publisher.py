@@ -483,7 +483,7 @@ class FeedPublisher:
             raise RestoredError(
                 "ZooKeeper's transactions are older than the feed's last checkpoint, as after a "
                 "restore from a backup. Disable the feed and enable it again. Its clients must "
-                "start again from nothing",
+                "compare their state with all ledgers",
                 zxid=f"{zxid:#x}",
                 last_checkpoint=f"{collector.last_id:#x}",
             )

@@ -153,7 +153,7 @@ class ZooKeeperSettings:
     connect_timeout_s: float = 15.0
     """Timeout for opening a session, over all servers."""
     requests_per_s: int = 0
-    """Maximum number of requests per second that each service of this node sends to ZooKeeper. 0:
+    """Maximum number of requests per second that each role of this node sends to ZooKeeper. 0:
     only ZooKeeper's latency limits them."""
     request_bytes_max: int = 1_000_000
     """Size of the largest request, in bytes. Keep it some kilobytes below the servers'

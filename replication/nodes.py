@@ -108,7 +108,7 @@ class SharedClock:
 
 
 class Role(enum.Enum):
-    """The service that a session belongs to."""
+    """The role that a session belongs to."""
 
     AUDITOR = "auditor"
     WORKER = "worker"

@@ -36,9 +36,9 @@ from replication.nodes import live_nodes
 class FeedState:
     """The feed as its chain and its log show it.
 
-    ``last``: the last checkpoint; None if there is none, or if it cannot be read. ``leader``: the
-    node that leads. ``clients``: those whose receipts are in ZooKeeper. ``error``: why the chain,
-    the log or the clients cannot be read; empty if they can. ``stall``: why nothing is published.
+    ``last``: the last checkpoint; None if there is none, or if it cannot be read. ``leader``: may
+    be Java's. ``clients``: those whose receipts are in ZooKeeper. ``error``: why the chain, the log
+    or the clients cannot be read; empty if they can. ``stall``: why nothing is published.
     """
 
     chain: FeedChain | None
@@ -213,8 +213,8 @@ async def disable_feed(cluster: AdminSession, *, clock: Clock) -> bool:
 
 COMMANDS = {
     "follow": ("daemon.cli.feed_follow:follow_command", "Print changed ledgers, or run a command."),
-    "clients": ("daemon.cli.feed_clients:clients", "List the clients, and how far they are."),
-    "failures": ("daemon.cli.feed_clients:failures", "Show or retry what a client failed to do."),
+    "clients": ("daemon.cli.feed_clients:clients", "Show how far the clients are behind."),
+    "failures": ("daemon.cli.feed_clients:failures", "Show or retry the failures of a client."),
     "forget": ("daemon.cli.feed_clients:forget", "Delete the receipts of a client."),
 }
 
@@ -225,14 +225,14 @@ def feed() -> None:
 
     \b
       bookmender feed enable                  the leader begins to write it
-      bookmender feed status                  is it written, and how old is its end?
+      bookmender feed status                  show whether it is written, and its clients
       bookmender feed follow --client NAME    print each changed ledger
-      bookmender feed clients                 how far are the clients?
+      bookmender feed clients                 show how far the clients are behind
       bookmender feed disable                 end it, and delete its ledgers
 
     The leader writes each change to ledgers in BookKeeper, on up to three bookies. So programs
-    that follow the ledgers of the cluster learn what they missed, without listing all ledgers. The
-    feed needs ZooKeeper 3.6 or later. Its failures never delay a repair.
+    learn which ledgers changed, without listing all of them. The feed needs ZooKeeper 3.6 or later.
+    Its failures never delay a repair.
     """
 
 
@@ -240,9 +240,9 @@ def feed() -> None:
 @config_option
 @output_option
 def status(config: Path | None, output: str) -> None:
-    """Show state and clients of the feed.
+    """Show the state and the clients of the feed.
 
-    Clients with receipts in a database are shown by bookmender feed clients --store.
+    For clients with receipts in a database: bookmender feed clients --store URL.
 
     Exit codes: 0 it can be read, or it is disabled. 1 it cannot be read.
     """
@@ -261,7 +261,7 @@ def status(config: Path | None, output: str) -> None:
     "--retention",
     "retention_s",
     type=Duration(),
-    help="How long changes are kept, up to 30d.  [default: as it is; 7d for a new feed]",
+    help="How long changes are kept, up to 30d.  [default: unchanged; 7d for a new feed]",
 )
 def enable(config: Path | None, output: str, retention_s: int | None) -> None:
     """Enable the feed. The first checkpoints contain all ledgers that exist.
@@ -291,7 +291,7 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
 def disable(config: Path | None, output: str) -> None:
     """Disable the feed. The leader deletes its ledgers.
 
-    Programs that follow the feed must begin again after the next bookmender feed enable.
+    After the next bookmender feed enable, programs that follow the feed begin again.
     """
 
     async def act(cluster: AdminSession) -> bool:

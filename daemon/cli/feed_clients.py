@@ -240,7 +240,7 @@ client_store_option = click.option(
     "--store",
     default=IN_ZOOKEEPER,
     show_default=True,
-    envvar="FEED_STORE",  # a URL with a password does not belong into the list of processes
+    envvar="FEED_STORE",  # a password in a URL must not be in the list of processes
     show_envvar=True,
     metavar="URL",
     help="Where receipts are: zookeeper:, sqlite:///FILE or postgresql://…",
@@ -254,8 +254,8 @@ client_store_option = click.option(
 def clients(store: str, config: Path | None, output: str) -> None:
     """List the clients of the feed, and how far they are behind.
 
-    Exit codes: 0 all are current, and none has failures. 1 some client has lost changes or has
-    failures.
+    Exit codes: 0 neither failures nor lost changes. 1 a client has failures, or the feed has
+    deleted changes that the client was not given.
     """
 
     async def act(cluster: AdminSession) -> tuple[Sequence[ClientRow], list[str]]:
@@ -286,7 +286,7 @@ def _list_lines(rows: Sequence[ClientRow], elsewhere: Sequence[str]) -> list[str
 
 @click.command()
 @click.argument("name")
-@click.option("--retry", is_flag=True, help="Order the client to try all of them again.")
+@click.option("--retry", is_flag=True, help="Let the client try all of them again.")
 @client_store_option
 @config_option
 @output_option
@@ -333,7 +333,7 @@ def forget(
 ) -> None:
     """Delete the receipts and failures of a client.
 
-    A client with this name that starts later is new. One that runs now ends with an error.
+    A client that runs now under this name ends with an error. One that starts later is new.
     """
 
     async def find(table: ClientTable) -> ClientSummary | None:

@@ -470,7 +470,7 @@ class LastWords:
 @click.option("--client", "name", required=True, help="Name of this client.")
 @client_store_option
 @click.option("--exec", "command", help="Shell command to run for each changed ledger.")
-@click.option("--from-start", is_flag=True, help="A new client gets all that the log has.")
+@click.option("--from-start", is_flag=True, help="A new client gets everything that the log has.")
 @click.option("--once", is_flag=True, help="End when all changes so far are handled.")
 @click.option("--stop-on-failure", is_flag=True, help="End when a command fails.")
 @config_option
@@ -492,16 +492,16 @@ def follow_command(
       bookmender feed follow --client backup --exec './backup.sh "$LEDGER_ID"'
 
     The client acknowledges a ledger after its line was printed or its command succeeded. After
-    kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may come twice. Of
-    several processes with one name only the latest goes on.
+    kill -9 or Ctrl-C the same client goes on where it was; the last ledgers may come twice. If
+    several processes have one name, only the latest goes on.
 
     The command gets LEDGER_ID, LEDGER_DELETED (0 or 1), LEDGER_VERSION and LEDGER_TIME_MS, and the
     same as JSON on standard input. If it fails, the next ledger follows, and bookmender feed
     failures shows it.
 
     Exit codes: 0 done (--once). 1 a command failed (--once, --stop-on-failure), or receipts are
-    unreadable. 3 no answer of ZooKeeper or the store of receipts. 4 fenced: another process follows
-    the feed under this name.
+    unreadable. 2 wrong usage, or the feed is not enabled (--once). 3 no answer of ZooKeeper or the
+    store of receipts. 4 fenced: another process follows the feed under this name.
     """
     if stop_on_failure and command is None:
         raise click.UsageError("--stop-on-failure needs --exec.")
@@ -533,7 +533,7 @@ def follow_command(
         sys.exit(EXIT_FAILED)
     except ClientFencedError:
         click.echo(
-            f"bookmender: another process follows the feed as client {printable(name)} since. Each "
+            f"bookmender: another process follows the feed as client {printable(name)} now. Each "
             "name has one process: stop the other one, or give this one another --client name.",
             err=True,
         )

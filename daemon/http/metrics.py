@@ -19,33 +19,33 @@ from daemon.role_state import RoleState
 
 READY = Gauge(
     "bookmender_role_ready",
-    "1 if the service has a ZooKeeper session and does its work, by service: worker, auditor or "
+    "1 if the role has a ZooKeeper session and does its work, by role: worker, auditor or "
     "observer; else 0.",
     ["role"],
 )
 IN_FLIGHT = Gauge(
     "bookmender_zookeeper_requests_in_flight",
-    "Requests of the service to ZooKeeper that wait for a reply.",
+    "Requests of the role to ZooKeeper that wait for a reply.",
     ["role"],
 )
 QUEUED = Gauge(
     "bookmender_zookeeper_requests_waiting",
-    "Requests of the service that wait for a limit, or for the connection to ZooKeeper.",
+    "Requests of the role that wait for a limit, or for the connection to ZooKeeper.",
     ["role"],
 )
 WINDOW = Gauge(
     "bookmender_zookeeper_requests_in_flight_limit",
-    "How many requests of the service may be in flight. It shrinks while ZooKeeper replies late.",
+    "How many requests of the role may be in flight. It shrinks while ZooKeeper replies late.",
     ["role"],
 )
 RATE_LIMIT = Gauge(
     "bookmender_zookeeper_request_rate_limit",
-    "Rate limit of the service's requests to ZooKeeper, per second; 0: none.",
+    "Rate limit of the role's requests to ZooKeeper, per second; 0: none.",
     ["role"],
 )
 SENT = Gauge(
     "bookmender_zookeeper_session_requests",
-    "Requests that the service has sent in its present ZooKeeper session.",
+    "Requests that the role has sent in its present ZooKeeper session.",
     ["role"],
 )
 HTTP_S = Histogram(
