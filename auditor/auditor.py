@@ -153,7 +153,7 @@ class Auditor:
         self._switch = DisableSwitch(store, paths, clock)
         self._wake = asyncio.Event()
         self.is_deciding = False
-        """True during a round, so also until its first marks are written."""
+        """True during a round."""
 
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""

@@ -85,7 +85,7 @@ CHANGES_PAUSE_S = 0.1
 """Pause before changed ledgers are read. More of them are then read together, and our own writes
 are known by then."""
 GIVE_WAY_MAX_S = 0.25
-"""How long changed ledgers wait while bookies that disappeared are handled, in one go."""
+"""How long changed ledgers wait for urgent requests, in one go."""
 GIVE_WAY_CHECK_S = 0.002
 UNREADABLE_AGAIN_S = 600.0
 """Interval between two attempts to read an unreadable ledger or directory: no watch reports that an
@@ -180,11 +180,11 @@ class LedgerMapUpdater(Changing):
         """True while the root's children are being read again."""
         self.changes_pause_s = CHANGES_PAUSE_S
         self.is_urgent: Callable[[], bool] = lambda: False
-        """True while bookies that disappeared are being handled. ZooKeeper answers the requests of
-        a session in order, so the first mark would wait behind each part of changed ledgers that is
-        read meanwhile."""
-        self._gave_way_s = 0.0
-        """How long reads have given way since ``is_urgent`` became true."""
+        """True while the bookies are read again, and during an audit round. ZooKeeper answers the
+        requests of a session in order, so the first mark after a loss would wait behind each part
+        of changed ledgers that is read meanwhile."""
+        self._urgent_since_s: float | None = None
+        """Since when ``is_urgent`` was true whenever reads were due."""
         self._refusal_logged_s = -REFUSAL_LOG_INTERVAL_S
 
     @property
@@ -521,11 +521,13 @@ class LedgerMapUpdater(Changing):
         """Wait while ``is_urgent``, but not for long: a loss with many marks must not stop the
         map."""
         while self.is_urgent():
-            if self._gave_way_s >= GIVE_WAY_MAX_S:
+            now_s = self._clock.now_s()
+            if self._urgent_since_s is None:
+                self._urgent_since_s = now_s
+            if now_s - self._urgent_since_s >= GIVE_WAY_MAX_S:
                 return
             await self._clock.sleep(GIVE_WAY_CHECK_S)
-            self._gave_way_s += GIVE_WAY_CHECK_S
-        self._gave_way_s = 0.0
+        self._urgent_since_s = None
 
     async def _read_stale(self) -> None:
         """Read one part of the changed ledgers. Further changes meanwhile make them stale again."""

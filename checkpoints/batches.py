@@ -1,8 +1,8 @@
 """Reading the feed in batches, without a client's tasks: from one checkpoint id to another.
 
 A batch covers the checkpoints after ``begin`` up to ``end``. It has each ledger once, at its latest
-version within the batch. Reading a batch again gives the same changes. ``read_batch`` proves that
-no checkpoint is left out: each one names the id before it.
+version within the batch. Reading a batch again gives the same changes. ``BatchReader.read`` proves
+that no checkpoint is left out: each one names the id before it.
 
 An ``Offset`` is a place in the feed that outlives processes, such as Spark's.
 """

@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from ledgers.errors import (
     ConflictError,
@@ -128,12 +128,16 @@ class FeedChain(Record):
         base, logs = self.base, self.logs
         if base is None:
             return self
-        old = frozenset(
-            segment.ledger_id
-            for segment, following in pairwise(logs)
-            if following.previous_id <= base.previous_id
-            and following.begun_ms + self.retention_s * 1000 <= now_ms
-        )
+
+        def is_old(pair: tuple[Segment, Segment]) -> bool:
+            following = pair[1]
+            return (
+                following.previous_id <= base.previous_id
+                and following.begun_ms + self.retention_s * 1000 <= now_ms
+            )
+
+        # Up to the first that is kept: clocks may step back, and the log must have no gap.
+        old = frozenset(segment.ledger_id for segment, _ in takewhile(is_old, pairwise(logs)))
         kept = tuple(each for each in self.segments if each.ledger_id not in old)
         return replace(self, segments=kept, deleting=(*self.deleting, *sorted(old)))
 
@@ -251,9 +255,10 @@ class ChainWriter:
         """Remove deleted ledgers from the list, also while the feed is off."""
         for _ in range(TRIES_MAX):
             stored = await read_chain(self._store, self._paths)
+            chain = _readable(stored)
             assert stored.stat is not None
             try:
-                after = _readable(stored).without_deleted(ledger_ids)
+                after = chain.without_deleted(ledger_ids)
                 await self._put(after, version=stored.stat.version)
             except (ConflictError, NoNodeError):
                 continue

@@ -76,9 +76,8 @@ class FeedHousekeeper:
         """Ledgers that could not be deleted, which was logged."""
         self._checked_count = 0
         """Counts the checks of older log ledgers."""
-        self._suspect: Segment | None = None
-        """An older log ledger that is reported as lost, since ``_suspect_since_s``."""
-        self._suspect_since_s = 0.0
+        self._lost_since_s: dict[int, float] = {}
+        """By ledger id, since when the base or an older log ledger is reported as lost."""
 
     async def run(self) -> None:
         """Delete ledgers that are not needed, and write bases. Failures are tried again later."""
@@ -134,8 +133,8 @@ class FeedHousekeeper:
         if collector is None or not self._state.is_wanted(generation):
             return
         base = self._state.chain.base
-        if base is not None and await self._is_deleted(base):
-            log.warning("feed.base_deleted", ledger_id=base.ledger_id)
+        if base is not None and (loss := await self._find_lasting_loss(base)) is not None:
+            log.warning("feed.base_lost", ledger_id=base.ledger_id, error=str(loss))
             await self._write_base(collector, generation)
         *older, last = self._state.chain.logs or (None,)
         if last is not None and last.is_created:
@@ -151,16 +150,10 @@ class FeedHousekeeper:
         """Check one of these log ledgers. If it is lost, drop it and the earlier ones. Clients that
         need them are told, as if retention had deleted them."""
         self._checked_count += 1
-        suspect = self._suspect if self._suspect in logs else None
-        segment = suspect or logs[self._checked_count % len(logs)]
-        loss = await self._find_loss(segment)
-        now_s = self._clock.now_s()
+        suspects = (each for each in logs if each.ledger_id in self._lost_since_s)
+        segment = next(suspects, logs[self._checked_count % len(logs)])
+        loss = await self._find_lasting_loss(segment)
         if loss is None:
-            self._suspect = None
-            return
-        if suspect is None:
-            self._suspect, self._suspect_since_s = segment, now_s
-        if not loss.is_certain and now_s - self._suspect_since_s < self._settings.lost_after_s:
             return
         await self._write_base(collector, generation)
         await self._chain_writer.change(
@@ -174,9 +167,22 @@ class FeedHousekeeper:
             "all ledgers; find out what deleted the ledger or the data of its bookies",
         )
 
+    async def _find_lasting_loss(self, segment: Segment) -> FeedLostError | None:
+        """Return the loss of a ledger if it is certain, or was reported for long enough."""
+        loss = await self._find_loss(segment)
+        if loss is None:
+            self._lost_since_s.pop(segment.ledger_id, None)
+            return None
+        now_s = self._clock.now_s()
+        since_s = self._lost_since_s.setdefault(segment.ledger_id, now_s)
+        if not loss.is_certain and now_s - since_s < self._settings.lost_after_s:
+            return None
+        del self._lost_since_s[segment.ledger_id]
+        return loss
+
     async def _find_loss(self, segment: Segment) -> FeedLostError | None:
-        """Return what happened to a log ledger: it was deleted, or no bookie has its first entry,
-        because their disks were replaced."""
+        """Return what happened to a ledger of the feed: it was deleted, or no bookie has the first
+        entry of one of its ensembles, because their disks were replaced."""
         if await self._is_deleted(segment):
             return deleted_error(segment)
         try:
@@ -184,9 +190,12 @@ class FeedHousekeeper:
             if opened is None or opened.lac < 0:
                 return None
             with losses_of(segment):
-                async with aclosing(self._ledgers.payloads(opened, 0, 0)) as entries:
-                    async for _ in entries:
-                        pass
+                for each in opened.metadata.segments:
+                    if (first := each.first_entry_id) > opened.lac:
+                        break
+                    async with aclosing(self._ledgers.payloads(opened, first, first)) as entries:
+                        async for _ in entries:
+                            pass
         except FeedLostError as error:
             return error
         except UnavailableError:  # proves nothing

@@ -42,7 +42,8 @@ class FeedSettings:
 
 @dataclass(slots=True)
 class LeaderState:
-    """The feed as the leader knows it. The publisher sets everything but ``loss``."""
+    """The feed as the leader knows it. The publisher sets all of it, except ``loss``. The
+    housekeeper also sets ``log_bytes`` and ``base_begun_s`` when it writes a base."""
 
     chain: FeedChain = NO_FEED
     """As the watch reported it last."""

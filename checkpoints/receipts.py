@@ -113,7 +113,7 @@ class ClientTable(Protocol):
 
 
 class ClientProcess:
-    """A process that follows the feed as a client.
+    """A process that follows the feed as a client: one object for each client and store.
 
     A program that opens the feed again, for example after a lost session, opens it with the same
     object. If another process of this client has opened the store since, this one is fenced. With

@@ -64,6 +64,7 @@ from ledgers.errors import (
     BookmenderError,
     CorruptionError,
     NotSharedError,
+    QuotaError,
     UnavailableError,
 )
 from ledgers.tasks import task_scope
@@ -290,14 +291,16 @@ class RecoveryService:
 
         From then on it counts as a receipt, so that one object does not stop the others. Reasons
         are cut after REASON_CHARS_MAX characters, and characters that are not valid Unicode are
-        replaced. Raises NotSharedError.
+        replaced. Raises NotSharedError, and QuotaError if the store has no room for it.
         """
         self._raise_if_failed()
         book = self._subscribed_book
         because = because[:REASON_CHARS_MAX].encode(errors="replace").decode()
         failure = book.failure_of(key, version, because=because, now_ms=self._clock.wall_ms())
         try:
-            await self._patiently(lambda: self._write(lambda: self._store.store_failure(failure)))
+            await self._patiently(
+                lambda: self._write(lambda: self._store.store_failure(failure)), hopeless=QuotaError
+            )
         except BaseException:  # cancelled: the failure may be stored, but the object still waits
             book.withdraw(failure)
             self._changed.set()
@@ -440,7 +443,9 @@ class RecoveryService:
         lifted = None
         if reached > before:
             oldest = await self._source.oldest_previous_id()
-            because = LiftReason.RETENTION if oldest >= reached else LiftReason.BOUND
+            is_unbounded = self._settings.recover_back_s == math.inf
+            is_deleted = is_unbounded or oldest >= reached
+            because = LiftReason.RETENTION if is_deleted else LiftReason.BOUND
             lifted = WatermarkLift(from_id=before, to_id=reached, because=because)
             log.warning(
                 "client.watermark_lifted", from_id=before, to_id=reached, because=because.value
@@ -459,6 +464,8 @@ class RecoveryService:
         span_count = 0
         async with aclosing(self._source.request_checkpoints(earliest_ms)) as checkpoints:
             async for checkpoint in checkpoints:
+                if reached is not None and checkpoint.id < reached:
+                    return reached  # those between are lost
                 if not book.recover(checkpoint):
                     return low_watermark
                 reached = checkpoint.previous_id
@@ -567,12 +574,20 @@ class RecoveryService:
                 self._fail(error)
                 raise
 
-    async def _patiently(self, write: Callable[[], Awaitable[None]]) -> None:
-        """Repeat until the store answers, or until the service ends: then raise what ended it."""
+    async def _patiently(
+        self,
+        write: Callable[[], Awaitable[None]],
+        *,
+        hopeless: type[UnavailableError] | tuple[()] = (),
+    ) -> None:
+        """Repeat until the store answers, or until the service ends: then raise what ended it.
+        ``hopeless``: an error that is raised at once."""
         wait_s = self._settings.retry_wait_s
         while True:
             try:
                 return await write()
+            except hopeless:
+                raise
             except UnavailableError as error:
                 log.warning("client.store_failed", error=str(error), wait_s=wait_s)
             await self._clock.sleep(wait_s)

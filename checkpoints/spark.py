@@ -295,7 +295,14 @@ class _ClientThread:
     def call(self, action: Callable[[FeedClient], Awaitable[T]]) -> T:
         """Run the action in the loop. Raises what it raises, or what ended the client."""
         deadline_s = time.monotonic() + CALL_TIMEOUT_S
-        self._opened.result(CALL_TIMEOUT_S)
+        try:
+            self._opened.result(CALL_TIMEOUT_S)
+        except TimeoutError as error:
+            if self._opened.done():  # the error of the client itself
+                raise
+            raise UnavailableError(
+                f"the change feed could not be opened within {CALL_TIMEOUT_S:g} s"
+            ) from error
         assert self._loop is not None
         result: Future[T] = Future()
         # A closed loop refuses calls. The thread has ended then, or is about to.

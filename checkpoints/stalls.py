@@ -109,6 +109,10 @@ class StallReporter:
         """``batcher``: proves the leadership."""
         self._state, self._batcher, self._paths, self._clock = state, batcher, paths, clock
         self._written: FeedStateRecord | None = None
+        """What ZooKeeper has. A resumption counts only once it is written: nothing else would end
+        the condition."""
+        self._retry_ms = 0
+        """After a failed write: when the next one follows."""
         self._logged: StallReason | None = None
 
     async def run(self) -> None:
@@ -132,9 +136,11 @@ class StallReporter:
                 await self._write(state.to_json())
             except (SessionLostError, LeadershipLostError):
                 raise
-            except BookmenderError as error:  # the next write tries it again
+            except BookmenderError as error:
                 log.warning("feed.state_write_failed", error=str(error), retry_s=WRITE_INTERVAL_S)
-            self._written = state
+                self._retry_ms = state.written_ms + round(WRITE_INTERVAL_S * 1000)
+            else:
+                self._written, self._retry_ms = state, 0
 
     async def _write(self, data: bytes) -> None:
         path = self._paths.feed_state
@@ -164,6 +170,8 @@ class StallReporter:
 
     def _is_due(self, state: FeedStateRecord) -> bool:
         before = self._written
+        if state.written_ms < self._retry_ms:
+            return False
         if before is None or not before.is_stalled:
             return state.is_stalled
         is_due = state.written_ms - before.written_ms >= WRITE_INTERVAL_S * 1000
@@ -221,13 +229,18 @@ class ClientMeter:
                     raise
                 except BookmenderError as error:
                     log.debug("feed.clients_unread", error=str(error))
+                    self._show({})  # rather no lag than an old one
                 await self._clock.sleep(CLIENTS_INTERVAL_S)
         finally:
             self._show({})
 
     async def run_once(self) -> None:
         generation = self._generation()
-        clients = await self._table.list(count_max=CLIENTS_MAX) if generation else ()
+        clients = (
+            await self._table.list(count_max=CLIENTS_MAX, skip_unreadable=True)
+            if generation
+            else ()
+        )
         now_ms = self._clock.wall_ms()
         self._show(lags(clients, self._recent, generation=generation, now_ms=now_ms))
 

@@ -5,9 +5,10 @@ are merged at each write. The znode of a client that works in any order stays be
 unless checkpoints remain open between many that are complete.
 
 Size: a record above RECORD_BYTES_MAX is not written, and the write raises QuotaError, a kind of
-UnavailableError. The service repeats it, and meanwhile the client goes on: its receipts wait in
-memory, where they merge. The write succeeds when the open checkpoints between them have receipts.
-If the client dies before, it is given those changes again. About 10,000 separate ranges or 400
+UnavailableError. The service repeats receipts, and meanwhile the client goes on: its receipts wait
+in memory, where they merge. The write succeeds when the open checkpoints between them have
+receipts. If the client dies before, it is given those changes again. A failure that does not fit is
+an error of the client. About 10,000 separate ranges or 400
 failures with long reasons fit. A client that needs more uses ``sql``.
 """
 
@@ -17,6 +18,7 @@ import asyncio
 import random
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
@@ -292,14 +294,19 @@ class ZooKeeperClientTable:
     def __init__(self, store: MetadataStore, *, folder: str) -> None:
         self._store, self._folder = store, folder
 
-    async def list(self, *, count_max: int | None = None) -> Sequence[ClientSummary]:
+    async def list(
+        self, *, count_max: int | None = None, skip_unreadable: bool = False
+    ) -> Sequence[ClientSummary]:
         """``count_max``: return only so many, the first by name. Raises CorruptionError if a record
-        is unreadable."""
+        is unreadable and ``skip_unreadable`` is False."""
         try:
             names = await self._store.children(self._folder)
         except NoNodeError:
             return ()
-        found = [await self.find(urllib.parse.unquote(name)) for name in sorted(names)[:count_max]]
+        found = []
+        for name in sorted(names)[:count_max]:
+            with suppress(*((CorruptionError,) if skip_unreadable else ())):
+                found.append(await self.find(urllib.parse.unquote(name)))
         return [each for each in found if each is not None]
 
     async def find(self, name: str) -> ClientSummary | None:

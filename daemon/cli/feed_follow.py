@@ -49,6 +49,7 @@ from ledgers.errors import (
     BookmenderError,
     ClientFencedError,
     CorruptionError,
+    QuotaError,
     SessionLostError,
     SettingsError,
     UnavailableError,
@@ -141,6 +142,9 @@ class Follower:
         while self._is_running and len(self._waiting) >= WAITING_MAX:
             self._room.clear()
             await self._room.wait()
+        waiting = self._waiting.get(committed.key)
+        if waiting is not None and waiting.version > committed.version:
+            return  # a retried failure: it waited for room, and a later change came first
         self._waiting.pop(committed.key, None)  # the later version goes to the end
         self._waiting[committed.key] = committed
         self._wake.set()
@@ -223,7 +227,7 @@ async def follow(
 ) -> None:
     """Follow the feed over one session. Raises SessionLostError. ``parts``: for
     ``open_client_in``."""
-    has_followed = False
+    has_followed, is_changed = False, False
     while True:
         is_followed = False
         try:
@@ -240,6 +244,7 @@ async def follow(
                 follower = Follower(client.service, handle, options, tell=tell, failed=run.failed)
                 missed = await client.service.subscribe(follower)
                 is_followed = has_followed = True
+                is_changed = False
                 for text in begin_texts(options, client, missed):
                     tell(text)
                 begun: set[tuple[Key, int]] = set()
@@ -249,7 +254,20 @@ async def follow(
                     await follower.run(missed, once=options.once)
                 return
         except FeedChangedError as error:
+            if not is_followed and is_changed:
+                raise SettingsError(
+                    f"the store has receipts of client {printable(options.name)} of a later feed, "
+                    "or of another cluster. Give this one another --client name or --store"
+                ) from error
             tell(_change_text(error))
+            is_changed = not is_followed
+            if is_changed:
+                await asyncio.sleep(RECONNECT_S)
+        except QuotaError as error:
+            raise HandlingFailedError(
+                f"there are too many failures for ZooKeeper: {printable(str(error))}. Keep the "
+                "receipts in a database (--store), or repair the command and start again"
+            ) from error
         except CorruptionError as error:
             # A checkpoint is missing or unreadable. Reading the log again finds out what is lost.
             if not is_followed:
@@ -501,7 +519,8 @@ def follow_command(
 
     Exit codes: 0 done (--once). 1 a command failed (--once, --stop-on-failure), or receipts are
     unreadable. 2 wrong usage, or the feed is not enabled (--once). 3 no answer of ZooKeeper or the
-    store of receipts. 4 fenced: another process follows the feed under this name.
+    store of receipts. 4 fenced: another process follows the feed under this name, or the client was
+    deleted.
     """
     if stop_on_failure and command is None:
         raise click.UsageError("--stop-on-failure needs --exec.")
@@ -533,8 +552,9 @@ def follow_command(
         sys.exit(EXIT_FAILED)
     except ClientFencedError:
         click.echo(
-            f"bookmender: another process follows the feed as client {printable(name)} now. Each "
-            "name has one process: stop the other one, or give this one another --client name.",
+            f"bookmender: another process follows the feed as client {printable(name)} now, or the "
+            "client was deleted (feed forget). Each name has one process: stop the other one, or "
+            "give this one another --client name.",
             err=True,
         )
         sys.exit(EXIT_FENCED)

@@ -36,6 +36,13 @@ def test_only_ledgers_that_are_old_and_in_the_base_are_deleted() -> None:
     assert [each.ledger_id for each in CHAIN.retained(9_999_000).logs] == [4, 5]
 
 
+def test_a_clock_that_stepped_back_makes_no_gap_in_the_log() -> None:
+    segments = (log(1, 0, 0), log(2, 10, 900), log(3, 20, 200), log(4, 30, 950), base(5, 40))
+    chain = replace(CHAIN, segments=segments).retained(600_000)
+
+    assert [each.ledger_id for each in chain.logs] == [1, 2, 3, 4]
+
+
 def test_without_a_base_nothing_is_deleted() -> None:
     chain = replace(CHAIN, segments=CHAIN.logs)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -123,7 +124,7 @@ async def test_a_leader_drops_an_older_log_ledger_that_is_lost(is_deleted: bool)
             if is_deleted:
                 await cluster.delete(lost.ledger_id)
             else:
-                lose_first_entry(cluster, lost)
+                lose_entry(cluster, lost)
             await asyncio.sleep(300)
             await cluster.wait_published(follower)
 
@@ -161,6 +162,39 @@ async def test_a_leader_replaces_a_base_that_was_deleted() -> None:
 
 
 @in_virtual_time
+async def test_a_leader_replaces_a_base_that_the_bookies_lost() -> None:
+    cluster = await FeedCluster.start(settings=SMALL)
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await written(cluster, follower)
+        base = (await cluster.chain()).base
+        assert base is not None
+        lose_entry(cluster, base)
+        await asyncio.sleep(100)
+        chain = await cluster.chain()
+        assert chain.generation == 1
+        assert chain.base not in (None, base)
+
+
+@in_virtual_time
+async def test_losses_are_found_in_each_segment_of_a_log_ledger() -> None:
+    cluster = await FeedCluster.start(settings=NO_BASE)
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await written(cluster, follower)
+        lost = (await cluster.chain()).logs[1]
+        manager = cluster.new_manager(cluster.store)
+        found = await manager.read(lost.ledger_id)
+        (only,) = found.metadata.segments
+        changed = replace(found.metadata, segments=(only, replace(only, first_entry_id=1)))
+        await manager.write(lost.ledger_id, changed, read_as=found)
+        lose_entry(cluster, lost, entry_id=1)
+        await asyncio.sleep(300)
+
+        assert lost.ledger_id not in [each.ledger_id for each in (await cluster.chain()).logs]
+
+
+@in_virtual_time
 async def test_the_next_leader_begins_again_if_the_base_was_deleted() -> None:
     cluster = await FeedCluster.start(settings=SMALL)
     async with cluster.leader(), cluster.follower() as follower:
@@ -175,10 +209,10 @@ async def test_the_next_leader_begins_again_if_the_base_was_deleted() -> None:
     await assert_begun_again(cluster, base)
 
 
-def lose_first_entry(cluster: FeedCluster, segment: Segment) -> None:
+def lose_entry(cluster: FeedCluster, segment: Segment, *, entry_id: int = 0) -> None:
     for bookie in map(cluster.bookies.bookie, BOOKIES):
-        if 0 in bookie.entry_ids(segment.ledger_id):
-            bookie.lose(segment.ledger_id, 0)
+        if entry_id in bookie.entry_ids(segment.ledger_id):
+            bookie.lose(segment.ledger_id, entry_id)
 
 
 @in_virtual_time
@@ -190,7 +224,7 @@ async def test_a_leader_notices_that_the_bookies_lost_what_it_wrote() -> None:
         await cluster.wait_published(follower)
         lost = (await cluster.chain()).logs[-1]
         await asyncio.sleep(30)
-        lose_first_entry(cluster, lost)
+        lose_entry(cluster, lost)
         follower.log.remove_checkpoint_listener(follower)
         await cluster.create()
         await asyncio.sleep(120)
@@ -205,7 +239,7 @@ async def test_entries_that_no_bookie_has_are_lost_after_a_while() -> None:
         await cluster.enable()
         await written(cluster, follower)
     lost = (await cluster.chain()).logs[0]
-    lose_first_entry(cluster, lost)
+    lose_entry(cluster, lost)
     async with cluster.leader():
         await asyncio.sleep(30)
         assert (await cluster.chain()).generation == 1, "they may say otherwise soon"

@@ -42,6 +42,26 @@ async def known_client(feed: Feed) -> None:
         await client.stored(0, feed.versions[0])
 
 
+# --- Lost checkpoints ---------------------------------------------------------------------------
+
+
+def test_changes_before_a_gap_in_the_log_may_be_missed() -> None:
+    async def main() -> None:
+        feed = Feed()
+        await known_client(feed)
+        lost = await feed.commit(1)
+        await feed.commit(2)
+        feed.source._checkpoints.remove(lost)
+
+        async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
+            assert client.missed == {2: feed.versions[2]}
+            assert client.result.lifted is not None
+            assert client.result.lifted.because is LiftReason.RETENTION
+            assert client.result.lifted.to_id == lost.id
+
+    run(main())
+
+
 # --- 1. Receipts ----------------------------------------------------------------------------------
 
 

@@ -1,12 +1,27 @@
 """Reports to operators about a stalled feed, and about clients that are behind."""
 
+import asyncio
+from collections.abc import Sequence
+
 import pytest
 from prometheus_client import REGISTRY
 
 from checkpoints import stalls
 from checkpoints.receipts import ClientSummary
-from checkpoints.stalls import ClientMeter, RecentCheckpoints, lags
+from checkpoints.stalls import (
+    ClientMeter,
+    FeedStateRecord,
+    RecentCheckpoints,
+    StallReason,
+    StallReporter,
+    lags,
+    read_feed_state,
+)
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
+from ledgers.errors import UnknownOutcomeError
+from ledgers.store import Operation, Stat
+from ledgers.tasks import task_scope
+from replication.transactions import Batcher
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
 from tests.replication.cluster import in_virtual_time
 
@@ -80,3 +95,64 @@ def metered() -> set[str]:
         for sample in family.samples
         if sample.name == "bookmender_feed_client_lag_seconds"
     }
+
+
+@in_virtual_time
+async def test_an_unreadable_client_does_not_hide_the_lag_of_the_others() -> None:
+    cluster = await FeedCluster.start()
+    store = await ZooKeeperReceiptStore.open(
+        cluster.store, folder=PATHS.feed_clients, client="b", generation=1
+    )
+    await store.store_low_watermark(20)
+    await cluster.store.create(f"{PATHS.feed_clients}/a", b"rubbish")
+    meter = ClientMeter(recent(), lambda: 1, store=cluster.store, paths=PATHS, clock=cluster.clock)
+
+    await meter.run_once()
+
+    assert metered() == {"b"}
+
+
+class FailingBatcher(Batcher):
+    """Fails each write while ``is_failing``."""
+
+    is_failing = False
+
+    async def send(self, operations: Sequence[Operation]) -> list[Stat | str | None]:
+        if self.is_failing:
+            raise UnknownOutcomeError("the reply was lost")
+        return await super().send(operations)
+
+
+@in_virtual_time
+async def test_a_resumption_is_written_until_the_write_succeeds() -> None:
+    """Otherwise operators would see a stalled feed for ever."""
+    cluster = await FeedCluster.start()
+    batcher = FailingBatcher(cluster.store, ())
+    stalled_since_ms: int | None = 1_000
+
+    def state() -> FeedStateRecord:
+        return FeedStateRecord(
+            session_id=cluster.store.session_id,
+            written_ms=cluster.clock.wall_ms(),
+            pending_count=1,
+            stalled_since_ms=stalled_since_ms,
+            reason=StallReason.SLOW if stalled_since_ms else None,
+        )
+
+    async def is_stalled() -> bool:
+        record = await read_feed_state(cluster.store, PATHS)
+        assert record is not None
+        return record.is_stalled
+
+    reporter = StallReporter(state, batcher=batcher, paths=PATHS, clock=cluster.clock)
+    async with task_scope() as scope:
+        scope.start(batcher.run())
+        scope.start(reporter.run())
+        await asyncio.sleep(2)
+        assert await is_stalled()
+
+        batcher.is_failing, stalled_since_ms = True, None
+        await asyncio.sleep(2)
+        batcher.is_failing = False
+        await asyncio.sleep(stalls.WRITE_INTERVAL_S)
+        assert not await is_stalled()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import click
 import pytest
@@ -19,9 +20,10 @@ from checkpoints import client as client_module
 from checkpoints.chain import order_change
 from checkpoints.client import IN_ZOOKEEPER, ClusterConnection, connected_names, open_client_table
 from checkpoints.log import CheckpointLog
-from checkpoints.model import ledger_key
+from checkpoints.model import CommittedVersion, ledger_key
 from checkpoints.receipts import ClientSummary, ClientTable, Failure
-from checkpoints.recovery import LiftReason, WatermarkLift
+from checkpoints.recovery import LiftReason, RecoveryService, WatermarkLift
+from checkpoints.stores import zookeeper as zookeeper_stores
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from daemon.cli import feed, feed_clients, feed_follow
 from daemon.cli.feed_clients import ClientRow, Lag, lag_of
@@ -29,6 +31,7 @@ from daemon.cli.feed_follow import (
     RECONNECT_S,
     RETRY_CHECK_S,
     Change,
+    Follower,
     FollowOptions,
     FollowRun,
     HandlingFailedError,
@@ -353,6 +356,50 @@ async def test_failures_count_after_the_feed_was_opened_again() -> None:
         run.fails.clear()
         await (await run.table()).order_retries(NAME)
         assert await run.follow(once=True) == 0
+
+
+@in_virtual_time
+async def test_receipts_of_a_later_feed_are_an_error_not_a_loop() -> None:
+    """As with one database and one name for two clusters."""
+    cluster = await FeedCluster.start()
+    async with cluster.leader():
+        await cluster.enable()
+        await pass_time()
+        await ZooKeeperReceiptStore.open(
+            cluster.store, folder=PATHS.feed_clients, client=NAME, generation=1 << 50
+        )
+        with pytest.raises(SettingsError, match="of another cluster"):
+            await Run(cluster).follow()
+
+
+@in_virtual_time
+async def test_failures_that_do_not_fit_into_zookeeper_end_the_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await FeedCluster.start()
+    bad = {await cluster.create() for _ in range(3)}
+    async with cluster.leader():
+        await cluster.enable()
+        await pass_time()
+        monkeypatch.setattr(zookeeper_stores, "RECORD_BYTES_MAX", 400)
+        with pytest.raises(HandlingFailedError, match="too many failures for ZooKeeper"):
+            await Run(cluster, fails=bad).follow(from_start=True)
+
+
+@in_virtual_time
+async def test_a_retry_does_not_replace_a_later_change() -> None:
+    follower = Follower(
+        cast(RecoveryService, None),
+        Run(await FeedCluster.start()).handle,
+        FollowOptions(name=NAME),
+        tell=print,
+        failed=set(),
+    )
+    later = CommittedVersion(ledger_key(7), 20, None, True)
+    await follower.receive(later)
+    await follower.receive(CommittedVersion(ledger_key(7), 10, 1, False))
+
+    assert list(follower._waiting.values()) == [later]
 
 
 def test_a_fenced_follower_says_so_and_has_its_own_exit_code(
