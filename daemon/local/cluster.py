@@ -21,7 +21,7 @@ from daemon.local.processes import Child, stop_all, wait_until
 from daemon.local.security import FOLDER, Secrets, settings_file
 from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
 from ledgers.codec.layout import Layout
-from ledgers.errors import SettingsError
+from ledgers.errors import SettingsError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.security import OPEN, SecuritySettings
 
@@ -31,6 +31,10 @@ TERMINATE_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
 """A bookie that receives SIGTERM just after its start may hang. It is then killed, which loses no
 acknowledged entry."""
+RESTARTS_MAX = 3
+CUT_OFF = "ConnectionLossException"
+"""In the log of a bookie that ended because ZooKeeper did not answer within a session timeout. On a
+busy machine that happens while all processes start, with TLS above all."""
 OnEvent = Callable[[str], None]
 """Receives a line about each step of the start, as it is shown to a user."""
 
@@ -346,13 +350,32 @@ class LocalCluster:
                     return False
                 return registration is not None and servers.is_bookie_ready(port_of(bookie))
 
+            restarts_left = RESTARTS_MAX
             for bookie in bookies:
-                wait_until(
-                    partial(is_ready, bookie),
-                    [self._bookies[each] for each in bookies],
-                    timeout_s=self._spec.session_timeout_s + READY_TIMEOUT_S,
-                )
+                while True:
+                    try:
+                        wait_until(
+                            partial(is_ready, bookie),
+                            [self._bookies[each] for each in bookies],
+                            timeout_s=self._spec.session_timeout_s + READY_TIMEOUT_S,
+                        )
+                        break
+                    except UnavailableError:
+                        if not (restarts_left and self._restart_cut_off(bookies)):
+                            raise
+                        restarts_left -= 1
                 self._on_event(f"bookie {bookie} is ready")
+
+    def _restart_cut_off(self, bookies: Sequence[BookieId]) -> bool:
+        """Start the bookies again that ended because ZooKeeper did not answer in time. Return False
+        if none did."""
+        ended = [bookie for bookie in bookies if not self._bookies[bookie].is_running]
+        cut_off = [bookie for bookie in ended if CUT_OFF in self._bookies[bookie].log_tail()]
+        for bookie in cut_off:
+            self._on_event(f"bookie {bookie} got no answer of ZooKeeper, and is started again")
+            self._bookies[bookie].wait(timeout_s=STOP_TIMEOUT_S)  # releases its resources
+            self._bookies[bookie] = self._servers.bookie(self._secured_spec, bookie)
+        return bool(cut_off)
 
     def _known(self, bookie: BookieId) -> BookieId:
         if bookie not in self.bookies:
