@@ -1,4 +1,4 @@
-"""What the publisher and the housekeeper of the leader share: settings, state and metrics."""
+"""Settings, state and metrics that the leader's publisher and housekeeper share."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class Failure(Struct, frozen=True, kw_only=True):
 
 
 class ClientSummary(Struct, frozen=True, kw_only=True):
-    """What a store knows of a client, for operators.
+    """A client as its store knows it, for operators.
 
     ``generation``: of the feed that the receipts belong to; 0: unknown. ``low_watermark``: None:
     the client has not submitted any receipt. ``receipt_count``: receipts after the low watermark.

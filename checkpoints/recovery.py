@@ -89,8 +89,8 @@ class RecoverySettings:
     recover_back_s: float = 7 * 24 * 3600.0
     """Checkpoints older than this are not recovered. Infinity: no bound. 0: recover none."""
     being_worked_on_s: float = 5.0
-    """What the client was given in these last seconds is not called missed. 0: everything without
-    a receipt is called missed."""
+    """A change that the client was given within this time is not called missed. 0: every change
+    without a receipt is called missed."""
     compaction_interval_s: float = 60.0
     """How often stored receipts are merged."""
     store_timeout_s: float = 10.0

@@ -109,8 +109,8 @@ class StallReporter:
         """``batcher``: proves the leadership."""
         self._state, self._batcher, self._paths, self._clock = state, batcher, paths, clock
         self._written: FeedStateRecord | None = None
-        """What ZooKeeper has. A resumption counts only once it is written: nothing else would end
-        the condition."""
+        """The record in ZooKeeper, as far as known. A resumption is written until a write succeeds.
+        Otherwise the record would say for ever that the feed is stalled."""
         self._retry_ms = 0
         """After a failed write: when the next one follows."""
         self._logged: StallReason | None = None

@@ -13,8 +13,8 @@ from ledgers.errors import ClientFencedError
 
 @dataclass(slots=True)
 class ClientState:
-    """What is stored of one client. ``epoch`` counts the stores that were opened for it.
-    ``process``: the id of the process that opened the last one."""
+    """The stored data of one client. ``epoch`` counts how often its store was opened.
+    ``process``: the id of the process that opened it last."""
 
     epoch: int = 0
     process: str = ""

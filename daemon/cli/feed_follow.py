@@ -209,8 +209,8 @@ class FollowOptions:
 
 @dataclass(frozen=True, slots=True)
 class FollowRun:
-    """What a run of the command keeps when it opens the feed again. ``failed``: the ledgers that
-    failed and were not handled later."""
+    """State of the command that outlives a session. ``failed``: the ledgers that failed and were
+    not handled later."""
 
     process: ClientProcess = field(default_factory=ClientProcess)
     failed: set[Key] = field(default_factory=set)

@@ -75,7 +75,7 @@ ASK_PASSWORD = {"WWW-Authenticate": 'Basic realm="bookmender: the password is th
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What the page shows besides the status."""
+    """The data of the page besides the status."""
 
     bookies: Sequence[BookieRow]
     racks: dict[BookieId, str]
@@ -113,7 +113,7 @@ class QueueSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What pages show now. ``read_s``: monotonic time of the reading. ``parts``: markup by id."""
+    """The content of all pages. ``read_s``: monotonic time of the reading. ``parts``: markup by id."""
 
     title: str = "the cluster is being read"
     taken_ms: int | None = None
