@@ -113,7 +113,8 @@ class QueueSamples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The content of all pages. ``read_s``: monotonic time of the reading. ``parts``: markup by id."""
+    """The content of all pages. ``read_s``: when it was read, monotonic. ``parts``: markup by
+    id."""
 
     title: str = "the cluster is being read"
     taken_ms: int | None = None
