@@ -11,9 +11,9 @@ ARGS ?=
 # The tests start hundreds of Python processes, which must not compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Number of processes that run the tests. It exceeds the cores, because tests on real clusters
-# wait half of the time.
-WORKERS ?= 4
+# Number of processes that run the tests. Four would keep two cores busy all the time, so that tests
+# with real servers run into their time limits.
+WORKERS ?= 3
 XDIST = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The first Python here that is new enough and can create an environment (Debian packages venv

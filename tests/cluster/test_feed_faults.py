@@ -139,15 +139,17 @@ def test_the_feed_waits_for_its_bookies_and_repairs_do_not_wait_for_the_feed(
 ) -> None:
     async def run() -> None:
         async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            start("node", settings=NO_HOLD)
+            node = start("node", settings=NO_HOLD | {"ZOOKEEPER_SESSION_TIMEOUT_S": "30"})
             async with feed(on):
                 await on.write(shape(0))
                 await wait_equal(on, follower)
                 members = await log_bookies(on)
                 others = [each for each in module_cluster.bookies if each not in members]
                 victims = [*members[:2], *others[:1]]
+                node.pause()  # so that the feed does not move to other bookies between the losses
                 for victim in victims:
                     kill_and_expire(module_cluster, victim)
+                node.resume()
                 try:
                     written = await on.write(*(shape(n, quorums=(2, 2, 1)) for n in range(1, 6)))
                     await on.lose(written)

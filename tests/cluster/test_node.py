@@ -258,7 +258,9 @@ def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
             (ledger,) = await on.write(shape(0, quorums=ON_THREE, ending=Ending.LIVE))
             bookie = (await on.metadata(ledger)).last_segment.ensemble[0]
             touched.append(bookie)
-            node = start("node", settings={"REPLICATION_OPEN_LEDGER_GRACE_S": "1"})
+            node = start(
+                "node", settings={"REPLICATION_OPEN_LEDGER_GRACE_S": "3"}
+            )  # a busy writer may pause
             await wait_for(lambda: events(node, "election.won"), "vote")
 
             async with unregistered(on, bookie):
