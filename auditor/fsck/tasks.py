@@ -7,6 +7,7 @@
 """
 
 import asyncio
+import functools
 import gc
 import logging
 import sys
@@ -165,9 +166,10 @@ def _skipped_rows(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
 GC_THRESHOLD = 10_000
 
 
+@functools.cache
 def set_up() -> None:
     """Turn off what only costs time in an executor. Call before the work of each task: one process
-    runs many tasks."""
+    runs many tasks, and the first call does all."""
     _quiet_logs()
     hide_pandas()
     _collect_garbage_less()
@@ -190,8 +192,7 @@ def _collect_garbage_less() -> None:
     Imported objects are frozen: PySpark scans all other objects after each task, which took 40 ms.
     """
     gc.set_threshold(GC_THRESHOLD)
-    if not gc.get_freeze_count():
-        gc.freeze()
+    gc.freeze()
 
 
 def hide_pandas() -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -25,8 +25,9 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, wait_until
 from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
-from tests.cluster.commands import bookmender
+from tests.checkpoints.feed_cluster import Follower
 from tests.cluster.steps import AUDITOR_ONLY, WAIT_S, Bench, bench, nodes, shape, wait_for
+from tests.cluster.test_feed import following
 from tests.spark_cluster import spark_session
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -120,20 +121,15 @@ async def feed(cluster: LocalCluster, folder: Path) -> AsyncIterator[Bench]:
         await disable_feed(on.seen, clock=CLOCK)
 
 
-async def told(on: Bench, uri: str, *ledger_ids: int) -> None:
-    """Wait until the feed has told that these ledgers exist."""
-    number = 0
-
-    async def are_told() -> bool:
-        nonlocal number
-        number += 1
-        name = f"watcher {ledger_ids} {number}"  # a new client is told everything
-        said = await bookmender(
-            uri, "feed", "follow", "--client", name, "--from-start", "--once", "-o", "json"
-        )
-        return all(f'"ledger_id": {each},' in said.out for each in ledger_ids)
-
-    await wait_for(are_told, "told changes")
+async def told(follower: Follower, *ledger_ids: int, deleted: Collection[int] = ()) -> None:
+    """Wait until the feed has told that these ledgers exist, or are deleted."""
+    await wait_for(
+        lambda: (
+            follower.catalogue.keys() >= {*ledger_ids}
+            and follower.catalogue.keys().isdisjoint(deleted)
+        ),
+        "told changes",
+    )
 
 
 def test_a_query_goes_on_where_it_was(
@@ -148,19 +144,19 @@ def test_a_query_goes_on_where_it_was(
         return None if found is None else found.low_watermark
 
     async def run() -> None:
-        async with feed(module_cluster, tmp_path) as on:
+        async with feed(module_cluster, tmp_path) as on, following(on) as follower:
             first, second, third = [
                 each.ledger_id
                 for each in await on.write(*(shape(i, ending=Ending.CLOSED) for i in range(3)))
             ]
-            await told(on, uri, first, second, third)
+            await told(follower, first, second, third)
             taken = await asyncio.to_thread(stream.take, fromStart="true")
             assert taken.keys() >= {first, second, third}
             assert await asyncio.to_thread(stream.take) == {}
 
             await on.seen.manager.delete(first, version=-1)
             (fourth,) = [each.ledger_id for each in await on.write(shape(4, ending=Ending.CLOSED))]
-            await told(on, uri, fourth)
+            await told(follower, fourth, deleted=[first])
             count, before = len(stream.batches), await watermark(on)
             (number, killed) = await asyncio.to_thread(killed_driver, uri, stream.location)
             await asyncio.to_thread(stream.take)
@@ -176,7 +172,7 @@ def test_a_query_goes_on_where_it_was(
             assert failed[fourth].time_ms > 0
 
             (fifth,) = [each.ledger_id for each in await on.write(shape(5, ending=Ending.CLOSED))]
-            await told(on, uri, fifth)
+            await told(follower, fifth)
             assert fifth in await asyncio.to_thread(stream.take)
             after = await watermark(on)
             assert before is not None
