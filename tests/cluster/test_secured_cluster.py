@@ -118,9 +118,8 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
                 await on.wait_repaired(written, victim)
                 assert errors(node) == []
                 assert events(node, "acl.mismatched") == []
-                assert events(node, "bookie.quarantined") == [] or all(
-                    event["bookie"] == victim for event in events(node, "bookie.quarantined")
-                )
+                # A quarantine without a reason means a late answer, here of a busy machine.
+                assert not [e for e in events(node, "bookie.quarantined") if "reason" in e]
                 acls = await _acls(on.seen.store, "/ledgers")
             await on.assert_whole([w for w in written if w.is_closed])
 
