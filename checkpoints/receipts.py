@@ -20,10 +20,8 @@ from checkpoints.model import Checkpoint, CheckpointId, Key, Version
 from ledgers.errors import SettingsError
 
 CLIENT_CHARS_MAX: Final = 200
-FENCED: Final = (
-    "another process follows the feed as this client, or the client was deleted. Two processes "
-    "need two names"
-)
+FENCED: Final = "another process follows the feed as this client. Two processes need two names"
+DELETED: Final = "the client was deleted, with all of its receipts"
 
 
 class ReceiptRange(NamedTuple):

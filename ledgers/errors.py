@@ -113,6 +113,10 @@ class ClientFencedError(BookmenderError):
     feed under this name: end this one."""
 
 
+class ClientDeletedError(ClientFencedError):
+    """The client was deleted, with all of its receipts. It must not go on as if it had them."""
+
+
 # --- The peer understood and refused: a retry gets the same answer -----------------------------
 
 

@@ -44,6 +44,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
     CLIENT_CHARS_MAX,
+    DELETED,
     FENCED,
     ClientProcess,
     ClientSummary,
@@ -53,6 +54,7 @@ from checkpoints.receipts import (
     first_epoch,
 )
 from ledgers.errors import (
+    ClientDeletedError,
     ClientFencedError,
     ConflictError,
     RejectedError,
@@ -65,7 +67,8 @@ T = TypeVar("T")
 ANSWER_TIMEOUT_S: Final = 10.0
 """Timeout of each answer of PostgreSQL, and of waiting for SQLite's lock."""
 NO_STORE: Final = (
-    "the database of the receipts does not work. Check its server, disk space and permissions"
+    "the database of the receipts does not work. Check its server or folder, its disk space and "
+    "its permissions"
 )
 WRONG_URL: Final = (
     "the store of receipts is not a URL of a database. Examples: sqlite:///FILE, "
@@ -270,7 +273,7 @@ class SqlReceiptStore:
             else:
                 connection.execute(insert.on_conflict_do_nothing(index_elements=[CLIENTS.c.client]))
             if connection.execute(raise_epoch).rowcount != 1:
-                raise self._fenced()
+                raise self._fenced(connection)
             row = connection.execute(select(CLIENTS).where(own)).one()
             if row.generation > self._generation:
                 raise ConflictError("this client follows a later feed", client=self._client)
@@ -299,10 +302,14 @@ class SqlReceiptStore:
             else:
                 is_own = connection.scalar(select(CLIENTS.c.epoch).where(own)) is not None
             if not is_own:
-                raise self._fenced()
+                raise self._fenced(connection)
             return work(connection)
 
-    def _fenced(self) -> ClientFencedError:
+    def _fenced(self, connection: Connection) -> ClientFencedError:
+        """Return why this process may not use the store any longer."""
+        query = select(CLIENTS.c.epoch).where(CLIENTS.c.client == self._client)
+        if connection.scalar(query) is None:
+            return ClientDeletedError(DELETED, client=self._client)
         return ClientFencedError(FENCED, client=self._client)
 
     async def _write(self, work: Callable[[Connection], object]) -> None:
@@ -319,7 +326,7 @@ class SqlReceiptStore:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         assert not self._is_closed
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _translated, work)
+        return await loop.run_in_executor(self._thread, _translated, work, self._engine)
 
     def _insert(self, table: Table) -> Any:
         """Return an INSERT that can handle conflicts: both databases spell it alike."""
@@ -389,7 +396,7 @@ class SqlClientTable:
                 return work(connection)
 
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _translated, transact)
+        return await loop.run_in_executor(self._thread, _translated, transact, self._engine)
 
 
 def _summary(connection: Connection, row: Any) -> ClientSummary:
@@ -420,16 +427,17 @@ def _failures(connection: Connection, client: str) -> Sequence[Failure]:
     ]
 
 
-def _translated(work: Callable[[], T]) -> T:
+def _translated(work: Callable[[], T], engine: Engine) -> T:
     """Do the work, and raise our own errors in place of the database's."""
+    database = engine.url.render_as_string(hide_password=True)
     try:
         return work()
     except (SqlProgrammingError, DataError, IntegrityError) as error:
         raise RejectedError("the database refused", error=_reason(error)) from error
     except DBAPIError as error:
-        raise UnavailableError(NO_STORE, error=_reason(error)) from error
+        raise UnavailableError(NO_STORE, database=database, error=_reason(error)) from error
     except (PoolTimeoutError, OSError) as error:
-        raise UnavailableError(NO_STORE, error=str(error)) from error
+        raise UnavailableError(NO_STORE, database=database, error=str(error)) from error
     except SQLAlchemyError as error:
         raise RejectedError("the database cannot be used", error=str(error)) from error
 

@@ -26,6 +26,7 @@ from msgspec import Struct
 
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
+    DELETED,
     FENCED,
     ClientProcess,
     ClientSummary,
@@ -36,6 +37,7 @@ from checkpoints.receipts import (
     first_epoch,
 )
 from ledgers.errors import (
+    ClientDeletedError,
     ClientFencedError,
     ConflictError,
     CorruptionError,
@@ -146,7 +148,7 @@ class ZooKeeperReceiptStore:
                 data, stat = await store.get(path)
             except NoNodeError:
                 if process.has_opened:
-                    raise _fenced(path) from None
+                    raise _deleted(path) from None
                 try:
                     record = ClientRecord(
                         epoch=first_epoch(), process=process.id, generation=generation
@@ -268,7 +270,7 @@ class ZooKeeperReceiptStore:
             except ConflictError:
                 continue
             except NoNodeError:
-                raise _fenced(self._path) from None
+                raise _deleted(self._path) from None
             return
         raise UnavailableError("the record of a client changes all the time", path=self._path)
 
@@ -276,8 +278,7 @@ class ZooKeeperReceiptStore:
         try:
             data, stat = await self._store.get(self._path)
         except NoNodeError:
-            # An operator deleted the client. It must not go on as if it had its old receipts.
-            raise _fenced(self._path) from None
+            raise _deleted(self._path) from None
         record = decode_client(data, path=self._path)
         if record.epoch != self._epoch:
             raise _fenced(self._path)
@@ -286,6 +287,10 @@ class ZooKeeperReceiptStore:
 
 def _fenced(path: str) -> ClientFencedError:
     return ClientFencedError(FENCED, path=path)
+
+
+def _deleted(path: str) -> ClientDeletedError:
+    return ClientDeletedError(DELETED, path=path)
 
 
 class ZooKeeperClientTable:

@@ -22,7 +22,7 @@ from checkpoints.chain import (
 from checkpoints.client import IN_ZOOKEEPER
 from checkpoints.model import Checkpoint
 from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
-from daemon.cli.feed_clients import ClientRow, opened_feed, read_clients
+from daemon.cli.feed_clients import ClientRow, confirm_deletion, opened_feed, read_clients
 from daemon.cli.feed_stall import FeedStall, read_stall
 from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
 from daemon.cli.option_types import Duration
@@ -286,13 +286,16 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
 
 
 @feed.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @config_option
 @output_option
-def disable(config: Path | None, output: str) -> None:
+def disable(yes: bool, config: Path | None, output: str) -> None:
     """Disable the feed. The leader deletes its ledgers.
 
-    After the next bookmender feed enable, programs that follow the feed begin again.
+    After the next bookmender feed enable, each client gets all ledgers again. It is not told which
+    ledgers were deleted in the meantime.
     """
+    confirm_deletion("the feed, whose clients must then begin again", yes=yes)
 
     async def act(cluster: AdminSession) -> bool:
         return await disable_feed(cluster, clock=await shared_clock(cluster))

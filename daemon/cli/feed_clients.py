@@ -343,10 +343,8 @@ def forget(
     if found is None:
         raise _unknown(name)
     text = f"client {printable(name)} with {counted(len(found.failures), 'failure')}"
-    if not dry_run and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(f"This deletes {text}. Give --yes to do it.")
-        click.confirm(f"Delete {text}?", abort=True, err=True)
+    if not dry_run:
+        confirm_deletion(text, yes=yes)
     is_deleted = not dry_run and _run_in_table(
         config, store, lambda table: table.delete(name), order="feed forget"
     )
@@ -356,6 +354,16 @@ def forget(
         click.echo(f"Would delete {text}.")
     else:
         click.echo(f"Deleted {text}.")
+
+
+def confirm_deletion(text: str, *, yes: bool) -> None:
+    """Ask whether to delete something. Without a terminal it is an error, unless ``yes`` is
+    given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This deletes {text}. Give --yes to do it.")
+    click.confirm(f"Delete {text}?", abort=True, err=True)
 
 
 def _run_in_table(

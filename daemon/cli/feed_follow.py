@@ -47,6 +47,7 @@ from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
 from ledgers.errors import (
     BookmenderError,
+    ClientDeletedError,
     ClientFencedError,
     CorruptionError,
     QuotaError,
@@ -366,7 +367,11 @@ def printing(output: str) -> Handle:
     """Return a function that prints a change, and returns when the line was flushed."""
 
     async def handle(change: Change) -> None:
-        click.echo(json.dumps(change.to_json()) if output == "json" else change.to_text())
+        line = json.dumps(change.to_json()) if output == "json" else change.to_text()
+        try:
+            click.echo(line)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from error
 
     return handle
 
@@ -518,9 +523,9 @@ def follow_command(
     failures shows it.
 
     Exit codes: 0 done (--once). 1 a command failed (--once, --stop-on-failure), or receipts are
-    unreadable. 2 wrong usage, or the feed is not enabled (--once). 3 no answer of ZooKeeper or the
-    store of receipts. 4 fenced: another process follows the feed under this name, or the client was
-    deleted.
+    unreadable. 2 wrong usage, or the feed is not enabled (--once). 3 ZooKeeper or the store of
+    receipts does not answer, there is no cluster, or the disk is full. 4 another process follows
+    the feed under this name, or the client was deleted. 130 after Ctrl-C, 143 after SIGTERM.
     """
     if stop_on_failure and command is None:
         raise click.UsageError("--stop-on-failure needs --exec.")
@@ -550,11 +555,17 @@ def follow_command(
     except HandlingFailedError as error:
         click.echo(f"bookmender: {printable(str(error))}", err=True)
         sys.exit(EXIT_FAILED)
+    except ClientDeletedError:
+        click.echo(
+            f"bookmender: client {printable(name)} was deleted (bookmender feed forget). If it is "
+            "started again, it is a new client.",
+            err=True,
+        )
+        sys.exit(EXIT_FENCED)
     except ClientFencedError:
         click.echo(
-            f"bookmender: another process follows the feed as client {printable(name)} now, or the "
-            "client was deleted (feed forget). Each name has one process: stop the other one, or "
-            "give this one another --client name.",
+            f"bookmender: another process follows the feed as client {printable(name)} now. Each "
+            "name has one process: stop the other one, or give this one another --client name.",
             err=True,
         )
         sys.exit(EXIT_FENCED)

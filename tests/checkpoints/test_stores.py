@@ -11,7 +11,7 @@ from checkpoints.model import ledger_key
 from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
-from ledgers.errors import ClientFencedError, ConflictError
+from ledgers.errors import ClientDeletedError, ClientFencedError, ConflictError
 from ledgers.memory.store import MemoryStore, MemoryTree
 from tests.checkpoints.stores import KINDS, OpenStore, RunScenario, receipted, receipts, run_on
 
@@ -375,7 +375,11 @@ def test_a_process_of_a_deleted_client_cannot_open_it_again(kind: str, tmp_path:
             else await SqlClientTable.open(url)
         )
         await table.delete("a")
-        with pytest.raises(ClientFencedError):
+        with pytest.raises(ClientDeletedError):
+            await store.get_low_watermark()
+        with pytest.raises(ClientDeletedError):
+            await store.store_low_watermark(5)
+        with pytest.raises(ClientDeletedError):
             await open_store(process)
         assert await table.find("a") is None
         await table.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ from checkpoints.chain import order_change
 from checkpoints.client import IN_ZOOKEEPER, ClusterConnection, connected_names, open_client_table
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_key
-from checkpoints.receipts import ClientSummary, ClientTable, Failure
+from checkpoints.receipts import DELETED, FENCED, ClientSummary, ClientTable, Failure
 from checkpoints.recovery import LiftReason, RecoveryService, WatermarkLift
 from checkpoints.stores import zookeeper as zookeeper_stores
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
@@ -42,7 +43,13 @@ from daemon.cli.feed_follow import (
     watch_reader,
 )
 from daemon.cli.main import EXIT_FENCED, cli
-from ledgers.errors import ClientFencedError, NoAnswerError, SessionLostError, SettingsError
+from ledgers.errors import (
+    ClientDeletedError,
+    ClientFencedError,
+    NoAnswerError,
+    SessionLostError,
+    SettingsError,
+)
 from ledgers.memory.store import MemoryStore
 from ledgers.reading import OpenedLedger
 from replication.znodes import ensure_znode
@@ -402,11 +409,27 @@ async def test_a_retry_does_not_replace_a_later_change() -> None:
     assert list(follower._waiting.values()) == [later]
 
 
-def test_a_fenced_follower_says_so_and_has_its_own_exit_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        pytest.param(
+            ClientFencedError(FENCED),
+            f"another process follows the feed as client {NAME} now. Each name has one process: "
+            "stop the other one, or give this one another --client name.",
+            id="fenced",
+        ),
+        pytest.param(
+            ClientDeletedError(DELETED),
+            f"client {NAME} was deleted (bookmender feed forget).",
+            id="deleted",
+        ),
+    ],
+)
+def test_a_follower_that_may_not_go_on_says_why_and_has_its_own_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: ClientFencedError, text: str
 ) -> None:
     async def fenced(*_: object, **__: object) -> None:
-        raise ClientFencedError("another process follows the feed as this client")
+        raise error
 
     monkeypatch.setattr(feed_follow, "follow", fenced)
     monkeypatch.setattr(feed_follow, "connection_of", lambda cluster: cluster)
@@ -418,8 +441,7 @@ def test_a_fenced_follower_says_so_and_has_its_own_exit_code(
     result = CliRunner().invoke(cli, ["feed", "follow", "--client", NAME, "--config", str(config)])
 
     assert result.exit_code == EXIT_FENCED == 4
-    assert f"another process follows the feed as client {NAME}" in result.stderr
-    assert "--client" in result.stderr
+    assert text in result.stderr
 
 
 @in_virtual_time
@@ -718,6 +740,26 @@ def test_wrong_use_is_explained(arguments: list[str], message: str) -> None:
 
     assert result.exit_code == 2
     assert message in result.output
+
+
+def test_the_feed_is_not_disabled_by_mistake() -> None:
+    result = CliRunner().invoke(cli, ["feed", "disable"])
+
+    assert result.exit_code == 2
+    assert "This deletes the feed, whose clients must then begin again. Give --yes" in result.output
+
+
+def test_a_line_that_cannot_be_printed_names_standard_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(click, "echo", full)
+    change = feed_follow.Change(ledger_id=7, is_deleted=False, version=1, time_ms=None)
+
+    with pytest.raises(OSError, match="No space left on device: 'standard output'"):
+        asyncio.run(feed_follow.printing("json")(change))
 
 
 @pytest.mark.parametrize(

@@ -311,7 +311,7 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     "bookmender enable": [ran(switch, switch.enable)],
     "bookmender feed status": [ran(feed, feed.status)],
     "bookmender feed enable": [ran(feed, feed.enable)],
-    "bookmender feed disable": [ran(feed, feed.disable)],
+    "bookmender feed disable": [ran(feed, feed.disable, "--yes")],
     "bookmender feed follow": [value(FEED_CHANGE.to_json())],
     "bookmender feed clients": [
         ran(feed_clients, feed_clients.clients, prepare=feed_client),
