@@ -102,8 +102,8 @@ async def listen(app: web.Application, settings: HttpSettings) -> None:
     await runner.setup()
     try:
         listener = Listener(runner, settings)
-        await listener.open()
         try:
+            await listener.open()
             await listener.follow_files()
         finally:
             listener.close()
@@ -129,7 +129,7 @@ class Listener:
             try:
                 self._context = await in_daemon_thread(self._tls.context)
                 self._socket = self._socket or _bound(self._settings)
-                self._server = await self._serve()
+                await self._serve()
             except OSError as error:
                 why, what = error.strerror or str(error), "free the port, or set http.port"
             except SettingsError as error:
@@ -167,9 +167,7 @@ class Listener:
             context = await in_daemon_thread(self._tls.context)
             if context is not self._context:
                 self._context = context
-                before, self._server = self._server, await self._serve()
-                if before is not None:
-                    before.close()  # its connections stay, and so does the socket
+                await self._serve()
 
     def close(self) -> None:
         if self._server is not None:
@@ -177,16 +175,30 @@ class Listener:
         if self._socket is not None:
             self._socket.close()
 
-    async def _serve(self) -> asyncio.Server:
-        """Accept connections on the socket, which stays open when the server is closed."""
+    async def _serve(self) -> None:
+        """Accept connections with the current certificate, in place of the server before.
+
+        The socket stays open when a server is closed, and so do the connections of that server.
+        """
         assert self._socket is not None
-        return await asyncio.get_running_loop().create_server(
-            self._connections.accept,
-            sock=self._socket.dup(),
-            ssl=self._context,
-            ssl_handshake_timeout=None if self._context is None else HANDSHAKE_S,
-            backlog=BACKLOG,
-        )
+        before, duplicate = self._server, self._socket.dup()
+        try:
+            self._server = await asyncio.get_running_loop().create_server(
+                self._connections.accept,
+                sock=duplicate,
+                ssl=self._context,
+                ssl_handshake_timeout=None if self._context is None else HANDSHAKE_S,
+                backlog=BACKLOG,
+                start_serving=False,  # so that a cancellation finds the server in ``close``
+            )
+        except BaseException:
+            duplicate.close()
+            raise
+        try:
+            await self._server.start_serving()
+        finally:
+            if before is not None:
+                before.close()
 
 
 def _bound(settings: HttpSettings) -> socket.socket:

@@ -1,6 +1,7 @@
 """The thread and the port of the server: nothing that happens to it reaches the node."""
 
 import asyncio
+import gc
 import json
 import socket
 import subprocess
@@ -8,11 +9,13 @@ import sys
 import threading
 import time
 import urllib.request
+import warnings
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from daemon.http import app, server
@@ -24,6 +27,8 @@ from ledgers.errors import UnavailableError
 
 PATIENCE_S = 20.0
 DAY_S = 86_400.0
+STEPS_TO_OPEN = 40
+"""Steps of the event loop, some more than the opening of the port takes."""
 
 
 @pytest.fixture
@@ -170,6 +175,22 @@ def test_a_server_that_crashes_starts_again(monkeypatch: pytest.MonkeyPatch) -> 
         finally:
             assert thread.stop(timeout_s=PATIENCE_S)
     assert "role.crashed" in [each["event"] for each in logged]
+
+
+def test_a_stop_while_the_port_opens_leaves_no_socket() -> None:
+    async def run(steps: int) -> None:
+        opening = asyncio.create_task(server.listen(web.Application(), HttpSettings(port=0)))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+
+    with warnings.catch_warnings(record=True) as left:
+        warnings.simplefilter("always")
+        for steps in range(STEPS_TO_OPEN):
+            asyncio.run(run(steps))
+            gc.collect()
+    assert [str(each.message) for each in left] == []
 
 
 def test_the_list_of_commands_and_other_commands_do_not_load_the_server() -> None:
