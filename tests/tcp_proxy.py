@@ -61,10 +61,14 @@ class TcpProxy:
     def hold_replies(self) -> None:
         """Hold replies until ``restore``. Those of a connection that is cut before are lost."""
         self._replies_pass.clear()
+        self.expect_reply()
+
+    def expect_reply(self) -> None:
+        """Let ``wait_reply`` wait for a reply that comes after this call."""
         self._has_reply.clear()
 
     async def wait_reply(self) -> None:
-        """Wait until a reply is held."""
+        """Wait until a reply has reached the proxy."""
         await self._has_reply.wait()
 
     async def wait_unused(self) -> None:
