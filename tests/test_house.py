@@ -265,7 +265,7 @@ def test_no_file_names_a_machine_or_a_registry() -> None:
 # --- docs/compatibility.md ------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300)  # it collects all tests
+@pytest.mark.timeout(600)  # it collects all tests
 def test_the_compatibility_page_agrees_with_the_markers() -> None:
     """`make compat` runs the tests. Every row has one, on real bookies where the row needs it."""
     rows, witnesses = load_catalogue(), look()

@@ -26,7 +26,7 @@ KINDS = [
 ]
 """Parameters of a fixture."""
 
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 120
 _numbers = itertools.count()
 
 

@@ -5,11 +5,14 @@ A test module may define ``CLUSTER``: options of its cluster that differ from ``
 
 import threading
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from daemon.local.cluster import LocalCluster
+from ledgers.client import BookieClientSettings
+from ledgers.connection import ConnectionSettings
 from tests.shared_clusters import SharedClusters
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
@@ -18,7 +21,22 @@ MakeCluster = Callable[..., LocalCluster]
 
 SESSION_TIMEOUT_S = 4.0
 """For bookies whose session expires in a test. A killed bookie stays registered for this long."""
+CONNECT_TIMEOUT_S = 30.0
 _made: list[LocalCluster] = []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_connections() -> Iterator[None]:
+    """Let clients in this process wait for connections while the machine is busy.
+
+    The daemons under test are other processes and keep the normal timeout.
+    """
+    settings = ConnectionSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
+    patient = partial(BookieClientSettings, connection=settings)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("daemon.session", "ledgers.client"):
+            patch.setattr(f"{module}.BookieClientSettings", patient)
+        yield
 
 
 @pytest.fixture(scope="module")

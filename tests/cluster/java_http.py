@@ -17,7 +17,7 @@ from tests.cluster.steps import wait_for
 from tests.prepare import HTTP_SERVER
 
 SERVER_CLASS = "org.apache.bookkeeper.http.vertx.VertxHttpServer"
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 Answer = tuple[int, str]
 
 

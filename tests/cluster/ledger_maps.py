@@ -11,7 +11,7 @@ from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.store import MetadataStore
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ bookie."""
 WORKER_ONLY = {"AUDITOR_ENABLED": "false"}
 AUDITOR_ONLY = {"REPLICATION_ENABLED": "false"}
 """Settings of ``start_node``."""
-WAIT_S = 60.0
+WAIT_S = 120.0
 POLL_S = 0.05
 STOP_TIMEOUT_S = 5.0
 SEED = 11

@@ -23,7 +23,7 @@ from tests.cluster.bookies_in_trouble import (
 )
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 GHOST = BookieId("127.0.0.1:9")

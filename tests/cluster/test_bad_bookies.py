@@ -30,7 +30,7 @@ from tests.cluster.bookies_in_trouble import (
 from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.tcp_proxy import TcpProxy
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SLOTS = 20
 FEW, CROWD = SLOTS // 2, 2 * SLOTS

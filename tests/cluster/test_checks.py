@@ -29,7 +29,7 @@ from tests.cluster.steps import (
 )
 from tests.fsck.damage import cut_entry_logs, stopped, storage
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
 CLUSTER = {"bookies": 4, "session_timeout_s": 90}  # not shared, because its files are damaged
 
 JAVA = "AuditorPeriodicCheckTest"

@@ -16,7 +16,7 @@ from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 
 LAST_GOOD = 4
 PAYLOADS = [b"entry %d" % entry_id for entry_id in range(LAST_GOOD + 1)]

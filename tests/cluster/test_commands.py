@@ -20,7 +20,7 @@ from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 3}
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)

@@ -10,7 +10,7 @@ from daemon.local.cluster import LocalCluster
 from tests.cluster.commands import Said, bookmender
 from tests.cluster.steps import bench, shape
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 3}
 
 

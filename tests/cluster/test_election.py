@@ -19,7 +19,7 @@ from replication.nodes import live_nodes
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 LONG_S = 30.0

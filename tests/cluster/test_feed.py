@@ -24,7 +24,7 @@ from tests.java.messages import Shape
 from tests.java.tool import JavaTool, JavaWriter
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 CLOCK = SystemClock()
 

@@ -23,7 +23,7 @@ from tests.cluster.commands import bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for
 from tests.forked import ForkedChild
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = ROOT / "docs" / "examples" / "catalogue.py"

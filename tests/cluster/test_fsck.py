@@ -20,7 +20,7 @@ from tests.java import messages
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
 

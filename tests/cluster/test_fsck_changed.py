@@ -22,7 +22,7 @@ from tests.cluster.commands import Said, bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for
 from tests.forked import ForkedChild
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 CLOCK = SystemClock()
 

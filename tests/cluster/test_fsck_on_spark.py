@@ -36,7 +36,7 @@ from tests.cluster.fsck_ledgers import (
 from tests.cluster.our_client import our_client
 from tests.spark_cluster import spark_session
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 RUN = "20261121T193500Z"
 

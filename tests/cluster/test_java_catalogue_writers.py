@@ -22,7 +22,7 @@ from tests.java.messages import Content, Expected, Shape, Stopped, Verdict
 from tests.java.tool import JavaReader, JavaTool, JavaWriter
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SHORT_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "1"}
 ENOUGH_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "3"}

@@ -27,7 +27,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 LARGE_ENTRIES = 2_000
 """More than a repair copies without checking the remaining copies again. Deleting the mark is then

@@ -12,7 +12,7 @@ from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from tests.zookeeper_server import opened, running_zookeeper
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 SEGMENTS = 5_000
 BOOKIES = [

@@ -21,7 +21,7 @@ from tests.cluster.conftest import SESSION_TIMEOUT_S, MakeCluster
 pytestmark = pytest.mark.cluster
 
 CLUSTER = {"bookies": 4, "session_timeout_s": SESSION_TIMEOUT_S}
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 RSS_BYTES_MAX = 200 << 20
 
 

@@ -17,7 +17,7 @@ from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 LAST = 29

@@ -31,7 +31,7 @@ from tests.pairwise import pairwise
 from tests.prepare import VERSIONS
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 
 DIMENSIONS = (list(Layout), list(Storage), VERSIONS)
 CASES = (

@@ -14,7 +14,7 @@ from tests.cluster.commands import Said, bookmender
 from tests.cluster.our_client import our_client, sha256_of
 from tests.cluster.steps import AUDITOR_ONLY, bench, errors, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 RACKS_PATH = "/racks-of-a-test"

@@ -38,7 +38,7 @@ from tests.cluster.steps import (
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 
 US = socket.gethostname()
 """Our votes have this name if several bookies, or none, run on the host."""

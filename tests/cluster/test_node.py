@@ -31,7 +31,7 @@ from tests.cluster.bookies_in_trouble import (
 )
 from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)

@@ -29,7 +29,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 STOP_MAX_S = 5.0
 ON_THREE = (3, 3, 2)

@@ -21,7 +21,7 @@ from tests.cluster.commands import bookmender
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.cluster.test_mixed_cluster import wait_leader
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 OBSERVE = {"NODE_MODE": "observe"}

@@ -15,7 +15,7 @@ from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import Bench, bench
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 CLUSTER = {"bookies": 3}
 
 AT_ONCE_S = 30

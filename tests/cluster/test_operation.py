@@ -11,7 +11,7 @@ import pytest
 
 from tests.cluster.steps import errors, events, nodes, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 WATCHDOG_S = 4
 CONFIG = """

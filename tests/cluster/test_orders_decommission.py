@@ -18,7 +18,7 @@ from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 
 NO_GRACE = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0"}
 SOON_S = 2.0

@@ -22,7 +22,7 @@ from tests.java.messages import Verdict
 from tests.java.tool import JavaTool, JavaWriter
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
 CLUSTER = {"bookies": 6}
 
 OURS = {"REPLICATION_RETRY_MIN_S": "0.5", "REPLICATION_RETRY_MAX_S": "1"}

@@ -24,7 +24,7 @@ from tests.cluster.steps import bench, shape, wait_for
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 CLUSTER = {"bookies": 3}
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)

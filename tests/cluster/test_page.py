@@ -23,7 +23,7 @@ from tests.replication.nodes import PATHS
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(360),
     pytest.mark.skipif(
         not any(map(shutil.which, NAMES)),
         reason="Chromium is not installed (Debian: apt install chromium)",

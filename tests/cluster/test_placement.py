@@ -31,7 +31,7 @@ from tests.cluster.steps import (
 )
 from tests.contract.bookie_cases import client
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 RACKS_PATH = "/racks-of-a-test"
 ISOLATED = "org.apache.pulsar.bookie.rackawareness.IsolatedBookieEnsemblePlacementPolicy"

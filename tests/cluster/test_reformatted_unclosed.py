@@ -35,7 +35,7 @@ from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 3}  # just the ensemble, so no bookie can replace another
 
 LAST = 29

@@ -19,7 +19,7 @@ from tests.cluster.steps import AUDITOR_ONLY, errors, events, nodes, wait_for
 from tests.znode_cluster import LAYOUT, PATHS, ROOT, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import running_zookeeper
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 IS_FULL = os.environ.get("TEST_SCALE") == "full"
 BOOKIES, LEDGERS = (1_000, 200_000) if IS_FULL else (50, 5_000)

@@ -28,7 +28,7 @@ from ledgers.security import OPEN, SecuritySettings
 from tests.certificates import need_openssl
 from tests.secured import BOOKIE_ROLES, PASSWORD
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 LOOPS = [
     pytest.param(asyncio.new_event_loop, id="asyncio"),

@@ -42,7 +42,7 @@ from tests.daemon.spark_homes import environment_without_spark
 from tests.secured import as_environment
 from tests.spark_cluster import SMALL, standalone_spark
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 SESSION_TIMEOUT_S = 4.0
 

@@ -30,7 +30,7 @@ from tests.zookeeper_server import ZooKeeperServer, opened, running_zookeeper
 
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.usefixtures("no_session_thread_is_left"),
 ]
 

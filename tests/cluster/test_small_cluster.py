@@ -11,7 +11,7 @@ from ledgers.model import LedgerState, Segment
 from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.steps import NONEXISTENT, WORKER_ONLY, bench, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}
 
 

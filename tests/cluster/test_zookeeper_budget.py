@@ -22,7 +22,7 @@ from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 CALLERS = 4 * REQUESTS_FIRST
 

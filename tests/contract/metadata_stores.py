@@ -17,7 +17,7 @@ from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TEST_TIMEOUT_S = 60
+TEST_TIMEOUT_S = 120
 
 _root_numbers = itertools.count()
 

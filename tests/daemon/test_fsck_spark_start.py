@@ -11,7 +11,7 @@ from pyspark import __version__
 from tests.daemon.spark_homes import environment_without_spark, spark_home
 from tests.spark_cluster import QUICK_TO_START
 
-pytestmark = pytest.mark.timeout(300)  # a start of Spark, on a busy machine
+pytestmark = pytest.mark.timeout(600)  # a start of Spark, on a busy machine
 
 ROOT = Path(__file__).parent.parent.parent
 

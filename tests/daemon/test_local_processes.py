@@ -13,7 +13,7 @@ import pytest
 from daemon.local.processes import LAUNCHER, Child, rss_bytes, stop_all, wait_until
 from ledgers.errors import UnavailableError
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 # Prints its own process id, then lives until it is killed.
 SLEEPER = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(600)"]

@@ -20,7 +20,7 @@ from daemon.threads import ServiceThread
 from replication.worker import ReplicationWorker
 
 WATCHDOG_S = 40.0
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 SIZE = BacklogSize(
     by_copies_left={},
     missing_bytes=0,

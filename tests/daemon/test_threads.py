@@ -14,7 +14,7 @@ from daemon.threads import CALM_S, RESTART_MAX_S, RESTART_MIN_S, ServiceThread, 
 from ledgers.errors import LeadershipLostError, SessionLostError
 from tests.virtual_time import VirtualTimeLoop
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 """No test waits this long unless it fails."""
 
 Session = Callable[[], Awaitable[None]]

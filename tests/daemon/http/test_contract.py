@@ -26,7 +26,7 @@ from tests.replication.nodes import PATHS
 SEED = 20261127
 REQUESTS = 25
 """Of each operation and kind: right or wrong."""
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 LIKE_JAVA = ("unsupported_method", "allow_header_conformance")
 """Checks that BookKeeper's paths fail on purpose: like Java's server, they answer 404 to a method
 that they do not have. They also ignore unknown parameters."""

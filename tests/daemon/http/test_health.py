@@ -15,7 +15,7 @@ from ledgers.store import SessionState
 from tests.daemon.http.serving import checked, serving
 from tests.replication.cluster import Cluster
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Store:

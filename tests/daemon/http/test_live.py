@@ -32,7 +32,7 @@ from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 Test = Callable[[Client, Cluster], Awaitable[None]]
 
 

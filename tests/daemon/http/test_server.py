@@ -25,7 +25,7 @@ from daemon.live_settings import LiveSettings
 from daemon.settings import HttpSettings, Settings
 from ledgers.errors import UnavailableError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 DAY_S = 86_400.0
 STEPS_TO_OPEN = 40
 """Steps of the event loop, some more than the opening of the port takes."""

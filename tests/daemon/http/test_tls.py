@@ -27,7 +27,7 @@ from tests.daemon.http.serving import BEARER, TOKEN, URI
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 DISABLE = "/api/v1/disable"
 Test = Callable[["Tls", int], Awaitable[None]]
 
