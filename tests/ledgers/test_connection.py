@@ -1,6 +1,7 @@
 """Replies are assigned to their requests, and a broken connection fails all of them."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -134,12 +135,14 @@ def test_the_reply_to_a_cancelled_request_is_dropped(dialect: Dialect) -> None:
 
 @BOTH
 def test_a_thousand_concurrent_requests_are_all_answered(dialect: Dialect) -> None:
+    patient = replace(SETTINGS, request_timeout_s=60, queue_timeout_s=60)
+
     async def script(peer: Peer) -> None:
         while True:
             await peer.send(dialect.reply(await peer.packet(), Status.EOK, b""))
 
     async def main() -> list[Reply]:
-        async with connected(script, dialect) as connection:
+        async with connected(script, dialect, settings=patient) as connection:
             return await asyncio.gather(*start(connection, *(add(i) for i in range(1000))))
 
     assert [reply.status for reply in run(main())] == [Status.EOK] * 1000
