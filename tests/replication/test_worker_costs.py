@@ -15,6 +15,8 @@ from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, unt
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 
+pytestmark = pytest.mark.timeout(480)  # sixty nodes in one process, perhaps on a busy machine
+
 REPAIR_S = 5.0
 
 
