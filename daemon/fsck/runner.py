@@ -240,7 +240,12 @@ def _spark(request: RunRequest) -> Iterator[Any]:
 def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
     """Return the unfinished run, if there is one and it is not discarded; else a new one. The
     caller has locked the output."""
-    from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
+    from auditor.fsck.results.run_folder import (
+        RunFolder,
+        delete_remains,
+        new_run_name,
+        unfinished_runs,
+    )
 
     delete_remains(request.output)
     unfinished = list(unfinished_runs(request.output))
@@ -249,9 +254,9 @@ def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
             RunFolder(request.output, name).discard()
     elif unfinished:
         log.info("fsck_run.resumed", run=unfinished[0])
-    name = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now_s))
+    is_resumed = bool(unfinished) and not request.is_restart
     return FsckJob(
-        run=unfinished[0] if unfinished and not request.is_restart else name,
+        run=unfinished[0] if is_resumed else new_run_name(request.output, now_s=now_s),
         output=request.output,
         checked_within_s=request.checked_within_s,
         time_budget_s=request.time_budget_s,

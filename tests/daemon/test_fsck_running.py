@@ -167,6 +167,24 @@ def test_a_run_is_named_after_its_start_time(tmp_path: Path) -> None:
     assert (job.time_budget_s, job.checked_within_s) == (60.0, 9.0)
 
 
+@pytest.mark.parametrize("remains", ["summaries/{}.json", "ledgers/run={}"])
+@pytest.mark.parametrize(
+    ("last", "name"),
+    [
+        pytest.param("20251121T193500Z", "20251121T193501Z", id="within a second"),
+        pytest.param("20251121T205959Z", "20251121T210000Z", id="the clock was set back"),
+    ],
+)
+def test_a_run_is_named_after_the_last_one(
+    remains: str, last: str, name: str, tmp_path: Path
+) -> None:
+    """Else it would take the verdicts of that run for its own, and check nothing."""
+    for run_name in ("20251121T180000Z", last, "copy of mine"):
+        (tmp_path / remains.format(run_name)).mkdir(parents=True)
+
+    assert next_job(wanted(tmp_path), now_s=NOW_S).run == name
+
+
 def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 

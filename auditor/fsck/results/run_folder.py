@@ -15,6 +15,8 @@ state is deleted.
 
 import json
 import shutil
+import time
+from calendar import timegm
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -29,13 +31,16 @@ from auditor.fsck.results.changes import read_changes, write_changes
 from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.plan import Plan
 from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
-from auditor.fsck.results.summary import Counts
+from auditor.fsck.results.summary import Counts, summary_runs
 from auditor.fsck.results.tables import read_note, replace_table
 from ledgers.errors import SettingsError
 
 STATE = "state"
 LEDGERS = "ledgers"
 _PREFIX = "run="
+_NAME = "%Y%m%dT%H%M%SZ"
+"""The name of a run: its start in UTC."""
+_RUNS = f"{_PREFIX}*"
 _NOTE = "bookmender.part"
 
 
@@ -226,11 +231,29 @@ class RunFolder:
         return self._state / "changes.parquet"
 
 
+def new_run_name(output: Path, *, now_s: float) -> str:
+    """Return the name of a run that starts now: the time, or a second after the last run.
+
+    So no run takes the files of a finished one for its own, and the last name is that of the last
+    run, even if two runs start within a second, or the clock was set back.
+    """
+    names = [*summary_runs(output), *(_run_of(each) for each in (output / LEDGERS).glob(_RUNS))]
+    last_s = max((_started_s(name) for name in names), default=0)
+    return time.strftime(_NAME, time.gmtime(max(now_s, last_s + 1)))
+
+
+def _started_s(name: str) -> int:
+    try:
+        return timegm(time.strptime(name, _NAME))
+    except ValueError:
+        return 0  # not the name of a run
+
+
 def unfinished_runs(output: Path) -> Iterator[str]:
     """Yield the names of runs below ``output`` that were begun and have not ended, the latest
     first."""
-    for folder in sorted((output / STATE).glob(f"{_PREFIX}*"), reverse=True):
-        run = folder.name.removeprefix(_PREFIX)
+    for folder in sorted((output / STATE).glob(_RUNS), reverse=True):
+        run = _run_of(folder)
         if RunFolder(output, run).is_begun:
             yield run
 
@@ -241,9 +264,13 @@ def delete_remains(output: Path) -> None:
 
     Call only while no run writes below ``output``.
     """
-    for folder in (output / STATE).glob(f"{_PREFIX}*"):
-        if not RunFolder(output, folder.name.removeprefix(_PREFIX)).is_begun:
+    for folder in (output / STATE).glob(_RUNS):
+        if not RunFolder(output, _run_of(folder)).is_begun:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_of(folder: Path) -> str:
+    return folder.name.removeprefix(_PREFIX)
 
 
 def _common_options(options: FsckOptions, client: str) -> dict[str, object]:

@@ -189,7 +189,7 @@ def test_a_stop_while_the_port_opens_leaves_no_socket() -> None:
         warnings.simplefilter("always")
         for steps in range(STEPS_TO_OPEN):
             asyncio.run(run(steps))
-            gc.collect()
+        gc.collect()
     assert [str(each.message) for each in left] == []
 
 
