@@ -30,7 +30,6 @@ from ledgers.errors import (
     BookmenderError,
     FencedError,
     NotEnoughBookiesError,
-    ReadOnlyError,
     RejectedError,
     UnavailableError,
 )
@@ -178,12 +177,14 @@ class QuorumAppender:
         self._look_after()
 
     def _refused(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """Record a failed bookie. An error that every bookie would return ends appending
-        instead."""
-        is_this_bookies = isinstance(error, ReadOnlyError) or (
-            isinstance(error, FencedError) and self._is_recovery
-        )
-        if isinstance(error, RejectedError) and not is_this_bookies:
+        """Record a failed bookie. An error that is not this bookie's own ends appending instead.
+
+        Denied access is its own. Recovery proved the key when it fenced the ledger, and a writer
+        chose the key. But a bookie may have adopted another key for the ledger.
+        """
+        is_of_ledger = isinstance(error, FencedError) and not self._is_recovery
+        is_unsendable = type(error) is RejectedError  # the entry is too large for every bookie
+        if is_of_ledger or is_unsendable:
             self.fail(error)
         else:
             self._ensemble.note_failure(index, bookie, error)

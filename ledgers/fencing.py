@@ -69,6 +69,7 @@ from ledgers.quorum import (
     first_value,
     has_every_answer,
     is_damaged,
+    raise_if_denied,
     recovery_verdict,
     replies_text,
 )
@@ -132,12 +133,14 @@ class EndFinder:
         """Find the last entry that may be acknowledged, and store all entries up to it on A
         bookies.
 
-        Raises UnavailableError if the end cannot be proven. If a "no" was not trusted, the
-        remaining entries of the last segment are first copied to their write sets, because one
-        bookie may hold the only copy.
+        Raises UnauthorizedError if bookies deny access and none returns an entry, and
+        UnavailableError if the end cannot be proven. If a "no" was not trusted, the remaining
+        entries of the last segment are first copied to their write sets, because one bookie may
+        hold the only copy.
         """
         tail, results = await self._fence()
         if tail is None:
+            raise_if_denied(results)
             raise await self._unproven(results)
         end = await self._end_after(tail)
         self._log_entries_beyond(end.last_entry_id)

@@ -14,7 +14,13 @@ from typing import Generic, Literal, TypeVar
 
 from ledgers.bookies import Answer
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, DigestMismatchError, NoSuchEntryError, UnreadableError
+from ledgers.errors import (
+    BookmenderError,
+    DigestMismatchError,
+    NoSuchEntryError,
+    UnauthorizedError,
+    UnreadableError,
+)
 from ledgers.model import BookieId, Segment
 from ledgers.tasks import TaskScope, task_scope
 
@@ -58,6 +64,18 @@ def replies_text(results: Results[T]) -> str:
     return "; ".join(
         f"{bookie}: {result.error or 'answered'}" for bookie, result in results.items()
     )
+
+
+def raise_if_denied(results: Results[T]) -> None:
+    """Raise UnauthorizedError if bookies denied access and none returned a value, which would prove
+    our key (rule S7).
+
+    If the key is proven, a bookie that denies access is only out of reach: its authentication may
+    be set up differently, or it may store another key for the ledger.
+    """
+    denials = [r.error for r in results.values() if isinstance(r.error, UnauthorizedError)]
+    if denials and first_value(results) is None:
+        raise denials[0]
 
 
 def first_value(results: Results[T]) -> T | None:

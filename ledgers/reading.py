@@ -30,7 +30,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, covers, write_set
-from ledgers.quorum import Results, ask, first_value, is_damaged, replies_text
+from ledgers.quorum import Results, ask, first_value, is_damaged, raise_if_denied, replies_text
 from ledgers.tasks import read_ahead
 
 SPECULATIVE_S = 2.0
@@ -174,8 +174,8 @@ async def find_end(
 ) -> OpenedLedger:
     """Open the ledger with this metadata. Sends no request if it is closed.
 
-    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if a bookie denies access,
-    UnavailableError if too few bookies answer.
+    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if bookies deny access and none
+    returns an entry, UnavailableError if too few bookies answer.
     """
     metadata = versioned.metadata
     digest = ledger_digest(metadata, fallback)
@@ -220,11 +220,14 @@ def tail_verdict(
     bookie with a bad digest counts only with ``knows_damaged`` (in Java it always counts). Enough
     bookies count when the others alone cannot have acknowledged an entry (``covers``). The LAC is
     never lower than the end of the previous segment, because a segment begins only after all
-    earlier entries are confirmed. Raises UnauthorizedError if any result does.
+    earlier entries are confirmed.
+
+    A bookie that denies access counts as unknown. If the metadata contains no key, none counts
+    until a good entry proves the configured key (rule S7).
     """
-    for result in results.values():
-        if isinstance(result.error, UnauthorizedError):
-            raise result.error
+    is_denied = any(isinstance(result.error, UnauthorizedError) for result in results.values())
+    if is_denied and metadata.password is None and first_value(results) is None:
+        return None
     segment = metadata.last_segment
     known = {
         index
@@ -266,6 +269,7 @@ async def _ask_for_lac(
         clock=clock,
     )
     if tail is None:
+        raise_if_denied(results)
         raise UnavailableError(
             "too few bookies answered to find the last entry",
             ledger_id=ledger_id,

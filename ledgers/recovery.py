@@ -96,8 +96,9 @@ async def recover_ledger(
     IN_RECOVERY, so that its writer is locked out.
 
     Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
-    NoSuchLedgerError (it was deleted), UnauthorizedError (wrong master key), LockLostError (a guard
-    failed), ConflictError (the metadata changed since ``found``: decide again).
+    NoSuchLedgerError (it was deleted), UnauthorizedError (the master key seems to be wrong),
+    LockLostError (a guard failed), ConflictError (the metadata changed since ``found``: decide
+    again).
     """
     versioned = await _mark(found, manager, guards)
     if versioned.metadata.is_closed:

@@ -1,5 +1,8 @@
 """Opening a ledger: the last confirmed entry, the key, and too few answers."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from ledgers.digest import EntryDigest
@@ -12,13 +15,14 @@ from ledgers.errors import (
 )
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
-from ledgers.quorum import Result
+from ledgers.quorum import Result, raise_if_denied
 from ledgers.reading import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
 from tests.virtual_time import run
 
 NO = Result[Tail](error=NoSuchEntryError("ENOENTRY"))
 ERROR = Result[Tail](error=UnavailableError("EIO"))
+DENIED = Result[Tail](error=UnauthorizedError("EUA"))
 BAD = Result[Tail](error=DigestMismatchError("digest"))
 
 
@@ -105,15 +109,43 @@ def test_of_equal_lacs_the_first_reply_gives_the_length() -> None:
     assert tail_verdict(results, ledger()) == Tail(lac=3, length=40)
 
 
-def test_one_bookie_that_refuses_the_key_ends_the_open() -> None:
-    results = {
-        BookieId("a"): told(4),
-        BookieId("b"): told(4),
-        BookieId("c"): Result[Tail](error=UnauthorizedError("EUA")),
-    }
+WITHOUT_KEY = replace(ledger(), metadata_version=1, digest_type=None, password=None)
 
-    with pytest.raises(UnauthorizedError):
-        tail_verdict(results, ledger())
+
+@pytest.mark.parametrize(
+    ("others", "metadata", "lac"),
+    [
+        pytest.param([told(4), NO], ledger(), 4, id="a good entry proves the key"),
+        pytest.param([NO, NO], ledger(), -1, id="the key is that of the metadata"),
+        pytest.param([told(4), ERROR], ledger(), None, id="the bookie itself covers nothing"),
+        pytest.param([told(4), NO], WITHOUT_KEY, 4, id="a good entry proves a configured key"),
+        pytest.param([NO, NO], WITHOUT_KEY, None, id="a configured key may be wrong (rule S7)"),
+    ],
+)
+def test_a_bookie_that_denies_access_counts_as_unknown(
+    others: list[Result[Tail]], metadata: LedgerMetadata, lac: int | None
+) -> None:
+    results = dict(zip(map(BookieId, "cab"), (DENIED, *others), strict=True))
+
+    tail = tail_verdict(results, metadata)
+
+    assert (None if tail is None else tail.lac) == lac
+
+
+@pytest.mark.parametrize(
+    ("results", "is_denied"),
+    [
+        pytest.param([DENIED, DENIED, DENIED], True, id="all deny access"),
+        pytest.param([DENIED, NO, ERROR], True, id="no entry proves the key"),
+        pytest.param([DENIED, told(4), ERROR], False, id="an entry proves the key"),
+        pytest.param([NO, ERROR, ERROR], False, id="no bookie denies access"),
+    ],
+)
+def test_the_key_is_suspect_until_an_entry_proves_it(
+    results: list[Result[Tail]], is_denied: bool
+) -> None:
+    with pytest.raises(UnauthorizedError) if is_denied else nullcontext():
+        raise_if_denied(dict(zip(map(BookieId, "abc"), results, strict=True)))
 
 
 @pytest.mark.compat("BookieRecoveryTest.recoverWithoutPasswordInConf", verdict="same")

@@ -6,7 +6,9 @@ from ledgers.bookies import LAST_ENTRY
 from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import (
     BookmenderError,
+    CorruptionError,
     FencedError,
+    NoSuchEntryError,
     NotEnoughBookiesError,
     UnauthorizedError,
     UnavailableError,
@@ -189,15 +191,44 @@ def test_without_a_replacement_fewer_copies_do_not_suffice() -> None:
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testLedgerRecoveryWithWrongPassword", verdict="same")
-def test_a_refused_key_ends_recovery() -> None:
+def test_a_key_that_every_bookie_refuses_ends_recovery() -> None:
     async def scenario() -> None:
         cluster = MemoryCluster()
         await cluster.make_ledger([A, B, C])
         await cluster.put(0, A, B, C)
-        cluster.bookies.fail(C, Op.READ_FENCING, Fault(error=UnauthorizedError))
+        for bookie in (A, B, C):
+            cluster.bookies.fail(bookie, Op.READ_FENCING, Fault(error=UnauthorizedError))
 
         with pytest.raises(UnauthorizedError):
             await cluster.recover()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(UnauthorizedError, id="it stores another key, or its authentication differs"),
+        pytest.param(NoSuchEntryError, id="it says that the ledger is unknown"),
+        pytest.param(CorruptionError, id="its reply is malformed"),
+    ],
+)
+def test_one_bookie_that_refuses_everything_does_not_stop_recovery(
+    error: type[BookmenderError],
+) -> None:
+    async def scenario() -> None:
+        cluster = MemoryCluster()
+        await cluster.make_ledger([A, B, C])
+        await cluster.put(0, A, B, C)
+        await cluster.put(1, A, B, lac=-1)
+        if error is not NoSuchEntryError:  # a "no" is an answer
+            cluster.bookies.fail(C, Op.READ_FENCING, Fault(error=error))
+        cluster.bookies.fail(C, Op.ADD, Fault(error=error))
+
+        closed = await cluster.recover()
+
+        assert closed.last_entry_id == 1
+        assert C not in closed.last_segment.ensemble
 
     run(scenario())
 

@@ -205,19 +205,33 @@ def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
     run(scenario())
 
 
-@pytest.mark.parametrize("error", [UnauthorizedError, RejectedError])
-def test_an_error_of_every_bookie_stops_the_writer(
-    error: type[BookmenderError],
-) -> None:
-    """It replaces none."""
+def test_a_bookie_that_denies_access_is_replaced() -> None:
+    """It may report a failed write of its journal like this."""
+
+    async def scenario() -> None:
+        cluster = MemoryCluster()
+
+        async with cluster.writer() as writer:
+            first = (await cluster.manager.read(writer.ledger_id)).metadata.last_segment.ensemble[0]
+            cluster.bookies.fail(first, Op.ADD, Fault(error=UnauthorizedError))
+            await writer.add(b"entry")
+            closed = await writer.close()
+
+        assert first not in closed.metadata.bookies
+
+    run(scenario())
+
+
+def test_an_entry_that_no_bookie_can_take_stops_the_writer() -> None:
+    """It replaces no bookie."""
 
     async def scenario() -> None:
         cluster = MemoryCluster()
 
         async with cluster.writer() as writer:
             for bookie in BOOKIES:
-                cluster.bookies.fail(bookie, Op.ADD, Fault(error=error))
-            with pytest.raises(error):
+                cluster.bookies.fail(bookie, Op.ADD, Fault(error=RejectedError))
+            with pytest.raises(RejectedError):
                 await writer.add(b"entry")
             assert (await cluster.manager.read(writer.ledger_id)).version == 0
 
