@@ -48,6 +48,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.registration import Registration
 from ledgers.security import OPEN, SecuritySettings
@@ -246,7 +247,8 @@ async def bookies_of(
     if bookies is not None:
         yield bookies
         return
-    views = ViewSource(Registration(cluster.store, cluster.root), clock)
+    registration = Registration(cluster.store, cluster.root, resolve=host_names().addresses)
+    views = ViewSource(registration, clock)
     await views.refresh()
     async with (
         open_bookies(

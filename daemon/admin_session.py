@@ -24,6 +24,7 @@ from daemon.state import open_journal
 from daemon.zookeeper import open_store
 from ledgers.clock import SystemClock
 from ledgers.errors import BookmenderError, UnauthorizedError
+from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration, read_instance_id
 from ledgers.store import Check, MetadataStore
@@ -67,7 +68,7 @@ class AdminSession:
             settings=settings,
             store=store,
             manager=await LedgerManager.open(store, settings.uri),
-            registration=Registration(store, settings.uri.root),
+            registration=Registration(store, settings.uri.root, resolve=host_names().addresses),
         )
 
     @property

@@ -26,7 +26,7 @@ from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
 from ledgers.errors import SessionLostError
-from ledgers.host_names import Connector
+from ledgers.host_names import Connector, host_names
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration, read_instance_id
@@ -119,7 +119,8 @@ async def _join(
     paths = ClusterPaths.below(uri.root)
     await _compare_acl(store, uri.root, settings.security)
     await prepare_tree(store, paths)
-    views = ViewSource(Registration(store, uri.root), clock, OrderStore(store, paths))
+    registration = Registration(store, uri.root, resolve=host_names().addresses)
+    views = ViewSource(registration, clock, OrderStore(store, paths))
     view = await views.refresh()
     local = await local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(

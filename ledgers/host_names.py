@@ -69,8 +69,8 @@ class HostNames:
 
     async def addresses(self, host: str) -> Sequence[str]:
         """Return the numeric addresses of a host. Raises NameNotResolvedError."""
-        if _is_numeric(host):
-            return [host]
+        if (numeric := _numeric(host)) is not None:
+            return [numeric]
         name = self._names.setdefault(host, _Name())
         now_s = asyncio.get_running_loop().time()
         if name.addresses:
@@ -180,9 +180,10 @@ async def connect(
     raise last
 
 
-def _is_numeric(host: str) -> bool:
+def _numeric(host: str) -> str | None:
+    """Return the usual spelling of a numeric address; None for a name."""
     try:
-        ipaddress.ip_address(host.partition("%")[0])
+        address = ipaddress.ip_address(host)
     except ValueError:
-        return False
-    return True
+        return None
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -9,10 +9,19 @@ elsewhere (``auditor.absence``).
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import permutations
 
 import structlog
 
@@ -23,7 +32,13 @@ from ledgers.codec.registration import (
     registered_address,
     spelled_address,
 )
-from ledgers.errors import CorruptionError, NoNodeError, UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    NameNotResolvedError,
+    NoNodeError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Check, Event, MetadataStore, Stat, children_if_any
 
@@ -52,6 +67,18 @@ class RegisteredBookie:
     """None if the registration yields no address (``_address``)."""
     czxid: int
     is_writable: bool
+    endpoints: frozenset[Address] = frozenset()
+    """The numeric addresses to which the host of ``address`` resolves, with the port; none if it
+    does not resolve."""
+
+    @property
+    def spots(self) -> frozenset[Address]:
+        """All spellings of its address. Two bookies are at the same address if they share one."""
+        return self.endpoints if self.address is None else self.endpoints | {self.address}
+
+    def is_later_than(self, other: "RegisteredBookie") -> bool:
+        """Return True if this bookie registered after the other one; False if an ACL hides it."""
+        return 0 < other.czxid < self.czxid
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: ``available`` is computed once
@@ -60,6 +87,9 @@ class BookieView:
 
     writable: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
     read_only: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
+    zxid: int = field(default=0, compare=False)
+    """The zxid of the last change of the lists: the bookies that are missing here disappeared by
+    then."""
 
     @cached_property
     def available(self) -> Mapping[BookieId, RegisteredBookie]:
@@ -74,62 +104,84 @@ class BookieView:
     def superseded(self) -> frozenset[BookieId]:
         """Registered bookies at whose address another bookie registered later. Requests to them
         would reach the later bookie."""
-        return frozenset(
-            bookie
-            for bookie, registered in self.available.items()
-            if registered.address is not None and self._owners[registered.address] != bookie
-        )
+        return frozenset(self.rivals)
 
-    def locate(self, bookie: BookieId, *, last_known: Address | None = None) -> Address:
+    def locate(self, bookie: BookieId, *, last: RegisteredBookie | None = None) -> Address:
         """Return the address at which this bookie itself answers, as far as the registrations show.
 
-        For an absent bookie this is its ``last_known`` address, else the address in its id, but
-        only while no other bookie is registered there. Another bookie would answer "no such entry"
-        for entries that it never stored (rule S5). Raises UnavailableError.
+        For an absent bookie this is the address of its ``last`` registration, else the one in its
+        id, but only while no other bookie is registered there. Another bookie would answer "no such
+        entry" for entries that it never stored (rule S5). Raises UnavailableError.
         """
-        address = self.address(bookie)
-        if address is None:
-            address = last_known or spelled_address(bookie)
-        if (owner := self._owners.get(address, bookie)) == bookie:
-            return address
-        others = [b for b, each in self.available.items() if each.address == address]
-        named = ", ".join(sorted(b for b in others if b != bookie)) if owner is None else owner
-        raise UnavailableError(f"another bookie is registered at its address: {named}")
+        registered = self.available.get(bookie)
+        if registered is not None and registered.address is not None:
+            address, rivals = registered.address, self.rivals.get(bookie, frozenset())
+        else:
+            known = None if last is None else last.address
+            address = known or spelled_address(bookie)
+            spots = {address} if last is None else {address, *last.endpoints}
+            here = frozenset(b.bookie_id for spot in spots for b in self._at.get(spot, ()))
+            rivals = here - {bookie}
+        if rivals:
+            named = ", ".join(sorted(rivals))
+            raise UnavailableError(f"another bookie is registered at its address: {named}")
+        return address
 
     @cached_property
-    def _owners(self) -> Mapping[Address, BookieId | None]:
-        """The bookie that answers at each registered address; None if that is unknown."""
-        sharing: dict[Address, list[RegisteredBookie]] = {}
+    def _at(self) -> Mapping[Address, Sequence[RegisteredBookie]]:
+        """The bookies at each address, as it is spelled and as it resolves."""
+        found: dict[Address, list[RegisteredBookie]] = {}
         for registered in self.available.values():
-            if registered.address is not None:
-                sharing.setdefault(registered.address, []).append(registered)
-        return {address: latest_registrant(bookies) for address, bookies in sharing.items()}
+            for spot in registered.spots:
+                found.setdefault(spot, []).append(registered)
+        return found
+
+    @cached_property
+    def rivals(self) -> Mapping[BookieId, frozenset[BookieId]]:
+        """By registered bookie, the others that may answer at its address instead.
+
+        Only one process can listen on a port. If two ids registered one address, the process of the
+        earlier one has ended, and only its session has not expired yet. If an ACL hides a czxid,
+        the order of the registrations is unknown.
+        """
+        rivals: dict[BookieId, set[BookieId]] = {}
+        for sharing in self._at.values():
+            for each, other in permutations(sharing, 2):
+                if not each.is_later_than(other):
+                    rivals.setdefault(each.bookie_id, set()).add(other.bookie_id)
+        return {bookie: frozenset(others) for bookie, others in rivals.items()}
 
 
-def latest_registrant(sharing: Sequence[RegisteredBookie]) -> BookieId | None:
-    """Return which of the bookies that registered one address answers there; None if that is
-    unknown.
+SESSION_EXPIRED_S = 60.0
+"""Time after which ZooKeeper has deleted the registration of a bookie whose process has ended."""
 
-    Only one process can listen on a port. If two ids registered one address, the process of the
-    earlier one has ended, and only its session has not expired yet. If an ACL hides a czxid, the
-    order of the registrations is unknown.
-    """
-    if len(sharing) > 1 and any(registered.czxid == 0 for registered in sharing):
-        return None
-    return max(sharing, key=lambda registered: registered.czxid).bookie_id
+ResolveHost = Callable[[str], Awaitable[Sequence[str]]]
+"""Returns the numeric addresses of a host. Raises NameNotResolvedError."""
+
+
+async def as_spelled(host: str) -> Sequence[str]:
+    """The ``ResolveHost`` of a cluster whose bookies have one spelling for each host."""
+    return [host]
 
 
 class Registration:
     """Reads the registrations and cookies of the cluster at ``root``. Belongs to one event loop."""
 
-    def __init__(self, store: MetadataStore, root: str) -> None:
+    def __init__(
+        self, store: MetadataStore, root: str, *, resolve: ResolveHost = as_spelled
+    ) -> None:
+        """``resolve``: bookies at one address may spell it differently, for example as a host name
+        and as an IP address."""
         self._store = store
+        self._resolve = resolve
         self._available = f"{root}/available"
         self._read_only = f"{root}/available/{READ_ONLY}"
         self._cookies = f"{root}/cookies"
         self._known: dict[str, RegisteredBookie] = {}
         """The bookies of the last read by znode path, so that they are not parsed again. The data
         of a registration never changes. A new registration at the same path has another czxid."""
+        self._known_since_s: dict[tuple[BookieId, int], float] = {}
+        """By bookie and czxid of its registration, since when this process knows it (loop time)."""
         self._logged: set[str] = set()
         """Paths already reported: an ACL denies access, or the name cannot be a bookie id."""
 
@@ -154,10 +206,35 @@ class Registration:
         self._known = {self._path(each): each for each in found if each is not None}
         if not self._known:
             raise UnavailableError("no bookie is registered at all", path=self._available)
+        # Read after the lists, so they contain the deletion of every bookie that is missing there.
+        lists = await asyncio.gather(*map(self._get, (self._available, self._read_only)))
+        placed = await self._placed(self._known.values())
         return BookieView(
-            writable={b.bookie_id: b for b in self._known.values() if b.is_writable},
-            read_only={b.bookie_id: b for b in self._known.values() if not b.is_writable},
+            writable={each.bookie_id: each for each in placed if each.is_writable},
+            read_only={each.bookie_id: each for each in placed if not each.is_writable},
+            zxid=max((each[1].pzxid for each in lists if each is not None), default=HIDDEN_CZXID),
         )
+
+    async def _placed(self, bookies: Collection[RegisteredBookie]) -> list[RegisteredBookie]:
+        """Return the bookies with the endpoints to which their hosts resolve now. Records since
+        when each registration is known."""
+
+        async def place(registered: RegisteredBookie) -> RegisteredBookie:
+            if registered.address is None:
+                return registered
+            host, port = registered.address
+            try:
+                hosts = await self._resolve(host)
+            except NameNotResolvedError:
+                hosts = ()
+            endpoints = frozenset(Address(host=each, port=port) for each in hosts)
+            return replace(registered, endpoints=endpoints)
+
+        placed = await asyncio.gather(*map(place, bookies))
+        now_s, known = asyncio.get_running_loop().time(), self._known_since_s
+        keys = [(each.bookie_id, each.czxid) for each in placed]
+        self._known_since_s = {key: known.get(key, now_s) for key in keys}
+        return placed
 
     async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
         """True if the bookie's registration, as this session reads it now, is the znode of the
@@ -194,9 +271,9 @@ class Registration:
         """Return which of these bookies may not have answered at their addresses since ``view``,
         and why.
 
-        There is no doubt if the bookie's registration is still the znode of the view, and no bookie
-        that is missing in the view has registered at its address. Costs a sync, two listings, one
-        read for each bookie, and one for each new bookie. Raises UnavailableError.
+        There is no doubt if the bookie's registration is still the znode of the view, and no other
+        bookie registered at its address later, or may have. Costs a sync, two listings, one read
+        for each bookie, and one for each new bookie. Raises UnavailableError.
         """
         await self._store.sync(self._available)
         doubts = {
@@ -204,16 +281,41 @@ class Registration:
             for bookie in bookies
             if bookie not in view.available or not await self.is_as_in(view, bookie)
         }
-        addresses = {bookie: view.address(bookie) for bookie in bookies}
-        for newcomer in sorted(await self._listed() - view.available.keys()):
-            registered = await self._find(newcomer, is_read_only=False)
-            if registered is not None and registered.address is not None:
-                doubts |= {
-                    bookie: f"{newcomer} registered at its address"
-                    for bookie, address in addresses.items()
-                    if address == registered.address
-                }
+        newcomers = sorted(await self._listed() - view.available.keys())
+        found = [await self._find(newcomer, is_read_only=False) for newcomer in newcomers]
+        placed = await self._placed(
+            [*view.available.values(), *(each for each in found if each is not None)]
+        )
+        now = BookieView(writable={each.bookie_id: each for each in placed})
+        for bookie in bookies:
+            if rivals := now.rivals.get(bookie):
+                doubts[bookie] = f"{', '.join(sorted(rivals))} registered at its address"
+            elif nearby := self._unresolved_later_than(now.available.get(bookie), placed):
+                doubts[bookie] = f"{', '.join(nearby)}, whose host is unknown, may have its address"
         return doubts
+
+    def _unresolved_later_than(
+        self, registered: RegisteredBookie | None, others: Iterable[RegisteredBookie]
+    ) -> list[BookieId]:
+        """Return the bookies that may be at the address of this one although their hosts do not
+        resolve: they use the same port, and registered later.
+
+        Such a bookie is at the address only if the process of the earlier bookie has ended. Then
+        the registration of the earlier bookie is deleted when its session expires.
+        """
+        if registered is None or registered.address is None:
+            return []
+        since_s = asyncio.get_running_loop().time() - SESSION_EXPIRED_S
+        return sorted(
+            each.bookie_id
+            for each in others
+            if each.address is not None
+            and each.address.port == registered.address.port
+            and not each.endpoints
+            and not registered.is_later_than(each)
+            and each.bookie_id != registered.bookie_id
+            and self._known_since_s[each.bookie_id, each.czxid] > since_s
+        )
 
     async def _listed(self) -> set[BookieId]:
         """Return every id in the two lists of bookies.

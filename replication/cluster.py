@@ -30,7 +30,7 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
-from ledgers.registration import BookieView, Registration
+from ledgers.registration import BookieView, RegisteredBookie, Registration
 from ledgers.store import Check, MetadataStore, Stat
 from ledgers.tasks import Changing, SharedReads
 from replication.orders import Orders, OrderStore
@@ -146,7 +146,8 @@ class ViewSource(Changing):
         # Guards the two above: an older reading must not overwrite a newer one.
         self._reading = asyncio.Lock()
         self._czxids = SharedReads(registration.czxid_now)
-        self._addresses: dict[BookieId, Address] = {}
+        self._last: dict[BookieId, RegisteredBookie] = {}
+        """The last registration of each bookie that had an address."""
         self._without_cookie: frozenset[BookieId] = frozenset()
         """Registered bookies that had no cookie at the last reading."""
         self._is_blind = False
@@ -159,12 +160,13 @@ class ViewSource(Changing):
         (``BookieView.locate``).
         """
         bookies = BookieView() if self._current is None else self._current.bookies
-        return bookies.locate(bookie, last_known=self._addresses.get(bookie))
+        return bookies.locate(bookie, last=self._last.get(bookie))
 
     def last_address(self, bookie: BookieId) -> Address | None:
         """Return the address that the bookie registered last. For racks, not for requests: another
         bookie may have it now."""
-        return self._addresses.get(bookie)
+        last = self._last.get(bookie)
+        return None if last is None else last.address
 
     @property
     def is_reading(self) -> bool:
@@ -343,7 +345,7 @@ class ViewSource(Changing):
         _READ_ONLY.set(len(bookies.read_only))
         for bookie, registered in bookies.available.items():
             if registered.address is not None:
-                self._addresses[bookie] = registered.address
+                self._last[bookie] = registered
         if view != self._current:
             self._current = view
             self._notify_change()

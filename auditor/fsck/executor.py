@@ -38,6 +38,7 @@ from ledgers.errors import (
     UnauthorizedError,
 )
 from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.registration import Registration
 from ledgers.security import SecuritySettings
@@ -262,7 +263,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         # The ZooKeeper server of this session may lag behind what the driver was told of changes.
         await manager.sync(0)
         order_store = OrderStore(only_reads, ClusterPaths.below(uri.root))
-        views = ViewSource(Registration(only_reads, uri.root), clock, order_store)
+        registration = Registration(only_reads, uri.root, resolve=host_names().addresses)
+        views = ViewSource(registration, clock, order_store)
         await views.refresh()
         budgets = Budgets(reads_in_flight_max=options.reads_in_flight_per_bookie)
         connector = bookie_connector(options.security)

@@ -21,6 +21,7 @@ from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.bookies import MemoryBookie
 from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment, write_set
+from ledgers.registration import ResolveHost, as_spelled
 from ledgers.store import Create, MetadataStore, Operation, Stat
 from replication import znodes
 from replication.marks import marked_ledger_ids, prepare_tree
@@ -87,11 +88,13 @@ class Cluster:
     async def register(self, bookie: BookieId, *, is_read_only: bool = False) -> None:
         await self.store.create(f"{ROOT}/available/{'readonly/' if is_read_only else ''}{bookie}")
 
-    async def register_at(self, bookie: BookieId, other: BookieId) -> None:
-        """Register the bookie at the address of the other one."""
+    async def register_at(self, bookie: BookieId, other: BookieId, *, host: str = "") -> None:
+        """Register the bookie at the address of the other one. ``host``: another spelling of its
+        host."""
         address = spelled_address(other)
         info = BookieServiceInfoFormat()
-        info.endpoints.add(id="bookie", protocol="bookie-rpc", host=address.host, port=address.port)
+        host = host or address.host
+        info.endpoints.add(id="bookie", protocol="bookie-rpc", host=host, port=address.port)
         await self.store.create(f"{ROOT}/available/{bookie}", info.SerializeToString())
 
     async def unregister(self, bookie: BookieId) -> None:
@@ -254,6 +257,7 @@ class Cluster:
         fallback: EntryDigest = DIGEST,
         racks: Mapping[BookieId, str] | None = None,
         moves_misplaced: bool = False,
+        resolve: ResolveHost = as_spelled,
     ) -> AbstractAsyncContextManager[Node]:
         """Yield another node with a worker. Without ``racks`` no placement rule applies."""
         return running_node(
@@ -268,6 +272,7 @@ class Cluster:
             fallback=fallback,
             racks=racks,
             moves_misplaced=moves_misplaced,
+            resolve=resolve,
         )
 
 

@@ -15,7 +15,7 @@ from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
-from ledgers.registration import Registration
+from ledgers.registration import Registration, ResolveHost, as_spelled
 from replication.backoff import RetryPace, WaitingList
 from replication.cluster import IsolationGroups, ViewSource
 from replication.copier import Copier
@@ -116,6 +116,7 @@ async def running_node(
     fallback: EntryDigest,
     racks: Mapping[BookieId, str] | None = None,
     moves_misplaced: bool = False,
+    resolve: ResolveHost = as_spelled,
 ) -> AsyncIterator[Node]:
     """Yield a node with its session and everything that runs beside the worker.
 
@@ -136,6 +137,7 @@ async def running_node(
             fallback=fallback,
             racks=racks,
             moves_misplaced=moves_misplaced,
+            resolve=resolve,
         )
         beside += [
             asyncio.create_task(work)
@@ -167,9 +169,11 @@ async def _node(
     fallback: EntryDigest,
     racks: Mapping[BookieId, str] | None = None,
     moves_misplaced: bool = False,
+    resolve: ResolveHost = as_spelled,
 ) -> Node:
     manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-    views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
+    registration = Registration(store, ROOT, resolve=resolve)
+    views = ViewSource(registration, clock, OrderStore(store, PATHS))
     await views.refresh()
     membership = await Membership.join(store, PATHS, node_info(name))
     batcher = Batcher(store, [membership.guard])

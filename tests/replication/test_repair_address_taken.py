@@ -1,17 +1,19 @@
 """A bookie was decommissioned, and another bookie answers at its address under another id (rule
 S5)."""
 
+import asyncio
 from collections import Counter
 
 import pytest
 
 from daemon.cli.close_ledger import CloseRefusedError
-from ledgers.errors import NoAnswerError, UnavailableError
+from ledgers.errors import NameNotResolvedError, NoAnswerError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
+from ledgers.registration import SESSION_EXPIRED_S
 from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
-from replication.outcome import Outcome
+from replication.outcome import Outcome, OutcomeKind
 from replication.reasons import Reason
 from tests.daemon.closing import close
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -158,6 +160,68 @@ async def test_a_recovery_stops_if_an_address_is_taken_over() -> None:
 
     assert f"{B3}: newcomer registered at its address" in blocked_by(outcome).facts.errors[0]
     assert not (await cluster.metadata()).is_closed
+
+
+KNOWN_HOSTS = {f"b{n}": f"10.0.0.{n}" for n in range(1, 7)} | {"node-1.example": "10.0.0.1"}
+
+
+async def resolve(host: str) -> list[str]:
+    if host not in KNOWN_HOSTS:
+        raise NameNotResolvedError("host name does not resolve", host=host)
+    return [KNOWN_HOSTS[host]]
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param("b1", id="the same spelling"),
+        pytest.param("node-1.example", id="another name of the host"),
+        pytest.param("unknown.example", id="a name that does not resolve"),
+    ],
+)
+@in_virtual_time
+async def test_a_newcomer_is_recognised_however_it_spells_the_address(host: str) -> None:
+    """B1 and its disk are gone, but its session is not over. The newcomer says "no" in its name."""
+    cluster = await open_ledger()
+    cluster.put(LEDGER, 10, B1, B2)  # acknowledged
+    for bookie in (B1, B2, B3):
+        cluster.bookie(bookie).flush()
+    await cluster.kill(B2)
+    await cluster.unregister(B4)
+    await cluster.register_at(B4, B1, host=host)
+    cluster.bookies.take_address(B4, of=B1)
+    async with cluster.node(resolve=resolve) as node:
+        lease, sighting = await first_grace(node)
+
+        outcome = await node.repairer.repair(lease, sighting)
+
+        assert outcome.kind is OutcomeKind.WAITING
+        assert not (await cluster.metadata()).is_closed
+        await cluster.unregister(B1)
+        await cluster.revive(B2)
+        await asyncio.sleep(SESSION_EXPIRED_S)
+
+        again = await node.repairer.repair(lease)
+        await node.repairer.repair(lease, again.sighting)
+
+    assert (await cluster.metadata()).last_entry_id == 10
+
+
+@in_virtual_time
+async def test_a_host_that_does_not_resolve_delays_recoveries_for_one_session_timeout() -> None:
+    """Then the other bookies would not be registered any more if it had their address."""
+    cluster = await open_ledger()
+    await cluster.kill(B1)
+    await cluster.register_at(BookieId("newcomer"), B3, host="unknown.example")
+    async with cluster.node(resolve=resolve) as node:
+        lease, sighting = await first_grace(node)
+
+        early = await node.repairer.repair(lease, sighting)
+        await asyncio.sleep(SESSION_EXPIRED_S)
+        await node.repairer.repair(lease, sighting)
+
+    assert "newcomer, whose host is unknown, may have" in blocked_by(early).facts.errors[0]
+    assert (await cluster.metadata()).is_closed
 
 
 # --- By hand --------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def _parsed(data: bytes) -> LedgerMetadata | None:
         return None
 
 
-async def settle(turns: int = 50) -> None:
+async def settle(turns: int = 100) -> None:
     """Let everything that is ready continue, without time passing."""
     for _ in range(turns):
         await asyncio.sleep(0)

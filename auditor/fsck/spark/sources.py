@@ -63,6 +63,7 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
+from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, DigestType, fragments, known_fragments
 from ledgers.reading import find_end
@@ -462,7 +463,7 @@ async def entry_rows(
     ledger that cannot be opened has none."""
     async with read_session(connection.metadata_service_uri, connection.security) as (store, uri):
         manager = await LedgerManager.open(store, uri)
-        view = await Registration(store, uri.root).read()
+        view = await Registration(store, uri.root, resolve=host_names().addresses).read()
         async with open_bookies(
             view.locate,
             clock=SystemClock(),
