@@ -84,6 +84,11 @@ class WriterSighting:
         return frozenset(self.last_entries).difference(self.lacking)
 
     @property
+    def bookies(self) -> frozenset[BookieId]:
+        """All bookies for which the ledger waits."""
+        return frozenset(self.last_entries).union(self.draining)
+
+    @property
     def blocked(self) -> Blocked:
         """The reason why the ledger waits during this grace."""
         return Blocked(
@@ -104,9 +109,12 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     """Return the sighting for another grace; None if the ledger must be recovered.
 
     ``now``: what was seen now, as if for the first time. The graces are counted from one again if
-    the segment changed, or if the entry that was lacking has arrived.
+    the segment changed, if the entry that was lacking has arrived, or if every bookie for which the
+    first grace began is well again: the bookies that are absent now may be absent for a moment.
     """
     if before is None or before.segment != now.segment or _has_arrived(before, now):
+        return now
+    if before.bookies.isdisjoint(now.bookies):
         return now
     has_moved = any(
         last is not None and last > _or_none(before.last_entries.get(bookie))

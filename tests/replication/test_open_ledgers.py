@@ -35,6 +35,8 @@ def sighting(last: int | None, *, grace_count: int = 1) -> WriterSighting:
             sighting(12, grace_count=GRACES_MAX - 1), {B2: 15}, GRACES_MAX, id="the last grace"
         ),
         pytest.param(sighting(12, grace_count=GRACES_MAX), {B2: 15}, None, id="no grace is left"),
+        pytest.param(sighting(12), {B3: None}, 1, id="B2 is back, and another one is absent now"),
+        pytest.param(sighting(12), {B2: 12, B3: None}, None, id="another one is absent, too"),
     ],
 )
 def test_rule_s13_a_writer_that_writes_gets_another_grace(
