@@ -1,7 +1,8 @@
 """The bookies and orders of the cluster as last seen, and Pulsar's isolation groups.
 
 ``ViewSource`` keeps a ``ClusterView`` up to date with two watches and a timer; maintenance windows
-end without an event. A view is an immutable value.
+end without an event. A view is an immutable value. ``SeenAbsences`` remembers which bookies were
+absent in earlier views.
 
 ``IsolationGroups`` holds the groups. A ledger that Pulsar isolates may have copies only on bookies
 of its groups (IsolatedBookieEnsemblePlacementPolicy). The groups are in Pulsar's znode of racks. A
@@ -9,6 +10,7 @@ failed read is reported once; the last good groups stay in force.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import aclosing
@@ -129,6 +131,47 @@ class ClusterView:
         return max(self._doubtful.values(), default=0)
 
 
+ABSENCES_KEPT = 16
+"""Earlier absences of a bookie that are remembered. Marks of older ones are rare."""
+
+
+class SeenAbsences:
+    """The absences of bookies with a cookie, as this process saw them.
+
+    What it did not see is unknown, and the careful answer holds: a bookie is absent only since this
+    process first missed it, and a mark was made while its bookies were registered.
+    """
+
+    def __init__(self) -> None:
+        self._now: dict[BookieId, tuple[float, int]] = {}
+        """By absent bookie: since when it is missing, in monotonic seconds, and a zxid since when
+        it is absent."""
+        self._ended: dict[BookieId, deque[tuple[int, int]]] = {}
+        """The absences that ended: a zxid since when, and the czxid of the registration that ended
+        it."""
+
+    def note(self, view: "ClusterView", *, now_s: float) -> None:
+        absent = view.cookies.keys() - view.available
+        for bookie in self._now.keys() - absent:
+            _, since_zxid = self._now.pop(bookie)
+            if czxid := view.czxid(bookie):
+                ended = self._ended.setdefault(bookie, deque(maxlen=ABSENCES_KEPT))
+                ended.append((since_zxid, czxid))
+        for bookie in absent:
+            self._now.setdefault(bookie, (now_s, view.bookies.zxid))
+
+    def absent_s(self, bookie: BookieId, *, now_s: float) -> float:
+        """Return how long this process has missed the bookie; 0 if it is registered or unknown."""
+        since_s, _ = self._now.get(bookie, (now_s, 0))
+        return now_s - since_s
+
+    def was_absent(self, bookie: BookieId, *, from_zxid: int, to_zxid: int) -> bool:
+        """Return True if a registered bookie was absent all the time between the two zxids."""
+        return any(
+            since < from_zxid and to_zxid < end for since, end in self._ended.get(bookie, ())
+        )
+
+
 class ViewSource(Changing):
     """The current view, kept up to date by ``run``. Reports a change when the view differs."""
 
@@ -146,6 +189,7 @@ class ViewSource(Changing):
         # Guards the two above: an older reading must not overwrite a newer one.
         self._reading = asyncio.Lock()
         self._czxids = SharedReads(registration.czxid_now)
+        self.absences = SeenAbsences()
         self._last: dict[BookieId, RegisteredBookie] = {}
         """The last registration of each bookie that had an address."""
         self._without_cookie: frozenset[BookieId] = frozenset()
@@ -346,6 +390,7 @@ class ViewSource(Changing):
         for bookie, registered in bookies.available.items():
             if registered.address is not None:
                 self._last[bookie] = registered
+        self.absences.note(view, now_s=self._clock.now_s())
         if view != self._current:
             self._current = view
             self._notify_change()

@@ -320,8 +320,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
     ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is
     still the registration that acknowledged its copies. ``has_bad_sources``: members lack entries
     that a check does not ask for, so they must be read completely. ``are_foreseen``: the outcomes
-    are predictions (``PlannedOutcome``). ``may_split``: a segment may be split around entries that
-    an absent bookie may still have.
+    are predictions (``PlannedOutcome``). ``may_return``: returns True if an absent bookie may soon
+    return with the entries that it should have.
     """
 
     inspection: Inspection
@@ -330,7 +330,7 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
     is_unchanged: Callable[[BookieId], bool]
     has_bad_sources: bool = False
     are_foreseen: bool = False
-    may_split: bool = True
+    may_return: Callable[[BookieId], bool] = lambda bookie: False
 
     @cached_property
     def metadata(self) -> LedgerMetadata:
@@ -491,8 +491,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
         - while no good entry proves our key (rule S7);
         - if a bookie in maintenance may have the entries;
         - around more than ``LOST_PLACES_MAX`` runs;
-        - unless ``may_split``, if an absent bookie may have the entries and keeps its cookie. Two
-          bookies that restart together would leave ledgers with many segments.
+        - if an absent bookie may have the entries and may return soon. Two bookies that restart
+          together would leave ledgers with many segments.
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
@@ -502,7 +502,7 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
             finding.fragment.first_entry_id
             for finding in self.inspection.findings
             if finding.verdict is Verdict.IN_MAINTENANCE
-            or (not self.may_split and self._may_return(finding))
+            or (finding.verdict is Verdict.BOOKIE_ABSENT and self.may_return(finding.bookie))
         }
         splits = [
             Change(
@@ -517,13 +517,6 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
             and self.is_unchanged(repair.target)
         ]
         return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
-
-    def _may_return(self, finding: CopyFinding) -> bool:
-        """Return True if the bookie is not registered, and not decommissioned."""
-        return (
-            finding.verdict is Verdict.BOOKIE_ABSENT
-            and finding.bookie in self.inspection.view.cookies
-        )
 
     @property
     def _is_key_proven(self) -> bool:

@@ -49,13 +49,13 @@ class RepairProgress:
     """Bookies repaired in place. Their copies are read back (rule S15)."""
     found_bad: frozenset[BookieId] = frozenset()
     """Bookies whose copies a check or fsck found bad."""
+    perhaps_bad: frozenset[BookieId] = frozenset()
+    """Bookies whose copies a check may have found bad. Their "no" counts in a recovery."""
     suspects: set[BookieId] = field(default_factory=set)
     """Bookies that did not give a good copy of an entry that they should have, now or in an
     earlier repair."""
     copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
     """Complete copies: the target, and the czxid of its registration (rule S3)."""
-    may_split: bool = False
-    """Same as in ``CopyResults``."""
     has_tried_optimistically: bool = False
     """True after one attempt to copy without inspecting first. Later rounds inspect."""
     has_copied: bool = False
@@ -69,7 +69,7 @@ class RepairProgress:
     def all_suspects(self) -> frozenset[BookieId]:
         """Bookies whose copies are read entry by entry: their first and last entries prove
         nothing."""
-        return self.found_bad.union(self.refilled, self.suspects)
+        return self.found_bad.union(self.perhaps_bad, self.refilled, self.suspects)
 
     def copied_in(self, view: ClusterView) -> Mapping[CopyKey, BookieId]:
         """Return the complete copies on targets whose registration is unchanged since."""

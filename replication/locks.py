@@ -22,6 +22,7 @@ from msgspec import Struct
 from ledgers.errors import LockLostError
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
+from replication.cluster import SeenAbsences
 from replication.marks import VersionedMark
 
 VERSION_MAX = 4
@@ -113,13 +114,30 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
         written.
 
         Such a bookie was not lost. A check found that it lacks entries; Java's auditor does if
-        ``auditorLedgerVerificationPercentage`` is set. So its first and last entries prove nothing.
-        ``czxid``: returns the czxid of a bookie's registration, 0 if unknown.
+        ``auditorLedgerVerificationPercentage`` is set. ``czxid``: returns the czxid of a bookie's
+        registration, 0 if unknown.
         """
         if not self.is_loss:
             return frozenset()  # in the private queue the finding names the bookies
         shared = self.marks[0]
         return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
+
+    def perhaps_missed(self, absences: SeenAbsences) -> frozenset[BookieId]:
+        """Return the bookies that the shared mark names, unless they are known to have been absent
+        when it was created and last written.
+
+        A mark does not say why it names a bookie. A check may have found that the bookie lacks
+        entries, and the bookie may have restarted since. So its first and last entries prove
+        nothing.
+        """
+        if not self.is_loss:
+            return frozenset()
+        mark = self.marks[0]
+        return frozenset(
+            bookie
+            for bookie in mark.mark.replicas
+            if not absences.was_absent(bookie, from_zxid=mark.czxid, to_zxid=mark.mzxid)
+        )
 
     @cached_property
     def since_ms(self) -> int:

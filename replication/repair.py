@@ -35,11 +35,11 @@ from ledgers.errors import (
     UnprovenEndError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.model import BookieId, LedgerState
+from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.quorum import RecoveredEnd
-from ledgers.store import Check, OperationResult, SetData, Stat
+from ledgers.store import Check, Operation, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
-from replication.commit import CopyResults
+from replication.commit import CopyResults, joined
 from replication.copier import Copier, RememberedSuspects, RepairProgress
 from replication.copy_reader import NOTHING_ASKED, ReadPlan
 from replication.history import Cause, CausedBy, cause_at
@@ -51,7 +51,7 @@ from replication.plan import Plan, plan_repair
 from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.recent_copies import CopyRecorder
 from replication.slots import Slots
-from replication.work_queue import Queue
+from replication.work_queue import OnApplied, Queue
 
 STEP_S = Histogram(
     "bookmender_repair_step_seconds",
@@ -83,9 +83,10 @@ as long, but other ledgers must not wait for it."""
 PATIENT_BYTES_PER_S = 1_000_000
 """While a ledger is copied, it keeps its slot longer, by its size at this rate."""
 SPLIT_AFTER_S = 3_600.0
-"""Age of a mark before a segment is split around entries that only an absent bookie may still
-store. Until then its return would repair the ledger without a split. Afterwards the copies of the
-other entries matter more."""
+"""A segment is split around entries that only absent bookies may still store after this node has
+missed each of them for so long. Until then their return would repair the ledger without a split.
+Afterwards the copies of the other entries matter more. The mark may be much older than the absence
+of its bookies."""
 SECOND_CHECK_ENTRIES = 1_000
 """After copying more entries than this, the other copies are checked again before the mark is
 deleted."""
@@ -135,9 +136,9 @@ class Repairer:
         """
         progress = RepairProgress(
             found_bad=await self._found_bad(lease),
+            perhaps_bad=lease.queued.perhaps_missed(self.views.absences),
             suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
             copies=self.recorder.of_repair(lease.ledger_id),
-            may_split=self.clock.wall_ms() - lease.queued.since_ms >= SPLIT_AFTER_S * 1000,
         )
         outcome = None
         try:
@@ -156,7 +157,7 @@ class Repairer:
         return self._remembered.of(ledger_id)
 
     async def _found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
-        """Return the bookies of the mark whose copies must all be read. Absent bookies are not
+        """Return the bookies of the mark whose copies a check found bad. Absent bookies are not
         among them: they count as missing."""
         if self.views.current.available.isdisjoint(lease.queued.replicas):
             return frozenset()
@@ -319,8 +320,14 @@ class RepairAttempt:
             # A target that registered again may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], inspection.view),
             has_bad_sources=bool(suspects),
-            may_split=progress.may_split,
+            may_return=self._may_return,
         )
+
+    def _may_return(self, bookie: BookieId) -> bool:
+        """Return True if a bookie that is not registered, and not decommissioned, is not absent for
+        long."""
+        absent_s = self._views.absences.absent_s(bookie, now_s=self._repairer.clock.now_s())
+        return bookie in self._views.current.cookies and absent_s < SPLIT_AFTER_S
 
     async def _copy_optimistically(
         self, versioned: VersionedMetadata, view: ClusterView
@@ -356,31 +363,27 @@ class RepairAttempt:
         (rule S6).
         """
         inspection, after = results.inspection, results.metadata
-        write = None
+        is_ended = inspection.metadata.state is not LedgerState.IN_RECOVERY
+        may_unmark = is_ended and results.entry_count <= SECOND_CHECK_ENTRIES
         if after != inspection.metadata:
+            await self._progress.copies.wait_recorded()
+            # One round trip confirms the targets, too: they are among these bookies.
+            if (
+                may_unmark
+                and results.is_complete
+                and await self._are_confirmed(after.bookies, inspection.view)
+            ):
+                return await self._unmark(inspection, after)
             if not await self._confirm_targets(results):
                 return None
-            write = await self._rewrite(results)
-        is_ended = inspection.metadata.state is not LedgerState.IN_RECOVERY
-        is_proven = (
-            is_ended
-            and results.entry_count <= SECOND_CHECK_ENTRIES
-            and self._is_unchanged(after.bookies, inspection.view)
-        )
-        if write is not None:
-            on_applied = partial(self._tell_written, results, write)
-            if is_proven and results.is_complete:
-                checks = self._member_checks(inspection)
-                is_done = await self._queue.complete(
-                    self._lease, [write, *checks], on_applied=on_applied
-                )
-                return DONE if is_done else MARKED_AGAIN
-            on_applied(await self._queue.write(self._lease, [write]))
+            write = await self._rewrite(inspection, after)
+            replies = await self._queue.write(self._lease, [write])
+            self._tell_written(inspection, after, write, replies)
         if results.is_split or not results.blocked:
             return None
         only_to_empty = results.only_to_empty
         if is_ended and only_to_empty and self._lease.queued.is_loss_besides(only_to_empty):
-            if not is_proven:
+            if not may_unmark or not await self._are_confirmed(after.bookies, inspection.view):
                 return None
             if await self._queue.unmark_loss(self._lease, self._member_checks(inspection)):
                 return MARKED_AGAIN
@@ -388,16 +391,38 @@ class RepairAttempt:
 
     async def _finish_whole(self, inspection: Inspection) -> Outcome | None:
         """Delete the mark of a ledger that misses nothing, unless its bookies changed meanwhile."""
-        bookies = inspection.metadata.bookies
-        if not self._is_unchanged(bookies, inspection.view):
+        metadata = inspection.metadata
+        if not await self._are_confirmed(metadata.bookies, inspection.view):
             return None
-        if not await self._views.are_as_in(inspection.view, bookies & inspection.view.available):
-            return None
-        unchanged = self._manager.check(inspection.versioned)
-        return await self._finish([unchanged, *self._member_checks(inspection)])
+        # A split around entries that have copies again is undone.
+        return await self._unmark(inspection, joined(metadata) if metadata.is_closed else metadata)
 
-    async def _finish(self, checks: Sequence[Check] = ()) -> Outcome:
-        return DONE if await self._queue.complete(self._lease, checks) else MARKED_AGAIN
+    async def _unmark(self, inspection: Inspection, metadata: LedgerMetadata) -> Outcome:
+        """Delete the marks. The same transaction writes the metadata, or checks it if it is
+        unchanged."""
+        checks = self._member_checks(inspection)
+        if metadata == inspection.metadata:
+            return await self._finish([self._manager.check(inspection.versioned), *checks])
+        write = await self._rewrite(inspection, metadata)
+        on_applied = partial(self._tell_written, inspection, metadata, write)
+        return await self._finish([write, *checks], on_applied)
+
+    async def _finish(
+        self, extra: Sequence[Operation] = (), on_applied: OnApplied = lambda results: None
+    ) -> Outcome:
+        is_done = await self._queue.complete(self._lease, extra, on_applied=on_applied)
+        return DONE if is_done else MARKED_AGAIN
+
+    async def _are_confirmed(self, bookies: Collection[BookieId], view: ClusterView) -> bool:
+        """Check, right before the mark is deleted, that the copies on these bookies are still those
+        that were judged. Returns False if another round is needed, like ``_confirm_targets``, whose
+        interleaving can also happen to a bookie that held a copy before. Raises UnavailableError.
+
+        If an ACL hides a registration, nobody can tell whether it changed; the ledger must not stay
+        marked for ever.
+        """
+        seen = [bookie for bookie in bookies if view.czxid(bookie)]
+        return self._is_unchanged(bookies, view) and await self._views.are_as_in(view, seen)
 
     async def _confirm_targets(self, results: CopyResults) -> bool:
         """Check, right before the metadata names new bookies, that their copies are safe (rules S3,
@@ -450,24 +475,25 @@ class RepairAttempt:
             for bookie in bookies
         )
 
-    async def _rewrite(self, results: CopyResults) -> SetData:
-        inspection = results.inspection
+    async def _rewrite(self, inspection: Inspection, metadata: LedgerMetadata) -> SetData:
         return await self._manager.write_operation(
-            inspection.ledger_id, results.metadata, read_as=inspection.versioned
+            inspection.ledger_id, metadata, read_as=inspection.versioned
         )
 
     def _tell_written(
-        self, results: CopyResults, write: SetData, replies: Sequence[OperationResult]
+        self,
+        inspection: Inspection,
+        metadata: LedgerMetadata,
+        write: SetData,
+        replies: Sequence[OperationResult],
     ) -> None:
         stat = replies[0]
         assert isinstance(stat, Stat), replies
-        self._progress.has_copied = True  # perhaps of a fragment without entries
+        # A fragment may have no entries.
+        self._progress.has_copied |= metadata.bookies != inspection.metadata.bookies
         self._repairer.on_written(
             VersionedMetadata(
-                ledger_id=results.inspection.ledger_id,
-                metadata=results.metadata,
-                stat=stat,
-                data=write.data,
+                ledger_id=inspection.ledger_id, metadata=metadata, stat=stat, data=write.data
             )
         )
 
@@ -505,8 +531,9 @@ class RepairAttempt:
             return False
         if not await self._confirm_targets(results):
             return True
-        write = await self._rewrite(results)
-        self._tell_written(results, write, await self._queue.write(self._lease, [write]))
+        write = await self._rewrite(inspection, results.metadata)
+        replies = await self._queue.write(self._lease, [write])
+        self._tell_written(inspection, results.metadata, write, replies)
         return True
 
     async def _recover(self, versioned: VersionedMetadata, view: ClusterView) -> Outcome | None:

@@ -1,5 +1,6 @@
 """Helpers for the tests of repairs: one repair at a time, and events in the middle of it."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from ledgers.model import BookieId, LedgerState
 from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
 from replication.outcome import Outcome
 from replication.reasons import Blocked
+from replication.repair import SPLIT_AFTER_S
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node
@@ -35,6 +37,14 @@ async def repair(cluster: Cluster, **options: object) -> Outcome:
     if not await cluster.marked():
         await cluster.mark()
     async with cluster.node(**options) as node:  # type: ignore[arg-type]
+        return await repair_with(node)
+
+
+async def repair_late(cluster: Cluster, *, local: BookieId | None = None) -> Outcome:
+    """Let a node repair the ledger that has missed the absent bookies for long."""
+    await cluster.mark()
+    async with cluster.node(local=local) as node:
+        await asyncio.sleep(SPLIT_AFTER_S)
         return await repair_with(node)
 
 

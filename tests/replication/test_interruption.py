@@ -21,7 +21,7 @@ from ledgers.store import Operation
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER, Node
+from tests.replication.nodes import LEDGER, ROOT, Node
 from tests.replication.repairs import drain
 from tests.virtual_time import run
 
@@ -148,13 +148,14 @@ async def draining() -> Cluster:
 
 
 async def out_of_reach() -> Cluster:
-    """Return a ledger with an entry whose only copy is on a bookie that returns later: the ledger
-    is split first."""
+    """Return a ledger with an entry whose only copy is on a bookie that returns although it was
+    decommissioned: the ledger is split first."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=LAST)
     cluster.bookie(B3).lose(LEDGER, 4)
     await cluster.mark(B2)
     await cluster.kill(B2)
+    await cluster.store.delete(f"{ROOT}/cookies/{B2}")
 
     async def come_back() -> None:
         await until(cluster, is_split)

@@ -24,11 +24,18 @@ from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Facts, Reason, gravest
+from replication.repair import SPLIT_AFTER_S
 from replication.targets import TargetSelector
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
-from tests.replication.repairs import blocked_by, drain, order_maintenance, repair
+from tests.replication.repairs import (
+    blocked_by,
+    drain,
+    order_maintenance,
+    repair,
+    repair_late,
+)
 
 WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
 
@@ -320,7 +327,7 @@ async def test_no_copy_is_promised_of_unavailable_entries(
     await cluster.kill(B2, B3)
 
     found = await preview(cluster)
-    outcome = await repair(cluster)
+    outcome = await repair_late(cluster)
     after = await preview(cluster)
 
     assert found.entry_count == copied
@@ -353,7 +360,7 @@ async def test_a_copy_in_place_is_predicted_without_lost_entries(
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     if is_on_purpose:
-        await order_maintenance(cluster, B3)
+        await order_maintenance(cluster, B3, for_s=2 * SPLIT_AFTER_S)
     await cluster.kill(B3)
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 4)
@@ -361,7 +368,7 @@ async def test_a_copy_in_place_is_predicted_without_lost_entries(
         cluster.bookie(B1).lose(LEDGER, entry_id)
 
     found = await preview(cluster, suspects=(B1, B2))
-    await repair(cluster)
+    await repair_late(cluster)
 
     copies = {step.replaced: tuple(step.entry_ids) for step in found.repairs}
     assert copies[B1] == refilled

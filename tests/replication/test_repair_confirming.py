@@ -1,18 +1,23 @@
 """A repair reads targets, members and the metadata of a whole ledger again right before it
 writes."""
 
+import asyncio
+
 import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.model import BookieId
+from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.store import Stat
+from replication.cluster import ClusterView, SeenAbsences
 from replication.locks import QueuedLedger
 from replication.marks import VersionedMark
 from replication.outcome import DONE, OutcomeKind
 from replication.znodes import Mark
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
-from tests.replication.nodes import LEDGER, Node
-from tests.replication.repairs import lost_b2, once_copied, repair_with, touch
+from tests.replication.nodes import LEDGER, ROOT, Node
+from tests.replication.repairs import lost_b2, once_copied, open_ledger, repair_with, touch
 
 
 def is_blind(node: Node) -> None:
@@ -40,6 +45,30 @@ async def test_a_target_reformatted_during_our_suspension_is_not_named() -> None
             await cluster.revive(transfer.target)
 
         once_copied(cluster, reformat)
+
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["reformatted", "stopped"])
+@in_virtual_time
+async def test_a_holder_lost_during_our_suspension_is_noticed_before_the_mark_is_deleted(
+    is_back: bool,
+) -> None:
+    """The mark does not name B1, and a leader may have handled the event already."""
+    cluster = await lost_b2()
+    async with cluster.node() as node:
+
+        async def lose_holder(transfer: Transfer) -> None:
+            is_blind(node)
+            await cluster.kill(B1)
+            if is_back:
+                await cluster.wipe(B1)
+                await cluster.revive(B1)
+
+        once_copied(cluster, lose_holder)
 
         outcome = await repair_with(node)
 
@@ -106,6 +135,20 @@ async def test_a_ledger_written_after_its_check_is_checked_again() -> None:
     await cluster.assert_queue_empty()
 
 
+@pytest.mark.parametrize("lost", [B2, B3], ids=["a repaired ledger", "a whole ledger"])
+@in_virtual_time
+async def test_a_member_whose_registration_is_hidden_does_not_keep_the_mark(lost: BookieId) -> None:
+    cluster = await lost_b2() if lost is B2 else await marked_for_b3_which_is_back()
+    async with cluster.node() as node:
+        shut_out(node.store, f"{ROOT}/available/{B1}")
+        await node.views.refresh()
+
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()
+
+
 # --- Marks for registered bookies -----------------------------------------------------------------
 
 
@@ -132,42 +175,108 @@ def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedge
         pytest.param(queued(B2, B3, mzxid=50), {B2: 10, B3: 60}, {B2}, id="each by itself"),
     ],
 )
-def test_a_bookie_marked_while_registered_is_read_completely(
+def test_a_bookie_marked_while_registered_lacks_entries(
     ledger: QueuedLedger, registered: dict[BookieId, int], missed: set[BookieId]
 ) -> None:
     assert ledger.missed_while_registered(lambda b: registered.get(b, 99)) == missed
 
 
+JAVAS_FINDING, LOSS = "a check found a gap between the ends", "the bookie was lost"
+
+
+@pytest.mark.parametrize(
+    ("mark", "restarts", "is_watched", "read_count"),
+    [
+        pytest.param(JAVAS_FINDING, 0, True, 201, id="registered since before the mark"),
+        pytest.param(JAVAS_FINDING, 1, True, 201, id="restarted since"),
+        pytest.param(LOSS, 0, True, 2, id="lost, and back since"),
+        pytest.param(LOSS, 1, True, 2, id="and restarted since"),
+        pytest.param(LOSS, 0, False, 201, id="nobody saw that it was lost"),
+    ],
+)
 @in_virtual_time
-async def test_a_gap_that_javas_auditor_missed_is_filled() -> None:
-    """The entry is between the ends of the fragment."""
+async def test_a_bookie_is_asked_for_its_ends_only_if_it_was_marked_while_absent(
+    mark: str, restarts: int, is_watched: bool, read_count: int
+) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
-    cluster.bookie(B2).lose(LEDGER, 100)
-    await cluster.mark(B2)
+    asked: list[int] = []
 
-    async with cluster.node() as node:
-        await repair_with(node)
+    async def note(transfer: Transfer) -> None:
+        asked.append(len(transfer.reads.get(B2, ())))
 
+    async with cluster.node("before") as before:
+        if mark is JAVAS_FINDING:
+            cluster.bookie(B2).lose(LEDGER, 100)
+            await cluster.mark(B2)
+        else:
+            await cluster.kill(B2)
+            await before.views.wait_change(before.views.change_count, timeout_s=1)
+            await cluster.mark(B2)
+            await cluster.revive(B2)
+        for _ in range(restarts):
+            await asyncio.sleep(1)
+            await cluster.kill(B2)
+            await asyncio.sleep(1)
+            await cluster.revive(B2)
+        async with cluster.node("after") as after:
+            cluster.bookies.before_transfer = note
+
+            await repair_with(before if is_watched else after)
+
+    assert asked[0] == read_count
     assert await cluster.marked() == []
     await cluster.assert_whole()
 
 
 @in_virtual_time
-async def test_a_bookie_back_after_its_loss_is_asked_for_its_ends_only() -> None:
-    cluster = await Cluster.start()
-    await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
-    await cluster.kill(B2)
-    await cluster.mark(B2)
-    await cluster.revive(B2)
-    asked: list[int] = []
-
-    async def note(transfer: Transfer) -> None:
-        asked.append(len(transfer.reads[B2]))
-
-    cluster.bookies.before_transfer = note
+async def test_a_bookie_that_may_have_been_missed_is_believed_in_a_recovery() -> None:
+    """No node saw that B2 and B3 were lost, but nothing says that they lack entries."""
+    cluster = await open_ledger()
+    await cluster.kill(B2, B3)
+    await cluster.mark(B2, B3)
+    for bookie in (B2, B3):
+        await cluster.revive(bookie)
+    await cluster.kill(B1)
 
     async with cluster.node() as node:
-        await repair_with(node)
+        lease = await node.lease()
+        grace = await node.repairer.repair(lease)
+        await node.repairer.repair(lease, grace.sighting)
 
-    assert asked == [2]
+    assert (await cluster.metadata()).last_entry_id == 9
+
+
+@pytest.mark.parametrize(
+    ("from_zxid", "to_zxid", "was_absent"),
+    [
+        pytest.param(11, 11, True, id="marked during the absence"),
+        pytest.param(11, 19, True, id="and written again during it"),
+        pytest.param(9, 9, False, id="marked before the absence"),
+        pytest.param(9, 15, False, id="marked before it, written during it"),
+        pytest.param(11, 25, False, id="marked during it, written after it"),
+        pytest.param(31, 31, True, id="marked during the next absence"),
+        pytest.param(11, 31, False, id="registered in between"),
+    ],
+)
+def test_an_absence_covers_a_mark_only_as_a_whole(
+    from_zxid: int, to_zxid: int, was_absent: bool
+) -> None:
+    absences = SeenAbsences()
+    for since, back in ((10, 20), (30, 40)):
+        absences.note(view_of(B1, zxid=since), now_s=0)
+        absences.note(view_of(B1, B2, zxid=back), now_s=0)
+
+    assert absences.was_absent(B2, from_zxid=from_zxid, to_zxid=to_zxid) is was_absent
+
+
+def view_of(*registered: BookieId, zxid: int) -> ClusterView:
+    """Return a view of a change at this zxid. B1 and B2 have cookies."""
+    bookies = {
+        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=zxid, is_writable=True)
+        for bookie in registered
+    }
+    return ClusterView(
+        bookies=BookieView(writable=bookies, zxid=zxid),
+        cookies=dict.fromkeys((B1, B2), Stat(version=0)),
+    )

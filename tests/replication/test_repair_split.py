@@ -21,6 +21,7 @@ from tests.replication.repairs import (
     drain,
     order_maintenance,
     repair,
+    repair_late,
 )
 
 
@@ -35,7 +36,7 @@ async def test_a_segment_is_split_around_an_entry_without_copy() -> None:
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
 
-    outcome = await repair(cluster, local=B3)
+    outcome = await repair_late(cluster, local=B3)
 
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
     assert blocked_by(outcome).facts.entry_ids == (4,)
@@ -50,11 +51,11 @@ async def test_the_metadata_is_split_once() -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
-    await repair(cluster)
+    await repair_late(cluster)
     before = await cluster.manager.read(LEDGER)
     copied_count = cluster.bookies.copied_count
 
-    outcome = await repair(cluster)
+    outcome = await repair_late(cluster)
 
     assert outcome.reason is Reason.NO_COPY
     assert (await cluster.manager.read(LEDGER)).version == before.version
@@ -67,7 +68,7 @@ async def test_the_ledger_is_whole_when_the_bookie_returns() -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
-    await repair(cluster, local=B3)
+    await repair_late(cluster, local=B3)
     await cluster.revive(B2)
 
     outcome = await repair(cluster)
@@ -85,7 +86,7 @@ async def test_a_split_keeps_all_entries_that_one_bookie_stored_alone() -> None:
     await cluster.write_ledger((B1, B2, B3, B4), last=11)
     await cluster.kill(B2, B3)  # entries 1, 5 and 9 are on these two
 
-    outcome = await repair(cluster, local=B5)
+    outcome = await repair_late(cluster, local=B5)
 
     metadata = await cluster.metadata()
     assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.NO_COPY)
@@ -129,7 +130,7 @@ async def test_a_ledger_with_too_many_gaps_is_not_split() -> None:
         cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
     await cluster.kill(B2)
 
-    outcome = await repair(cluster)
+    outcome = await repair_late(cluster)
 
     assert outcome.reason is Reason.NO_COPY
     assert (await cluster.manager.read(LEDGER)).version == before.version
@@ -143,7 +144,7 @@ async def test_as_many_gaps_as_allowed_are_cut_out() -> None:
         cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
     await cluster.kill(B2)
 
-    await repair(cluster)
+    await repair_late(cluster)
 
     assert len(await segments(cluster)) == 2 * LOST_PLACES_MAX + 1
     assert not cluster.violations
@@ -154,10 +155,10 @@ async def test_nothing_is_cut_out_while_a_bookie_is_in_maintenance() -> None:
     cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 0)
-    await order_maintenance(cluster, B2)
+    await order_maintenance(cluster, B2, for_s=2 * SPLIT_AFTER_S)
     await cluster.kill(B2)
 
-    outcome = await repair(cluster)
+    outcome = await repair_late(cluster)
 
     assert outcome.reason is Reason.NO_COPY
     assert (await cluster.manager.read(LEDGER)).version == before.version
@@ -197,7 +198,7 @@ async def test_a_ledger_that_is_not_closed_is_not_split() -> None:
     cluster.bookie(B1).lose(LEDGER, 2)
     await cluster.kill(B2)
 
-    outcome = await repair(cluster)
+    outcome = await repair_late(cluster)
 
     assert outcome.reason is Reason.NO_COPY
     assert await segments(cluster) == [(0, (B1, B2)), (6, (B3, B4))]
@@ -279,16 +280,12 @@ async def test_useless_copies_of_a_refused_move_are_reported() -> None:
 # --- Bookies that are absent for a moment ---------------------------------------------------------
 
 
-async def marked_now(cluster: Cluster, *replicas: BookieId) -> None:
-    await cluster.mark(*replicas, ctime_ms=cluster.clock.wall_ms())
-
-
 @in_virtual_time
 async def test_two_bookies_restarted_together_leave_one_segment() -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=29)
     await cluster.kill(B1, B2)
-    await marked_now(cluster, B1, B2)
+    await cluster.mark(B1, B2)
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
         assert len(await segments(cluster)) == 1
@@ -303,12 +300,34 @@ async def test_two_bookies_restarted_together_leave_one_segment() -> None:
 
 
 @in_virtual_time
+async def test_the_age_of_the_youngest_absence_decides() -> None:
+    """B3 is lost for hours, and nothing can replace it. B1 restarts when a new bookie arrives."""
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3), last=29)
+    await cluster.mark(B3)
+    await cluster.kill(B3)
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(2 * SPLIT_AFTER_S)
+        await cluster.register(B4)
+        await cluster.kill(B1)
+        await asyncio.sleep(30)
+        assert len(await segments(cluster)) == 1
+        await cluster.revive(B1)
+
+        await asyncio.sleep(600)
+
+    assert await segments(cluster) == [(0, (B1, B2, B4))]
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+@in_virtual_time
 async def test_after_an_hour_the_rest_of_a_ledger_is_repaired() -> None:
     """Without the absent bookies."""
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=5)
     await cluster.kill(B1, B2)
-    await marked_now(cluster, B1, B2)
+    await cluster.mark(B1, B2)
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(SPLIT_AFTER_S + 600)
@@ -325,7 +344,7 @@ async def test_a_bookie_without_a_cookie_is_not_waited_for() -> None:
     await cluster.kill(B1, B2)
     for bookie in (B1, B2):
         await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
-    await marked_now(cluster, B1, B2)
+    await cluster.mark(B1, B2)
 
     async with cluster.node() as node, working(node):
         await asyncio.sleep(60)
@@ -343,6 +362,19 @@ async def test_equal_segments_are_joined_if_nothing_is_missing() -> None:
 
     assert await segments(cluster) == [(0, (B1, B2, B4))]
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_equal_segments_of_a_whole_ledger_are_joined() -> None:
+    """As after a split around entries whose copies have returned."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.entry_count) == (OutcomeKind.DONE, 0)
+    assert await segments(cluster) == [(0, (B1, B2, B3))]
+    await cluster.assert_queue_empty()
 
 
 @in_virtual_time
