@@ -51,6 +51,7 @@ from ledgers.clock import SystemClock
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
 from ledgers.manager import LedgerManager
+from ledgers.secret import Secret
 from ledgers.security import SecuritySettings
 
 T = TypeVar("T")
@@ -106,7 +107,8 @@ class StreamOptions:
 
     metadata_service_uri: str
     client: str
-    store: str
+    store: Secret[str]
+    """A URL, which may contain a password."""
     from_start: bool
     may_lose: bool
     security: SecuritySettings
@@ -124,7 +126,7 @@ class StreamOptions:
         return cls(
             metadata_service_uri=options["metadataServiceUri"],
             client=options["client"],
-            store=options.get("store", IN_ZOOKEEPER),
+            store=Secret(options.get("store", IN_ZOOKEEPER)),
             from_start=_flag(options, "fromStart", default=False),
             may_lose=not _flag(options, "failOnDataLoss", default=True),
             security=security_of(dict(options)),
@@ -342,7 +344,7 @@ class _ClientThread:
         async with open_client(
             options.metadata_service_uri,
             name=options.client,
-            store=options.store,
+            store=options.store.reveal(),
             process=self._process,
             security=options.security,
             on_disabled=_refuse,

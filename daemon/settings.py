@@ -27,6 +27,7 @@ from auditor.settings import AuditorSettings, ChecksSettings, HoldSettings
 from ledgers.codec.layout import MetadataUri
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError, SettingsError
+from ledgers.secret import Secret
 from ledgers.security import SecuritySettings
 from replication.settings import PlacementSettings, ReplicationSettings
 
@@ -307,6 +308,11 @@ def setting_keys() -> list[str]:
     return list(_types())
 
 
+def secret_keys() -> frozenset[str]:
+    """Return the full keys of the settings that are secrets."""
+    return frozenset(key for key, kind in _types().items() if kind == Secret[str])
+
+
 def setting_value(settings: Settings, key: str) -> Any:
     """Return the value of the setting with this full key."""
     section, _, name = key.rpartition(".")
@@ -419,7 +425,7 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
 
 
 def _from_environment(environment: Mapping[str, str], errors: list[SettingsError]) -> _Given:
-    names = {_variable(key): key for key in _types()}
+    names = {variable_of(key): key for key in _types()}
     given: _Given = {}
     for name, value in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -440,7 +446,8 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
     return given
 
 
-def _variable(key: str) -> str:
+def variable_of(key: str) -> str:
+    """Return the environment variable of the setting with this full key."""
     return ENVIRONMENT_PREFIX + key.replace(".", "_").upper()
 
 
@@ -470,12 +477,15 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
     if isinstance(value, str) and "\0" in value:
         message = f"{source}: {key} contains a NUL character, which is not allowed"
         raise SettingsError(message, setting=key)
+    is_secret = key in secret_keys()
     try:
-        return msgspec.convert(value, types[key], strict=not is_text)
+        kind = str if is_secret else types[key]
+        converted = msgspec.convert(value, kind, strict=not is_text)
+        return Secret(converted) if is_secret else converted
     except msgspec.ValidationError as error:
-        kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-        allowed = kind.get(types[key], str(types[key]))
-        shown = "of another kind" if key.endswith("password") else repr(value)
+        names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        allowed = names.get(kind, str(kind))
+        shown = "of another kind" if is_secret else repr(value)
         message = f"{source}: {key} is {shown}; allowed: {allowed}"
         raise SettingsError(message, setting=key) from error
 

@@ -79,6 +79,9 @@ class VersionedMetadata(Struct, frozen=True, kw_only=True):
     stat: Stat
     data: bytes
 
+    def __repr__(self) -> str:  # without the bytes, which hold the password
+        return f"VersionedMetadata({self.ledger_id}, {self.metadata}, {self.stat})"
+
     @property
     def version(self) -> int:
         return self.stat.version

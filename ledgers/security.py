@@ -23,6 +23,7 @@ from typing import Generic, TypeVar
 import structlog
 
 from ledgers.errors import SettingsError
+from ledgers.secret import Secret
 from ledgers.wire.sasl import Credentials
 
 log = structlog.get_logger()
@@ -274,13 +275,13 @@ def load_certificate(
         raise _unusable(certificate_setting, certificate_file, "holds no PEM certificate")
     if b"PRIVATE KEY-----" not in _read(key_setting, key_file):
         raise _unusable(key_setting, key_file, "holds no PEM private key")
-    password = ""
+    password = Secret("")
     if password_file:
         password = _read_secret(f"{section}.key_password_file", password_file)
     try:
         # With an empty password for an encrypted key OpenSSL fails; without one it would ask on the
         # terminal.
-        context.load_cert_chain(certificate_file, key_file, password=lambda: password)
+        context.load_cert_chain(certificate_file, key_file, password=password.reveal)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             fault = f"is not the key of the certificate in {certificate_setting}"
@@ -302,7 +303,7 @@ def _credentials(server: str, settings: SecuritySettings) -> Credentials:
     )
 
 
-def _read_secret(setting: str, path: str) -> str:
+def _read_secret(setting: str, path: str) -> Secret[str]:
     """Return the secret in a file, without the end of its line. Raises SettingsError."""
     content = _read(setting, path)
     if len(content) > SECRET_BYTES_MAX:
@@ -314,7 +315,7 @@ def _read_secret(setting: str, path: str) -> str:
     if not secret or "\n" in secret or "\0" in secret:
         # The cause is left out: a UnicodeDecodeError would show the content.
         raise _unusable(setting, path, "does not hold one line of UTF-8 text, the password")
-    return secret
+    return Secret(secret)
 
 
 def _read(setting: str, path: str) -> bytes:

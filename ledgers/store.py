@@ -42,11 +42,17 @@ class Create(Struct, frozen=True, kw_only=True):
     is_ephemeral: bool = False
     is_sequential: bool = False
 
+    def __repr__(self) -> str:  # without the data, which may hold a ledger's password
+        return f"Create({self.path}, {len(self.data)} bytes)"
+
 
 class SetData(Struct, frozen=True, kw_only=True):
     path: str
     data: bytes
     version: int
+
+    def __repr__(self) -> str:  # without the data, which may hold a ledger's password
+        return f"SetData({self.path}, {len(self.data)} bytes, version={self.version})"
 
 
 class Delete(Struct, frozen=True, kw_only=True):

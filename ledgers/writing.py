@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from ledgers.appending import BookiePool, QuorumAppender, with_ensemble
@@ -53,7 +53,7 @@ class LedgerOptions:
     write_quorum: int = 2
     ack_quorum: int = 2
     digest_type: DigestType = DigestType.CRC32C
-    password: bytes = b""
+    password: bytes = field(default=b"", repr=False)
     custom: tuple[tuple[str, bytes], ...] = ()
     metadata_version: int = 3
     has_ctime: bool = False

@@ -8,6 +8,7 @@ from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING
 from ledgers.digest import EntryDigest
 from ledgers.errors import SettingsError
 from ledgers.model import DigestType
+from ledgers.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ReplicationSettings:
     add at most 5,000 entries per second (each ledger counts as 30 more). They read 5,000 by batch
     reads or 2,500 by single reads, and move 65 MB. They do less while the bookie replies late.
     False: full speed at all bookies."""
-    default_password: str = ""
+    default_password: Secret[str] = Secret("")
     """Password of ledgers whose metadata contains none (version 1, BookKeeper before 4.2)."""
     default_digest_type: str = "CRC32"
     """Digest type of ledgers whose metadata contains none: CRC32, HMAC, CRC32C or DUMMY."""
@@ -94,7 +95,8 @@ class ReplicationSettings:
     @property
     def fallback_digest(self) -> EntryDigest:
         """The digest of ledgers whose metadata does not contain it (``ledger_digest``)."""
-        return EntryDigest(DigestType[self.default_digest_type], self.default_password.encode())
+        password = self.default_password.reveal().encode()
+        return EntryDigest(DigestType[self.default_digest_type], password)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,6 +111,26 @@ def test_only_the_daemon_reads_environment_and_arguments(package: str) -> None:
     assert found == {}
 
 
+# --- Secrets --------------------------------------------------------------------------------------
+
+
+def test_every_field_with_a_secret_hides_it() -> None:
+    """Its type is ``Secret``, or its representation leaves it out."""
+    found = [
+        f"{path.relative_to(ROOT)}:{field.lineno}: {ast.unparse(field)}"
+        for package in ("daemon", *PACKAGES_BELOW_DAEMON)
+        for path in modules_of(package)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign)
+        and re.search("(password|secret|token)$", ast.unparse(field.target))
+        and not re.search(r"Secret\[|repr=False|: int\b", ast.unparse(field))
+    ]
+
+    assert found == []
+
+
 # --- Only daemon/ advises commands ----------------------------------------------------------------
 
 FSCK_REPORT = "auditor/fsck/results/report.py"

@@ -57,7 +57,7 @@ class LedgerInspector:
         self._retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
         self._lists = EntryLists(bookies, clock) if options.entry_lists else None
         self._fallback = EntryDigest(
-            DigestType[options.default_digest_type], options.default_password.encode()
+            DigestType[options.default_digest_type], options.default_password.reveal().encode()
         )
         self._policy = (
             RuledPlacement(options.rule, random.Random(), locate=options.racks.get)

@@ -11,6 +11,7 @@ from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
 from ledgers.placement import Rule
+from ledgers.secret import Secret
 from ledgers.security import OPEN, SecuritySettings
 
 
@@ -76,7 +77,7 @@ class FsckOptions:
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS
     security: SecuritySettings = OPEN
     """TLS and authentication. It names files, which must exist on every executor's host."""
-    default_password: str = ""
+    default_password: Secret[str] = Secret("")
     default_digest_type: str = "CRC32"
 
     def __post_init__(self) -> None:

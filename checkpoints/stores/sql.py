@@ -429,7 +429,7 @@ def _failures(connection: Connection, client: str) -> Sequence[Failure]:
 
 def _translated(work: Callable[[], T], engine: Engine) -> T:
     """Do the work, and raise our own errors in place of the database's."""
-    database = engine.url.render_as_string(hide_password=True)
+    database = shown(engine.url)
     try:
         return work()
     except (SqlProgrammingError, DataError, IntegrityError) as error:
@@ -440,6 +440,11 @@ def _translated(work: Callable[[], T], engine: Engine) -> T:
         raise UnavailableError(NO_STORE, database=database, error=str(error)) from error
     except SQLAlchemyError as error:
         raise RejectedError("the database cannot be used", error=str(error)) from error
+
+
+def shown(url: URL) -> str:
+    """Return the URL without secrets: the query may hold a password, too."""
+    return url.set(query={}).render_as_string(hide_password=True)
 
 
 def _reason(error: DBAPIError) -> str:
@@ -454,8 +459,8 @@ def _engine(text: str) -> Engine:
     """Return an engine with one connection. Raises SettingsError."""
     try:
         url = make_url(text)
-    except ArgumentError as error:
-        raise SettingsError(WRONG_URL) from error
+    except ArgumentError:
+        raise SettingsError(WRONG_URL) from None  # the cause may quote the URL
     match url.get_backend_name():
         case "sqlite":
             return _sqlite(url)
@@ -466,7 +471,7 @@ def _engine(text: str) -> Engine:
             if is_pg8000 and not url.username:
                 raise SettingsError(WRONG_URL)
             connect_args: dict[str, Any] = {"timeout": ANSWER_TIMEOUT_S} if is_pg8000 else {}
-            if is_pg8000 and url.password is None:
+            if is_pg8000 and url.password is None and "password" not in url.query:
                 connect_args["password"] = ""  # pg8000 fails if the server wants one
             return create_engine(
                 url,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 import sys
 import tempfile
@@ -26,13 +25,15 @@ from daemon.settings import (
     Settings,
     load_settings,
     load_settings_and_sources,
+    secret_keys,
     setting_keys,
     setting_value,
+    variable_of,
 )
 from ledgers.errors import SettingsError
+from ledgers.secret import Secret
 from ledgers.security import security_for
 
-HIDDEN = "(hidden)"
 VARIABLE = "environment variable "
 """How the source of a setting from the environment begins (``daemon.settings``)."""
 
@@ -54,7 +55,7 @@ class Setting:
     @property
     def shown(self) -> Any:
         """The value, or a placeholder for a secret that is set."""
-        return HIDDEN if self.value and is_secret(self.key) else self.value
+        return str(self.value) if isinstance(self.value, Secret) else self.value
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -63,11 +64,6 @@ class Setting:
             "source": self.kind,
             "where": self.source.removeprefix(VARIABLE) or None,
         }
-
-
-def is_secret(key: str) -> bool:
-    """Return True if the value of the setting is a secret. Paths of files with secrets are not."""
-    return bool(re.search("password|secret|token", key)) and not key.endswith("_file")
 
 
 def effective_settings(settings: Settings, sources: Mapping[str, str]) -> list[Setting]:
@@ -186,12 +182,13 @@ def exposed_secrets(settings: Settings, config: Path | None) -> Iterator[Conflic
 
 def _secrets_in(config: Path) -> tuple[str, ...]:
     """Return the secrets that the settings file holds, also if the environment overrides them."""
-    others = {name: value for name, value in os.environ.items() if not is_secret(name.lower())}
+    secrets = secret_keys()
+    others = {n: v for n, v in os.environ.items() if n not in map(variable_of, secrets)}
     settings, sources = load_settings_and_sources(config, others)
     return tuple(
         key
         for key, source in sources.items()
-        if is_secret(key) and source == str(config) and setting_value(settings, key)
+        if key in secrets and source == str(config) and setting_value(settings, key)
     )
 
 

@@ -55,6 +55,7 @@ from ledgers.errors import (
     SettingsError,
     UnavailableError,
 )
+from ledgers.secret import Secret
 from ledgers.tasks import task_scope
 
 RETRY_CHECK_S: Final = 5.0
@@ -202,7 +203,8 @@ class FollowOptions:
     """``store``: the URL of the store of receipts. ``once``: end when nothing lacks a receipt."""
 
     name: str
-    store: str = IN_ZOOKEEPER
+    store: Secret[str] = Secret(IN_ZOOKEEPER)
+    """A URL, which may contain a password."""
     from_start: bool = False
     once: bool = False
     stop_on_failure: bool = False
@@ -235,7 +237,7 @@ async def follow(
             async with open_client_in(
                 cluster,
                 name=options.name,
-                store=options.store,
+                store=options.store.reveal(),
                 process=run.process,
                 from_end=True,
                 from_start=options.from_start,
@@ -530,7 +532,11 @@ def follow_command(
     if stop_on_failure and command is None:
         raise click.UsageError("--stop-on-failure needs --exec.")
     options = FollowOptions(
-        name=name, store=store, from_start=from_start, once=once, stop_on_failure=stop_on_failure
+        name=name,
+        store=Secret(store),
+        from_start=from_start,
+        once=once,
+        stop_on_failure=stop_on_failure,
     )
     handle = printing(output) if command is None else running(command)
     settings = load_settings(config, os.environ)

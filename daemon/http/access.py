@@ -15,6 +15,7 @@ from pathlib import Path
 
 from daemon.settings import HttpSettings
 from ledgers.errors import SettingsError
+from ledgers.secret import Secret
 
 TOKEN_LENGTH_MIN = 16
 TOKEN_BYTES_MAX = 4_096
@@ -92,17 +93,17 @@ class Access:
             )
         # aiohttp decodes bytes that are not UTF-8 to surrogates, which plain UTF-8 cannot encode.
         given = authorization[len(SCHEME) :].strip().encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, expected.encode()):
+        if not hmac.compare_digest(given, expected.reveal().encode()):
             raise Refusal(401, "the token is wrong. It is in the file that http.token_file names.")
 
-    def _token(self) -> str:
+    def _token(self) -> Secret[str]:
         try:
             return read_token(self._settings.token_file)
         except SettingsError as error:
             raise Refusal(403, str(error)) from error
 
 
-def read_token(file: str) -> str:
+def read_token(file: str) -> Secret[str]:
     """Return the token in this file, which is read at each request, so that it can be replaced.
     Raises SettingsError."""
     try:
@@ -121,7 +122,7 @@ def read_token(file: str) -> str:
             "Write a longer one.",
             setting="http.token_file",
         )
-    return token
+    return Secret(token)
 
 
 def is_this_host(host: str) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from daemon.local.certificates import Authority, Certificate
 from daemon.local.ports import LOOPBACK
 from daemon.local.spec import ClusterSpec
+from ledgers.secret import Secret
 from ledgers.security import OPEN, SecuritySettings
 
 FOLDER, SETTINGS_FILE = "security", "bookmender.toml"
@@ -53,7 +54,7 @@ class Secrets:
     authority: Authority
     server: Certificate
     client: Certificate
-    password: str
+    password: Secret[str]
     password_file: Path
 
     @classmethod
@@ -69,10 +70,10 @@ class Secrets:
             authority=authority,
             server=authority.issue("server", hosts=hosts or loopback_hosts()),
             client=authority.issue("client", unit=f"0:{ROLE}"),
-            password=secrets.token_urlsafe() if password is None else password,
+            password=Secret(secrets.token_urlsafe() if password is None else password),
             password_file=folder / "password",
         )
-        made.file(made.password_file.name, f"{made.password}\n")
+        made.file(made.password_file.name, f"{made.password.reveal()}\n")
         return made
 
     def secure(self, spec: ClusterSpec) -> ClusterSpec:
@@ -127,12 +128,13 @@ class Secrets:
         ``Auditor`` Java's AutoRecovery as a client of bookies, ``Client`` any client of ZooKeeper,
         which then uses TLS.
         """
-        user = f'username="{USER}" password="{self.password}"'
+        password = self.password.reveal()
+        user = f'username="{USER}" password="{password}"'
         logins = {
-            "Server": f'user_{USER}="{self.password}"',
+            "Server": f'user_{USER}="{password}"',
             "Client": user,
             "Auditor": user,
-            "Bookie": f'user_{USER}="{self.password}" user_other="{self.password}"',
+            "Bookie": f'user_{USER}="{password}" user_other="{password}"',
         }
         jaas = self.file(
             f"{'-'.join(sections)}.conf",
@@ -154,7 +156,7 @@ class Secrets:
     def superuser(self) -> str:
         """ZooKeeper's superuser, for the local cluster's own look at znodes that its bookies
         own."""
-        return f"super:{self.password}"
+        return f"super:{self.password.reveal()}"
 
     @property
     def zookeeper_jvm_flags(self) -> tuple[str, ...]:

@@ -125,7 +125,7 @@ class Read:
 
     ledger_id: int
     entry_id: int
-    fencing_key: bytes | None = None
+    fencing_key: bytes | None = field(default=None, repr=False)
     is_high_priority: bool = False
 
     def __post_init__(self) -> None:
@@ -160,7 +160,7 @@ class Add:
     """Store an entry. The bookie reads its ids from its bytes."""
 
     entry: bytes
-    master_key: bytes
+    master_key: bytes = field(repr=False)
     is_recovery: bool = False
     """True: the bookie accepts the entry even if the ledger is fenced."""
     is_high_priority: bool = False
@@ -189,7 +189,7 @@ class WriteLac:
 
     ledger_id: int
     lac: int
-    master_key: bytes
+    master_key: bytes = field(repr=False)
     record: bytes
 
     def __post_init__(self) -> None:

@@ -16,18 +16,17 @@ import hmac
 import re
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from ledgers.errors import UnauthorizedError
+from ledgers.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """A user and the password. Shown without the password."""
-
     user: str
-    password: str = field(repr=False)
+    password: Secret[str]
 
 
 class Mechanism(Protocol):
@@ -52,7 +51,7 @@ class Plain:
         self._credentials = credentials
 
     def first(self) -> bytes:
-        return f"\0{self._credentials.user}\0{self._credentials.password}".encode()
+        return f"\0{self._credentials.user}\0{self._credentials.password.reveal()}".encode()
 
     def answer(self, token: bytes) -> None:
         return None
@@ -97,7 +96,8 @@ class DigestMd5:
         if not nonce or not is_known or "auth" not in map(str.strip, qualities):
             raise UnauthorizedError("the server offers no DIGEST-MD5 authentication")
         user, client_nonce = self._credentials.user, self._make_nonce()
-        secret = _md5(b":".join(map(_encoded, (user, realm, self._credentials.password))))
+        password = self._credentials.password.reveal()
+        secret = _md5(b":".join(map(_encoded, (user, realm, password))))
         session = secret + f":{nonce}:{client_nonce}".encode()
 
         def digest(method: str) -> str:

@@ -17,7 +17,7 @@ GIVEN = {"metadataServiceUri": "zk+hierarchical://zk:2181/ledgers", "client": "l
 def test_the_options_have_defaults() -> None:
     options = StreamOptions.parse(GIVEN)
 
-    assert (options.client, options.store) == ("lake", "zookeeper:")
+    assert (options.client, options.store.reveal()) == ("lake", "zookeeper:")
     assert (options.from_start, options.may_lose) == (False, False)
 
 
@@ -31,7 +31,7 @@ def test_all_options_are_known() -> None:
     options = StreamOptions.parse(GIVEN | more)
 
     assert (options.from_start, options.may_lose) == (True, True)
-    assert options.store == "sqlite:////tmp/f"
+    assert options.store.reveal() == "sqlite:////tmp/f"
     assert options.security.bookie_tls
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,18 @@ def test_what_postgresql_says_is_quoted_alone(postgresql: str) -> None:
         asyncio.run(SqlReceiptStore.open(url, client="a"))
 
     assert refused.value.context == {"error": 'database "missing" does not exist'}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["postgresql://a:hunter2@127.0.0.1:1/feed", "postgresql://a@127.0.0.1:1/feed?password=hunter2"],
+)
+def test_an_error_names_the_database_without_its_password(url: str) -> None:
+    with pytest.raises(UnavailableError) as failed:
+        asyncio.run(SqlReceiptStore.open(url, client="a"))
+
+    assert "hunter2" not in "".join(traceback.format_exception(failed.value))
+    assert "127.0.0.1:1/feed" in str(failed.value)
 
 
 def test_an_operator_who_looks_creates_no_file(tmp_path: Path) -> None:

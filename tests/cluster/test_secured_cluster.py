@@ -142,7 +142,7 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
             [b for b in secured.cluster.bookies if secured.cluster.pid(b) is None]
         )
     log = (tmp_path / "node.log").read_text()
-    assert secured.secrets.password not in log
+    assert secured.secrets.password.reveal() not in log
     assert "PRIVATE KEY" not in log
 
 
@@ -164,7 +164,7 @@ def test_commands_are_secured_by_the_same_settings(
 
     assert said.record is not None
     assert said.err == ""
-    assert secured.secrets.password not in said.out + said.err
+    assert secured.secrets.password.reveal() not in said.out + said.err
 
 
 def test_the_settings_file_of_the_cluster_is_enough(secured: Secured) -> None:
@@ -261,7 +261,7 @@ DEFAULT_PASSWORD = "of ledgers without metadata"
 
 
 def _secrets(secured: Secured) -> tuple[bytes, bytes]:
-    return secured.secrets.password.encode(), DEFAULT_PASSWORD.encode()
+    return secured.secrets.password.reveal().encode(), DEFAULT_PASSWORD.encode()
 
 
 async def _write_three(secured: Secured) -> int:
@@ -424,4 +424,4 @@ def test_a_daemon_with_wrong_secrets_ends_and_says_why(
 
     assert said.exit_code == exit_code
     assert told in said.err
-    assert secured.secrets.password not in said.out + said.err
+    assert secured.secrets.password.reveal() not in said.out + said.err

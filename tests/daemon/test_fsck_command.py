@@ -178,7 +178,8 @@ def test_facts_about_the_cluster_come_from_the_settings() -> None:
         reads_per_s=None, bytes_per_s=None, reads_in_flight=None,
     )  # fmt: skip
 
-    assert (options.default_password, options.default_digest_type) == ("secret", "CRC32C")
+    assert options.default_password.reveal() == "secret"
+    assert options.default_digest_type == "CRC32C"
     assert options.timeouts == SessionTimeouts(session_s=30, connect_s=40)
     assert options.idle_open_after_s == float("inf"), "0: no open ledger counts as idle"
 

@@ -27,7 +27,7 @@ def test_the_settings_file_has_what_clients_need(tmp_path: Path) -> None:
     settings = load_settings(file, environment={})
     assert settings.metadata_service_uri == SPEC.metadata_service_uri
     assert settings.security == secrets.client_settings
-    assert secrets.password not in file.read_text()
+    assert secrets.password.reveal() not in file.read_text()
 
 
 def test_others_cannot_read_secrets(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_others_cannot_read_secrets(tmp_path: Path) -> None:
     secrets.secure(SPEC)
     secrets.write_settings(SPEC.metadata_service_uri)
 
-    parts = (secrets.password, "PRIVATE KEY")
+    parts = (secrets.password.reveal(), "PRIVATE KEY")
     files = [f for f in secrets.folder.iterdir() if any(part in f.read_text() for part in parts)]
     assert len(files) >= 8, files
     assert {path.name: oct(path.stat().st_mode & 0o077) for path in files} == dict.fromkeys(
@@ -48,7 +48,7 @@ def test_secrets_are_made_again_at_each_start(tmp_path: Path) -> None:
     first, second = made(tmp_path), made(tmp_path)
 
     assert first.password != second.password
-    assert second.password_file.read_text() == f"{second.password}\n"
+    assert second.password_file.read_text() == f"{second.password.reveal()}\n"
 
 
 def test_settings_of_the_user_win(tmp_path: Path) -> None:

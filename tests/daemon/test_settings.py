@@ -7,6 +7,7 @@ import pytest
 from daemon.settings import Settings, load_settings
 from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
+from ledgers.secret import Secret
 from tests.daemon.settings_given import URI, URI_LINE, VARIABLE, load, refused
 
 # --- Sources --------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ def test_other_variables_of_the_environment_are_ignored() -> None:
             500,
         ),
         ("NODE_BOOKIE_ID", "10", "node", "bookie_id", "10"),
-        ("REPLICATION_DEFAULT_PASSWORD", "", "replication", "default_password", ""),
+        ("REPLICATION_DEFAULT_PASSWORD", "", "replication", "default_password", Secret("")),
     ],
 )
 def test_variables_are_read_by_the_type_of_the_setting(

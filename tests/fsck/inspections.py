@@ -18,6 +18,7 @@ from ledgers.manager import LedgerManager
 from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
+from ledgers.secret import Secret
 from ledgers.store import ReadOnlyStore
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
@@ -41,7 +42,7 @@ async def one_ledger(
 def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
     fields: dict[str, Any] = {
         "sample_share": 0.3,
-        "default_password": "",
+        "default_password": Secret(""),
         "ledgers_at_once": 8,
     } | changes
     return FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", level=level, **fields)

@@ -7,13 +7,14 @@ import pytest
 from auditor.fsck.options import FsckOptions, Level
 from ledgers.errors import SettingsError
 from ledgers.placement import RackRule
+from ledgers.secret import Secret
 from tests.fsck.inspections import options
 from tests.replication.ledger_values import B1
 
 
 def test_options_survive_pickling() -> None:
     wanted = options(
-        rule=RackRule(min_racks=2, is_enforced=True), racks={B1: "/a"}, default_password="x"
+        rule=RackRule(min_racks=2, is_enforced=True), racks={B1: "/a"}, default_password=Secret("x")
     )
 
     assert pickle.loads(pickle.dumps(wanted)) == wanted

@@ -13,6 +13,7 @@ from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnreadableError
 from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, Segment
+from ledgers.secret import Secret
 from tests.fsck.inspections import (
     ALL,
     executor,
@@ -249,7 +250,7 @@ async def test_the_default_key_reads_ledgers_without_a_key() -> None:
     cluster, _ = await one_ledger(
         digest=digest, password=None, digest_type=None, metadata_version=1, ack_quorum=3
     )
-    key: dict[str, Any] = {"default_password": "default", "default_digest_type": "HMAC"}
+    key: dict[str, Any] = {"default_password": Secret("default"), "default_digest_type": "HMAC"}
 
     assert told(await inspect_once(cluster, **key)) == WHOLE
 

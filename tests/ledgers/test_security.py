@@ -87,7 +87,7 @@ def test_a_password_is_the_line_of_its_file(tmp_path: Path, content: bytes, pass
     credentials = with_password(path).bookie_credentials()
 
     assert credentials is not None
-    assert credentials.password == password
+    assert credentials.password.reveal() == password
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_changed_file_is_read_again_and_a_bad_one_is_not_taken(tmp_path: Path)
     def password() -> str:
         credentials = security.bookie_credentials()
         assert credentials is not None
-        return credentials.password
+        return credentials.password.reveal()
 
     assert password() == "first"
     with capture_logs() as logs:
@@ -159,7 +159,7 @@ def test_a_file_replaced_as_kubernetes_does_is_read_again(tmp_path: Path) -> Non
 
     credentials = security.bookie_credentials()
     assert credentials is not None
-    assert credentials.password == "two"
+    assert credentials.password.reveal() == "two"
 
 
 @pytest.fixture(scope="module")

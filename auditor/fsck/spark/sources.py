@@ -68,6 +68,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, DigestType, fragments, known_fragments
 from ledgers.reading import find_end
 from ledgers.registration import Registration
+from ledgers.secret import Secret
 from ledgers.security import OPEN, SecuritySettings
 from replication.marks import marked_ledger_ids, read_marks
 from replication.znodes import ClusterPaths
@@ -282,7 +283,7 @@ def _connection_of(options: Options) -> ClusterConnection:
     reads = known.reads_in_flight_per_bookie
     connection = ClusterConnection(
         metadata_service_uri=uri,
-        default_password=options.get("defaultPassword", known.default_password),
+        default_password=Secret(options.get("defaultPassword", "")),
         default_digest_type=options.get("defaultDigestType", known.default_digest_type),
         reads_in_flight_per_bookie=_number(
             options, "readsInFlightPerBookie", default=reads, allowed=range(1, 501)
@@ -392,7 +393,7 @@ class ClusterConnection:
     (version 1)."""
 
     metadata_service_uri: str
-    default_password: str = ""
+    default_password: Secret[str] = Secret("")
     default_digest_type: str = "CRC32"
     reads_in_flight_per_bookie: int = 16
     """Limit for one task."""
@@ -522,7 +523,7 @@ async def _entries_of(
     ledger_id: int, connection: ClusterConnection, manager: LedgerManager, bookies: Bookies
 ) -> AsyncIterator[list[Row]]:
     fallback = EntryDigest(
-        DigestType[connection.default_digest_type], connection.default_password.encode()
+        DigestType[connection.default_digest_type], connection.default_password.reveal().encode()
     )
     try:
         versioned = await manager.read(ledger_id)
