@@ -20,7 +20,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise, takewhile
+from itertools import islice, pairwise, takewhile
 
 from ledgers.errors import (
     ConflictError,
@@ -36,6 +36,8 @@ from replication.znodes import ClusterPaths, ensure_znode
 
 TRIES_MAX = 5
 RETENTION_DEFAULT_S = 7 * 86_400
+SEGMENT_BYTES_MIN = 80
+"""By how much the chain at least becomes smaller when a log ledger is dropped from it."""
 
 
 class Kind(enum.Enum):
@@ -149,6 +151,21 @@ class FeedChain(Record):
         kept = tuple(each for each in self.segments if each.ledger_id not in lost)
         return replace(self, segments=kept, deleting=(*self.deleting, *lost))
 
+    def within(self, bytes_max: int) -> FeedChain:
+        """Return the chain without the oldest log ledgers if it has more than ``bytes_max`` bytes.
+
+        Clients that need them are told, as after the end of the retention. Log ledgers that are not
+        in the base stay, so the chain may remain too large until another base is written.
+        """
+        excess_bytes, base = len(self.to_json()) - bytes_max, self.base
+        if excess_bytes <= 0 or base is None:
+            return self
+        in_base = takewhile(
+            lambda pair: pair[1].previous_id <= base.previous_id, pairwise(self.logs)
+        )
+        dropped = [each for each, _ in islice(in_base, -(-excess_bytes // SEGMENT_BYTES_MIN))]
+        return self.without_lost(dropped[-1].ledger_id) if dropped else self
+
     def without_deleted(self, ledger_ids: frozenset[int]) -> FeedChain:
         return replace(self, deleting=tuple(i for i in self.deleting if i not in ledger_ids))
 
@@ -221,6 +238,9 @@ class ChainWriter:
 
     def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
+        self.bytes_max = store.request_bytes_max // 2
+        """Size from which ``change`` drops log ledgers. Beyond twice the size, ZooKeeper accepts no
+        write, and the feed would stall."""
 
     async def read(self) -> FeedChain:
         """Return the chain. Raises CorruptionError or UnauthorizedError if it is unreadable,
@@ -242,7 +262,7 @@ class ChainWriter:
             before = _readable(stored)
             if not before.is_enabled or before.generation != generation:
                 raise FeedChangedError("the feed was disabled, or began again")
-            after = change(before)
+            after = change(before).within(self.bytes_max)
             assert stored.stat is not None
             try:
                 zxid = await self._put(after, version=stored.stat.version)

@@ -218,7 +218,11 @@ class FeedHousekeeper:
         is_large = self._state.log_bytes >= max(
             settings.base_bytes_min, settings.base_factor * base_bytes
         )
-        if is_large or (self._state.log_bytes and age_s >= settings.base_age_s):
+        is_old = self._state.log_bytes and age_s >= settings.base_age_s
+        # Only log ledgers that a base contains can be dropped from a full chain.
+        chain, bytes_max = self._state.chain, self._chain_writer.bytes_max
+        is_full = len(chain.logs) > 1 and len(chain.within(bytes_max).to_json()) > bytes_max
+        if is_large or is_old or is_full:
             await self._write_base(collector, generation)
 
     async def _write_base(self, collector: ChangeCollector, generation: int) -> None:

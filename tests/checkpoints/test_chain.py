@@ -43,6 +43,20 @@ def test_a_clock_that_stepped_back_makes_no_gap_in_the_log() -> None:
     assert [each.ledger_id for each in chain.logs] == [1, 2, 3, 4]
 
 
+def test_a_large_chain_drops_the_oldest_ledgers_that_are_in_the_base() -> None:
+    logs = tuple(log(n, n * 10, n) for n in range(1_000))
+    chain = replace(CHAIN, segments=(*logs, base(5_000, 5_005)))
+
+    fitting = chain.within(80_000)
+    assert 60_000 < len(fitting.to_json()) <= 80_000
+    assert (fitting.logs, fitting.base) == (logs[-len(fitting.logs) :], chain.base)
+    assert fitting.deleting == tuple(range(1_000 - len(fitting.logs)))
+    assert fitting.within(80_000) is fitting
+
+    assert chain.within(1_000).logs == logs[500:], "the rest is not in the base"
+    assert replace(chain, segments=logs).within(1_000).logs == logs
+
+
 def test_without_a_base_nothing_is_deleted() -> None:
     chain = replace(CHAIN, segments=CHAIN.logs)
 

@@ -207,6 +207,30 @@ async def test_the_log_rolls_and_retention_deletes_old_ledgers() -> None:
 
 
 @in_virtual_time
+async def test_the_log_drops_old_ledgers_before_the_chain_is_full() -> None:
+    """A base is written first, although none is due otherwise."""
+    cluster = await FeedCluster.start(settings=FeedSettings(roll_bytes=200))
+    async with cluster.follower() as follower:
+        leader = cluster.start_leader()
+        leader.store.request_bytes_max = 4_000
+        await cluster.enable()
+        for _ in range(150):
+            await cluster.create()
+            await asyncio.sleep(1)
+        await cluster.wait_published(follower)
+
+        chain = await cluster.chain()
+        assert len(chain.to_json()) < 3_000
+        assert chain.base is not None
+        assert chain.logs[0].previous_id > 0
+        assert len(chain.logs) > 5
+        assert leader.publisher is not None
+        assert leader.publisher.stall_state().reason is None
+        await cluster.stop_leader(leader)
+    await cluster.assert_log_is_right_or_retained()
+
+
+@in_virtual_time
 async def test_a_follower_goes_on_with_a_feed_that_was_enabled_again() -> None:
     cluster = await FeedCluster.start()
     async with cluster.leader(), cluster.follower() as follower:
