@@ -131,7 +131,7 @@ class AbsenceTracker:
         A leftover cookie of a machine that was replaced long ago must not cause a safety hold.
         Monotonic seconds.
         """
-        if not updater.completed_count or updater.refusal is not None:
+        if not updater.completed_count or updater.refusal is not None or updater.hidden:
             return self.since_s
         named = updater.ledger_map.bookies
         return {bookie: since_s for bookie, since_s in self.since_s.items() if bookie in named}

@@ -3,7 +3,9 @@ ZooKeeper reports.
 
 A ledger that is created, changed or deleted is read again, unless this node wrote the change
 (``RecentWrites``). After a reconnection, which may have lost events, all ledgers are read again. An
-unreadable ledger stops nothing, and is read again from time to time.
+unreadable ledger stops nothing, and is read again from time to time. Nor does a directory that an
+ACL hides: its known ledgers are read one by one, and events tell of others. Only ledgers that were
+created there while nobody watched are missing, so the map is not complete until an ACL opens it.
 
 The ledgers root also holds marks, locks and lists of bookies, many of which change during repairs.
 So there is one watch for each directory of ledgers right below the root (a *tree*), and one for the
@@ -36,7 +38,6 @@ from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
 from ledgers.codec.metadata import parse_outline
 from ledgers.errors import (
-    BookmenderError,
     CorruptionError,
     NoNodeError,
     UnauthorizedError,
@@ -66,7 +67,8 @@ SCAN_S = Histogram(
 )
 COMPLETE = Gauge(
     "bookmender_ledger_map_complete",
-    "1 if the ledger map of this node has every ledger, 0 while metadata is read or is not kept.",
+    "1 if the ledger map of this node has every ledger, 0 while metadata is read, is not kept, or "
+    "is hidden.",
 )
 
 RECENT_WRITES_MAX = 1_000
@@ -88,8 +90,10 @@ GIVE_WAY_MAX_S = 0.25
 """How long changed ledgers wait for urgent requests, in one go."""
 GIVE_WAY_CHECK_S = 0.002
 UNREADABLE_AGAIN_S = 600.0
-"""Interval between two attempts to read an unreadable ledger or directory: no watch reports that an
-ACL has changed."""
+"""Interval between two attempts to read an unreadable ledger: no watch reports that an ACL has
+changed."""
+HIDDEN_MAX = 20
+"""Hidden directories of a tree that are remembered, and tried again."""
 EVENTS_MAX = 100_000
 """Unread events of a tree. If there are more, reading the whole tree again costs less."""
 TOUCHED_MAX = 100_000
@@ -103,9 +107,9 @@ WRITE_INTERVAL_S = 10.0
 GAP_CHECK_S = 1.0
 """Longest wait in ``wait_known`` before it checks the connection again."""
 REFUSAL_LOG_INTERVAL_S = 60.0
-"""How often it is logged that ``wait_known`` waits because of an ACL."""
+"""How often it is logged that ``wait_known`` waits because an ACL hides the root."""
 PROBE_INTERVAL_S = 60.0
-"""Interval at which one request finds out whether an ACL still denies access to a directory."""
+"""Interval at which one request finds out whether an ACL still hides a directory."""
 SETTLE_TURNS = 2
 """Turns of the event loop after which a task has run that an earlier event woke."""
 
@@ -157,7 +161,7 @@ class LedgerMapUpdater(Changing):
         """Grows when all ledgers must be inspected: a scan has ended, or more ledgers were touched
         than are remembered. 0: the map is still being built."""
         self.refusal: UnauthorizedError | None = None
-        """The access that ACLs deny, so that no scan can be completed. It is tried again."""
+        """The denied access to the root, which stops everything here. It is tried again."""
         self.progress: ScanProgress | None = None
         """Progress of the current scan, if there is one."""
         self._reader = LedgerMapReader(store, manager, self.ledger_map)
@@ -165,6 +169,8 @@ class LedgerMapUpdater(Changing):
         self._trees: dict[str, None] = {}
         self._unwatched: set[str] = set()
         """Trees whose watch is not set yet. They must not be read before."""
+        self._hidden: dict[str, list[UnauthorizedError]] = {}
+        """By tree, the directories that ACLs hid from its last scan, at most ``HIDDEN_MAX``."""
         self._due: dict[str, None] = {}
         """Trees that must be scanned."""
         self._is_listed = False
@@ -189,8 +195,14 @@ class LedgerMapUpdater(Changing):
 
     @property
     def is_complete(self) -> bool:
-        """True if every ledger is known, as far as events say: no scan is in progress or due."""
-        return self.completed_count > 0 and not self._is_unfinished
+        """True if every ledger is known, as far as events say: no scan is in progress or due, and
+        no directory is hidden."""
+        return self.completed_count > 0 and not (self._is_unfinished or self._hidden)
+
+    @property
+    def hidden(self) -> Sequence[str]:
+        """The directories that ACLs hide, at most ``HIDDEN_MAX`` of each tree."""
+        return [str(each.context["path"]) for part in self._hidden.values() for each in part]
 
     def is_current(self, ledger_id: int) -> bool:
         """True if the map has the ledger as of the last event."""
@@ -198,7 +210,8 @@ class LedgerMapUpdater(Changing):
 
     @property
     def is_up_to_date(self) -> bool:
-        """True if all changes are reported, and no scan is in progress or due."""
+        """True if all changes are reported, and no scan is in progress or due. There may be
+        ledgers in hidden directories that are not known."""
         return self._are_changes_reported and not self._is_unfinished
 
     # --- For observers ------------------------------------------------------------------------
@@ -212,6 +225,13 @@ class LedgerMapUpdater(Changing):
         for ledger_id in ledger_ids:
             self._stale.add(ledger_id, UNTOLD)
 
+    async def read_now(self, ledger_ids: Collection[int]) -> None:
+        """Read these ledgers into the map. Raises UnavailableError."""
+        wanted = sorted(ledger_ids)
+        for start in range(0, len(wanted), READS_AT_ONCE):
+            part = wanted[start : start + READS_AT_ONCE]
+            self._report_changes(await self._reader.read(part))
+
     @property
     def are_changes_reported(self) -> bool:
         """False after ZooKeeper refused a watch of a tree, as before 3.6. Then the map is never
@@ -220,7 +240,8 @@ class LedgerMapUpdater(Changing):
 
     @property
     def is_gapless(self) -> bool:
-        """True if the map is complete, and every change since then was or will be reported."""
+        """True if the map has all that ACLs show, and every change since then was or will be
+        reported."""
         break_count = self._store.break_count
         watched = {*self._trees, self._manager.root}
         return (
@@ -275,11 +296,7 @@ class LedgerMapUpdater(Changing):
     def _log_refusal(self) -> None:
         """Log why ``wait_known`` waits if an ACL is the reason, once a minute at most."""
         refusal, now_s = self.refusal, self._clock.now_s()
-        if (
-            refusal is not None
-            and not self.is_up_to_date
-            and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S
-        ):
+        if refusal is not None and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
             self._refusal_logged_s = now_s
             log.warning(
                 "ledger_map.changes_unknown",
@@ -298,6 +315,7 @@ class LedgerMapUpdater(Changing):
                 tasks.create_task(self._scan_what_is_due())
                 tasks.create_task(self._read_what_is_stale())
                 tasks.create_task(self._try_unreadable_again())
+                tasks.create_task(self._try_hidden_again())
         finally:
             for gauge in (LEDGERS, UNREADABLE, CHANGES_WAITING, COMPLETE):
                 gauge.set(0)
@@ -331,6 +349,7 @@ class LedgerMapUpdater(Changing):
                 if event.kind is EventKind.RESET:
                     self._break_counts[self._manager.root] = self._store.break_count
                 trees = await self._retrying(self._manager.trees, "the root")
+                self.refusal = None
                 for tree in trees:
                     if tree not in self._trees:
                         self._add_tree(tree, tasks)
@@ -386,40 +405,23 @@ class LedgerMapUpdater(Changing):
     # --- Scans ------------------------------------------------------------------------------------
 
     async def _scan_what_is_due(self) -> None:
-        is_second_try = False
         while True:
             await self._wait_due()
-            try:
-                await self._retrying(self._scan_trees, "all metadata", errors=UnavailableError)
-            except UnauthorizedError as error:
-                if len(self.ledger_map) and not is_second_try:
-                    self._count_scan()  # everything that can be read was read: inspect it
-                is_second_try = await self._wait_opened(error)
-            else:
-                is_second_try = False
+            await self._retrying(self._scan_trees, "all metadata")
 
-    async def _wait_opened(self, error: UnauthorizedError) -> bool:
-        """Wait before the denied access is tried again, until another scan is due (return False) or
-        for some time. The rest of the tree was read, which is expensive to repeat."""
-        retry_s = UNREADABLE_AGAIN_S if self._are_changes_reported else self._rescan_interval_s
-        log.warning("ledger_map.access_denied", error=str(error), retry_s=retry_s)
-        self._has_due.clear()
-        until_s = self._clock.now_s() + retry_s
-        is_woken = False
-        while not is_woken and (left_s := until_s - self._clock.now_s()) > 0:
-            is_woken = await wait_woken(self._has_due, timeout_s=min(left_s, PROBE_INTERVAL_S))
-            if not is_woken and await self._is_opened(error):
-                break
-        if not (is_woken or self._are_changes_reported):
-            self.rescan()
-        self._has_due.set()
-        return not is_woken and self._are_changes_reported
+    async def _try_hidden_again(self) -> None:
+        """Scan a tree again when one of its hidden directories is opened. The rest of the tree was
+        read, which is expensive to repeat."""
+        while True:
+            await self._clock.sleep(PROBE_INTERVAL_S)
+            for tree, denied in list(self._hidden.items()):
+                for error in denied:
+                    if await self._is_opened(str(error.context["path"])):
+                        self._scan_soon(tree)
+                        break
 
-    async def _is_opened(self, refusal: UnauthorizedError) -> bool:
+    async def _is_opened(self, path: str) -> bool:
         """True if access to the directory is not denied any more."""
-        path = refusal.context.get("path")
-        if not isinstance(path, str):
-            return False
         try:
             await self._store.children(path)
         except (UnauthorizedError, UnavailableError):
@@ -434,11 +436,7 @@ class LedgerMapUpdater(Changing):
             self.rescan()
 
     async def _scan_trees(self) -> None:
-        """Scan all trees that are due, one after the other. A tree whose scan fails stays due.
-
-        If ACLs deny access to a directory, the other trees are scanned, but the map is not
-        complete. Then this raises UnauthorizedError at the end.
-        """
+        """Scan all trees that are due, one after the other. A tree whose scan fails stays due."""
         if self._unwatched or not self._is_listed:
             self._has_due.clear()
             return  # the first trees alone would count as a complete scan
@@ -446,31 +444,20 @@ class LedgerMapUpdater(Changing):
             expected_count=len(self.ledger_map), started_s=self._clock.now_s()
         )
         strays: list[str] = []
-        denied: list[tuple[str, UnauthorizedError]] = []
         try:
             while self._due:
                 tree = next(iter(self._due))
                 del self._due[tree]
                 try:
                     await self._scan_tree(tree, progress, strays)
-                except UnauthorizedError as error:
-                    denied.append((tree, error))
                 except BaseException:
                     self._scan_soon(tree)
                     raise
-            if denied:
-                raise denied[0][1]
         finally:
-            for tree, _ in denied:
-                self._scan_soon(tree)
             self.progress = None
         self._has_due.clear()  # also set by trees that became due meanwhile and were scanned
         SCAN_S.observe(self._clock.now_s() - progress.started_s)
         self._report(progress, strays)
-        self.refusal = None
-        self._count_scan()
-
-    def _count_scan(self) -> None:
         self.completed_count += 1
         self._report_changes([])
         self._stale.tell()
@@ -488,6 +475,15 @@ class LedgerMapUpdater(Changing):
             self._report_changes(changed)
             if progress.add(read_count, now_s=self._clock.now_s()):
                 log.info("ledger_map.progressed", **progress.fields(self._clock.now_s()))
+        self._hidden.pop(tree, None)
+        if scan.hidden:
+            self._hidden[tree] = scan.hidden
+            log.warning(
+                "ledger_map.access_denied",
+                count=scan.hidden_count,
+                paths=[each.context["path"] for each in scan.hidden],
+                next_step="grant this node read access to these directories (setAcl)",
+            )
 
     def _report(self, progress: ScanProgress, strays: list[str]) -> None:
         unreadable = sorted(self.ledger_map.unreadable)
@@ -566,8 +562,6 @@ class LedgerMapUpdater(Changing):
         self,
         read: Callable[[], Awaitable[T]],
         what: str,
-        *,
-        errors: type[BookmenderError] | tuple[type[BookmenderError], ...] = READ_FAILED,
     ) -> T:
         """Repeat ``read`` after these errors, with growing pauses, and return its result. The map
         stays in use as it is."""
@@ -585,7 +579,7 @@ class LedgerMapUpdater(Changing):
             event="ledger_map.read_failed",
             what=what,
             clock=self._clock,
-            errors=errors,
+            errors=READ_FAILED,
             retry_min_s=RETRY_MIN_S,
             retry_max_s=RETRY_MAX_S,
         )
@@ -687,12 +681,15 @@ class TreeScan:
         self._tree, self._on_stray = tree, on_stray
         self._unlisted: list[int] = []
         """Ledgers that the map knows and the listing did not contain."""
+        self.hidden: list[UnauthorizedError] = []
+        """The first directories that ACLs hide. Their known ledgers are read like all others that
+        are not listed."""
+        self.hidden_count = 0
 
     async def run(self) -> AsyncIterator[tuple[int, Sequence[int]]]:
         """Yield, for each part, how many ledgers were read and which of them changed in the map.
 
-        Raises UnavailableError if the listing fails. Raises UnauthorizedError at the end if ACLs
-        deny access to some directory; then nothing was removed from the map.
+        Raises UnavailableError if the listing fails.
         """
         async for part in self._parts():
             yield len(part), await self._reader.read(part)
@@ -706,22 +703,23 @@ class TreeScan:
         waiting: list[int] = []
         ids = self._manager.layout.ids_below(self._manager.root, self._tree)
         passed_id = ids.start
-        refusal: UnauthorizedError | None = None
-        try:
-            async for listed in self._manager.ledger_ids_of(self._tree, on_stray=self._on_stray):
-                self._note_unlisted(passed_id, listed[-1] + 1, listed)
-                passed_id = listed[-1] + 1
-                waiting += listed
-                while len(waiting) >= READS_AT_ONCE:
-                    yield waiting[:READS_AT_ONCE]
-                    del waiting[:READS_AT_ONCE]
-        except UnauthorizedError as error:
-            refusal = error
+        async for listed in self._manager.ledger_ids_of(
+            self._tree, on_stray=self._on_stray, on_hidden=self._note_hidden
+        ):
+            self._note_unlisted(passed_id, listed[-1] + 1, listed)
+            passed_id = listed[-1] + 1
+            waiting += listed
+            while len(waiting) >= READS_AT_ONCE:
+                yield waiting[:READS_AT_ONCE]
+                del waiting[:READS_AT_ONCE]
         if waiting:
             yield waiting
-        if refusal is not None:
-            raise refusal
         self._note_unlisted(passed_id, ids.stop, ())
+
+    def _note_hidden(self, error: UnauthorizedError) -> None:
+        self.hidden_count += 1
+        if len(self.hidden) < HIDDEN_MAX:
+            self.hidden.append(error)
 
     def _note_unlisted(self, first: int, stop: int, listed: Sequence[int]) -> None:
         """``listed``: all listed ledgers in this range of ids. The listing is in the order of
@@ -938,21 +936,24 @@ class LedgerMapReporter:
             unreadable_count=updater.ledger_map.unreadable_count,
             read_count=progress.read_count if progress else 0,
             expected_count=progress.expected_count if progress else 0,
+            hidden=() if progress else tuple(updater.hidden),
         )
 
     def _is_due(self, record: LedgerMapRecord) -> bool:
         before = self._written
         if before is None or before.is_complete != record.is_complete:
             return True
+        if before.hidden != record.hidden:
+            return True
         is_due = record.written_ms - before.written_ms >= WRITE_INTERVAL_S * 1000
-        return is_due and not record.is_complete
+        return is_due and not (record.is_complete or record.hidden)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMapRecord(Record):
     """Progress of a ledger map. ``session_id``: of the leader that owns the map. ``written_ms``:
     wall clock. ``read_count``: ledgers read by the current scan, of about ``expected_count``; 0:
-    unknown."""
+    unknown. ``hidden``: the first directories that ACLs hide; empty during a scan."""
 
     session_id: int
     written_ms: TimeMs
@@ -961,6 +962,7 @@ class LedgerMapRecord(Record):
     unreadable_count: Count = 0
     read_count: Count = 0
     expected_count: Count = 0
+    hidden: tuple[str, ...] = ()
 
 
 async def read_ledger_map_record(

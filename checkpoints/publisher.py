@@ -247,7 +247,7 @@ class FeedPublisher:
 
     def _stall_reason(self) -> tuple[StallReason, BookmenderError | None]:
         updater, error = self._updater, self._error
-        if updater.refusal is not None and not updater.is_up_to_date:
+        if updater.refusal is not None:
             return StallReason.ACCESS_DENIED, updater.refusal
         if isinstance(error, RestoredError):
             return StallReason.RESTORED, error
@@ -438,6 +438,8 @@ class FeedPublisher:
         # session has seen the events of everything that is in the log.
         await self._store.sync(self._paths.feed)
         await updater.wait_known()
+        if updater.hidden:
+            await self._read_unlisted(published)
         collector = ChangeCollector(tail.last_id, open_max=self._settings.pending_max)
         updater.observe(collector)
         updater.changes_pause_s = READ_PAUSE_S
@@ -450,6 +452,15 @@ class FeedPublisher:
             await asyncio.sleep(0)
         collector.end_comparison()
         self._state.collector = collector
+
+    async def _read_unlisted(self, published: PublishedVersions) -> None:
+        """Read the published ledgers that the map lacks. They may be in directories that ACLs hide,
+        where only ledgers whose ids are known can be found. The others are deleted."""
+        first: int | None = 0
+        while first is not None:
+            mapped, stop = self._updater.ledger_map.versions(first, count_max=COMPARED_AT_ONCE)
+            await self._updater.read_now(published.between(first, stop).keys() - mapped.keys())
+            first = stop
 
     # --- Writing the log ----------------------------------------------------------------------
 

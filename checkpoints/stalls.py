@@ -59,7 +59,7 @@ class StallReason(enum.Enum):
     """Why nothing is published."""
 
     ACCESS_DENIED = "access-denied"
-    """An ACL denies access to a directory of ledgers. Its changes are unknown."""
+    """An ACL denies access to the root of the ledgers. All changes are unknown."""
     LEDGER_MAP = "ledger-map"
     """The leader still reads the metadata of all ledgers."""
     WRITE_FAILED = "write-failed"

@@ -62,6 +62,9 @@ COUNTER_PREFIX = "ID-"
 OnStray = Callable[[str], None]
 """Called with the path of a znode that is neither a ledger nor a directory of ledgers."""
 
+OnHidden = Callable[[UnauthorizedError], None]
+"""Called for each directory of ledgers that an ACL hides."""
+
 Journal = Callable[[int, bytes, bytes], Awaitable[None]]
 """Receives ledger id, bytes before and bytes after, and stores them. If it raises, nothing is
 written."""
@@ -279,13 +282,22 @@ class LedgerManager:
         an error (rule S8)."""
         return walk_ledger_ids(self._store, self.root, self.layout)
 
-    def ledger_ids_of(self, tree: str, *, on_stray: OnStray) -> AsyncIterator[Sequence[int]]:
+    def ledger_ids_of(
+        self, tree: str, *, on_stray: OnStray, on_hidden: OnHidden
+    ) -> AsyncIterator[Sequence[int]]:
         """Yield the ledger ids below one of ``trees``, ascending from one directory to the next.
 
-        ``on_stray`` gets each znode that belongs to no ledger. An incomplete listing raises an
-        error.
+        ``on_stray`` gets each znode that belongs to no ledger. ``on_hidden`` gets each directory
+        that an ACL hides; any other incomplete listing raises an error.
         """
-        return walk_ledger_ids(self._store, self.root, self.layout, tree=tree, on_stray=on_stray)
+        return walk_ledger_ids(
+            self._store,
+            self.root,
+            self.layout,
+            tree=tree,
+            on_stray=on_stray,
+            on_hidden=on_hidden,
+        )
 
     async def trees(self) -> list[str]:
         """Return the topmost znodes that hold all ledgers. Except in a flat layout, they hold
@@ -314,11 +326,13 @@ async def walk_ledger_ids(
     *,
     tree: str | None = None,
     on_stray: OnStray = lambda path: None,
+    on_hidden: OnHidden | None = None,
 ) -> AsyncIterator[Sequence[int]]:
     """Yield the ledger ids of one directory at a time, ascending from one directory to the next.
 
     ``tree``: walk only this directory below the root (``ledger_trees``). Raises UnavailableError.
-    If an ACL denied access to a directory, raises UnauthorizedError after all other directories.
+    If an ACL denied access to a directory, and ``on_hidden`` does not take this, raises
+    UnauthorizedError after all other directories.
     """
     await store.sync(tree or root)
     directories = deque([tree or root])
@@ -329,7 +343,10 @@ async def walk_ledger_ids(
         listings = await asyncio.gather(*(_if_allowed(store, root, path) for path in batch))
         for path, names in zip(batch, listings, strict=True):
             if isinstance(names, UnauthorizedError):
-                refusal = refusal or names
+                if on_hidden is not None:
+                    on_hidden(names)
+                else:
+                    refusal = refusal or names
                 continue
             ledger_ids, others = layout.ledgers_among(root, path, names)
             for child in sorted(f"{path}/{name}" for name in others):

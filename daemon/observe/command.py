@@ -84,12 +84,12 @@ async def _observe(
 
 
 async def built(updater: LedgerMapUpdater) -> None:
-    """Wait until every ledger is known, and show the progress.
+    """Wait until every ledger is known that ACLs do not hide, and show the progress.
 
-    Raises UnauthorizedError if an ACL denies access to a directory: waiting may never end.
+    Raises UnauthorizedError if an ACL denies access to the root: waiting may never end.
     """
     with Line(due_s=time.monotonic() + LINE_INTERVAL_S) as line:
-        while not updater.is_complete:
+        while not (updater.completed_count and updater.is_up_to_date):
             if updater.refusal is not None:
                 raise updater.refusal
             seen = updater.change_count

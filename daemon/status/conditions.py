@@ -556,16 +556,32 @@ def _gravity(note: WaitingNote) -> int:
 
 def _ledger_conditions(status: Status) -> Iterator[Condition]:
     audit, unproven = status.reports.audit, status.reports.unproven
-    if audit is not None and audit.unreadable_count:
-        count, first = audit.unreadable_count, audit.unreadable
-        ledgers = f": ledger {some(first, total=count)}" if first else ""
+    count, first = (audit.unreadable_count, audit.unreadable) if audit is not None else (0, ())
+    ledger_map = status.leader_state.ledger_map
+    hidden = () if ledger_map is None else ledger_map.hidden
+    if count or hidden:
+        facts, actions = [], []
+        if count:
+            ledgers = f": ledger {some(first, total=count)}" if first else ""
+            facts.append(f"The metadata of {counted(count, 'ledger')} cannot be read{ledgers}.")
+            actions.append(
+                "bookmender ledger show ID shows the error. bookmender ledger restore ID undoes a "
+                "bad write."
+            )
+        if hidden:
+            paths = some(list(map(printable, hidden)))
+            facts.append(f"ACLs hide directories of ledgers: {paths}.")
+            actions.append("Grant the nodes read access to the directories with setAcl.")
         yield Condition(
             code=Code.LEDGER_METADATA_UNREADABLE,
             severity=Severity.ERROR,
-            fact=f"The metadata of {counted(count, 'ledger')} cannot be read{ledgers}.",
-            action="bookmender ledger show ID shows the error. bookmender ledger restore ID "
-            "undoes a bad write.",
-            data={"ledger_count": count, "first_ledgers": list(first)},
+            fact=" ".join(facts),
+            action=" ".join(actions),
+            data={
+                "ledger_count": count,
+                "first_ledgers": list(first),
+                "hidden_directories": list(hidden),
+            },
         )
     if unproven:
         yield Condition(

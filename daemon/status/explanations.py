@@ -188,13 +188,14 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     Code.LEDGER_METADATA_UNREADABLE: Explanation(
         severity="ERROR",
         summary="the metadata of some ledgers cannot be read",
-        meaning="The last audit could not read the metadata of these ledgers. It is unknown which "
-        "bookies they name, so a drain cannot prove that it is complete.",
+        meaning="The last audit could not read the metadata of these ledgers, or ACLs hide "
+        "directories of ledgers from the leader. It is unknown which bookies these ledgers name, "
+        "so a drain cannot prove that it is complete. All other ledgers are handled as usual.",
         causes="Damaged znodes, metadata of a newer BookKeeper version, or an ACL that denies "
         "access.",
         action="bookmender ledger show ID shows the error. bookmender ledger restore ID can undo "
         "a bad write of this host. If an ACL denies access, change it with setAcl.",
-        clears="when the metadata is readable, or the ledger is deleted.",
+        clears="when the metadata and the directories are readable, or deleted.",
     ),
     Code.LEDGER_END_UNPROVEN: Explanation(
         severity="ERROR",
@@ -248,8 +249,8 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         meaning="Changes of ledgers wait for a minute or longer, and the leader publishes none of "
         "them. Clients of the feed learn of them later. Marks and repairs go on.",
         causes="The bookies of the feed's ledgers are absent, or fewer than needed accept writes. "
-        "An ACL of ZooKeeper denies the leader access to a directory of ledgers. Bookies or "
-        "ZooKeeper are slow. ZooKeeper is older than 3.6, or was restored from a backup. Java's "
+        "An ACL of ZooKeeper hides the root of the ledgers from the leader. Bookies or ZooKeeper "
+        "are slow. ZooKeeper is older than 3.6, or was restored from a backup. Java's "
         "auditor leads.",
         action="status names the cause and the next step. If data of the feed is lost for good, "
         "bookmender feed disable and bookmender feed enable begin it again; then its clients "

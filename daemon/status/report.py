@@ -101,6 +101,8 @@ def _ledger_map(note: LedgerMapRecord | None) -> list[str]:
         return []
     if note.is_complete:
         return [f"complete, {counted(note.ledger_count, 'ledger')} when it was built"]
+    if note.hidden:
+        return [f"incomplete, ACLs hide {some(list(map(printable, note.hidden)))}"]
     of = f" of about {note.expected_count:,}" if note.expected_count else ""
     return [f"loading, {note.read_count:,}{of} ledgers read"]
 

@@ -188,7 +188,7 @@ class Status:
         read all metadata. Nothing is known about a Java leader."""
         ledger_map = self.leader_state.ledger_map
         return self.services.leader_node is not None and (
-            ledger_map is None or not ledger_map.is_complete
+            ledger_map is None or not (ledger_map.is_complete or ledger_map.hidden)
         )
 
     @property

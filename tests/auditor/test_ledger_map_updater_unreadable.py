@@ -172,7 +172,8 @@ async def test_rule_s8_a_directory_with_denied_access_is_not_empty() -> None:
         shut = shut_out(store_of(updater), f"{ROOT}/00/0000")
         assert await soon(updater) == others
         assert (updater.is_complete, updater.completed_count) == (False, 1)
-        assert updater.refusal is not None
+        assert updater.hidden == [f"{ROOT}/00/0000"]
+        assert updater.is_gapless
         await asyncio.sleep(3 * updater_module.UNREADABLE_AGAIN_S)
         assert updater.completed_count == 1, "nothing was read again"
 
@@ -181,12 +182,16 @@ async def test_rule_s8_a_directory_with_denied_access_is_not_empty() -> None:
         assert await soon(updater) == [0, 1, 2, *others]
         assert updater.is_complete
         assert updater.completed_count == 2
-        assert not updater.refusal
+        assert updater.hidden == []
 
         shut.add(f"{ROOT}/00/0000")
         updater.rescan()
         assert await soon(updater) == [0, 1, 2, *others]
         assert (updater.is_complete, updater.completed_count) == (False, 3)
+
+        await ledgers.delete(1)
+        updater.rescan()
+        assert await soon(updater) == [0, 2, *others], "known ledgers are read one by one"
 
 
 @in_virtual_time

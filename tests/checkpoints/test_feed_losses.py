@@ -342,23 +342,58 @@ async def test_many_late_changes_become_several_checkpoints(
 # --- What operators are told ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
 @in_virtual_time
-async def test_a_directory_that_acls_hide_is_named() -> None:
+async def test_a_directory_that_acls_hide_stops_only_itself(is_stat_open: bool) -> None:
+    """Ledgers there that were published are still followed, also by the next leader."""
     cluster = await FeedCluster.start()
-    for number in range(3):
-        await cluster.create(10**9 * number + 5)
-    leader = cluster.start_leader()
+    known, changed, deleted, hidden = [await cluster.create(10**9 + n) for n in range(4)]
     directory = f"{ROOT}/10/0000"
-    shut = shut_out(leader.store, directory)
+    leader = cluster.start_leader()
+    async with cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.wait_published(follower)
+        await cluster.stop_leader(leader)
+        unseen = await cluster.create(10**9 + 5)
+        await cluster.change(changed)
+        await cluster.delete(deleted)
+
+        leader = cluster.start_leader()
+        shut = shut_out(
+            leader.store, directory, cluster.manager.path(hidden), is_stat_open=is_stat_open
+        )
+        other = await cluster.create()
+        told = cluster.ledgers()
+        del told[unseen]
+        await asyncio.sleep(200)
+        assert {known, other} <= follower.catalogue.keys()
+        assert {i: v for i, v in follower.catalogue.items() if i >= 1_000} == {
+            i: v for i, v in told.items() if i >= 1_000
+        }
+        assert leader.updater.hidden == [directory]
+        assert await read_feed_state(cluster.store, PATHS) is None, "it is not stalled"
+
+        shut.clear()
+        await cluster.wait_published(follower, timeout_s=70)
+    await cluster.stop_leader(leader)
+    await cluster.assert_log_is_right()
+
+
+@in_virtual_time
+async def test_a_root_that_acls_hide_stalls_the_feed_and_is_named() -> None:
+    cluster = await FeedCluster.start()
+    await cluster.create()
+    leader = cluster.start_leader()
+    shut = shut_out(leader.store, ROOT)
     with capture_logs() as logs:
         await cluster.enable()
         await asyncio.sleep(300)
 
         state = await state_of(cluster)
-        assert (state.reason, state.path) == (StallReason.ACCESS_DENIED, directory)
+        assert (state.reason, state.path) == (StallReason.ACCESS_DENIED, ROOT)
         warnings = [each for each in logs if each["event"] == "ledger_map.changes_unknown"]
         assert 4 <= len(warnings) <= 6, "once a minute"
-        assert all(each["path"] == directory and each["next_step"] for each in warnings)
+        assert all(each["path"] == ROOT and each["next_step"] for each in warnings)
         (stalled,) = [each for each in logs if each["event"] == "feed.stalled"]
         assert stalled["reason"] == "access-denied"
 

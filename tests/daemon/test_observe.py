@@ -238,19 +238,25 @@ async def test_a_failed_look_is_logged_and_repeated(
     assert [each["error"] for each in logs if each["event"] == "observe.failed"]
 
 
-@pytest.mark.parametrize(
-    "shut",
-    [pytest.param(f"{ROOT}/00/0000", id="a directory"), pytest.param(ROOT, id="the root")],
-)
 @in_virtual_time
-async def test_rule_s8_a_denied_listing_is_an_error(
-    shut: str,
-) -> None:
+async def test_rule_s8_a_denied_listing_of_the_root_is_an_error() -> None:
     cluster = await with_ledgers((B1, B2))
-    async with observing(cluster, shut) as looking:
+    async with observing(cluster, ROOT) as looking:
         with pytest.raises(UnauthorizedError):
             async with asyncio.timeout(10):
                 await built(looking.updater)
+
+
+@in_virtual_time
+async def test_what_a_hidden_directory_leaves_is_shown_as_incomplete() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.manager.create(10**9, (await cluster.metadata(0)))
+    async with observing(cluster, f"{ROOT}/00/0000") as looking:
+        async with asyncio.timeout(10):
+            await built(looking.updater)
+        sight = await looking.look(planned_max=2)
+
+    assert (sight.observation.ledger_count, exit_code(sight)) == (1, 3)
 
 
 @in_virtual_time

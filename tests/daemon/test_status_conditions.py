@@ -683,6 +683,16 @@ def test_reasons_that_time_alone_does_not_remove_block_a_repair(
     assert ("REPAIRS_BLOCKED ERROR" in codes(status)) is needs_help
 
 
+def test_a_hidden_directory_is_named_and_is_no_loading() -> None:
+    hidden = replace(MAP, is_complete=False, hidden=("/ledgers/00/0099",))
+    status = changed(HEALTHY, leader_state=LeaderState(ledger_map=hidden))
+
+    assert codes(status) == ["LEDGER_METADATA_UNREADABLE ERROR"]
+    assert fact(status, "LEDGER_METADATA_UNREADABLE") == (
+        "ACLs hide directories of ledgers: /ledgers/00/0099."
+    )
+
+
 def test_unproven_ends_and_unreadable_metadata_name_ledgers() -> None:
     audit = replace(UNREADABLE, unreadable_count=300, unreadable=tuple(range(100)))
     status = changed(HEALTHY, unproven=tuple(range(1, 11)), audit=audit)
