@@ -3,6 +3,7 @@
 A client that writes adds entries to an open ledger, and clients that tail it read them. While
 ledgers are copied, or may be copied soon, the leader therefore reads the last entry of open ledgers
 several times per second. It publishes the result for all workers (``replication.client_activity``).
+The ledgers of the change feed are left out: bookmender itself writes them.
 
 - When a ledger grew, or was created after the watch began, the members of its last ensemble are
   *active* for ``ACTIVE_FOR_S``.

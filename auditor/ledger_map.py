@@ -115,7 +115,7 @@ class LedgerMap:
             return False
         self._unreadable.pop(ledger_id, None)
         row = self._row_of(metadata, stat)
-        if metadata.state is LedgerState.OPEN:
+        if metadata.state is LedgerState.OPEN and not metadata.is_of_feed:
             if ledger_id not in self._open:
                 self._open.add(ledger_id)
                 self._opened.append(ledger_id)
@@ -227,7 +227,8 @@ class LedgerMap:
 
     @property
     def open_ids(self) -> AbstractSet[int]:
-        """Ledgers in state OPEN. The set changes with the map."""
+        """Ledgers in state OPEN, without those of the change feed: clients may write to them. The
+        set changes with the map."""
         return self._open
 
     def opened_since(self, opened_count: int) -> list[int]:

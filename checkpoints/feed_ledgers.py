@@ -21,8 +21,6 @@ from ledgers.errors import CorruptionError, DigestMismatchError, NoSuchEntryErro
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.reading import LedgerReader, OpenedLedger, find_end
 
-APPLICATION = (("application", b"bookmender-feed"),)
-"""Custom metadata of every ledger of the feed."""
 KIND_FIELD = "bookmender-feed-kind"
 
 

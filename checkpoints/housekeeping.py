@@ -17,7 +17,6 @@ from checkpoints.chain import ChainWriter, FeedChangedError, Kind, Segment
 from checkpoints.codec import PAGE_LEDGERS_MAX, encode_page
 from checkpoints.collector import ChangeCollector
 from checkpoints.feed_ledgers import (
-    APPLICATION,
     FeedLedgers,
     FeedLostError,
     deleted_error,
@@ -117,7 +116,7 @@ class FeedHousekeeper:
         stays in the chain, and does not stop the rest of the housekeeping."""
         try:
             found = await self._manager.find(ledger_id)
-            if found is not None and set(APPLICATION) <= set(found.metadata.custom):
+            if found is not None and found.metadata.is_of_feed:
                 await self._manager.delete(ledger_id, version=found.version)
         except (CorruptionError, RejectedError) as error:
             if ledger_id not in self._undeletable:

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from random import Random
 
 from checkpoints.chain import Kind
-from checkpoints.feed_ledgers import APPLICATION, KIND_FIELD
+from checkpoints.feed_ledgers import KIND_FIELD
 from ledgers.appending import BookiePool
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.manager import LedgerManager
+from ledgers.model import FEED_MARKER
 from ledgers.writing import LedgerOptions, LedgerWriter
 
 ENSEMBLE_SIZE = 3
@@ -58,7 +59,7 @@ class NewLedgers:
             ensemble_size=size,
             write_quorum=size,
             ack_quorum=size // 2 + 1,
-            custom=(*APPLICATION, (KIND_FIELD, kind.value.encode())),
+            custom=(FEED_MARKER, (KIND_FIELD, kind.value.encode())),
             has_ctime=True,
         )
         async with LedgerWriter.create(

@@ -28,6 +28,9 @@ from msgspec import Struct, structs
 BookieId = NewType("BookieId", str)
 """A bookie id as in ensembles and znode names: ``host:port``, or any opaque string."""
 
+FEED_MARKER = ("application", b"bookmender-feed")
+"""Custom metadata of every ledger of the change feed. bookmender itself writes these ledgers, so
+they show neither that a client is active nor that one is gone."""
 LAC_NONE = -1
 """Last add confirmed, or last entry id, of a ledger without entries."""
 
@@ -111,6 +114,10 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     @property
+    def is_of_feed(self) -> bool:
+        return FEED_MARKER in self.custom
+
+    @property
     def last_segment(self) -> Segment:
         return self.segments[-1]
 
@@ -156,6 +163,7 @@ class LedgerOutline(Struct, frozen=True, kw_only=True):
     length: int
     last_entry_id: int
     segments: tuple[Segment, ...]
+    is_of_feed: bool = False
 
     @property
     def is_closed(self) -> bool:
@@ -171,6 +179,7 @@ def outline_of(metadata: LedgerMetadata) -> LedgerOutline:
         length=metadata.length,
         last_entry_id=metadata.last_entry_id,
         segments=metadata.segments,
+        is_of_feed=metadata.is_of_feed,
     )
 
 

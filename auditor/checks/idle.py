@@ -4,7 +4,8 @@ time (gap G35).
 The check asks the bookies of the last ensemble for their last entry, without fencing. If neither
 that entry nor the metadata changes from one run to the next, the ledger is idle. It is reported
 with its age and never closed: a writer may just be slow, and closing would stop the writer
-(``bookmender ledger close``).
+(``bookmender ledger close``). The leader may write nothing to a ledger of the change feed for days,
+so these are left out.
 
 A ledger may have to be watched for longer than one leader lasts. So the last known changes are
 stored in ``<ur>/bookmender/idle``, as versioned JSON.
@@ -220,7 +221,8 @@ class IdleOpenCheck(Check):
             versioned = await self._manager.read(ledger_id)
         except NoSuchLedgerError:
             return Counter()
-        if versioned.metadata.is_closed:
+        if versioned.metadata.is_closed or versioned.metadata.is_of_feed:
+            self._known.pop(ledger_id, None)
             return Counter()
         registered = self._views.current.available
         members = [b for b in versioned.metadata.last_segment.ensemble if b in registered]

@@ -246,7 +246,7 @@ class LedgerInspector:
         """True if an open ledger seems abandoned: its metadata is old enough and, at the
         recheck, its last entry is unchanged."""
         metadata = versioned.metadata
-        if metadata.is_closed or not end.is_known or not self._asks:
+        if metadata.is_closed or metadata.is_of_feed or not end.is_known or not self._asks:
             return False
         age_s = (self._clock.wall_ms() - versioned.stat.mtime_ms) / 1_000
         if age_s < self._options.idle_open_after_s:

@@ -28,12 +28,14 @@ from itertools import pairwise
 
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
+from msgspec import structs
 
 from ledgers.codec.bookkeeper_metadata_pb2 import LedgerMetadataFormat
 from ledgers.codec.protobuf import decoded, format_text, parse_binary, parse_text
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError
 from ledgers.model import (
+    FEED_MARKER,
     LAC_NONE,
     BookieId,
     DigestType,
@@ -78,9 +80,9 @@ def parse_outline(data: bytes) -> LedgerOutline:
         return outline_of(parse_metadata(data))
     message = parse_binary(undelimited(data[len(_VERSION_3) :]), LedgerMetadataFormat)
     outline = _outline_of(message)
-    _custom(message)  # may refuse the bytes, and so may the next one
+    custom, _ = _custom(message)  # may refuse the bytes, and so may the next one
     _unknown_fields(message)
-    return outline
+    return structs.replace(outline, is_of_feed=True) if FEED_MARKER in custom else outline
 
 
 def split_version(data: bytes) -> tuple[int, bytes]:

@@ -1,7 +1,7 @@
 """The leader's watch over open ledgers, in memory: what workers are told, and when."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from unittest.mock import patch
@@ -12,7 +12,7 @@ from auditor.activity import ACTIVE_FOR_S, GO_ON_S, IDLE_INTERVAL_S, LOOK_INTERV
 from ledgers.bulk.flow_control import Activity
 from ledgers.errors import UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
-from ledgers.model import BookieId, LedgerState
+from ledgers.model import FEED_MARKER, BookieId, LedgerState
 from replication.client_activity import STALE_AFTER_S, read_activity
 from replication.nodes import Membership, Role
 from tests.auditor.auditing import leading
@@ -42,9 +42,11 @@ class Writer:
 
 
 @asynccontextmanager
-async def watching(cluster: Cluster) -> AsyncIterator[Writer]:
-    """Run a leader's watch, with an open ledger on B1 and B2."""
-    await cluster.write_ledger((B1, B2), state=LedgerState.OPEN)
+async def watching(
+    cluster: Cluster, *, custom: Sequence[tuple[str, bytes]] = ()
+) -> AsyncIterator[Writer]:
+    """Run a leader's watch, with an open ledger on B1 and B2. ``custom``: in its metadata."""
+    await cluster.write_ledger((B1, B2), state=LedgerState.OPEN, custom=tuple(custom))
     writer = Writer(cluster)
     async with leading(cluster) as leader:
         watch = ActivityWatch(
@@ -107,6 +109,20 @@ async def test_a_writer_is_reported_within_a_second() -> None:
         assert await said_of(cluster, B1) is Activity.ACTIVE
         assert await said_of(cluster, B2) is Activity.ACTIVE
         assert await said_of(cluster, B3) is Activity.QUIET
+
+
+@in_virtual_time
+async def test_the_writer_of_the_change_feed_is_no_client() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster, custom=(FEED_MARKER,)) as writer:
+        writer.is_writing = True
+        await asyncio.sleep(SETTLED_S)
+        await cluster.write_ledger(
+            (B3, B4), ledger_id=LEDGER + 1, state=LedgerState.OPEN, custom=(FEED_MARKER,)
+        )
+        await asyncio.sleep(A_SECOND_S)
+
+        assert await all_quiet(cluster)
 
 
 @in_virtual_time

@@ -18,7 +18,7 @@ from auditor.checks.idle import (
     updated_change,
 )
 from auditor.checks.records import CheckRun
-from ledgers.model import LedgerState
+from ledgers.model import FEED_MARKER, LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
@@ -124,6 +124,7 @@ async def idle_ids(cluster: Cluster) -> list[int]:
 async def test_an_idle_open_ledger_is_reported_and_left_alone() -> None:
     cluster = await open_ledgers(1, 2)
     await cluster.write_ledger((B1, B2), ledger_id=3)
+    await cluster.write_ledger((B1, B2), ledger_id=4, state=LedgerState.OPEN, custom=(FEED_MARKER,))
     fenced = watch_fencing(cluster)
 
     assert await run(cluster) == {"open": 2}

@@ -10,7 +10,7 @@ from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import Fault, Op
-from ledgers.model import BookieId, LedgerState
+from ledgers.model import FEED_MARKER, BookieId, LedgerState
 from ledgers.placement import RackRule
 from tests.fsck.inspections import (
     ALL,
@@ -187,6 +187,14 @@ async def test_an_open_ledger_without_new_entries_is_idle() -> None:
     assert told(verdict) == (Grade.WHOLE, (Finding.IDLE_OPEN,))
     assert verdict is not None
     assert not verdict.is_wrong
+
+
+@in_virtual_time
+async def test_a_ledger_of_the_change_feed_is_not_idle() -> None:
+    cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9, custom=(FEED_MARKER,))
+    await asyncio.sleep(3_600)
+
+    assert told(await inspect_twice(cluster, ENDS, **IDLE)) == WHOLE
 
 
 @in_virtual_time
