@@ -1,11 +1,19 @@
 """docs/feed.md shows the example that tests/cluster/test_feed_commands.py runs."""
 
+import asyncio
 import re
+import runpy
 from pathlib import Path
 
 import click
 
+from checkpoints.memory import MemoryCheckpointSource
+from checkpoints.model import Checkpoint, Span, ledger_key
+from checkpoints.recovery import RecoveryService
+from checkpoints.stores.memory import MemoryReceipts
 from daemon.cli.feed import feed
+from tests.replication.cluster import in_virtual_time
+from tests.virtual_time import LoopClock
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "feed.md").read_text()
@@ -15,6 +23,30 @@ def test_the_page_shows_the_example() -> None:
     shown = re.findall(r"^```python\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL)
 
     assert (DOCS / "examples" / "catalogue.py").read_text() in shown
+
+
+@in_virtual_time
+async def test_the_example_takes_a_bounded_number_of_changes(tmp_path: Path) -> None:
+    """However slow it is, and however many ledgers change. What it did not take, it gets later."""
+    example = runpy.run_path(str(DOCS / "examples" / "catalogue.py"))
+    count_max = example["WAITING_MAX"]
+    source = MemoryCheckpointSource()
+    store = await MemoryReceipts().open("catalogue")
+    await store.store_low_watermark(0)
+    catalogue = example["Catalogue"](str(tmp_path / "catalogue.db"), client=None)
+    async with RecoveryService.open(source, store, clock=LoopClock()) as service:
+        await service.subscribe(catalogue)
+        catalogue.is_subscribed = True
+        spans = [Span(ledger_key(i), 0, i + 1, 7) for i in range(3 * count_max)]
+
+        committing = asyncio.create_task(source.commit(Checkpoint(3 * count_max, 0, 1, spans)))
+        await asyncio.sleep(60)
+        assert len(catalogue.waiting) == count_max
+        assert not committing.done()
+
+        taken = [(await catalogue.next_change()).ledger_id for _ in spans]
+        await committing
+        assert taken == list(range(3 * count_max))
 
 
 def test_the_table_names_options_of_follow() -> None:

@@ -8,18 +8,34 @@ from checkpoints.client import ClientProcess, FeedChangedError, FeedClient, open
 from checkpoints.model import CommittedVersion
 from ledgers.errors import CorruptionError, SessionLostError, UnavailableError
 
+WAITING_MAX = 1_000
+
 
 class Catalogue:
     def __init__(self, file: str, client: FeedClient) -> None:
-        self.client, self.changes = client, asyncio.Queue[CommittedVersion]()
+        self.client, self.condition = client, asyncio.Condition()
+        self.waiting: dict[bytes, CommittedVersion] = {}  # the latest change of each ledger
+        self.is_subscribed = False
         self.table = sqlite3.connect(file, isolation_level=None)  # each statement is committed
         self.table.execute(
             "CREATE TABLE IF NOT EXISTS ledgers (id INTEGER PRIMARY KEY, state TEXT)"
         )
 
     async def receive(self, committed: CommittedVersion) -> None:
-        """The feed calls this for each change after subscribe."""
-        self.changes.put_nowait(committed)
+        """The feed calls this for each change, one after the other. It waits if we are slow."""
+        async with self.condition:
+            await self.condition.wait_for(self.has_room)
+            self.waiting[committed.key] = committed
+            self.condition.notify_all()
+
+    def has_room(self) -> bool:
+        return not self.is_subscribed or len(self.waiting) < WAITING_MAX
+
+    async def next_change(self) -> CommittedVersion:
+        async with self.condition:
+            await self.condition.wait_for(lambda: self.waiting)
+            self.condition.notify_all()
+            return self.waiting.pop(next(iter(self.waiting)))
 
     async def update(self, ledger_id: int, version: int = 0) -> None:
         """Make the row equal to the metadata, which is at least as new as this version."""
@@ -59,12 +75,13 @@ async def follow(uri: str, file: str, process: ClientProcess) -> None:
     async with open_client(uri, name="catalogue", store=store, process=process) as client:
         catalogue = Catalogue(file, client)
         missed = await client.service.subscribe(catalogue)
+        catalogue.is_subscribed = True  # subscribe gives few changes, and must not wait for us
         if missed.is_new or missed.lifted:  # the feed does not tell all that happened before
             await catalogue.compare_with_all()
         for committed in missed:
             await catalogue.handle(committed)
         while True:
-            await catalogue.handle(await catalogue.changes.get())
+            await catalogue.handle(await catalogue.next_change())
 
 
 async def main(uri: str, file: str) -> None:
