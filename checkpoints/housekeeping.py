@@ -182,9 +182,9 @@ class FeedHousekeeper:
     async def _find_loss(self, segment: Segment) -> FeedLostError | None:
         """Return what happened to a ledger of the feed: it was deleted, or no bookie has the first
         entry of one of its ensembles, because their disks were replaced."""
-        if await self._is_deleted(segment):
-            return deleted_error(segment)
         try:
+            if await self._is_deleted(segment):
+                return deleted_error(segment)
             opened = await self._ledgers.open(segment.ledger_id)
             if opened is None or opened.lac < 0:
                 return None
@@ -197,8 +197,9 @@ class FeedHousekeeper:
                             pass
         except FeedLostError as error:
             return error
-        except UnavailableError:  # proves nothing
-            pass
+        except (UnavailableError, CorruptionError, RejectedError) as error:
+            # Unreadable metadata proves nothing, and stops neither other checks nor bases.
+            log.debug("feed.check_failed", ledger_id=segment.ledger_id, error=str(error))
         return None
 
     async def _is_deleted(self, segment: Segment) -> bool:

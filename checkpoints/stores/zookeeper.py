@@ -44,6 +44,7 @@ from ledgers.errors import (
     NodeExistsError,
     NoNodeError,
     QuotaError,
+    UnauthorizedError,
     UnavailableError,
 )
 from ledgers.store import MetadataStore
@@ -302,15 +303,15 @@ class ZooKeeperClientTable:
     async def list(
         self, *, count_max: int | None = None, skip_unreadable: bool = False
     ) -> Sequence[ClientSummary]:
-        """``count_max``: return only so many, the first by name. Raises CorruptionError if a record
-        is unreadable and ``skip_unreadable`` is False."""
+        """``count_max``: return only so many, the first by name. Raises CorruptionError or
+        UnauthorizedError if a record is unreadable and ``skip_unreadable`` is False."""
         try:
             names = await self._store.children(self._folder)
         except NoNodeError:
             return ()
         found = []
         for name in sorted(names)[:count_max]:
-            with suppress(*((CorruptionError,) if skip_unreadable else ())):
+            with suppress(*((CorruptionError, UnauthorizedError) if skip_unreadable else ())):
                 found.append(await self.find(urllib.parse.unquote(name)))
         return [each for each in found if each is not None]
 

@@ -281,6 +281,24 @@ async def test_a_ledger_that_cannot_be_deleted_stops_no_housekeeping() -> None:
 
 
 @in_virtual_time
+async def test_a_base_that_acls_hide_does_not_stop_the_next_one() -> None:
+    cluster = await FeedCluster.start(settings=FeedSettings(base_bytes_min=400, base_factor=0.0))
+    leader = cluster.start_leader()
+    await cluster.enable()
+    while (base := (await cluster.chain()).base) is None:
+        await cluster.create()
+        await asyncio.sleep(1)
+    shut_out(leader.store, cluster.manager.path(base.ledger_id), is_stat_open=True)
+
+    for _ in range(30):
+        await cluster.create()
+        await asyncio.sleep(3)
+
+    assert (await cluster.chain()).base != base
+    await cluster.stop_leader(leader)
+
+
+@in_virtual_time
 async def test_the_feed_waits_for_bookies_and_misses_nothing() -> None:
     settings = FeedSettings(pending_max=3)
     cluster = await FeedCluster.start(settings=settings)

@@ -23,7 +23,7 @@ from ledgers.store import Operation, Stat
 from ledgers.tasks import task_scope
 from replication.transactions import Batcher
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
-from tests.replication.cluster import in_virtual_time
+from tests.replication.cluster import in_virtual_time, shut_out
 
 
 def recent() -> RecentCheckpoints:
@@ -97,14 +97,17 @@ def metered() -> set[str]:
     }
 
 
+@pytest.mark.parametrize("is_denied", [False, True])
 @in_virtual_time
-async def test_an_unreadable_client_does_not_hide_the_lag_of_the_others() -> None:
+async def test_an_unreadable_client_does_not_hide_the_lag_of_the_others(is_denied: bool) -> None:
     cluster = await FeedCluster.start()
     store = await ZooKeeperReceiptStore.open(
         cluster.store, folder=PATHS.feed_clients, client="b", generation=1
     )
     await store.store_low_watermark(20)
     await cluster.store.create(f"{PATHS.feed_clients}/a", b"rubbish")
+    if is_denied:
+        shut_out(cluster.store, f"{PATHS.feed_clients}/a")
     meter = ClientMeter(recent(), lambda: 1, store=cluster.store, paths=PATHS, clock=cluster.clock)
 
     await meter.run_once()
