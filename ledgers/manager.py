@@ -277,10 +277,10 @@ class LedgerManager:
         """Return a ledger id that was never given out before."""
         return await new_ledger_id(self._store, self.root, self.layout)
 
-    def ledger_ids(self) -> AsyncIterator[Sequence[int]]:
+    def ledger_ids(self, *, on_hidden: OnHidden | None = None) -> AsyncIterator[Sequence[int]]:
         """Yield the ids of all ledgers, one leaf directory at a time. An incomplete listing raises
-        an error (rule S8)."""
-        return walk_ledger_ids(self._store, self.root, self.layout)
+        an error (rule S8), except for the directories that ``on_hidden`` gets."""
+        return walk_ledger_ids(self._store, self.root, self.layout, on_hidden=on_hidden)
 
     def ledger_ids_of(
         self, tree: str, *, on_stray: OnStray, on_hidden: OnHidden

@@ -16,7 +16,7 @@ from itertools import pairwise
 from auditor.fsck.executor import read_session
 from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
-from ledgers.manager import LedgerManager
+from ledgers.manager import LedgerManager, OnHidden
 from ledgers.model import LedgerMetadata
 from ledgers.security import SecuritySettings
 from ledgers.tasks import gather_in_parts
@@ -42,17 +42,19 @@ async def list_ledger_ids(
     *,
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
     on_listed: OnListed = lambda count: None,
+    on_hidden: OnHidden | None = None,
 ) -> "array[int]":
     """Return the ids of all ledgers of the cluster, ascending, in eight bytes each. Opens a session
     of its own. Ledgers created before the call are among them.
 
-    Raises UnavailableError if the listing is incomplete (rule S8); SettingsError.
+    Raises UnavailableError if the listing is incomplete (rule S8); UnauthorizedError if an ACL
+    hides a directory and ``on_hidden`` is None; SettingsError.
     """
     ledger_ids = array("q")
     async with read_session(metadata_service_uri, security, timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         await manager.sync(0)  # the ZooKeeper server of this session may lag
-        async for listed in manager.ledger_ids():
+        async for listed in manager.ledger_ids(on_hidden=on_hidden):
             ledger_ids.extend(listed)
             on_listed(len(ledger_ids))
     return array("q", sorted(ledger_ids))  # directories are in order, except those of long ids

@@ -40,7 +40,10 @@ from auditor.fsck.results.rows import SCHEMA, counts_of
 from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Counts, Summary, write_summary
 from auditor.fsck.tasks import ROWS, Check, FirstCheck, Recheck, Work, check_work, hide_pandas
+from ledgers.errors import UnauthorizedError
 
+HIDDEN_MAX = 20
+"""Hidden directories that a summary names."""
 RECHECK_TASK_LEDGERS = 500
 """Approximate number of ledgers in one task of the recheck."""
 
@@ -137,15 +140,16 @@ def _begin(
     """Find the ledgers once, and store which part each belongs to."""
     started_ms = _now_ms()
     checked = read_checked(folder.state)
+    hidden: list[str] = []
     if job.changes is None or job.changes.is_whole:
-        ledger_ids = _listed(options, on_progress)
+        ledger_ids = _listed(options, on_progress, hidden)
     else:
         ledger_ids = ledgers_to_check(job.changes, checked, options.level)
     rows = plan_rows(ledger_ids, checked, options, job, now_ms=started_ms)
     if is_estimated(options.level):
         rows = _estimated(rows, options, on_progress)
     parts = cut_by_work(rows, options, job, slot_count=dispatch.slot_count)
-    folder.begin(parts, options, started_ms=started_ms, changes=job.changes)
+    folder.begin(parts, options, started_ms=started_ms, changes=job.changes, hidden=hidden)
 
 
 def ledgers_to_check(changes: FeedChanges, checked: pa.Table, level: Level) -> "array[int]":
@@ -155,7 +159,14 @@ def ledgers_to_check(changes: FeedChanges, checked: pa.Table, level: Level) -> "
     return array("q", sorted({*changes.existing, *doubtful}.difference(changes.deleted)))
 
 
-def _listed(options: FsckOptions, on_progress: OnProgress) -> "array[int]":
+def _listed(options: FsckOptions, on_progress: OnProgress, hidden: list[str]) -> "array[int]":
+    """Return the ledgers of the cluster. Adds the first directories that ACLs hide to ``hidden``:
+    one of them does not stop the check of all other ledgers."""
+
+    def on_hidden(error: UnauthorizedError) -> None:
+        if len(hidden) < HIDDEN_MAX:
+            hidden.append(str(error.context["path"]))
+
     def on_listed(count: int) -> None:
         on_progress(FsckProgress(phase="listing", ledgers_done=count))
 
@@ -165,6 +176,7 @@ def _listed(options: FsckOptions, on_progress: OnProgress) -> "array[int]":
             options.security,
             timeouts=options.timeouts,
             on_listed=on_listed,
+            on_hidden=on_hidden,
         )
     )
 
@@ -301,6 +313,7 @@ class _Run:
             left_wrong=wrong_among(checked, left),
             gone=sum(counts.gone for counts in chain(self._first.values(), self._second.values())),
             is_changed_only=is_changed_only,
+            hidden=self._folder.hidden,
         )
         self._folder.publish()
         write_summary(self._job.output, summary)

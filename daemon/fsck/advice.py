@@ -31,7 +31,7 @@ def headline(summary: Summary) -> str:
         return "Nothing is known to be lost, but some entries have only one good copy."
     if summary.wrong:
         return "Nothing is known to be lost, but some copies are missing or bad."
-    if verdicts.get(Grade.UNKNOWN.value):
+    if verdicts.get(Grade.UNKNOWN.value) or summary.hidden:
         return "Nothing is known to be wrong, but some ledgers could not be checked completely."
     if summary.level is Level.METADATA:
         return "The metadata is fine. No copy was read at this level."
@@ -181,6 +181,12 @@ _RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
         "permission can change it with setAcl (see getAcl). For damaged metadata, bookmender "
         "ledger restore ID puts back what bookmender last replaced. Metadata of a newer version "
         "needs a newer bookmender.",
+    ),
+    (
+        lambda summary: len(summary.hidden),
+        "Directories of ledgers that ACLs hide, at least",
+        "Their ledgers were not checked. bookmender status and summary.json name them. Grant the "
+        "user of fsck read access with setAcl, and run fsck again.",
     ),
     (
         _finding(Finding.END_UNPROVEN),

@@ -327,7 +327,7 @@ def run_command(
     same command continues an interrupted run. Verdicts and output: docs/fsck.md.
 
     Exit codes: 0 all checked ledgers are whole. 1 something is wrong. 2 wrong usage. 3 nothing is
-    known to be wrong, but some ledgers are unknown, or the run failed.
+    known to be wrong, but some ledgers are unknown or hidden, or the run failed.
     """
     chosen = level_for(level, share)
     if client is not None and not changed:

@@ -84,7 +84,7 @@ async def test_a_ledger_deleted_during_the_scan_is_no_failure() -> None:
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
     listing = cluster.manager.ledger_ids
 
-    async def delete_once_listed():  # type: ignore[no-untyped-def]
+    async def delete_once_listed(**_):  # type: ignore[no-untyped-def]
         async for ledger_ids in listing():
             await cluster.manager.delete(2, version=0)
             yield ledger_ids

@@ -5,11 +5,19 @@ from dataclasses import replace
 import pytest
 
 from auditor.fsck import ledger_list
-from auditor.fsck.ledger_list import COPY_BYTES, LEDGER_WORK_MIN, estimate_work, work_of
+from auditor.fsck.ledger_list import (
+    COPY_BYTES,
+    LEDGER_WORK_MIN,
+    estimate_work,
+    list_ledger_ids,
+    work_of,
+)
 from auditor.fsck.options import FsckOptions, Level
+from ledgers.errors import UnauthorizedError
 from ledgers.model import LedgerMetadata, LedgerState, Segment
 from tests.fsck.inspections import ALL, let_in, options
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.nodes import ROOT
 
 OPEN = LedgerMetadata(
     ensemble_size=3,
@@ -41,6 +49,27 @@ def test_the_weight_of_a_ledger_is_the_work_of_reading_it(
     wanted = FsckOptions(metadata_service_uri="zk://a/ledgers", level=level, sample_share=0.1)
 
     assert work_of(metadata, wanted) == weight
+
+
+def test_a_hidden_directory_does_not_stop_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
+    @in_virtual_time
+    async def scenario() -> None:
+        cluster = await Cluster.start()
+        let_in(monkeypatch, ledger_list, cluster)
+        for ledger_id in (1, 10_000):
+            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+        shut_out(cluster.store, f"{ROOT}/00/0000")
+        hidden: list[UnauthorizedError] = []
+
+        wanted = options()
+        listed = await list_ledger_ids(
+            wanted.metadata_service_uri, wanted.security, on_hidden=hidden.append
+        )
+
+        assert list(listed) == [10_000]
+        assert [each.context["path"] for each in hidden] == [f"{ROOT}/00/0000"]
+
+    scenario()
 
 
 def test_deleted_and_unreadable_ledgers_weigh_least(monkeypatch: pytest.MonkeyPatch) -> None:

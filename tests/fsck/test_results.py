@@ -78,8 +78,23 @@ def test_wrong_ledgers_that_were_left_still_count() -> None:
     assert any("the last check found wrong: 2" in each.title for each in advice_for(summary))
 
 
+def test_a_hidden_directory_leaves_a_run_unknown() -> None:
+    summary = Summary(
+        run=RUN, level=Level.FULL, started_ms=0, finished_ms=1, counts=counted([whole(0)]),
+        hidden=("/ledgers/00/0099",),
+    )  # fmt: skip
+
+    assert (summary.exit_code, summary.is_complete) == (3, False)
+    assert "could not be checked completely" in headline(summary)
+    assert [each.title for each in advice_for(summary)] == [
+        "Directories of ledgers that ACLs hide, at least: 1"
+    ]
+
+
 def test_a_written_summary_is_read_unchanged(tmp_path: Path) -> None:
-    written = leave_results(tmp_path, ALL, skipped=3, left=2, left_wrong=1, gone=1).summary
+    written = leave_results(
+        tmp_path, ALL, skipped=3, left=2, left_wrong=1, gone=1, hidden=("/a",)
+    ).summary
 
     assert read_summary(tmp_path) == written
     assert written.counts.verdicts == {

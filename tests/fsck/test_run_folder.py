@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder(tmp_path, RUN)
     job = FsckJob(run=RUN, output=tmp_path)
     plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), OPTIONS, job, now_ms=0)
-    folder.begin([plan.slice(0, 2), plan.slice(2)], OPTIONS, started_ms=12)
+    folder.begin([plan.slice(0, 2), plan.slice(2)], OPTIONS, started_ms=12, hidden=["/a"])
     return folder
 
 
@@ -43,7 +43,7 @@ def test_a_killed_run_is_found_with_its_progress(tmp_path: Path, folder: RunFold
     assert list(unfinished_runs(tmp_path)) == [RUN]
     again = RunFolder(tmp_path, RUN)
     assert again.differences(OPTIONS) == []
-    assert (again.started_ms, again.plan.part_count) == (12, 2)
+    assert (again.started_ms, again.plan.part_count, again.hidden) == (12, 2, ("/a",))
     (done,) = again.first_checks().items()
     assert done[0] == 1
     assert (done[1].skipped, done[1].gone, done[1].to_recheck) == (3, 4, 1)

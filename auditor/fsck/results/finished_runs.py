@@ -233,7 +233,7 @@ def compare(before: Results, after: Results) -> Changes:
 
 def _checked_all(results: Results) -> bool:
     summary = results.summary
-    return summary.skipped == 0 and summary.left == 0 and not summary.is_changed_only
+    return summary.skipped == 0 and summary.is_complete and not summary.is_changed_only
 
 
 def _less_close(before: Results, after: Results) -> str:

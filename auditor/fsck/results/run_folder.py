@@ -90,16 +90,21 @@ class RunFolder:
         *,
         started_ms: int,
         changes: FeedChanges | None = None,
+        hidden: Sequence[str] = (),
     ) -> None:
         """Store the plan, then the options. ``parts``: from ``cut_by_work``. ``changes``: what a
-        run that follows the feed checks. The options come last: a run without them was not
-        begun."""
+        run that follows the feed checks. ``hidden``: directories that ACLs hide. The options come
+        last: a run without them was not begun."""
         self._unpublished.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
         if changes is not None:
             write_changes(self._changes_path, changes)
         client = "" if changes is None else changes.client
-        stored = {"started_ms": started_ms, **_common_options(options, client)}
+        stored = {
+            "started_ms": started_ms,
+            "hidden": list(hidden),
+            **_common_options(options, client),
+        }
         replace_file(self._options_path, json.dumps(stored, indent=2) + "\n")
 
     @property
@@ -107,6 +112,11 @@ class RunFolder:
         """The time of the first start, even if the run was killed and continued."""
         started_ms: int = json.loads(self._options_path.read_bytes())["started_ms"]
         return started_ms
+
+    @property
+    def hidden(self) -> tuple[str, ...]:
+        """Directories of ledgers that ACLs hid when the run was begun."""
+        return tuple(json.loads(self._options_path.read_bytes()).get("hidden", ()))
 
     @property
     def changes(self) -> FeedChanges | None:

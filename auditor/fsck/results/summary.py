@@ -118,6 +118,8 @@ class Summary:
     is_changed_only: bool = False
     """True if the run checked only ledgers that changed since an earlier run, and those that were
     wrong or unknown when last checked."""
+    hidden: tuple[str, ...] = ()
+    """The first directories of ledgers that ACLs hide. Their ledgers are not counted."""
     marked: int | None = None
     """The greatest number of ledgers that were marked at once for the daemon after the run. None:
     no marks are known. Set only in ZooKeeper; the run itself does not know."""
@@ -125,7 +127,7 @@ class Summary:
     @property
     def is_complete(self) -> bool:
         """True if each ledger has a verdict, of this run or a recent one."""
-        return self.left == 0
+        return self.left == 0 and not self.hidden
 
     @property
     def wrong(self) -> int:
@@ -135,13 +137,14 @@ class Summary:
     @property
     def exit_code(self) -> int:
         """0 if nothing is wrong, 1 if something is, 3 if nothing is known to be wrong but a ledger
-        is ``unknown``.
+        is ``unknown``, or a directory is hidden.
 
         Legally missing copies and a used-up time budget do not count.
         """
         if self.wrong:
             return EXIT_WRONG
-        return EXIT_UNKNOWN if self.counts.verdicts.get(Grade.UNKNOWN.value) else EXIT_WHOLE
+        is_unknown = self.counts.verdicts.get(Grade.UNKNOWN.value) or self.hidden
+        return EXIT_UNKNOWN if is_unknown else EXIT_WHOLE
 
     def to_record(self) -> dict[str, Any]:
         return {
@@ -158,6 +161,7 @@ class Summary:
             "left_wrong": self.left_wrong,
             "gone": self.gone,
             "is_changed_only": self.is_changed_only,
+            "hidden": list(self.hidden),
             **({} if self.marked is None else {"marked": self.marked}),
         }
 
@@ -181,6 +185,7 @@ class _Head:
     left_wrong: Count
     gone: Count
     is_changed_only: bool = False
+    hidden: tuple[str, ...] = ()
     marked: Count | None = None
 
 
