@@ -5,6 +5,8 @@ same call succeed later (``UnavailableError``)? Did the peer understand and refu
 (``RejectedError``)? Is the data itself wrong (``CorruptionError``)?
 """
 
+import errno
+
 
 class BookmenderError(Exception):
     """Base of all errors raised on purpose. ``context``: ids that a reader of the log needs."""
@@ -86,6 +88,21 @@ class JournalError(UnavailableError):
 
 class QuotaError(UnavailableError):
     """The ZooKeeper quota of the path is exhausted, until it is raised or znodes are deleted."""
+
+
+class OutOfFilesError(UnavailableError):
+    """This process or its host can open no further file, so nothing was asked of the peer."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "OutOfFilesError | None":
+        """Return the error to be raised in place of this one; None if it has another reason."""
+        match error:
+            case OSError(errno=errno.EMFILE):
+                step = "raise its limit of open files (LimitNOFILE of systemd, ulimit -n)"
+                return cls(f"this process can open no further file: {step}")
+            case OSError(errno=errno.ENFILE):
+                return cls("this host can open no further file: raise fs.file-max")
+        return None
 
 
 class NotEnoughBookiesError(UnavailableError):

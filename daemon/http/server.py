@@ -7,9 +7,10 @@ the roles of the node go on. A port that is in use is logged once and tried agai
 from __future__ import annotations
 
 import asyncio
+import errno
+import ipaddress
 import logging
 import socket
-import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from daemon.admin_session import AdminSession, admin_session
 from daemon.http.access import read_token
 from daemon.http.app import App
 from daemon.http.cluster_reader import ClusterReader
+from daemon.http.connections import Connections
 from daemon.http.health import probe
 from daemon.http.loop_thread import LoopThread
 from daemon.http.tls import ServerTls
@@ -30,22 +32,26 @@ from daemon.live_settings import LiveSettings
 from daemon.role_state import NodeService
 from daemon.settings import HttpSettings
 from daemon.threads import ServiceThread
-from ledgers.errors import SettingsError
+from ledgers.errors import BookmenderError, SettingsError
 from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.store import ZooKeeperStore
 
 log = structlog.get_logger()
 
-CONNECTIONS_MAX = 128
-"""Open connections. For a further one the oldest is closed, so idle clients do not block others."""
 BACKLOG = 64
 KEEP_ALIVE_S = 75.0
-HANDSHAKE_S = 5.0
-"""Time limit of a TLS handshake. Connections count for ``CONNECTIONS_MAX`` only after it."""
 FOLLOW_S = 2.0
 """How often the server looks whether the files of its certificate have changed."""
 RETRY_S = 30.0
 """Time between two attempts to open the port."""
+NEXT_STEPS = {
+    errno.EADDRINUSE: "free the port, or set http.port",
+    errno.EADDRNOTAVAIL: "set http.address to an address of this host",
+    errno.EAFNOSUPPORT: "set http.address to an IPv4 address, because this host has no IPv6",
+    errno.EMFILE: "raise the limit of open files (LimitNOFILE of systemd, ulimit -n)",
+    errno.EACCES: "set http.port to 1024 or more, or grant CAP_NET_BIND_SERVICE",
+}
+"""What to do, by the reason why the port cannot be opened."""
 GOODBYE_S = 0.5
 """How long requests may go on when the server stops."""
 THREAD_STOP_S = 0.3
@@ -92,51 +98,56 @@ async def open_cluster(live: LiveSettings) -> AsyncIterator[AdminSession]:
 
 async def listen(app: web.Application, settings: HttpSettings) -> None:
     """Open the port and serve the application until cancelled."""
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        keepalive_timeout=KEEP_ALIVE_S,
-        shutdown_timeout=GOODBYE_S,
-    )
-    await runner.setup()
-    try:
-        listener = Listener(runner, settings)
+    async with asyncio.TaskGroup() as tasks:
+        connections = Connections(tasks)
+        app.middlewares.insert(0, connections.follow)
+        runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            keepalive_timeout=KEEP_ALIVE_S,
+            shutdown_timeout=GOODBYE_S,
+        )
+        await runner.setup()
         try:
-            await listener.open()
-            await listener.follow_files()
+            listener = Listener(runner, settings, connections)
+            try:
+                await listener.open()
+                await listener.follow_files()
+            finally:
+                listener.close()
         finally:
-            listener.close()
-    finally:
-        await runner.cleanup()
+            await runner.cleanup()
 
 
 class Listener:
     """The open port. With TLS, it follows changes of the certificate files."""
 
-    def __init__(self, runner: web.AppRunner, settings: HttpSettings) -> None:
-        self._connections = Connections(runner)
+    def __init__(
+        self, runner: web.AppRunner, settings: HttpSettings, connections: Connections
+    ) -> None:
+        self._runner, self._connections = runner, connections
         self._settings = settings
         self._tls = ServerTls(settings)
-        self._context: ssl.SSLContext | None = None
         self._socket: socket.socket | None = None
-        self._server: asyncio.Server | None = None
 
     async def open(self) -> None:
         """Open the port. While that fails, log it once for each reason, and try again."""
         told = ""
         while True:
             try:
-                self._context = await in_daemon_thread(self._tls.context)
-                self._socket = self._socket or _bound(self._settings)
-                await self._serve()
+                self._connections.context = await in_daemon_thread(self._tls.context)
+                self._socket = _bound(self._settings)
             except OSError as error:
-                why, what = error.strerror or str(error), "free the port, or set http.port"
-            except SettingsError as error:
+                why = error.strerror or str(error)
+                what = NEXT_STEPS.get(error.errno or 0, "set http.address and http.port")
+            except BookmenderError as error:
                 why, what = str(error), "correct the file, or the setting that names it"
             else:
+                assert self._runner.server is not None
+                self._connections.listen(self._socket, self._runner.server)
                 address, port = self._socket.getsockname()[:2]
-                is_tls = self._context is not None
+                is_tls = self._connections.context is not None
                 log.info("http.listening", address=address, port=port, tls=is_tls)
                 await self._check_token()
                 return
@@ -164,63 +175,21 @@ class Listener:
         """Use changed files for new connections, until cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
-            context = await in_daemon_thread(self._tls.context)
-            if context is not self._context:
-                self._context = context
-                await self._serve()
+            self._connections.context = await in_daemon_thread(self._tls.context)
 
     def close(self) -> None:
-        if self._server is not None:
-            self._server.close()
-        if self._socket is not None:
-            self._socket.close()
-
-    async def _serve(self) -> None:
-        """Accept connections with the current certificate, in place of the server before.
-
-        The socket stays open when a server is closed, and so do the connections of that server.
-        """
-        assert self._socket is not None
-        before, duplicate = self._server, self._socket.dup()
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                self._connections.accept,
-                sock=duplicate,
-                ssl=self._context,
-                ssl_handshake_timeout=None if self._context is None else HANDSHAKE_S,
-                backlog=BACKLOG,
-                start_serving=False,  # so that a cancellation finds the server in ``close``
-            )
-        except BaseException:
-            duplicate.close()
-            raise
-        try:
-            await self._server.start_serving()
-        finally:
-            if before is not None:
-                before.close()
+        self._connections.close(self._socket)
 
 
 def _bound(settings: HttpSettings) -> socket.socket:
+    """Return the listening socket. ``::`` also takes IPv4 connections, where the kernel can."""
     is_ipv6 = ":" in settings.address
-    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
-    bound = socket.create_server((settings.address, settings.port), family=family, backlog=BACKLOG)
+    is_unspecified = ipaddress.ip_address(settings.address).is_unspecified
+    bound = socket.create_server(
+        (settings.address, settings.port),
+        family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
+        backlog=BACKLOG,
+        dualstack_ipv6=is_ipv6 and is_unspecified and socket.has_dualstack_ipv6(),
+    )
     bound.setblocking(False)
     return bound
-
-
-class Connections:
-    """Accepts connections and bounds their number."""
-
-    def __init__(self, runner: web.AppRunner) -> None:
-        assert runner.server is not None
-        self._server = runner.server
-
-    def accept(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection. Closes the oldest one if there are too many."""
-        open_now = self._server.connections  # in the order of their beginning
-        for oldest in open_now[: max(0, len(open_now) + 1 - CONNECTIONS_MAX)]:
-            oldest.force_close()
-            if oldest.transport is not None:
-                oldest.transport.abort()
-        return self._server()

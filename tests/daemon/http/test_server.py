@@ -1,8 +1,10 @@
 """The thread and the port of the server: nothing that happens to it reaches the node."""
 
 import asyncio
+import errno
 import gc
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from daemon.http import app, server
+from daemon.http import app, connections, server
 from daemon.http.cluster_reader import ClusterReader, Read, Reading
 from daemon.http.server import http_thread
 from daemon.live_settings import LiveSettings
@@ -86,6 +88,51 @@ def test_a_port_in_use_is_told_once_and_tried_again(
     assert [each["event"] for each in logged].count("http.listening") == 1
 
 
+@pytest.mark.parametrize(
+    ("number", "next_step"),
+    [
+        pytest.param(errno.EADDRINUSE, "http.port", id="a taken port"),
+        pytest.param(errno.EADDRNOTAVAIL, "an address of this host", id="an address of others"),
+        pytest.param(errno.EAFNOSUPPORT, "no IPv6", id="an address of a family that is off"),
+        pytest.param(errno.EACCES, "1024", id="a privileged port"),
+        pytest.param(errno.EMFILE, "LimitNOFILE", id="no file for the socket"),
+    ],
+)
+def test_a_port_that_cannot_be_opened_is_told_with_its_own_remedy(
+    monkeypatch: pytest.MonkeyPatch, number: int, next_step: str
+) -> None:
+    def fail(*_: object, **__: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    async def run() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await server.listen(web.Application(), HttpSettings(port=0))
+
+    monkeypatch.setattr(socket, "create_server", fail)
+    monkeypatch.setattr(server, "RETRY_S", PATIENCE_S)
+    with capture_logs() as logged:
+        asyncio.run(run())
+
+    (told,) = logged
+    assert os.strerror(number) in told["error"]
+    assert next_step in told["next_step"]
+
+
+def test_all_ipv6_addresses_include_those_of_ipv4() -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this host has no IPv6")
+    with capture_logs() as logged:
+        http = HttpSettings(address="::", port=0)
+        thread = http_thread(LiveSettings(replace(settings(0), http=http)), [])
+        thread.start()
+        try:
+            wait_until(lambda: logged)
+            assert answers(logged[0]["port"]), "127.0.0.1 is an address of this host"
+        finally:
+            assert thread.stop(timeout_s=PATIENCE_S)
+
+
 def test_any_free_port_is_told_in_the_log() -> None:
     with capture_logs() as logged:
         thread = http_thread(LiveSettings(settings(0)), [])
@@ -116,7 +163,7 @@ def test_a_missing_token_is_told_in_the_log() -> None:
 
 
 def test_the_oldest_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
+    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 3)
     with capture_logs() as logged:
         thread = http_thread(LiveSettings(settings(0)), [])
         thread.start()
