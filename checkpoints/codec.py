@@ -73,7 +73,7 @@ class CheckpointDecoder:
             )
         try:
             checkpoint = _decoder.decode(memoryview(payload)[1:])
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise CorruptionError(f"an unreadable checkpoint: {error}") from error
         if kind == PART:
             self._parts += checkpoint.spans

@@ -309,7 +309,7 @@ def _records(file: Path, ledger_id: int) -> Iterator[JournalRecord]:
 def _record(line: bytes) -> JournalRecord | None:
     try:
         found = _decode(line)
-    except msgspec.MsgspecError:
+    except (ValueError, RecursionError):
         return None
     return JournalRecord(
         time_ms=found.time_ms,

@@ -83,7 +83,7 @@ def decode_client(data: bytes, *, path: str) -> ClientRecord:
     """Return the record in a client's znode. Raises CorruptionError."""
     try:
         record = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptionError("the record of a client is not readable", path=path) from error
     if record.format != 1:
         raise CorruptionError(

@@ -566,7 +566,7 @@ async def _order(request: web.Request, kind: type[T]) -> T:
                 for key, value in given.items()
             }
         return msgspec.convert(given, kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # deep nesting is a RecursionError
         raise WrongRequestError(f"the body is wrong: {error}") from error
 
 

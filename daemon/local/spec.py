@@ -102,7 +102,7 @@ class ClusterSpec:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
             return None
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SettingsError(f"cannot read {path}: {error}") from error
 
     def save(self, data: Path) -> None:

@@ -160,7 +160,7 @@ def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
             if question.verb is Verb.DOWN:
                 return connection
             send(connection, _answer(cluster, question))
-        except (OSError, msgspec.MsgspecError) as error:  # it gave up, or is not ours
+        except (OSError, ValueError, RecursionError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
 

@@ -43,7 +43,7 @@ def parse_pulsar_groups(data: bytes) -> dict[str, frozenset[BookieId]]:
 def _decode(data: bytes) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         return msgspec.json.decode(data, type=dict[str, dict[str, dict[str, Any]]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptionError("not a map of groups, bookies and racks", error=str(error)) from error
 
 
@@ -80,7 +80,7 @@ def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
         return None
     try:
         config = msgspec.json.decode(data, type=_Config)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return None
     if config.policyClass not in POLICY_CLASSES:
         return None

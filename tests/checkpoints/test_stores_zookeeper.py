@@ -40,6 +40,12 @@ def run(scenario: Scenario) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("data", [b"{}", b'{"later":' + b"[" * 100_000], ids=["empty", "nested"])
+def test_an_unreadable_record_is_corrupt(data: bytes) -> None:
+    with pytest.raises(CorruptionError):
+        decode_client(data, path="/clients/a")
+
+
 def test_the_record_is_compact_json() -> None:
     async def scenario(
         tree: MemoryTree, session: MemoryStore, store: ZooKeeperReceiptStore

@@ -302,8 +302,15 @@ def test_a_run_checks_all_ledgers_if_the_changes_do_not_suffice(
     assert why_whole(known, level=LEVEL, generation=1, stored=stored) is why
 
 
-def test_unreadable_positions_are_none(tmp_path: Path) -> None:
-    (tmp_path / "clients.json").write_text('{"fsck-ends": {"level": "deep"}}')
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param('{"fsck-ends": {"level": "deep"}}', id="an unknown level"),
+        pytest.param("[" * 100_000, id="deep nesting"),
+    ],
+)
+def test_unreadable_positions_are_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "clients.json").write_text(text)
 
     assert read_positions(tmp_path) == {}
 

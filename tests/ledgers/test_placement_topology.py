@@ -108,7 +108,17 @@ def test_pulsars_racks_are_read_in_every_group() -> None:
     }
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"group": 1}', b'{"g": {"b": "rack"}}', b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"group": 1}',
+        b'{"g": {"b": "rack"}}',
+        b"\xff",
+        b'{"g": {"b": {"rack":' + b"[" * 60_000,
+    ],
+)
 def test_invalid_maps_of_racks_are_refused(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="not a map of groups"):
         parse_pulsar_racks(data)

@@ -73,6 +73,7 @@ def metadata(custom: tuple[tuple[str, bytes], ...]) -> LedgerMetadata:
         pytest.param(config(isolationBookieGroups="*"), None, id="any group"),
         pytest.param(config("x.Other", isolationBookieGroups="a"), None, id="another policy"),
         pytest.param(((CONFIG_KEY, b"{"),), None, id="unreadable"),
+        pytest.param(((CONFIG_KEY, b'{"a":' * 60_000),), None, id="deeply nested"),
     ],
 )
 def test_the_metadata_names_the_isolation_groups(

@@ -36,7 +36,7 @@ def read_positions(folder: Path) -> dict[str, ClientPosition]:
             name: ClientPosition(**{**each, "level": Level(each["level"])})
             for name, each in stored.items()
         }
-    except (FileNotFoundError, ValueError, TypeError, KeyError, AttributeError):
+    except (FileNotFoundError, ValueError, RecursionError, TypeError, KeyError, AttributeError):
         return {}
 
 

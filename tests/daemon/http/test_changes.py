@@ -215,6 +215,7 @@ def test_a_window_that_makes_ledgers_unreadable_must_be_wanted(serve: Callable[.
     ("method", "path", "body", "status"),
     [
         pytest.param("POST", "/api/v1/hold", b"{", 400, id="no JSON"),
+        pytest.param("POST", "/api/v1/hold", b"[" * 60_000, 400, id="deep nesting"),
         pytest.param("POST", "/api/v1/hold", b'{"four_s": 1}', 400, id="an unknown key"),
         pytest.param("POST", "/api/v1/hold", b'{"for_s": 0}', 400, id="no time"),
         pytest.param("POST", "/api/v1/hold", b'{"for_s": 1e9}', 400, id="too long"),
