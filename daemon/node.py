@@ -4,6 +4,7 @@ in reverse order. SIGHUP reloads the settings."""
 import asyncio
 import gc
 import os
+import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -41,6 +42,9 @@ STOP_TIMEOUT_S = 4.0
 """Deadline for stopping all services. Closing a session releases its locks and its vote at once."""
 HTTP_STOP_TIMEOUT_S = 1.0
 
+FILES_MAX = 65_536
+"""Open files: no more, because the programs that the service starts inherit the limit, and some
+look at each possible file. The connections to a thousand bookies need a tenth."""
 YOUNG_OBJECTS_MAX = 100_000
 """Number of new objects after which the garbage collector looks for cycles. Python's default of 700
 is less than the ledgers under repair need at any moment."""
@@ -60,6 +64,7 @@ def _run_mode(
 ) -> int:
     settings = live.current
     _step_back(settings.node.nice)
+    _raise_file_limit()
     check_rack_sources(settings.placement)
     if settings.node.mode == "observe":
         report, state = ReportFile(state_dir(settings)), RoleState("observer")
@@ -126,6 +131,14 @@ def _step_back(nice: int) -> None:
             os.setpriority(os.PRIO_PROCESS, 0, nice)
         except OSError as error:  # forbidden by a sandbox; the node works without it
             log.warning("node.nice_failed", nice=nice, error=error.strerror)
+
+
+def _raise_file_limit() -> None:
+    """Raise the soft limit of open files, which is often 1,024, as far as the service may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(hard, FILES_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _spare_the_collector() -> None:

@@ -29,6 +29,7 @@ from ledgers.errors import (
     CorruptionError,
     NameNotResolvedError,
     NoAnswerError,
+    OutOfFilesError,
     UnavailableError,
 )
 from ledgers.host_names import Connector, connect
@@ -353,6 +354,8 @@ class Channel:
                 self._check_may_connect()
                 try:
                     self._connection = await self._connect(self._broke)
+                except OutOfFilesError:  # says nothing about the bookie
+                    raise
                 except UnavailableError as error:
                     self._failed(error)
                     raise

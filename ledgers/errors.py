@@ -6,6 +6,7 @@ same call succeed later (``UnavailableError``)? Did the peer understand and refu
 """
 
 import errno
+import os
 
 
 class BookmenderError(Exception):
@@ -102,6 +103,19 @@ class OutOfFilesError(UnavailableError):
                 return cls(f"this process can open no further file: {step}")
             case OSError(errno=errno.ENFILE):
                 return cls("this host can open no further file: raise fs.file-max")
+        return None
+
+    @classmethod
+    def now(cls) -> "OutOfFilesError | None":
+        """Try to open a file, and return the error if that is impossible.
+
+        For callers of the C library, which reports a missing file as something else:
+        ``getaddrinfo`` says that the name does not exist.
+        """
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
+            return cls.of(error)
         return None
 
 

@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ledgers.codec.registration import Address
-from ledgers.errors import NameNotResolvedError
+from ledgers.errors import NameNotResolvedError, OutOfFilesError
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Lookup = Callable[[str], Sequence[str]]
@@ -47,6 +47,8 @@ class _Name:
     resolved_at_s: float = 0.0
     failures: int = 0
     retry_at_s: float = 0.0
+    out_of_files: OutOfFilesError | None = None
+    """Why the last lookup could not ask."""
     lookup: "asyncio.Future[None] | None" = None
 
 
@@ -68,7 +70,7 @@ class HostNames:
         """
 
     async def addresses(self, host: str) -> Sequence[str]:
-        """Return the numeric addresses of a host. Raises NameNotResolvedError."""
+        """Return the numeric addresses of a host. Raises NameNotResolvedError, OutOfFilesError."""
         if (numeric := _numeric(host)) is not None:
             return [numeric]
         name = self._names.setdefault(host, _Name())
@@ -81,6 +83,8 @@ class HostNames:
             raise NameNotResolvedError("host name does not resolve", host=host)
         await asyncio.wait([self._look_up(host, name)], timeout=LOOKUP_WAIT_S)
         if not name.addresses:
+            if name.out_of_files is not None:
+                raise OutOfFilesError(str(name.out_of_files), host=host)
             raise NameNotResolvedError("host name does not resolve", host=host)
         return name.addresses
 
@@ -115,23 +119,31 @@ class HostNames:
             self._running[has_failed] += 1
 
             def work(host: str = host, name: _Name = name, has_failed: bool = has_failed) -> None:
+                found, out_of_files = [], None
                 try:
                     found = list(self._lookup(host))
                 except (OSError, UnicodeError):
-                    found = []
+                    out_of_files = OutOfFilesError.now()
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._note, name, found, has_failed)
+                    loop.call_soon_threadsafe(self._note, name, found, has_failed, out_of_files)
 
             # daemon: a lookup that hangs must not keep the process alive.
             threading.Thread(target=work, name=f"lookup {host}", daemon=True).start()
 
-    def _note(self, name: _Name, found: Sequence[str], had_failed: bool) -> None:
+    def _note(
+        self,
+        name: _Name,
+        found: Sequence[str],
+        had_failed: bool,
+        out_of_files: OutOfFilesError | None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         self._running[had_failed] -= 1
+        name.out_of_files = out_of_files
         if found:
             name.addresses, name.resolved_at_s = found, loop.time()
             name.failures, name.retry_at_s = 0, 0.0
-        else:
+        elif out_of_files is None:
             name.failures += 1
             wait_s = FAILED_WAIT_MIN_S * 2 ** min(name.failures - 1, 10)
             name.retry_at_s = loop.time() + min(wait_s, FAILED_WAIT_MAX_S)
@@ -165,7 +177,7 @@ async def connect(
 ) -> tuple[asyncio.Transport, P]:
     """Connect to the first address of the host that accepts the connection.
 
-    Raises NameNotResolvedError, or the OSError of the last address.
+    Raises NameNotResolvedError, OutOfFilesError, or the OSError of the last address.
     """
     names = names or host_names()
     loop = asyncio.get_running_loop()
@@ -174,6 +186,8 @@ async def connect(
         try:
             return await loop.create_connection(factory, numeric, address.port)
         except OSError as error:
+            if (failure := OutOfFilesError.of(error)) is not None:
+                raise failure from error
             last = error
     names.refresh(address.host)
     assert last is not None, address

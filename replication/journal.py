@@ -22,7 +22,7 @@ import msgspec
 import structlog
 from prometheus_client import Gauge
 
-from ledgers.errors import JournalError
+from ledgers.errors import JournalError, OutOfFilesError
 
 log = structlog.get_logger()
 UNWRITABLE = Gauge(
@@ -104,7 +104,8 @@ class MetadataJournal:
                 self._tell(error)
                 raise JournalError(
                     f"cannot write to {self._directory} on this host: {error.strerror}. Metadata "
-                    "is changed only after the old metadata is recorded there. Free disk space"
+                    "is changed only after the old metadata is recorded there. "
+                    f"{OutOfFilesError.of(error) or 'Free disk space'}"
                 ) from error
 
     def try_out(self) -> None:

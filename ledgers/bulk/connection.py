@@ -26,6 +26,7 @@ from ledgers.errors import (
     CorruptionError,
     NameNotResolvedError,
     NoAnswerError,
+    OutOfFilesError,
     SecureConnectionError,
     UnavailableError,
 )
@@ -193,6 +194,9 @@ class BulkConnection(ABC):
         except SecureConnectionError as error:
             self._opening = None
             self.disconnect(error)
+        except OutOfFilesError as error:  # no backoff: it says nothing about the bookie
+            self._opening = None
+            self._fail_all(error)
         # OSError includes TimeoutError. UnicodeError: the host cannot be a name.
         except (OSError, UnicodeError, UnavailableError) as error:
             self._opening = None

@@ -31,6 +31,7 @@ from ledgers.errors import (
     BookmenderError,
     NoAnswerError,
     NoSuchEntryError,
+    OutOfFilesError,
     UnreadableError,
 )
 from ledgers.model import BookieId
@@ -350,7 +351,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         self.wake()
 
     def _fail_all(self, error: BookmenderError) -> None:
-        if self._parts:
+        if self._parts and not isinstance(error, OutOfFilesError):
             self._mark_unhealthy()
         self._full_targets.clear()
         self._turns.clear()

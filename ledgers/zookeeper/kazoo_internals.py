@@ -66,7 +66,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
-from ledgers.errors import SettingsError, UnauthorizedError
+from ledgers.errors import OutOfFilesError, SettingsError, UnauthorizedError
 from ledgers.security import Security, tls_failure
 from ledgers.wire.sasl import DigestMd5
 
@@ -191,6 +191,16 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
     def _next_xid(self) -> int:
         self._xid = self._xid % XID_MAX + 1
         return self._xid
+
+    def _expand_client_hosts(self) -> Any:
+        """Look up the servers. Without a file, names seem not to exist, or kazoo's thread would
+        end with the error of the system."""
+        found: Any = []
+        with suppress(OSError):
+            found = super()._expand_client_hosts()
+        if not found:
+            self.handler.out_of_files = OutOfFilesError.now()
+        return found
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
         self._received.clear()  # unread bytes of the last connection
@@ -367,6 +377,8 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         super().__init__()
         self.failure = ""
         """Why TLS or authentication failed last, and what to do next; empty if neither did."""
+        self.out_of_files: OutOfFilesError | None = None
+        """Why the last connection could not be tried."""
         self.connect_timeout_s = connect_timeout_s
         self._security = security
         self._on_crash = on_crash
@@ -417,9 +429,14 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         """
         if self._is_forbidden:
             raise ConnectionDropped("the session is over")
-        self._socket = super().create_connection(
-            address, timeout=min(timeout, self.connect_timeout_s)
-        )
+        self.out_of_files = None
+        try:
+            self._socket = super().create_connection(
+                address, timeout=min(timeout, self.connect_timeout_s)
+            )
+        except OSError as error:
+            self.out_of_files = OutOfFilesError.of(error)
+            raise
         if self._security.settings.zookeeper_tls:
             self._socket = self._with_tls(self._socket, hostname or address[0])
         return self._socket

@@ -33,6 +33,7 @@ from kazoo.retry import KazooRetry
 
 from ledgers.errors import (
     BookmenderError,
+    OutOfFilesError,
     SecureConnectionError,
     SettingsError,
     UnauthorizedError,
@@ -150,7 +151,11 @@ class KazooSession(Session):
         Raises UnavailableError if no server answers, SecureConnectionError if TLS fails,
         UnauthorizedError if ZooKeeper refuses our credentials.
         """
-        self._client.start_async()
+        try:
+            self._client.start_async()
+        except OSError as error:  # the sockets that wake kazoo's thread, which does not run yet
+            self._is_closed = True
+            raise OutOfFilesError.of(error) or error from error
         try:
             await self._wait_opened(timeout_s)
         except BaseException:
@@ -166,6 +171,8 @@ class KazooSession(Session):
             raise UnauthorizedError(SASL_REQUIRED, hosts=self._hosts) from error
         except (TimeoutError, KazooException) as error:
             context = {"hosts": self._hosts, "waited_s": timeout_s}
+            if no_files := self._handler.out_of_files:
+                raise OutOfFilesError(str(no_files), **context) from error
             if failure := self._handler.failure:
                 raise SecureConnectionError(failure, **context) from error
             if unresolved := await unresolved_names(self._client.hosts):

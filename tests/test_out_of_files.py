@@ -1,0 +1,141 @@
+"""A process that can open no further file says so. It blames no bookie, no name, no ZooKeeper."""
+
+import asyncio
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import cast
+
+import pytest
+import uvloop
+
+from daemon import node
+from ledgers.bookie_auth import SecureConnector
+from ledgers.client import BookieClientSettings
+from ledgers.codec.registration import Address
+from ledgers.errors import JournalError, OutOfFilesError
+from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.host_names import HostNames, connect
+from ledgers.security import Security, SecuritySettings
+from ledgers.zookeeper.store import ZooKeeperStore
+from replication.journal import JournalRecord, MetadataJournal
+from tests.ledgers.bulk_cases import LEDGER_ID, scene
+from tests.ledgers.client_cases import ManualClock, NoBulk, client_of
+
+V2 = BookieClientSettings(protocol="v2")
+NOWHERE = Address(host="127.0.0.1", port=1)
+
+
+@contextmanager
+def no_files(*, but: int = 0) -> Iterator[None]:
+    """Forbid this process to open more than ``but`` files, sockets or pipes."""
+    free = [os.open(os.devnull, os.O_RDONLY) for _ in range(but + 1)]
+    for each in free:
+        os.close(each)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    make: Callable[[], asyncio.AbstractEventLoop] = request.param
+    with asyncio.Runner(loop_factory=make) as made:
+        yield made
+
+
+def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.Runner) -> None:
+    async def run() -> None:
+        quarantine = Quarantine(ManualClock(), lambda bookie: 1)
+        async with scene() as bulk, client_of(settings=V2, bulk=cast(NoBulk, bulk.bulk)) as client:
+            bookies = QuarantiningBookies(client, quarantine)
+            bulk.fill(range(4))
+            with no_files():
+                with pytest.raises(OutOfFilesError, match="LimitNOFILE"):
+                    await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
+                failed = await bookies.transfer(bulk.halves(4))
+
+            assert isinstance(failed.target_error, OutOfFilesError)
+            assert not failed.unresponsive
+            assert quarantine.is_empty
+            assert await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
+            assert not (await bookies.transfer(bulk.halves(4))).failures
+
+    runner.run(run())
+
+
+def test_a_name_does_not_count_as_unknown(runner: asyncio.Runner) -> None:
+    async def run() -> None:
+        names = HostNames()
+        with no_files(), pytest.raises(OutOfFilesError):
+            await connect(asyncio.Protocol, Address(host="localhost", port=1), names=names)
+        assert await names.addresses("localhost")
+
+    runner.run(run())
+
+
+def test_a_certificate_does_not_count_as_wrong(runner: asyncio.Runner, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("")
+    settings = SecuritySettings(bookie_tls=True, ca_file=str(tmp_path / "ca.pem"))
+
+    async def run() -> None:
+        connector = SecureConnector(Security(settings))
+        with no_files(), pytest.raises(OutOfFilesError):
+            await connector.connect(asyncio.Protocol, NOWHERE)
+
+    runner.run(run())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize(
+    "but",
+    [
+        pytest.param(0, id="none for the thread of kazoo"),
+        pytest.param(2, id="none for a name or a connection"),
+    ],
+)
+def test_zookeeper_does_not_count_as_silent(runner: asyncio.Runner, host: str, but: int) -> None:
+    async def run() -> None:
+        with no_files(but=but), pytest.raises(OutOfFilesError, match="LimitNOFILE"):
+            await ZooKeeperStore.open(f"{host}:1", connect_timeout_s=0.5)
+
+    runner.run(run())
+
+
+def test_a_full_journal_that_cannot_be_rotated_does_not_count_as_a_full_disk(
+    tmp_path: Path,
+) -> None:
+    record = JournalRecord(time_ms=1, ledger_id=7, before=b"", after=b"x")
+    with closing(MetadataJournal(tmp_path, process="host-1", file_bytes_max=1)) as journal:
+        journal.record([record])
+
+        with no_files(), pytest.raises(JournalError, match="LimitNOFILE"):
+            journal.record([record])
+
+        journal.record([record])
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected"),
+    [
+        pytest.param(1024, 4096, 4096, id="as far as the service may"),
+        pytest.param(1024, resource.RLIM_INFINITY, node.FILES_MAX, id="not without end"),
+        pytest.param(100_000, 200_000, None, id="never lowered"),
+        pytest.param(4096, 4096, None, id="nothing to raise"),
+    ],
+)
+def test_a_node_raises_its_soft_limit(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, expected: int | None
+) -> None:
+    wanted = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: wanted.append(limits))
+
+    node._raise_file_limit()
+
+    assert wanted == ([] if expected is None else [(expected, hard)])
