@@ -10,7 +10,6 @@ import random
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
@@ -23,7 +22,14 @@ import structlog
 
 from daemon.session import Session
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, SettingsError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    LocalLimitError,
+    NameNotResolvedError,
+    SettingsError,
+    UnavailableError,
+)
+from ledgers.host_names import host_names
 from ledgers.model import BookieId
 from ledgers.placement import (
     NoRule,
@@ -59,7 +65,6 @@ ASK_TIMEOUT_S = 10.0
 """Timeout of one run of a script."""
 HOSTS_MAX = 100
 """Number of hosts passed to one run of a script (Java: ``networkTopologyScriptNumberArgs``)."""
-RESOLVE_TIMEOUT_S = 3.0
 
 
 def check_rack_sources(settings: PlacementSettings) -> None:
@@ -213,29 +218,31 @@ def run_bounded(
 
     The output goes to files, because a child that outlives the command would hold a pipe open.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
+    try:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
-        except OSError as error:
-            raise UnavailableError(
-                f"cannot be run: {error.strerror}. Check that it exists and is executable, "
-                "or empty placement.racks_script"
-            ) from error
-        on_start(process)
-        try:
-            status = process.wait(timeout_s)
-        except subprocess.TimeoutExpired as error:
-            _kill(process)
-            process.wait()
-            raise UnavailableError("took too long, and was killed", timeout_s=timeout_s) from error
-        if status:
-            err.seek(0)
-            said = err.read().decode(errors="replace").strip().splitlines()[-1:]
-            raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
-        out.seek(0)
-        return out.read().decode(errors="replace")
+            on_start(process)
+            try:
+                status = process.wait(timeout_s)
+            except subprocess.TimeoutExpired as error:
+                _kill(process)
+                process.wait()
+                raise UnavailableError(
+                    "took too long, and was killed", timeout_s=timeout_s
+                ) from error
+            if status:
+                err.seek(0)
+                said = err.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
+            out.seek(0)
+            return out.read().decode(errors="replace")
+    except OSError as error:
+        raise LocalLimitError.of(error) or UnavailableError(
+            f"cannot be run: {error.strerror}. Check that it exists and is executable, "
+            "or empty placement.racks_script"
+        ) from error
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -249,15 +256,11 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 async def resolve_host(host: str) -> str | None:
-    """Return the host's IP address; None if it does not resolve in time."""
+    """Return the host's IP address; None if it does not resolve in time. Raises LocalLimitError."""
     try:
-        async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-            found = await in_daemon_thread(
-                partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
-            )
-    except (OSError, TimeoutError, UnicodeError):  # UnicodeError: a label that is too long
+        return (await host_names().addresses(host))[0]
+    except NameNotResolvedError:
         return None
-    return str(found[0][4][0]) if found else None
 
 
 log = structlog.get_logger()

@@ -27,9 +27,9 @@ from ledgers.codec.registration import Address
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
+    LocalLimitError,
     NameNotResolvedError,
     NoAnswerError,
-    OutOfFilesError,
     UnavailableError,
 )
 from ledgers.host_names import Connector, connect
@@ -354,7 +354,7 @@ class Channel:
                 self._check_may_connect()
                 try:
                     self._connection = await self._connect(self._broke)
-                except OutOfFilesError:  # says nothing about the bookie
+                except LocalLimitError:  # says nothing about the bookie
                     raise
                 except UnavailableError as error:
                     self._failed(error)

@@ -91,11 +91,12 @@ class QuotaError(UnavailableError):
     """The ZooKeeper quota of the path is exhausted, until it is raised or znodes are deleted."""
 
 
-class OutOfFilesError(UnavailableError):
-    """This process or its host can open no further file, so nothing was asked of the peer."""
+class LocalLimitError(UnavailableError):
+    """This process or its host can open no further file or start no further thread. The peer was
+    not asked, so the error says nothing about it."""
 
     @classmethod
-    def of(cls, error: BaseException) -> "OutOfFilesError | None":
+    def of(cls, error: BaseException) -> "LocalLimitError | None":
         """Return the error to be raised in place of this one; None if it has another reason."""
         match error:
             case OSError(errno=errno.EMFILE):
@@ -103,10 +104,13 @@ class OutOfFilesError(UnavailableError):
                 return cls(f"this process can open no further file: {step}")
             case OSError(errno=errno.ENFILE):
                 return cls("this host can open no further file: raise fs.file-max")
+            case RuntimeError() if "start new thread" in str(error):
+                step = "raise its limit (TasksMax of systemd, ulimit -u, the pids of a container)"
+                return cls(f"this process can start no further thread: {step}")
         return None
 
     @classmethod
-    def now(cls) -> "OutOfFilesError | None":
+    def now(cls) -> "LocalLimitError | None":
         """Try to open a file, and return the error if that is impossible.
 
         For callers of the C library, which reports a missing file as something else:

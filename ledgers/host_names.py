@@ -23,7 +23,7 @@ from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ledgers.codec.registration import Address
-from ledgers.errors import NameNotResolvedError, OutOfFilesError
+from ledgers.errors import LocalLimitError, NameNotResolvedError
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Lookup = Callable[[str], Sequence[str]]
@@ -47,8 +47,8 @@ class _Name:
     resolved_at_s: float = 0.0
     failures: int = 0
     retry_at_s: float = 0.0
-    out_of_files: OutOfFilesError | None = None
-    """Why the last lookup could not ask."""
+    limit: LocalLimitError | None = None
+    """Why the last lookup asked nobody."""
     lookup: "asyncio.Future[None] | None" = None
 
 
@@ -70,7 +70,7 @@ class HostNames:
         """
 
     async def addresses(self, host: str) -> Sequence[str]:
-        """Return the numeric addresses of a host. Raises NameNotResolvedError, OutOfFilesError."""
+        """Return the numeric addresses of a host. Raises NameNotResolvedError, LocalLimitError."""
         if (numeric := _numeric(host)) is not None:
             return [numeric]
         name = self._names.setdefault(host, _Name())
@@ -83,8 +83,8 @@ class HostNames:
             raise NameNotResolvedError("host name does not resolve", host=host)
         await asyncio.wait([self._look_up(host, name)], timeout=LOOKUP_WAIT_S)
         if not name.addresses:
-            if name.out_of_files is not None:
-                raise OutOfFilesError(str(name.out_of_files), host=host)
+            if name.limit is not None:
+                raise LocalLimitError(str(name.limit), host=host)
             raise NameNotResolvedError("host name does not resolve", host=host)
         return name.addresses
 
@@ -119,31 +119,34 @@ class HostNames:
             self._running[has_failed] += 1
 
             def work(host: str = host, name: _Name = name, has_failed: bool = has_failed) -> None:
-                found, out_of_files = [], None
+                found, limit = [], None
                 try:
                     found = list(self._lookup(host))
                 except (OSError, UnicodeError):
-                    out_of_files = OutOfFilesError.now()
+                    limit = LocalLimitError.now()
                 with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._note, name, found, has_failed, out_of_files)
+                    loop.call_soon_threadsafe(self._note, name, found, has_failed, limit)
 
-            # daemon: a lookup that hangs must not keep the process alive.
-            threading.Thread(target=work, name=f"lookup {host}", daemon=True).start()
+            try:
+                # daemon: a lookup that hangs must not keep the process alive.
+                threading.Thread(target=work, name=f"lookup {host}", daemon=True).start()
+            except RuntimeError as error:
+                loop.call_soon(self._note, name, [], has_failed, LocalLimitError.of(error))
 
     def _note(
         self,
         name: _Name,
         found: Sequence[str],
         had_failed: bool,
-        out_of_files: OutOfFilesError | None,
+        limit: LocalLimitError | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._running[had_failed] -= 1
-        name.out_of_files = out_of_files
+        name.limit = limit
         if found:
             name.addresses, name.resolved_at_s = found, loop.time()
             name.failures, name.retry_at_s = 0, 0.0
-        elif out_of_files is None:
+        elif limit is None:
             name.failures += 1
             wait_s = FAILED_WAIT_MIN_S * 2 ** min(name.failures - 1, 10)
             name.retry_at_s = loop.time() + min(wait_s, FAILED_WAIT_MAX_S)
@@ -177,7 +180,7 @@ async def connect(
 ) -> tuple[asyncio.Transport, P]:
     """Connect to the first address of the host that accepts the connection.
 
-    Raises NameNotResolvedError, OutOfFilesError, or the OSError of the last address.
+    Raises NameNotResolvedError, LocalLimitError, or the OSError of the last address.
     """
     names = names or host_names()
     loop = asyncio.get_running_loop()
@@ -186,7 +189,7 @@ async def connect(
         try:
             return await loop.create_connection(factory, numeric, address.port)
         except OSError as error:
-            if (failure := OutOfFilesError.of(error)) is not None:
+            if (failure := LocalLimitError.of(error)) is not None:
                 raise failure from error
             last = error
     names.refresh(address.host)

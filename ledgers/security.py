@@ -22,7 +22,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from ledgers.errors import OutOfFilesError, SettingsError
+from ledgers.errors import LocalLimitError, SettingsError
 from ledgers.secret import Secret
 from ledgers.wire.sasl import Credentials
 
@@ -204,7 +204,7 @@ class FromFiles(Generic[T]):
                 return self._value
             try:
                 value = self._make()
-            except (SettingsError, OutOfFilesError) as error:
+            except (SettingsError, LocalLimitError) as error:
                 if self._value is None:
                     raise
                 if stamp != self._failed_stamp:
@@ -255,7 +255,7 @@ def load_authorities(context: ssl.SSLContext, setting: str, path: str) -> None:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
         wrong = _unusable(setting, path, "holds no PEM certificate")
-        raise OutOfFilesError.of(error) or wrong from error
+        raise LocalLimitError.of(error) or wrong from error
 
 
 def load_certificate(
@@ -294,7 +294,7 @@ def load_certificate(
         raise _unusable(key_setting, key_file, fault) from error
     except (OSError, ValueError) as error:
         wrong = _unusable(key_setting, key_file, "cannot be used")
-        raise OutOfFilesError.of(error) or wrong from error
+        raise LocalLimitError.of(error) or wrong from error
 
 
 def _credentials(server: str, settings: SecuritySettings) -> Credentials:
@@ -324,7 +324,7 @@ def _read(setting: str, path: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        if (failure := OutOfFilesError.of(error)) is not None:
+        if (failure := LocalLimitError.of(error)) is not None:
             raise failure from error
         reason = (error.strerror or "unreadable").lower()
         hint = ". Grant the service user read access" if isinstance(error, PermissionError) else ""

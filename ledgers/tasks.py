@@ -32,7 +32,7 @@ from typing import Any, Generic, TypeVar, cast
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, UnavailableError
+from ledgers.errors import BookmenderError, LocalLimitError, UnavailableError
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -272,6 +272,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
 
     Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
     end. Use it for calls that may hang, for example on a disk or in the resolver of host names.
+    Raises LocalLimitError if no thread can be started.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -293,5 +294,8 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, result, failure)
 
-    threading.Thread(target=run, daemon=True).start()
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError as error:
+        raise LocalLimitError.of(error) or error from error
     return await done

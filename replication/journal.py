@@ -22,7 +22,7 @@ import msgspec
 import structlog
 from prometheus_client import Gauge
 
-from ledgers.errors import JournalError, OutOfFilesError
+from ledgers.errors import JournalError, LocalLimitError
 
 log = structlog.get_logger()
 UNWRITABLE = Gauge(
@@ -105,7 +105,7 @@ class MetadataJournal:
                 raise JournalError(
                     f"cannot write to {self._directory} on this host: {error.strerror}. Metadata "
                     "is changed only after the old metadata is recorded there. "
-                    f"{OutOfFilesError.of(error) or 'Free disk space'}"
+                    f"{LocalLimitError.of(error) or 'Free disk space'}"
                 ) from error
 
     def try_out(self) -> None:

@@ -15,7 +15,7 @@ from daemon import node
 from ledgers.bookie_auth import SecureConnector
 from ledgers.client import BookieClientSettings
 from ledgers.codec.registration import Address
-from ledgers.errors import JournalError, OutOfFilesError
+from ledgers.errors import JournalError, LocalLimitError
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.host_names import HostNames, connect
 from ledgers.security import Security, SecuritySettings
@@ -56,11 +56,11 @@ def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.
             bookies = QuarantiningBookies(client, quarantine)
             bulk.fill(range(4))
             with no_files():
-                with pytest.raises(OutOfFilesError, match="LimitNOFILE"):
+                with pytest.raises(LocalLimitError, match="LimitNOFILE"):
                     await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
                 failed = await bookies.transfer(bulk.halves(4))
 
-            assert isinstance(failed.target_error, OutOfFilesError)
+            assert isinstance(failed.target_error, LocalLimitError)
             assert not failed.unresponsive
             assert quarantine.is_empty
             assert await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
@@ -72,7 +72,7 @@ def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.
 def test_a_name_does_not_count_as_unknown(runner: asyncio.Runner) -> None:
     async def run() -> None:
         names = HostNames()
-        with no_files(), pytest.raises(OutOfFilesError):
+        with no_files(), pytest.raises(LocalLimitError):
             await connect(asyncio.Protocol, Address(host="localhost", port=1), names=names)
         assert await names.addresses("localhost")
 
@@ -85,7 +85,7 @@ def test_a_certificate_does_not_count_as_wrong(runner: asyncio.Runner, tmp_path:
 
     async def run() -> None:
         connector = SecureConnector(Security(settings))
-        with no_files(), pytest.raises(OutOfFilesError):
+        with no_files(), pytest.raises(LocalLimitError):
             await connector.connect(asyncio.Protocol, NOWHERE)
 
     runner.run(run())
@@ -101,7 +101,7 @@ def test_a_certificate_does_not_count_as_wrong(runner: asyncio.Runner, tmp_path:
 )
 def test_zookeeper_does_not_count_as_silent(runner: asyncio.Runner, host: str, but: int) -> None:
     async def run() -> None:
-        with no_files(but=but), pytest.raises(OutOfFilesError, match="LimitNOFILE"):
+        with no_files(but=but), pytest.raises(LocalLimitError, match="LimitNOFILE"):
             await ZooKeeperStore.open(f"{host}:1", connect_timeout_s=0.5)
 
     runner.run(run())

@@ -36,7 +36,7 @@ from daemon.cli.orders import UNREADABLE_VOTE
 from daemon.cli.progress import counted, printable, shortened
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
-from daemon.placement import check_rack_sources, rack_source
+from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir
 from daemon.zookeeper import open_store
@@ -626,18 +626,12 @@ async def _racks(cluster: AdminSession, clock: Clock) -> list[Finding]:
         return [no_racks_finding(is_unused=await has_unused_racks(store))]
     views = ViewSource(cluster.registration, clock)
     view = await views.refresh()
-    keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=_ip_of)
+    keeper = RackKeeper(source, racks, views, clock=clock, resolve_host=resolve_host)
     if not await keeper.refresh():
         text = f"the source of racks cannot be read: {source.name}"
         advice = "Nodes keep the racks that they know. Repair the source."
         return [_error("racks", text, advice)]
     return [racks_finding(source.name, racks.known, view.available)]
-
-
-async def _ip_of(host: str) -> str | None:
-    with suppress(NameNotResolvedError):
-        return (await host_names().addresses(host))[0]
-    return None
 
 
 def no_racks_finding(*, is_unused: bool) -> Finding:

@@ -25,7 +25,7 @@ from typing import cast
 import structlog
 from aiohttp import web
 
-from ledgers.errors import OutOfFilesError
+from ledgers.errors import LocalLimitError
 
 log = structlog.get_logger()
 
@@ -129,7 +129,7 @@ class Connections:
             except BlockingIOError:
                 return
             except OSError as error:
-                if (failure := OutOfFilesError.of(error)) is None:
+                if (failure := LocalLimitError.of(error)) is None:
                     continue  # the client has gone already
                 if not self._is_without_files:  # logged once
                     log.error("http.accept_failed", error=str(failure))

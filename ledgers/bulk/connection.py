@@ -24,9 +24,9 @@ from ledgers.codec.registration import Address, Resolve
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
+    LocalLimitError,
     NameNotResolvedError,
     NoAnswerError,
-    OutOfFilesError,
     SecureConnectionError,
     UnavailableError,
 )
@@ -194,7 +194,7 @@ class BulkConnection(ABC):
         except SecureConnectionError as error:
             self._opening = None
             self.disconnect(error)
-        except OutOfFilesError as error:  # no backoff: it says nothing about the bookie
+        except LocalLimitError as error:  # no backoff: it says nothing about the bookie
             self._opening = None
             self._fail_all(error)
         # OSError includes TimeoutError. UnicodeError: the host cannot be a name.

@@ -29,9 +29,9 @@ from ledgers.bulk.target import TargetConnection, WritePart
 from ledgers.bulk.transfer import QUANTUM_BYTES, TransferPart, TransferState, remove_part
 from ledgers.errors import (
     BookmenderError,
+    LocalLimitError,
     NoAnswerError,
     NoSuchEntryError,
-    OutOfFilesError,
     UnreadableError,
 )
 from ledgers.model import BookieId
@@ -351,7 +351,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         self.wake()
 
     def _fail_all(self, error: BookmenderError) -> None:
-        if self._parts and not isinstance(error, OutOfFilesError):
+        if self._parts and not isinstance(error, LocalLimitError):
             self._mark_unhealthy()
         self._full_targets.clear()
         self._turns.clear()

@@ -66,7 +66,7 @@ from kazoo.protocol.serialization import (
 )
 from kazoo.protocol.states import ZnodeStat
 
-from ledgers.errors import OutOfFilesError, SettingsError, UnauthorizedError
+from ledgers.errors import LocalLimitError, SettingsError, UnauthorizedError
 from ledgers.security import Security, tls_failure
 from ledgers.wire.sasl import DigestMd5
 
@@ -199,7 +199,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         with suppress(OSError):
             found = super()._expand_client_hosts()
         if not found:
-            self.handler.out_of_files = OutOfFilesError.now()
+            self.handler.out_of_files = LocalLimitError.now()
         return found
 
     def _connect(self, host: str, hostip: str, port: int) -> Any:
@@ -377,7 +377,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         super().__init__()
         self.failure = ""
         """Why TLS or authentication failed last, and what to do next; empty if neither did."""
-        self.out_of_files: OutOfFilesError | None = None
+        self.out_of_files: LocalLimitError | None = None
         """Why the last connection could not be tried."""
         self.connect_timeout_s = connect_timeout_s
         self._security = security
@@ -435,7 +435,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
                 address, timeout=min(timeout, self.connect_timeout_s)
             )
         except OSError as error:
-            self.out_of_files = OutOfFilesError.of(error)
+            self.out_of_files = LocalLimitError.of(error)
             raise
         if self._security.settings.zookeeper_tls:
             self._socket = self._with_tls(self._socket, hostname or address[0])

@@ -33,7 +33,7 @@ from kazoo.retry import KazooRetry
 
 from ledgers.errors import (
     BookmenderError,
-    OutOfFilesError,
+    LocalLimitError,
     SecureConnectionError,
     SettingsError,
     UnauthorizedError,
@@ -155,7 +155,7 @@ class KazooSession(Session):
             self._client.start_async()
         except OSError as error:  # the sockets that wake kazoo's thread, which does not run yet
             self._is_closed = True
-            raise OutOfFilesError.of(error) or error from error
+            raise LocalLimitError.of(error) or error from error
         try:
             await self._wait_opened(timeout_s)
         except BaseException:
@@ -172,7 +172,7 @@ class KazooSession(Session):
         except (TimeoutError, KazooException) as error:
             context = {"hosts": self._hosts, "waited_s": timeout_s}
             if no_files := self._handler.out_of_files:
-                raise OutOfFilesError(str(no_files), **context) from error
+                raise LocalLimitError(str(no_files), **context) from error
             if failure := self._handler.failure:
                 raise SecureConnectionError(failure, **context) from error
             if unresolved := await unresolved_names(self._client.hosts):
