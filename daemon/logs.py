@@ -2,15 +2,22 @@
 
 A permanent failure is logged again and again. So tracebacks are bounded, for any depth of calls and
 any number of failed tasks: they must neither fill the disk nor keep the loop busy.
+
+A node writes to standard error on a thread of its own (``LogThread``): a collector that does not
+read its pipe, or a disk that hangs, must stop neither an event loop nor the end of the node.
 """
 
 import io
 import logging
 import os
+import queue
+import select
+import signal
 import sys
+import threading
 import traceback
 from contextlib import suppress
-from typing import Any, TextIO, cast
+from typing import Any, Self, TextIO, cast
 
 import structlog
 from prometheus_client import Counter
@@ -26,7 +33,16 @@ LOGGED = Counter(
     "Log events of level warning and error, by event. docs/log-events.md explains the errors.",
     ["level", "event"],
 )
+DROPPED = Counter(
+    "bookmender_log_writes_dropped_total",
+    "Log events that were lost, because standard error did not take them: a collector does not "
+    "read its pipe, or a disk is full or hangs.",
+)
 
+WAITING_MAX = 4_096
+"""Writes that wait for standard error: some MB. Further ones are dropped."""
+GOODBYE_S = 1.0
+"""How long the end of the node waits for them."""
 FRAMES_MAX = 12
 """Innermost frames kept of each traceback."""
 ERRORS_MAX = 3
@@ -81,7 +97,7 @@ def set_up_logs(settings: LogSettings, *, stream: TextIO | None = None) -> None:
             *renderers,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
         cache_logger_on_first_use=False,  # a reload may change the level of all loggers
     )
     # kazoo logs each reconnection at length. The session logs the important events itself.
@@ -134,3 +150,68 @@ class _StandardError(io.TextIOBase):
 
     def isatty(self) -> bool:
         return sys.stderr.isatty()
+
+
+class LogThread(io.TextIOBase):
+    """Stands in for ``sys.stderr`` within a ``with`` block, and writes on a thread.
+
+    So everything that writes to standard error returns at once: our logs, warnings, and what other
+    libraries report.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._stderr = cast("TextIO | None", sys.stderr)  # None: it was closed before the start
+        # Reentrant, because the garbage collector may report something in the middle of a write.
+        self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        sys.stderr = self
+        thread = threading.Thread(target=self._run, name="log", daemon=True)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        thread.start()  # a signal must wake the main thread, not this one
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Wait for the last lines, ``GOODBYE_S`` at most."""
+        written = threading.Event()
+        self._waiting.put(written)
+        written.wait(GOODBYE_S)
+        sys.stderr = cast("TextIO", self._stderr)
+
+    def write(self, text: str) -> int:
+        if not isinstance(text, str):
+            raise TypeError("text, not bytes")  # as click expects of a stream of text
+        if self._waiting.qsize() < WAITING_MAX:
+            self._waiting.put(text)
+        else:
+            DROPPED.inc()
+        return len(text)
+
+    def isatty(self) -> bool:
+        return self._stderr is not None and self._stderr.isatty()
+
+    def _run(self) -> None:
+        while True:
+            match self._waiting.get():
+                case str(text):
+                    try:
+                        self._write_all(text.encode(errors="backslashreplace"))
+                    except OSError:
+                        DROPPED.inc()
+                case written:
+                    written.set()
+
+    def _write_all(self, data: bytes) -> None:
+        if self._stderr is None:
+            return
+        # Not ``sys.stderr``: the interpreter could not end while this thread held its lock.
+        file = self._stderr.fileno()
+        while data:
+            try:
+                data = data[os.write(file, data) :]
+            except BlockingIOError:  # another program made the pipe non-blocking
+                poll = select.poll()
+                poll.register(file, select.POLLOUT)
+                poll.poll()

@@ -10,7 +10,7 @@ import click
 import structlog
 
 from daemon.cli.main import config_option
-from daemon.logs import set_up_logs
+from daemon.logs import LogThread, set_up_logs
 from daemon.node import run_node
 from daemon.settings import ENVIRONMENT_PREFIX, load_settings, service_variables
 
@@ -36,7 +36,9 @@ def daemon(config: Path | None) -> None:
     """
     faulthandler.enable(2)  # systemd's watchdog aborts: the log then shows where each thread is
     settings = load_settings(config, os.environ)
-    set_up_logs(settings.log)
-    if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
-        log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
-    sys.exit(run_node(settings, read_settings=partial(load_settings, config, os.environ)))
+    with LogThread():
+        set_up_logs(settings.log)
+        if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
+            log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
+        code = run_node(settings, read_settings=partial(load_settings, config, os.environ))
+    sys.exit(code)

@@ -48,7 +48,7 @@ GROUPS: Sequence[tuple[str, str]] = (
     ("Checks and fsck", "check fsck"),
     ("Change feed", "feed"),
     ("ZooKeeper", "zookeeper"),
-    ("The node", "role journal history log_events http build_info"),
+    ("The node", "role journal history log_ http build_info"),
     ("Observe mode", "observe"),
 )
 """Titles, and the beginnings of the names after ``bookmender_``. The first that fits decides."""

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -192,3 +193,38 @@ def test_a_log_that_cannot_be_written_raises_no_error(monkeypatch: pytest.Monkey
     set_up_logs(LogSettings())
 
     structlog.get_logger().info("thing.done")
+
+
+@pytest.mark.parametrize(
+    ("count", "is_read"),
+    [
+        pytest.param(1_000, True, id="a pipe that is read gets every line"),
+        pytest.param(20_000, False, id="a full pipe stops neither the work nor the end"),
+    ],
+)
+def test_a_node_logs_on_a_thread(count: int, is_read: bool) -> None:
+    code = f"""if True:
+        import structlog, sys, warnings
+        from daemon.logs import DROPPED, LogThread, set_up_logs
+        from daemon.settings import LogSettings
+        with LogThread():
+            set_up_logs(LogSettings())
+            for number in range({count}):
+                structlog.get_logger().info("thing.done", number=number)
+            warnings.warn("of a library")
+        print(int(DROPPED._value.get()))
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as node:
+        assert node.stdout is not None
+        assert node.stderr is not None
+        if not is_read:
+            assert node.wait(timeout=120) == 0
+        *lines, warning = node.stderr.read().splitlines() if is_read else [""]
+        dropped_count = int(node.stdout.read())
+
+    assert (dropped_count == 0) is is_read
+    if is_read:
+        assert [json.loads(line)["number"] for line in lines] == list(range(count))
+        assert "of a library" in warning
