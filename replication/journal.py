@@ -8,12 +8,13 @@ nothing leaves no file. Only the owner may read the folder and the files.
 """
 
 import asyncio
+import errno
 import io
 import os
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,8 @@ FILE_BYTES_MAX = 64 * 1024 * 1024
 BYTES_MAX = 8 * FILE_BYTES_MAX
 """Total size of the files of all processes. Not a number of files, because a process that restarts
 often has many."""
+WRITE_MAX_S = 15.0
+"""Time that the disk has for a record."""
 CLOSE_TIMEOUT_S = 1.0
 """Time that ``close`` waits for another thread's write."""
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -108,6 +111,15 @@ class MetadataJournal:
                     f"{LocalLimitError.of(error) or 'Free disk space'}"
                 ) from error
 
+    def hangs(self) -> JournalError:
+        """Log that the disk does not answer, and return the error of the callers that waited."""
+        error = OSError(errno.ETIMEDOUT, "the disk does not answer")
+        self._tell(error)  # without the lock, which the write that hangs holds
+        return JournalError(
+            f"cannot write to {self._directory} on this host: {error.strerror}. Metadata is "
+            "changed only after the old metadata is recorded there. Check the disk"
+        )
+
     def try_out(self) -> None:
         """Write and remove a test record, and log if that begins or ceases to fail."""
         with self._lock:
@@ -149,8 +161,8 @@ class MetadataJournal:
                 "journal.unwritable",
                 path=str(self._path),
                 error=error.strerror,
-                next_step="free disk space, or grant the service user write access; until then "
-                "this node changes no metadata",
+                next_step="free disk space, check the disk, or grant the service user write "
+                "access; until then this node changes no metadata",
             )
 
     def close(self) -> None:
@@ -204,17 +216,19 @@ class MetadataJournal:
 class ClusterJournal:
     """The journal for the writes of one event loop in one cluster.
 
-    Records of the same turn of the loop are written together, because each write lets the other
-    threads of the process run first.
+    A thread writes, because a disk may hang, and the loop must go on. Records that come meanwhile
+    are written together by the next thread.
     """
 
     def __init__(self, journal: MetadataJournal, cluster: str | None) -> None:
         """``cluster``: the instance id of the cluster."""
         self._journal, self._cluster = journal, cluster
-        self._waiting: list[tuple[JournalRecord, asyncio.Future[None]]] = []
+        self._waiting: dict[asyncio.Future[None], JournalRecord] = {}
+        self._is_writing = False
 
     async def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
-        """Write a record. Raises what ``MetadataJournal.record`` raises."""
+        """Write a record. Raises what ``MetadataJournal.record`` raises, also if the disk does not
+        answer for ``WRITE_MAX_S``. The record may then still be written."""
         record = JournalRecord(
             time_ms=time.time_ns() // 1_000_000,
             ledger_id=ledger_id,
@@ -223,24 +237,53 @@ class ClusterJournal:
             cluster=self._cluster,
         )
         loop = asyncio.get_running_loop()
-        if not self._waiting:
-            loop.call_soon(self._write)
         written: asyncio.Future[None] = loop.create_future()
-        self._waiting.append((record, written))
-        await written
-
-    def _write(self) -> None:
-        waiting, self._waiting = self._waiting, []
+        self._waiting[written] = record
+        if not self._is_writing:
+            self._is_writing = True
+            loop.call_soon(self._write, loop)  # after the other records of this turn
         try:
-            self._journal.record([record for record, _ in waiting])
-        except Exception as error:
-            for _, written in waiting:
-                if not written.done():
-                    written.set_exception(error)
-        else:
-            for _, written in waiting:
-                if not written.done():
-                    written.set_result(None)
+            async with asyncio.timeout(WRITE_MAX_S):
+                await written
+        except TimeoutError as error:
+            raise self._journal.hangs() from error
+        finally:
+            self._waiting.pop(written, None)
+
+    def _write(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._waiting = self._waiting, {}
+
+        def run() -> None:
+            failure = None
+            try:
+                self._journal.record(list(waiting.values()))
+            except Exception as error:
+                failure = error
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._settle, loop, waiting, failure)
+
+        try:
+            threading.Thread(target=run, name="journal", daemon=True).start()
+        except RuntimeError as error:
+            failure = JournalError(str(LocalLimitError.of(error) or error))
+            self._settle(loop, waiting, failure)
+
+    def _settle(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        waiting: Collection[asyncio.Future[None]],
+        failure: Exception | None,
+    ) -> None:
+        for written in waiting:
+            if written.done():  # cancelled
+                continue
+            if failure is None:
+                written.set_result(None)
+            else:
+                written.set_exception(failure)
+        self._is_writing = bool(self._waiting)
+        if self._is_writing:
+            self._write(loop)
 
 
 def _encoded(record: JournalRecord) -> bytes:

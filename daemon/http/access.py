@@ -9,6 +9,7 @@ On a loopback address the ``Host`` header must name this host: else a web page i
 host could read the API under the name of its own server (DNS rebinding).
 """
 
+import asyncio
 import hmac
 import ipaddress
 from pathlib import Path
@@ -16,6 +17,7 @@ from pathlib import Path
 from daemon.settings import HttpSettings
 from ledgers.errors import SettingsError
 from ledgers.secret import Secret
+from ledgers.tasks import in_daemon_thread
 
 TOKEN_LENGTH_MIN = 16
 TOKEN_BYTES_MAX = 4_096
@@ -37,6 +39,25 @@ class Access:
         """``observes``: the node is in observe mode, and changes nothing."""
         self._settings = settings
         self._observes = observes
+        self._token: Secret[str] | SettingsError | None = None
+        """As it was read last, or why it is unusable."""
+        self._reading: asyncio.Future[None] | None = None
+
+    async def refresh(self, authorization: str) -> None:
+        """Read the token, so that it can be replaced. Requests that come meanwhile share the
+        thread, because the disk may hang. ``authorization``: the header of the request."""
+        if not (authorization and self._settings.token_file):
+            return
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.ensure_future(in_daemon_thread(self.read))
+        await asyncio.shield(self._reading)
+
+    def read(self) -> None:
+        """Read the token. Blocks."""
+        try:
+            self._token = read_token(self._settings.token_file)
+        except SettingsError as error:
+            self._token = error
 
     def check_host(self, host: str) -> None:
         """Check the ``Host`` header. Raises Refusal."""
@@ -83,7 +104,6 @@ class Access:
     def _check_token(self, authorization: str) -> None:
         if not self._settings.token_file:
             raise Refusal(401, "this request needs a client certificate (http.client_ca_file).")
-        expected = self._token()
         if not authorization.lower().startswith(SCHEME):
             other = ", or a client certificate" if self._settings.client_ca_file else ""
             raise Refusal(
@@ -91,21 +111,16 @@ class Access:
                 "this request needs the token, which is in the file that http.token_file names: "
                 f"Authorization: Bearer TOKEN{other}",
             )
+        if isinstance(self._token, SettingsError):
+            raise Refusal(403, str(self._token)) from self._token
         # aiohttp decodes bytes that are not UTF-8 to surrogates, which plain UTF-8 cannot encode.
         given = authorization[len(SCHEME) :].strip().encode(errors="surrogateescape")
-        if not hmac.compare_digest(given, expected.reveal().encode()):
+        if not self._token or not hmac.compare_digest(given, self._token.reveal().encode()):
             raise Refusal(401, "the token is wrong. It is in the file that http.token_file names.")
-
-    def _token(self) -> Secret[str]:
-        try:
-            return read_token(self._settings.token_file)
-        except SettingsError as error:
-            raise Refusal(403, str(error)) from error
 
 
 def read_token(file: str) -> Secret[str]:
-    """Return the token in this file, which is read at each request, so that it can be replaced.
-    Raises SettingsError."""
+    """Return the token in this file. Raises SettingsError."""
     try:
         with Path(file).open("rb") as opened:
             token = opened.read(TOKEN_BYTES_MAX).decode().strip()

@@ -28,6 +28,7 @@ from daemon.http import api, changes, java, openapi
 from daemon.http.access import Access, Refusal
 from daemon.http.changes import UnknownBookieError, WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, OpenCluster, Reading
+from daemon.http.connections import CONNECTION
 from daemon.http.endpoints import (
     DELAY_MAX_S,
     ENDPOINTS,
@@ -150,13 +151,15 @@ class App:
             self._at_work_count += is_limited
             try:
                 self._access.check_host(request.headers.get("Host", ""))
-                if is_limited:
-                    self._check_access(endpoint, request)
-                if is_limited and self._at_work_count > REQUESTS_MAX:
-                    raise UnavailableError("too many requests at a time. Try again later")
-                if endpoint.kind is Kind.API:
-                    _check_parameters(request, endpoint)
                 async with asyncio.timeout(time_max_s):
+                    if is_limited:
+                        await self._check_access(endpoint, request)
+                    if is_limited and self._at_work_count > REQUESTS_MAX:
+                        raise UnavailableError("too many requests at a time. Try again later")
+                    if endpoint.kind is Kind.API:
+                        _check_parameters(request, endpoint)
+                    if endpoint.changes and CONNECTION in request:
+                        request[CONNECTION].changes = True
                     response = await handler(request)
             except TimeoutError:
                 response = _error(503, "the request took too long. Try again later")
@@ -173,9 +176,10 @@ class App:
 
         return guarded
 
-    def _check_access(self, endpoint: Endpoint, request: web.Request) -> None:
+    async def _check_access(self, endpoint: Endpoint, request: web.Request) -> None:
         """Check the token. Raises Refusal."""
         authorization, is_known = request.headers.get("Authorization", ""), has_certificate(request)
+        await self._access.refresh(authorization)
         if endpoint.changes:
             is_of_browser = not request.headers.keys().isdisjoint(HEADERS_OF_BROWSERS)
             self._access.check_change(

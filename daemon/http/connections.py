@@ -46,14 +46,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class _Connection:
+class Connection:
     """A connection that has sent its first byte. ``transport``: None until it is open."""
 
     socket: socket.socket
     opening: asyncio.Task[None] | None = None
     transport: asyncio.Transport | None = None
     changes: bool | None = None
-    """True while a request that changes something is at work, False for another one, else None."""
+    """True while a request changes something, False while another one is at work, else None."""
 
     def abort(self) -> None:
         if self.transport is not None:
@@ -62,6 +62,9 @@ class _Connection:
             self.opening.cancel()
             # A task that has not begun never closes it.
             self.opening.add_done_callback(lambda _: self.socket.close())
+
+
+CONNECTION = web.RequestKey("connection", Connection)
 
 
 class Connections:
@@ -75,7 +78,7 @@ class Connections:
         self._loop = asyncio.get_running_loop()
         # Both have those first that have done nothing for longest.
         self._silent = selectors.DefaultSelector()
-        self._open: dict[asyncio.BaseProtocol, _Connection] = {}
+        self._open: dict[asyncio.BaseProtocol, Connection] = {}
         self._pause: asyncio.TimerHandle | None = None
         self._is_without_files = False
 
@@ -103,11 +106,11 @@ class Connections:
 
     @web.middleware
     async def follow(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Note the beginning and the end of a request on its connection."""
+        """Note the beginning and the end of a request on its connection. The handler of a change
+        sets ``changes`` of ``request[CONNECTION]`` once the client may change something."""
         if (connection := self._open.get(request.protocol)) is None:
             return await handler(request)
-        # A refused change ends at once, so the method is enough to know one.
-        connection.changes = request.method not in ("GET", "HEAD")
+        request[CONNECTION], connection.changes = connection, False
         try:
             return await handler(request)
         finally:
@@ -182,10 +185,10 @@ class Connections:
         for key, _ in self._silent.select(0):
             self._silent.unregister(key.fileobj)
             protocol = make()
-            connection = self._open[protocol] = _Connection(socket=cast(socket.socket, key.fileobj))
+            connection = self._open[protocol] = Connection(socket=cast(socket.socket, key.fileobj))
             connection.opening = self._tasks.create_task(self._start(protocol, connection))
 
-    async def _start(self, protocol: asyncio.Protocol, connection: _Connection) -> None:
+    async def _start(self, protocol: asyncio.Protocol, connection: Connection) -> None:
         """Hand the connection to its protocol, with TLS after the handshake."""
         is_tls = self.context is not None
         try:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.resources import files
 
 import msgspec
@@ -164,6 +164,7 @@ class LivePage:
         app.router.add_get("/", self._page)
         app.router.add_get("/events", self._events, allow_head=False)
         for name in FILES:
+            _content(name)
             app.router.add_get(f"/{name}", self._file)
         app.cleanup_ctx.append(self._running)
         app.on_shutdown.append(self._close)
@@ -184,7 +185,7 @@ class LivePage:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._check(request)
+            await self._check(request)
         except Refusal as refusal:
             return _refused(refusal)
         shown = await self._recent()
@@ -199,12 +200,11 @@ class LivePage:
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
         name = request.path.removeprefix("/")
-        body = files("daemon.http").joinpath(name).read_bytes()
-        return web.Response(body=body, content_type=FILES[name], charset="utf-8")
+        return web.Response(body=_content(name), content_type=FILES[name], charset="utf-8")
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
         try:
-            self._check(request)
+            await self._check(request)
         except Refusal as refusal:
             return _refused(refusal)
         if self._client_count >= CLIENTS_MAX:
@@ -231,11 +231,13 @@ class LivePage:
             self._client_count -= 1
         return response
 
-    def _check(self, request: web.Request) -> None:
+    async def _check(self, request: web.Request) -> None:
         """Check as for reading the API. Raises Refusal."""
         self._access.check_host(request.headers.get("Host", ""))
+        authorization = bearer(request.headers.get("Authorization", ""))
+        await self._access.refresh(authorization)
         self._access.check_read(
-            bearer(request.headers.get("Authorization", "")),
+            authorization,
             has_certificate=has_certificate(request),
         )
 
@@ -338,6 +340,11 @@ def _shown(view: View) -> Shown:
         read_s=time.monotonic(),
         parts={**page.sections(view), "notice": notice},
     )
+
+
+@cache  # the disk may hang later
+def _content(name: str) -> bytes:
+    return files("daemon.http").joinpath(name).read_bytes()
 
 
 async def _write(response: web.StreamResponse, data: bytes) -> None:

@@ -3,6 +3,7 @@
 import json
 import tempfile
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from daemon.previews import Previews
 from daemon.role_state import RoleState
 from daemon.settings import Settings
 from ledgers.errors import SettingsError
+from ledgers.tasks import in_daemon_thread
 
 log = structlog.get_logger()
 
@@ -114,7 +116,7 @@ async def run_observer_session(
         log.info("session.opened", role="observer")
         async with aclosing(observing.looks(planned_max=PLANNED_MAX)) as sights:
             async for sight in sights:
-                teller.tell(sight)
+                await in_daemon_thread(partial(teller.tell, sight))  # it writes a file
 
 
 def _set_would_mark(seen: Observation) -> None:

