@@ -38,6 +38,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, Protocol
 
+import structlog
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     EXCEPTIONS,
@@ -70,12 +71,16 @@ from ledgers.errors import LocalLimitError, SettingsError, UnauthorizedError
 from ledgers.security import Security, tls_failure
 from ledgers.wire.sasl import DigestMd5
 
+log = structlog.get_logger()
+
 KAZOO_VERSION = "2.11.0"
 """The version of kazoo that this module was written for."""
 
 SEND_BYTES_MAX = 64 * 1024
 """A write takes no further request after this size, so that replies are read between writes."""
 RECEIVE_BYTES_MAX = 256 * 1024
+REPLY_BYTES_MAX = 256 * 1024 * 1024
+"""A longer reply breaks the connection. Lists of children are the longest: 20 MB for a million."""
 EVENTS_PAUSE_S = 0.002
 """Pause after an event while no request is in flight. The events of this time are then read and
 handled together, which costs much less than one by one. A new request ends the pause."""
@@ -294,7 +299,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         while len(received) - position >= _EVENT.size:
             length, xid, zxid, _, kind, _, path_bytes = _EVENT.unpack_from(received, position)
             stop = position + _LENGTH.size + length
-            if xid != WATCH_XID or stop > len(received):
+            if xid != WATCH_XID or stop > len(received) or length < _EVENT.size - _LENGTH.size:
                 break
             begin = position + _EVENT.size
             events.append((kind, received[begin : begin + path_bytes].decode(), zxid))
@@ -322,6 +327,9 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _read(self, length: int, timeout: float) -> bytes:
+        if not 0 <= length <= REPLY_BYTES_MAX:
+            log.warning("zookeeper.protocol_violated", length=length, length_max=REPLY_BYTES_MAX)
+            raise ConnectionDropped("not the length of a reply")
         while len(self._received) < length:
             self._receive(timeout)
         chunk = bytes(self._received[:length])

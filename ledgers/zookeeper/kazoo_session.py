@@ -53,6 +53,8 @@ SUSPENDED_TIMEOUTS_MAX = 3
 the session as lost, even if a server would still accept it. More than one, because a new ZooKeeper
 leader restarts the timeout of every session: sessions and their locks survive an outage of all of
 ZooKeeper."""
+EVENTS_WAITING_MAX = 100_000
+"""Events that wait for our loop. Further ones break the connection; watchers then read again."""
 RESOLVE_MAX_S = 1.0
 """Maximum time of name lookups. The error's list of unknown names omits slower lookups."""
 GOODBYE_MAX_S = 2.0
@@ -114,6 +116,8 @@ class KazooSession(Session):
         self._loop_asked_s: float | None = None
         """Time at which the loop was asked to run ``_loop_runs``; None if it has run it since."""
         self._in_flight: set[_Reply] = set()
+        # Counted by kazoo's thread, and by the loop.
+        self._came_count = self._published_count = 0
         self._opened: asyncio.Future[None] = self._loop.create_future()
         self._why_lost: Callable[[], BookmenderError] = session_lost
         self._is_closed = False
@@ -262,13 +266,17 @@ class KazooSession(Session):
             self._inbox.post(self._handle_lost, self._refused if is_refused else session_lost)
 
     def _events_came(self, events: Sequence[tuple[int, str, int]]) -> None:
+        if self._came_count - self._published_count > EVENTS_WAITING_MAX:
+            raise ConnectionDropped("the loop does not keep up with the events")
+        self._came_count += len(events)
         self._inbox.post(
-            self.publish,
+            self._publish,
             [
                 Event(kind=EVENT_KINDS[number], path=path, zxid=zxid)
                 for number, path, zxid in events
                 if number in EVENT_KINDS
             ],
+            len(events),
         )
 
     def _ping_is_due(self) -> None:
@@ -315,6 +323,10 @@ class KazooSession(Session):
         else:
             self.session_id = session_id
             self._opened.set_result(None)
+
+    def _publish(self, events: Sequence[Event], count: int) -> None:
+        self._published_count += count
+        self.publish(events)
 
     def _loop_runs(self) -> None:
         self._loop_asked_s = None

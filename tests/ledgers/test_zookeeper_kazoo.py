@@ -3,6 +3,7 @@
 import asyncio
 import importlib.metadata
 import socket
+import struct
 import threading
 import tomllib
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
+from kazoo.protocol.connection import WATCH_XID
 from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
@@ -272,6 +274,15 @@ def test_a_connection_that_ends_within_a_reply_is_dropped(wire: Wire) -> None:
         wire.connection._read_socket(1)
 
 
+@pytest.mark.parametrize("xid", [1, WATCH_XID], ids=["a reply", "an event"])
+@pytest.mark.parametrize("length", [-(2**31), -4, -1, 2**31 - 1])
+def test_an_impossible_length_breaks_the_connection(wire: Wire, length: int, xid: int) -> None:
+    wire.peer.sendall(struct.pack("!iiqiiii", length, xid, 0, 0, 1, 3, 0))
+
+    with pytest.raises(ConnectionDropped):
+        wire.connection._read_socket(1.0)
+
+
 def _reply(xid: int) -> bytes:
     body = xid.to_bytes(4) + (1).to_bytes(8) + bytes(4)
     return len(body).to_bytes(4) + body
@@ -388,3 +399,19 @@ def test_a_resolver_that_does_not_answer_does_not_delay_the_end(
         assert lookups == [], "a lookup had to end first"
     finally:
         answers.set()
+
+
+def test_events_that_the_loop_does_not_handle_break_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kazoo_session, "EVENTS_WAITING_MAX", 10)
+
+    async def run() -> None:
+        session = kazoo_session.KazooSession(f"{LOOPBACK}:1", session_timeout_s=4.0)
+        for _ in range(2):
+            session._events_came([(1, "/a", 5)] * 11)
+            with pytest.raises(ConnectionDropped):
+                session._events_came([(1, "/a", 6)])
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
