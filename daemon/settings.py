@@ -183,7 +183,8 @@ class HttpSettings:
     enabled: bool = True
     """False: the node opens no port."""
     address: str = "127.0.0.1"
-    """IP address to listen on: 127.0.0.1 or ::1 for this host only, 0.0.0.0 or :: for all."""
+    """IP address to listen on: 127.0.0.1 or ::1 for this host only, 0.0.0.0 for all IPv4 addresses
+    of this host, :: for those of IPv6, too."""
     port: int = 7318
     """0: any free port, which the log event ``http.listening`` names."""
     open_reads: bool = False

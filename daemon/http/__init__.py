@@ -1,7 +1,7 @@
 """The HTTP server of a node: metrics, health, and the API below ``/api/v1``.
 
-``server`` owns the thread and the port, and ``app`` handles requests: who may ask what, and within
-which limits. ``endpoints`` lists the paths of ``health`` (``/healthz``, ``/readyz``), ``metrics``
+``server`` owns the thread and the port, ``connections`` bounds the connections from accept on, and
+``app`` handles requests: who may ask what, and within which limits. ``endpoints`` lists the paths of ``health`` (``/healthz``, ``/readyz``), ``metrics``
 (``/metrics``; ``java_metrics`` adds names of Java's AutoRecovery), ``api`` (reading), ``changes``
 (changing) and ``java`` (BookKeeper's own paths). ``records`` has the types of the answers, from
 which ``openapi`` makes the description of the API. ``cluster_reader`` reads ZooKeeper for all of

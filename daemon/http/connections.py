@@ -33,7 +33,7 @@ CONNECTIONS_MAX = 128
 """Files that the server uses for connections."""
 ACCEPTS_MAX = 64
 """Connections accepted without a pause."""
-FLOOD_PAUSE_S = 0.01
+FLOOD_PAUSE_S = 0.005
 """Pause after that many while there are too many. It bounds the CPU that a flood costs the threads
 of the roles."""
 HANDSHAKE_S = 5.0
@@ -85,7 +85,8 @@ class Connections:
     def listen(self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Accept connections from this socket until ``close``. ``protocol``: makes the protocol of
         a connection."""
-        self._loop.add_reader(self._silent.fileno(), self._hear, protocol)
+        self._make = protocol
+        self._loop.add_reader(self._silent.fileno(), self._hear)
         self._loop.add_reader(listening, self._accept, listening)
 
     def close(self, listening: socket.socket | None) -> None:
@@ -141,11 +142,13 @@ class Connections:
                 self._pause_accepting(listening, NO_FILES_PAUSE_S)
                 return
             self._is_without_files = False
-            if self._is_full and not self._close_one():
-                accepted.close()
-            else:
-                accepted.setblocking(False)
-                self._silent.register(accepted, selectors.EVENT_READ)
+            if self._is_full:
+                self._hear()  # so that none is closed as silent whose first byte is here
+                if not self._close_one():
+                    accepted.close()
+                    continue
+            accepted.setblocking(False)
+            self._silent.register(accepted, selectors.EVENT_READ)
         if self._is_full:
             self._pause_accepting(listening, FLOOD_PAUSE_S)
 
@@ -180,11 +183,11 @@ class Connections:
 
     # --- Opening ----------------------------------------------------------------------------------
 
-    def _hear(self, make: Callable[[], asyncio.Protocol]) -> None:
+    def _hear(self) -> None:
         """Open the connections that have sent their first byte, or have gone."""
         for key, _ in self._silent.select(0):
             self._silent.unregister(key.fileobj)
-            protocol = make()
+            protocol = self._make()
             connection = self._open[protocol] = Connection(socket=cast(socket.socket, key.fileobj))
             connection.opening = self._tasks.create_task(self._start(protocol, connection))
 

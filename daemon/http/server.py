@@ -38,7 +38,9 @@ from ledgers.zookeeper.store import ZooKeeperStore
 
 log = structlog.get_logger()
 
-BACKLOG = 64
+BACKLOG = 512
+"""Connections that the kernel keeps until they are accepted, or ``net.core.somaxconn``. They cost
+this process no file. In a flood a short queue would turn honest clients away."""
 KEEP_ALIVE_S = 75.0
 FOLLOW_S = 2.0
 """How often the server looks whether the files of its certificate have changed."""
