@@ -316,7 +316,20 @@ def _end_damaged(ledger_id: int, facts: Facts) -> Message:
     )
 
 
+CANNOT_CLOSE = (
+    "If its writer runs, the writer can close it. No other client can, not even Java's: start the "
+    "bookies that it misses, or delete it if its entries are not needed."
+)
+"""Advice for an open ledger with an ack quorum below 1."""
+
+
 def _end_unproven(ledger_id: int, facts: Facts) -> Message:
+    if facts.ack_quorum is not None and facts.ack_quorum < 1:
+        what = (
+            "; ".join(facts.errors)
+            or f"its end cannot be proven: its ack quorum is {facts.ack_quorum}"
+        )
+        return Message(what, CANNOT_CLOSE)
     close = f"`bookmender ledger close {ledger_id} --accept-loss --yes`"
     if facts.needed:
         advice = (

@@ -84,6 +84,10 @@ class LedgerMetadata:
     are 0 and -1. ``ctime_ms``, ``password`` and ``digest_type`` are None if they are not stored,
     and remain so. ``segments`` ascend by first entry; the last one may start after
     ``last_entry_id``.
+
+    ``ack_quorum`` may be 0 or negative: Java's client accepts that, and Pulsar did until the end of
+    2022. Closed ledgers of this kind are repaired like others. Nobody can recover open ones
+    (``recovery``).
     """
 
     metadata_version: int = 3
@@ -105,7 +109,7 @@ class LedgerMetadata:
     """Serialised unknown protobuf fields, preserved unchanged (rule S2)."""
 
     def __post_init__(self) -> None:
-        assert 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size, self
+        assert max(1, self.ack_quorum) <= self.write_quorum <= self.ensemble_size, self
         for segment in self.segments:
             assert len(segment.ensemble) == self.ensemble_size, self
 
@@ -234,7 +238,7 @@ def covers(
 
     ``known``: indexes that answered with an entry or with an explicit "no". Each of the E possible
     write sets must contain fewer than A other indexes (QuorumCoverageSet of
-    RoundRobinDistributionSchedule).
+    RoundRobinDistributionSchedule). With A below 1 it is never true, as in Java.
     """
     return all(
         sum(

@@ -218,9 +218,10 @@ def tail_verdict(
 
     A bookie counts if it returned a good entry or an explicit "no", and is not ``distrusted``. A
     bookie with a bad digest counts only with ``knows_damaged`` (in Java it always counts). Enough
-    bookies count when the others alone cannot have acknowledged an entry (``covers``). The LAC is
-    never lower than the end of the previous segment, because a segment begins only after all
-    earlier entries are confirmed.
+    bookies count when the others alone cannot have acknowledged an entry (``covers``); with an ack
+    quorum below 1, when all count, and then the LAC is a lower bound only. The LAC is never lower
+    than the end of the previous segment, because a segment begins only after all earlier entries
+    are confirmed.
 
     A bookie that denies access counts as unknown. If the metadata contains no key, none counts
     until a good entry proves the configured key (rule S7).
@@ -243,7 +244,7 @@ def tail_verdict(
         known,
         ensemble_size=metadata.ensemble_size,
         write_quorum=metadata.write_quorum,
-        ack_quorum=metadata.ack_quorum,
+        ack_quorum=max(1, metadata.ack_quorum),
     ):
         return None
     tails = [result.value for result in results.values() if result.value is not None]

@@ -13,6 +13,18 @@ bookies are down, slow or wrong, or if another recovery or the writer is still a
 5. Write CLOSED by compare-and-set. A slower recovery adopts the result of the faster one.
 
 Earlier segments are complete and never change, so recovery does not read them.
+
+A ledger with an ack quorum below 1 is not recovered: its end cannot be proven, not even if all
+bookies answer. Java's writer may acknowledge an entry that no bookie of the last ensemble stores:
+
+1. Bookie X acknowledges entry 7, which is then complete. Its callback waits, because X fails.
+2. Y replaces X, and the acknowledgement of X is withdrawn. But no acknowledgements suffice for an
+   ack quorum of 0, so entry 7 stays complete (PendingAddOp.unsetSuccessAndSendWriteRequest).
+3. The writer tells its user that entry 7 is stored, and dies before Y or another bookie stores it.
+
+Java 4.18.0 cannot recover such ledgers either, its clients and AutoRecovery alike: no answers cover
+an ack quorum of 0. It marks the ledger IN_RECOVERY first, which locks out a running writer. Here
+nothing is fenced, so a running writer can still close the ledger.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -21,7 +33,7 @@ from ledgers.appending import BookiePool, with_ensemble
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
-from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError
+from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError, UnprovenEndError
 from ledgers.fencing import EndFinder
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
@@ -29,6 +41,10 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.reading import ledger_digest
 from ledgers.store import Operation
 
+NO_ACK_QUORUM = (
+    "its end cannot be proven: its ack quorum is below 1, so an entry may be acknowledged that no "
+    "bookie stores"
+)
 METADATA_TRIES_MAX = 10
 """Attempts at one compare-and-set. If the metadata keeps changing, recovery fails for now."""
 
@@ -95,11 +111,18 @@ async def recover_ledger(
     transaction of each metadata write. ``on_marked``: called when an OPEN ledger has become
     IN_RECOVERY, so that its writer is locked out.
 
-    Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY),
-    NoSuchLedgerError (it was deleted), UnauthorizedError (the master key seems to be wrong),
-    LockLostError (a guard failed), ConflictError (the metadata changed since ``found``: decide
-    again).
+    Raises UnavailableError (too few bookies answer; the ledger stays IN_RECOVERY), UnprovenEndError
+    (also for an ack quorum below 1; then nothing is fenced), NoSuchLedgerError (it was deleted),
+    UnauthorizedError (the master key seems to be wrong), LockLostError (a guard failed),
+    ConflictError (the metadata changed since ``found``: decide again).
     """
+    if found.metadata.ack_quorum < 1 and not found.metadata.is_closed:
+        raise UnprovenEndError(
+            NO_ACK_QUORUM,
+            has_unresponsive=False,
+            ledger_id=found.ledger_id,
+            ack_quorum=found.metadata.ack_quorum,
+        )
     versioned = await _mark(found, manager, guards)
     if versioned.metadata.is_closed:
         return versioned

@@ -447,6 +447,9 @@ class OpenLedgers:
         self, versioned: VersionedMetadata, view: ClusterView, error: UnprovenEndError
     ) -> Blocked:
         """Return the facts for an operator after ``recover`` could not prove the end."""
+        if versioned.metadata.ack_quorum < 1:
+            facts = Facts(ack_quorum=versioned.metadata.ack_quorum, errors=(str(error),))
+            return Blocked(reason=Reason.END_UNPROVEN, facts=facts)
         silent = await self._silent(versioned) if error.has_unresponsive else frozenset()
         others = frozenset(versioned.metadata.last_segment.ensemble) - silent
         return Blocked(

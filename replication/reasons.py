@@ -69,7 +69,8 @@ class Reason(enum.Enum):
     NO_COVERAGE = "no-coverage"
     """Too few bookies of the last ensemble answer to find the end of the open ledger."""
     END_UNPROVEN = "end-unproven"
-    """Too many bookies of the last ensemble may have lost entries, so the end is not provable."""
+    """Too many bookies of the last ensemble may have lost entries, or the ack quorum is below 1, so
+    the end is not provable."""
     RECOVERY_UNENDED = "recovery-unended"
     """A draining bookie holds an open fragment of a ledger whose recovery was never finished."""
     CORRUPT_METADATA = "corrupt-metadata"
@@ -203,7 +204,8 @@ class Facts(Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_def
     """Number of writable bookies that are excluded as targets, by reason. Empty: none is writable.
     None: the placement policy refused (``errors``)."""
     ack_quorum: int | None = None
-    """Set if recovery must store the last entries on this many bookies before the close."""
+    """Set if recovery must store the last entries on this many bookies before the close. Below 1:
+    nobody can recover the ledger."""
     metadata_bytes: int | None = None
     request_bytes_max: int | None = None
     """The size of the metadata, and the size that this node may send to ZooKeeper."""

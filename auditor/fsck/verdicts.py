@@ -224,9 +224,10 @@ class EntryCopies:
 
     @property
     def is_legal(self) -> bool:
-        """True if copies are missing, but only such as the ack quorum allows."""
+        """True if copies are missing, but only such as the ack quorum allows. One copy must be left
+        even if the ack quorum is 0."""
         is_excused = self.excused > 0 and not self.bad and not self.on_absent
-        return is_excused and self.good + self.unanswered >= self.ack_quorum
+        return is_excused and self.good + self.unanswered >= max(1, self.ack_quorum)
 
     @property
     def grade(self) -> Grade:

@@ -20,7 +20,7 @@ from auditor.checks.idle import LastChange, read_last_changes, updated_change
 from daemon.admin_session import AdminSession, operator, order_event, writing_session
 from daemon.cli.blocked import try_now
 from daemon.cli.progress import duration_text, echo_notes, printable
-from daemon.messages import end_doubt_text, message
+from daemon.messages import CANNOT_CLOSE, end_doubt_text, message
 from daemon.placement import load_placement
 from daemon.previews import Inspection, open_inspection
 from daemon.settings import Settings
@@ -42,6 +42,7 @@ from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.quorum import RecoveredEnd
 from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of
+from ledgers.recovery import NO_ACK_QUORUM
 from ledgers.store import Check, MetadataStore
 from replication.cluster import ClusterView, ViewSource
 from replication.history import NO_HISTORY, Event, History, Kind
@@ -132,6 +133,8 @@ def doubts_about(
 def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterView) -> str:
     """Return why a recovery could not find the ledger's end now, and what helps; empty if it
     could."""
+    if metadata.ack_quorum < 1:
+        return f"it cannot be closed, even with --force: {NO_ACK_QUORUM}. {CANNOT_CLOSE}"
     silent = silent_of(told, view)
     if not wanted_for_coverage(metadata, told.keys() - silent):
         return ""

@@ -200,10 +200,10 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     Code.LEDGER_END_UNPROVEN: Explanation(
         severity="ERROR",
         summary="no recovery can prove the last entry of some ledgers",
-        meaning="These ledgers are not closed, and too many bookies of their last ensemble were "
-        "reformatted. No recovery can tell whether later entries existed, so the ledgers are not "
-        "closed automatically.",
-        causes="Several bookies of one ensemble were reformatted before the ledger was closed.",
+        meaning="These ledgers are not closed, and no recovery can tell whether later entries "
+        "existed. So they are not closed automatically.",
+        causes="Several bookies of one ensemble were reformatted before the ledger was closed, or "
+        "the ack quorum is 0, so that no client can recover the ledger, not even Java's.",
         action="bookmender ledger show ID shows which bookies could still help. If they never "
         "return, bookmender ledger close ID --accept-loss shows what would be given up. With --yes "
         "it closes the ledger.",

@@ -15,6 +15,7 @@ from daemon.cli.progress import counted, duration_text, printable
 from daemon.fsck.advice import counts_text
 from daemon.messages import message
 from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
+from daemon.status.leader import LeaderState
 from daemon.status.pace import pace_text
 from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until
 from daemon.status.state import Services, Status
@@ -142,12 +143,18 @@ def _lost(bookie: BookieId, status: Status) -> str:
     elif named is not None:
         least = "" if state.is_count_complete else "at least "
         age = f" {duration_text(state.counted_age_s)} ago" if state.counted_age_s >= 1 else ""
-        facts.append(f"named by {least}{counted(named, 'ledger')}{age}")
+        facts.append(f"named by {least}{counted(named, 'ledger')}{_and_unreadable(state)}{age}")
     if marked or not state.is_named_by_none(bookie):
         facts.append(f"{marked:,} marked")
     if in_maintenance:
         facts.append(f"{in_maintenance:,} of them waiting for other bookies in maintenance")
     return f"{bookie} lost: {', '.join(facts)}"
+
+
+def _and_unreadable(state: LeaderState) -> str:
+    """Return that ledgers with unreadable metadata may name the bookie too; empty without any."""
+    count = state.ledger_map.unreadable_count if state.ledger_map else 0
+    return f" and perhaps {count:,} unreadable {'one' if count == 1 else 'ones'}" if count else ""
 
 
 def _by_time_of_loss(status: Status) -> list[BookieId]:

@@ -11,7 +11,7 @@ written back. In addition to what Java rejects, this module rejects:
 
 - a first segment that does not begin at entry 0;
 - a closed ledger without a last entry id (Java assumes 0), or with one below -1;
-- quorums below 1;
+- an ensemble size or a write quorum below 1 (Java writes ack quorums of 0 and below);
 - in version 1: lines behind the end (Java ignores them), plus signs, carriage returns;
 - in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
 
@@ -340,7 +340,7 @@ def _segment(first_entry_id: int, ensemble: Sequence[str], unknown_fields: bytes
 def _check(ledger: LedgerOutline) -> None:
     """Raise CorruptionError if these values contradict each other."""
     segments, ensemble_size = ledger.segments, ledger.ensemble_size
-    if not 1 <= ledger.ack_quorum <= ledger.write_quorum <= ensemble_size:
+    if not max(1, ledger.ack_quorum) <= ledger.write_quorum <= ensemble_size:
         raise CorruptionError(
             "impossible quorums",
             ensemble_size=ensemble_size,

@@ -239,14 +239,14 @@ index."""
 class Shape(Struct, frozen=True, kw_only=True):
     """Ensemble size (E), write quorum (W) and ack quorum (A) of a ledger.
 
-    ``1 <= ack_quorum <= write_quorum <= size``."""
+    ``1 <= write_quorum <= size``. An ack quorum below 1 counts as 1."""
 
     size: int
     write_quorum: int
     ack_quorum: int
 
     def __post_init__(self) -> None:
-        assert 1 <= self.ack_quorum <= self.write_quorum <= self.size, self
+        assert max(1, self.ack_quorum) <= self.write_quorum <= self.size, self
 
     def write_sets(self) -> dict[int, tuple[int, ...]]:
         """Return every distinct write set, by its first bookie index."""
@@ -322,7 +322,7 @@ class Arrangements:
 
     def _keeps(self, arrangement: Arrangement, members: Sequence[int]) -> bool:
         racks = [arrangement[index] for index in members]
-        return self._rule.keeps(racks, ack_quorum=self._shape.ack_quorum)
+        return self._rule.keeps(racks, ack_quorum=max(1, self._shape.ack_quorum))
 
     # --- Searching -----------------------------------------------------------------------------
 

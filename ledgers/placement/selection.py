@@ -147,7 +147,11 @@ class RuledPlacement:
             raise NotEnoughBookiesError(
                 "too few writable bookies for an ensemble", wanted=size, allowed=len(allowed)
             )
-        shape = Shape(size=size, write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum)
+        shape = Shape(
+            size=size,
+            write_quorum=write_quorum,
+            ack_quorum=write_quorum if ack_quorum is None else ack_quorum,
+        )
         weights = self._drawing.weights(allowed)
         pools = _by_rack(allowed)
         chosen: list[BookieId] = []
@@ -196,7 +200,9 @@ class RuledPlacement:
                 "no writable bookie is left to take over", candidates=len(candidates)
             )
         shape = Shape(
-            size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum or write_quorum
+            size=len(ensemble),
+            write_quorum=write_quorum,
+            ack_quorum=write_quorum if ack_quorum is None else ack_quorum,
         )
         pools = _by_rack(allowed)
         others = replaced(self._racks(ensemble, candidates), index, None)

@@ -235,6 +235,19 @@ async def test_closing_clears_the_deferral_of_every_node(own: bool) -> None:
 
 
 @in_virtual_time
+async def test_nothing_closes_a_ledger_without_an_ack_quorum() -> None:
+    """Its end can never be proven, and fencing would stop a writer that can close it."""
+    cluster = await idle_ledger(ack_quorum=0)
+    fenced = watch_fencing(cluster)
+
+    with pytest.raises(CloseRefusedError, match="even with --force: .* ack quorum is below 1"):
+        await close(cluster, is_forced=True, accepts_loss=True)
+
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.OPEN
+
+
+@in_virtual_time
 async def test_a_closed_ledger_is_marked_in_the_private_queue() -> None:
     cluster = await idle_ledger()
 

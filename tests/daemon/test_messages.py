@@ -5,7 +5,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from daemon.messages import copy_doubt_text, message
+from daemon.messages import CANNOT_CLOSE, copy_doubt_text, message
 from replication.commit import CopyDoubt
 from replication.copy_reader import Verdict
 from replication.reasons import Blocked, Exclusion, Facts, Reason
@@ -140,6 +140,7 @@ ROWS = [
         "cookies of all bookies are newer than the ledger. If ZooKeeper was imported, or bookie "
         "ids changed, and no disk was erased, run `bookmender bookie trust-identities`.",
     ),
+    (Reason.END_UNPROVEN, Facts(errors=("unproven",), ack_quorum=0), "unproven", CANNOT_CLOSE),
     (
         Reason.CORRUPT_METADATA,
         Facts(errors=("unknown version",)),

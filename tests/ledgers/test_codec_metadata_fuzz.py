@@ -22,7 +22,7 @@ def any_metadata(draw: st.DrawFn) -> LedgerMetadata:
     version = draw(st.sampled_from([1, 2, 3]))
     ensemble_size = draw(st.integers(1, 5))
     write_quorum = draw(st.integers(1, ensemble_size))
-    ack_quorum = draw(st.integers(1, write_quorum))
+    ack_quorum = draw(st.integers(-1, write_quorum))  # Java writes those below 1 too
     has_ack_quorum = version != 1 and (ack_quorum < write_quorum or draw(st.booleans()))
     starts = sorted(draw(st.sets(st.integers(1, LAST_ENTRY_MAX), max_size=3)) | {0})
     ensembles = st.tuples(*[BOOKIE_IDS.map(BookieId)] * ensemble_size)

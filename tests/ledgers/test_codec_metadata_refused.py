@@ -61,8 +61,8 @@ def test_impossible_segments_are_refused(
     ("changes", "what"),
     [
         pytest.param({"ackQuorumSize": 3}, "impossible quorums", id="A > W"),
-        pytest.param({"ackQuorumSize": 0}, "impossible quorums", id="A = 0"),
         pytest.param({"quorumSize": 3}, "impossible quorums", id="W > E"),
+        pytest.param({"quorumSize": 0, "ackQuorumSize": 0}, "impossible quorums", id="W = 0"),
         pytest.param({"quorumSize": -1}, "impossible quorums", id="a negative W"),
         pytest.param({"lastEntryId": -2}, "below -1", id="an end below -1"),
         pytest.param(

@@ -50,6 +50,9 @@ FAIL, SOFT, STRICT = Adherence.FAIL, Adherence.SOFT, Adherence.STRICT
         ),
         pytest.param(RegionRule(), "/x/1 /y/1 /z/1", 3, 2, STRICT, id="regions: three"),
         pytest.param(RegionRule(), "/x/1 /x/2 /y/1", 3, 2, FAIL, id="regions: x alone can ack"),
+        pytest.param(
+            RegionRule(), "/x/1 /x/2 /y/1", 3, 0, STRICT, id="regions: A = 0 asks nothing"
+        ),
         pytest.param(RegionRule(), "/x/1 /x/2 /y/1", 3, 3, STRICT, id="regions: x alone cannot"),
         pytest.param(RegionRule(), "/x/1 /x/2 /y/1 /y/2", 4, 3, STRICT, id="regions: two by two"),
         pytest.param(

@@ -84,15 +84,16 @@ async def open_ledger(
     last: int = 9,
     starts: Sequence[int] = (0,),
     state: LedgerState = LedgerState.OPEN,
+    ack_quorum: int = 2,
 ) -> Cluster:
-    """Return a marked open ledger with write quorum 3 and ack quorum 2."""
+    """Return a marked open ledger with write quorum 3."""
     cluster = await Cluster.start()
     await cluster.write_ledger(
         *(ensembles or (THREE,)),
         starts=starts,
         last=last,
         write_quorum=3,
-        ack_quorum=2,
+        ack_quorum=ack_quorum,
         state=state,
     )
     await cluster.mark()

@@ -55,6 +55,24 @@ async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries() -> None:
     await cluster.assert_queue_empty()
 
 
+@pytest.mark.parametrize("ack_quorum", [0, -1])
+@in_virtual_time
+async def test_a_closed_ledger_without_an_ack_quorum_is_repaired_and_keeps_it(
+    ack_quorum: int,
+) -> None:
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), ack_quorum=ack_quorum)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    metadata = await cluster.metadata()
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in metadata.bookies
+    assert metadata.ack_quorum == ack_quorum
+    await cluster.assert_whole()
+
+
 @pytest.mark.compat("G17", verdict="better")
 @in_virtual_time
 async def test_all_losses_are_written_in_one_compare_and_set() -> None:

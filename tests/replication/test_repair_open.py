@@ -90,6 +90,32 @@ async def test_after_the_grace_it_is_recovered_closed_and_repaired(
     await cluster.assert_queue_empty()
 
 
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@in_virtual_time
+async def test_without_an_ack_quorum_an_open_ledger_is_never_closed(state: LedgerState) -> None:
+    """As in Java, but without fencing it. Its earlier fragment is repaired."""
+    cluster = await open_ledger(
+        (B1, B2, B3), (B1, B2, B4), starts=(0, 5), state=state, ack_quorum=0
+    )
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        outcome = await repair_through_graces(node)
+
+    metadata = await cluster.metadata()
+    assert outcome.reason is Reason.END_UNPROVEN
+    assert (metadata.state, metadata.ack_quorum) == (state, 0)
+    assert B2 not in metadata.segments[0].ensemble
+    assert metadata.last_segment.ensemble == (B1, B2, B4)
+    assert fenced == []
+    assert not cluster.violations
+
+    await cluster.revive(B2)
+    async with cluster.node() as node:
+        assert (await repair_with(node)).kind is OutcomeKind.DONE
+
+
 @in_virtual_time
 async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
     cluster = await open_ledger()
