@@ -8,6 +8,7 @@ ZkLedgerAuditorManager.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 VOTE_PREFIX = "V_"
+_VOTE = re.compile(rf"{VOTE_PREFIX}[0-9]{{10,19}}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,5 +156,4 @@ def _candidate(data: bytes) -> str | None:
 
 def in_order(names: Sequence[str]) -> list[str]:
     """Return the votes among the names, ordered by sequence number."""
-    votes = [n for n in names if n.startswith(VOTE_PREFIX) and n[len(VOTE_PREFIX) :].isdecimal()]
-    return sorted(votes, key=lambda name: int(name[len(VOTE_PREFIX) :]))
+    return sorted(filter(_VOTE.fullmatch, names), key=lambda name: int(name[len(VOTE_PREFIX) :]))

@@ -37,6 +37,7 @@ PAGE_LEDGERS_MAX = 16_384
 """Ledgers in one page. They take at most 256 KB."""
 _WORD = "q"
 _WORD_BYTES = array(_WORD).itemsize
+_PAGE_BYTES_MAX = 2 * _WORD_BYTES * PAGE_LEDGERS_MAX
 _COMPRESSION_LEVEL = 1
 
 _encoder = msgspec.msgpack.Encoder()
@@ -110,7 +111,10 @@ def decode_page(payload: bytes) -> tuple[array[int], array[int]] | None:
     try:
         if payload[0] != PAGE:
             raise CorruptionError("not a page that this release reads", kind=payload[0])
-        words.frombytes(zlib.decompress(memoryview(payload)[1:]))
+        inflater = zlib.decompressobj()
+        words.frombytes(inflater.decompress(memoryview(payload)[1:], _PAGE_BYTES_MAX))
+        if not inflater.eof:
+            raise CorruptionError("a page of a base that is cut short, or too large")
     except (zlib.error, ValueError) as error:
         raise CorruptionError(f"an unreadable page of a base: {error}") from error
     if len(words) % 2:

@@ -65,6 +65,8 @@ ASK_TIMEOUT_S = 10.0
 """Timeout of one run of a script."""
 HOSTS_MAX = 100
 """Number of hosts passed to one run of a script (Java: ``networkTopologyScriptNumberArgs``)."""
+OUTPUT_BYTES_MAX = 1 << 20
+"""Bytes that a run of a script may print: 10 KB for each host."""
 
 
 def check_rack_sources(settings: PlacementSettings) -> None:
@@ -108,7 +110,8 @@ def parse_rack_file(text: str) -> dict[str, str]:
         rack = clean_rack(words[1]) if len(words) == 2 else None
         if rack is None:
             raise CorruptionError(
-                f"line {number} is not of the form 'bookie = /rack'; correct it", line=line.strip()
+                f"line {number} is not of the form 'bookie = /rack'; correct it",
+                line=line.strip()[:200],
             )
         racks[words[0]] = rack
     return racks
@@ -234,10 +237,13 @@ def run_bounded(
                 ) from error
             if status:
                 err.seek(0)
-                said = err.read().decode(errors="replace").strip().splitlines()[-1:]
-                raise UnavailableError("failed", status=status, said=" ".join(said)[:200])
+                said = err.read(OUTPUT_BYTES_MAX).decode(errors="replace").strip()
+                last = " ".join(said.splitlines()[-1:])[:200]
+                raise UnavailableError("failed", status=status, said=last)
             out.seek(0)
-            return out.read().decode(errors="replace")
+            if len(output := out.read(OUTPUT_BYTES_MAX + 1)) > OUTPUT_BYTES_MAX:
+                raise UnavailableError(f"must not print more than {OUTPUT_BYTES_MAX:,} bytes")
+            return output.decode(errors="replace")
     except OSError as error:
         raise LocalLimitError.of(error) or UnavailableError(
             f"cannot be run: {error.strerror}. Check that it exists and is executable, "

@@ -122,7 +122,7 @@ class HostNames:
                 found, limit = [], None
                 try:
                     found = list(self._lookup(host))
-                except (OSError, UnicodeError):
+                except (OSError, ValueError):  # ValueError: a name that cannot be encoded
                     limit = LocalLimitError.now()
                 with suppress(RuntimeError):  # the loop is closed
                     loop.call_soon_threadsafe(self._note, name, found, has_failed, limit)

@@ -20,6 +20,7 @@ Below it:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -420,9 +421,7 @@ async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
 async def _long(store: MetadataStore, parent: str) -> int:
     for _ in range(TRIES_MAX):
         names = await store.children(parent)
-        high_orders = sorted(
-            int(n[4:]) for n in names if n.startswith("HOB-") and n[4:].isdecimal()
-        )
+        high_orders = sorted(int(name[4:]) for name in names if _HIGH_ORDER.fullmatch(name))
         high = high_orders[-1] if high_orders else 1
         low = await _sequence(store, f"{parent}/HOB-{high:010d}/ID-")
         if 0 <= low < SHORT_ID_STOP:
@@ -433,6 +432,9 @@ async def _long(store: MetadataStore, parent: str) -> int:
             with suppress(NoNodeError, NotEmptyError):
                 await store.delete(f"{parent}/HOB-{old:010d}")
     raise UnavailableError("no ledger id could be generated", path=parent)
+
+
+_HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
 
 
 async def _sequence(store: MetadataStore, prefix: str) -> int:

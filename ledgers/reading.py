@@ -218,8 +218,8 @@ def tail_verdict(
 
     A bookie counts if it returned a good entry or an explicit "no", and is not ``distrusted``. A
     bookie with a bad digest counts only with ``knows_damaged`` (in Java it always counts). Enough
-    bookies count when the others alone cannot have acknowledged an entry (``covers``); with an ack
-    quorum below 1, when all count, and then the LAC is a lower bound only. The LAC is never lower
+    bookies count when the others alone cannot have acknowledged an entry (``covers``). With an ack
+    quorum below 1 all must count, and then the LAC is a lower bound only. The LAC is never lower
     than the end of the previous segment, because a segment begins only after all earlier entries
     are confirmed.
 

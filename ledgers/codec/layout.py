@@ -135,7 +135,8 @@ _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
 
 # --- The znode LAYOUT -----------------------------------------------------------------------------
 
-_LAYOUT_CONTENT = re.compile(rb"([0-9]{1,9})\n([!-9;-~]{1,1000}):([0-9]{1,9})")
+_LAYOUT_CONTENT = re.compile(rb"([0-9]{1,9})\n([!-9;-~]{1,1000}):([0-9]{1,9})(?:\n.*)?", re.DOTALL)
+"""As in Java, lines after the second are ignored, for example the empty one of an editor."""
 _FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
 
 

@@ -12,6 +12,8 @@ from ledgers.errors import CorruptionError, UnavailableError
 from ledgers.model import BookieId
 
 _BOOKIE_ID = re.compile(r"[A-Za-z0-9:-_.\-]+")
+HOST_CHARS_MAX = 255
+"""Limit of host names in DNS (RFC 1035)."""
 _HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
 
 
@@ -75,6 +77,8 @@ def registered_address(bookie_id: str, data: bytes) -> Address | None:
 
 
 def _address(host: str, port: int) -> Address:
-    if not host or not 0 < port < 65_536:
-        raise CorruptionError("a bookie registered an impossible address", host=host, port=port)
+    if not 0 < len(host) <= HOST_CHARS_MAX or not host.isprintable() or not 0 < port < 65_536:
+        raise CorruptionError(
+            "a bookie registered an impossible address", host=host[:HOST_CHARS_MAX], port=port
+        )
     return Address(host=host, port=port)

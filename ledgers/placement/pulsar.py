@@ -16,6 +16,8 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.topology import clean_rack
 
 PULSAR_RACKS_PATH = "/bookies"
+_UNDECODABLE = (ValueError, RecursionError)
+"""The errors of msgspec, of UTF-8, and of deep nesting."""
 
 
 def parse_pulsar_racks(data: bytes) -> dict[str, str]:
@@ -43,7 +45,7 @@ def parse_pulsar_groups(data: bytes) -> dict[str, frozenset[BookieId]]:
 def _decode(data: bytes) -> dict[str, dict[str, dict[str, Any]]]:
     try:
         return msgspec.json.decode(data, type=dict[str, dict[str, dict[str, Any]]])
-    except (ValueError, RecursionError) as error:
+    except _UNDECODABLE as error:
         raise CorruptionError("not a map of groups, bookies and racks", error=str(error)) from error
 
 
@@ -80,7 +82,7 @@ def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
         return None
     try:
         config = msgspec.json.decode(data, type=_Config)
-    except (ValueError, RecursionError):
+    except _UNDECODABLE:
         return None
     if config.policyClass not in POLICY_CLASSES:
         return None

@@ -120,18 +120,33 @@ class DigestMd5:
         ).encode()
 
 
-_FIELD = re.compile(r'([\w-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^,\s]*))')
+CHALLENGE_BYTES_MAX = 2_048
+"""Limit of RFC 2831 for everything that a server sends."""
+_FIELD = re.compile(
+    r'[\s,]*+([\w-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^,\s"]*+))\s*+(?=,|\Z)', re.DOTALL
+)
+"""One field, with the separators before it. Possessive: what was read is never tried again, so the
+time is linear."""
 
 
 def _fields(token: bytes) -> dict[str, str]:
     """Return the fields of a challenge. Of several realms the first is taken."""
+    if len(token) > CHALLENGE_BYTES_MAX:
+        raise UnauthorizedError(f"the server's challenge exceeds {CHALLENGE_BYTES_MAX:,} bytes")
     try:
-        text = token.decode()
+        text = token.decode().rstrip(" \t\r\n,")
     except UnicodeDecodeError as error:
         raise UnauthorizedError("the server's challenge is no text") from error
     fields: dict[str, str] = {}
-    for name, quoted, bare in _FIELD.findall(text):
-        fields.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) if quoted else bare)
+    position = 0
+    while position < len(text):
+        found = _FIELD.match(text, position)
+        if found is None:
+            raise UnauthorizedError("the server's challenge cannot be parsed")
+        name, quoted, bare = found.groups(default="")
+        value = re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL) if quoted else bare
+        fields.setdefault(name.lower(), value)
+        position = found.end()
     return fields
 
 

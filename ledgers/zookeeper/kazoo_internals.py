@@ -302,6 +302,8 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             if xid != WATCH_XID or stop > len(received) or length < _EVENT.size - _LENGTH.size:
                 break
             begin = position + _EVENT.size
+            if not 0 <= path_bytes == stop - begin:  # else this loop might not end
+                raise ConnectionDropped("not an event of a watch")
             events.append((kind, received[begin : begin + path_bytes].decode(), zxid))
             position = stop
         del received[:position]

@@ -1,8 +1,11 @@
 """Entries of the log and pages of bases."""
 
+import zlib
+
 import pytest
 
 from checkpoints.codec import (
+    PAGE_LEDGERS_MAX,
     CheckpointDecoder,
     completes_checkpoint,
     cut_checkpoints,
@@ -47,7 +50,10 @@ def test_an_unreadable_entry_is_refused(payload: bytes) -> None:
         CheckpointDecoder().decode(payload)
 
 
-@pytest.mark.parametrize("payload", [b"\x09abc", b"\x03abc", encode_page([1], [2])[:-3]])
+BOMB = b"\x03" + zlib.compress(bytes(2 * 8 * PAGE_LEDGERS_MAX + 16))
+
+
+@pytest.mark.parametrize("payload", [b"\x09abc", b"\x03abc", encode_page([1], [2])[:-3], BOMB])
 def test_an_unreadable_page_is_refused(payload: bytes) -> None:
     with pytest.raises(CorruptionError):
         decode_page(payload)

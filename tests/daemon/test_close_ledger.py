@@ -240,7 +240,7 @@ async def test_nothing_closes_a_ledger_without_an_ack_quorum() -> None:
     cluster = await idle_ledger(ack_quorum=0)
     fenced = watch_fencing(cluster)
 
-    with pytest.raises(CloseRefusedError, match="even with --force: .* ack quorum is below 1"):
+    with pytest.raises(CloseRefusedError, match=r"even with --force: .* ack quorum is below 1"):
         await close(cluster, is_forced=True, accepts_loss=True)
 
     assert fenced == []

@@ -161,6 +161,7 @@ def test_a_script_gets_at_most_a_hundred_hosts(script: Path) -> None:
     ("body", "words"),
     [
         pytest.param("echo no >&2; exit 3", r"failed.*status=3.*said=no", id="it fails"),
+        pytest.param("yes | head -c 2000000", "must not print more", id="it prints too much"),
         pytest.param("sleep 60", "took too long, and was killed", id="it hangs"),
         pytest.param("sleep 60 & sleep 60", "took too long", id="it hangs with its child"),
     ],

@@ -183,6 +183,8 @@ def test_every_layout_survives_its_znode(layout: Layout) -> None:
             Layout.LEGACY_HIERARCHICAL,
             id="a relocated class",
         ),
+        pytest.param(b"1\nflat:1\n", Layout.FLAT, id="a line feed behind, as of an editor"),
+        pytest.param(b"1\nflat:1\nmore\n", Layout.FLAT, id="a third line"),
     ],
 )
 def test_older_and_relocated_names_are_known(data: bytes, layout: Layout) -> None:
@@ -196,7 +198,7 @@ def test_older_and_relocated_names_are_known(data: bytes, layout: Layout) -> Non
         pytest.param(b"2", CorruptionError, id="no line feed"),
         pytest.param(b"2\nflat", CorruptionError, id="no version"),
         pytest.param(b"2\nflat:one", CorruptionError, id="version is no number"),
-        pytest.param(b"2\nflat:1\n", CorruptionError, id="a line feed behind"),
+        pytest.param(b"2\nflat:1\r\n", CorruptionError, id="a carriage return, as in Java"),
         pytest.param(b"\xff\n\xff:1", CorruptionError, id="no text"),
         pytest.param(
             b"3\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1",

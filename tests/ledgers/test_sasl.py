@@ -39,6 +39,8 @@ def test_digest_md5_answers_as_in_its_rfc() -> None:
         pytest.param(b"rspauth=ea40f60335c427b5527b84dbabcdfffe", id="another digest"),
         pytest.param(b"", id="no proof: it lets everybody in"),
         pytest.param(b"\xff\xfe", id="no text"),
+        pytest.param(b"rspauth", id="no value"),
+        pytest.param(b"rspauth=ea40f60335c427b5527b84dbabcdfffd" + b"," * 2_048, id="too long"),
     ],
 )
 def test_a_server_that_does_not_know_the_password_is_refused(proof: bytes) -> None:

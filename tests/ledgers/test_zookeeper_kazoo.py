@@ -353,6 +353,14 @@ def test_events_and_replies_are_handled_in_order_however_they_arrive(
     assert told == [(3, "/x/1", 5), (2, "/x/22", 6), "reply", (1, "/x/\u00e4", 7), "reply"]
 
 
+def test_an_impossible_event_breaks_the_connection(wire: Wire) -> None:
+    """With this length the loop over the events would never end."""
+    wire.peer.sendall((-4).to_bytes(4, signed=True) + framed(event_bytes(3, "/a", zxid=5))[4:])
+
+    with pytest.raises(ConnectionDropped):
+        wire.connection._read_socket(10)
+
+
 class Told:
     """The result of a request, which only notes that its reply was handled."""
 
