@@ -13,7 +13,8 @@ written back. In addition to what Java rejects, this module rejects:
 - a closed ledger without a last entry id (Java assumes 0), or with one below -1;
 - an ensemble size or a write quorum below 1 (Java writes ack quorums of 0 and below);
 - in version 1: lines behind the end (Java ignores them), plus signs, carriage returns;
-- in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes.
+- in version 2: bytes that are not UTF-8, and escapes that Java reads but never writes;
+- unknown enum values, and in version 2 unknown fields: Java 4.18 drops both when it writes again.
 
 As in Java, bytes behind the message of version 3 are ignored. ``length`` and ``lastEntryId`` of a
 ledger that is not closed have no meaning and are written as 0 and -1.

@@ -44,8 +44,8 @@ def decoded(value: str) -> str:
 def parse_text(data: bytes, message_class: type[_Message]) -> _Message:
     """Parse a message in text form. Raises CorruptionError, also for missing or unknown fields.
 
-    Unknown fields are rejected, as in Java. A rewrite could not preserve them, and dropping them
-    could lose data that other software relies on.
+    Unknown fields are rejected, as in Java before 4.18. A rewrite could not preserve them, and
+    dropping them could lose data that other software relies on.
     """
     message, name = message_class(), message_class.__name__
     try:

@@ -25,29 +25,40 @@ final class Inspection {
     static int metadata(Cluster cluster, Options options, Output output) throws Exception {
         for (long ledgerId : options.numbers("ledgers")) {
             LedgerMetadata metadata = cluster.ledgers().readLedgerMetadata(ledgerId).get().getValue();
-            Map<String, List<String>> ensembles = new LinkedHashMap<>();
-            metadata.getAllEnsembles()
-                    .forEach((first, bookies) -> ensembles.put(String.valueOf(first), names(bookies)));
-            Map<String, String> custom = new LinkedHashMap<>();
-            metadata.getCustomMetadata().forEach((key, value) -> custom.put(key, hex(value)));
-            output.line(
-                    "kind", "metadata",
-                    "ledger", ledgerId,
-                    "metadataVersion", metadata.getMetadataFormatVersion(),
-                    "ensembleSize", metadata.getEnsembleSize(),
-                    "writeQuorum", metadata.getWriteQuorumSize(),
-                    "ackQuorum", metadata.getAckQuorumSize(),
-                    "state", metadata.getState().toString(),
-                    "length", metadata.getLength(),
-                    "last", metadata.getLastEntryId(),
-                    "digest", metadata.hasPassword() ? metadata.getDigestType().toString() : null,
-                    "password", metadata.hasPassword() ? hex(metadata.getPassword()) : null,
-                    "ctime", metadata.getCtime(),
-                    "custom", custom,
-                    "ensembles", ensembles,
-                    "serialized", hex(new LedgerMetadataSerDe().serialize(metadata)));
+            output.line(described(ledgerId, metadata, serialized(metadata)));
         }
         return Main.WELL;
+    }
+
+    /** A record of the kind {@code metadata}. */
+    static Object[] described(long ledgerId, LedgerMetadata metadata, String serialized) {
+        Map<String, List<String>> ensembles = new LinkedHashMap<>();
+        metadata.getAllEnsembles()
+                .forEach((first, bookies) -> ensembles.put(String.valueOf(first), names(bookies)));
+        Map<String, String> custom = new LinkedHashMap<>();
+        metadata.getCustomMetadata().forEach((key, value) -> custom.put(key, hex(value)));
+        return new Object[] {
+            "kind", "metadata",
+            "ledger", ledgerId,
+            "metadataVersion", metadata.getMetadataFormatVersion(),
+            "ensembleSize", metadata.getEnsembleSize(),
+            "writeQuorum", metadata.getWriteQuorumSize(),
+            "ackQuorum", metadata.getAckQuorumSize(),
+            "state", metadata.getState().toString(),
+            "length", metadata.getLength(),
+            "last", metadata.getLastEntryId(),
+            "digest", metadata.hasPassword() ? metadata.getDigestType().toString() : null,
+            "password", metadata.hasPassword() ? hex(metadata.getPassword()) : null,
+            "ctime", metadata.getCtime(),
+            "custom", custom,
+            "ensembles", ensembles,
+            "serialized", serialized
+        };
+    }
+
+    /** The bytes that Java would write. */
+    static String serialized(LedgerMetadata metadata) throws IOException {
+        return hex(new LedgerMetadataSerDe().serialize(metadata));
     }
 
     /** One line for each mark. Creates the tree of marks where there is none, as every Java tool does. */

@@ -161,12 +161,18 @@ def class_archive(version: str, java: Java) -> Path:
 
 
 def java_command(
-    version: str, java: Java, *, temporary: Path, flags: Sequence[str] = ()
+    version: str,
+    java: Java,
+    *,
+    temporary: Path,
+    flags: Sequence[str] = (),
+    program: Sequence[str] = (MAIN_CLASS,),
 ) -> list[str]:
-    program = compiled_classes(version, java)
+    """Return the command. ``program``: the main class and its arguments."""
+    classes = compiled_classes(version, java)
     return java.command(
-        [MAIN_CLASS],
-        classpath=os.pathsep.join([str(program), jars.bookkeeper_classpath(version)]),
+        program,
+        classpath=os.pathsep.join([str(classes), jars.bookkeeper_classpath(version)]),
         heap_mib=HEAP_MIB,
         direct_mib=DIRECT_MIB,
         temporary=temporary,

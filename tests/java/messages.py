@@ -149,7 +149,7 @@ class Followed(Record, frozen=True, kw_only=True, tag="followed"):
 
 
 class Metadata(Record, frozen=True, kw_only=True, tag="metadata"):
-    """The metadata as Java parsed it. ``serialized``: as Java would write it."""
+    """The metadata as Java parsed it. ``serialized``: as Java would write it, if it was asked."""
 
     ledger: int
     metadata_version: int
@@ -164,7 +164,7 @@ class Metadata(Record, frozen=True, kw_only=True, tag="metadata"):
     ctime: int
     custom: Mapping[str, str]
     ensembles: Mapping[int, tuple[str, ...]]
-    serialized: str
+    serialized: str = ""
 
 
 class Mark(Record, frozen=True, kw_only=True, tag="mark"):

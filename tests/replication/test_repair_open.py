@@ -90,6 +90,9 @@ async def test_after_the_grace_it_is_recovered_closed_and_repaired(
     await cluster.assert_queue_empty()
 
 
+@pytest.mark.compat(
+    "G36", verdict="other", why="nothing is fenced, so a running writer can still close the ledger"
+)
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 @in_virtual_time
 async def test_without_an_ack_quorum_an_open_ledger_is_never_closed(state: LedgerState) -> None:
