@@ -109,7 +109,7 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
 
     def _may_ask(self) -> bool:
         """Return True if the bookie has answered a batch read, or if none is outstanding."""
-        return self._is_proven or not self._asked
+        return (self._is_proven or not self._asked) and super()._may_ask()
 
     @property
     def rate_limit(self) -> RateLimiter:
@@ -216,6 +216,7 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         part.ask_again(range(entry_id, stop_id))
         run = ReplyRun(
             request_count=1,
+            entry_count=batch.count,
             credit_bytes=batch.count * batch.credit_bytes,
             good_count=good_count,
             good_bytes=good_bytes,

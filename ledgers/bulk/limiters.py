@@ -34,6 +34,10 @@ The rest is left to its clients."""
 ASKED_BYTES_MAX = 8 * 1024 * 1024
 BURST_S = 0.1
 """Unused credit of a rate is kept for this long."""
+WINDOW_ENTRIES_MIN = 64
+WINDOW_BYTES_MIN = 512 * 1024
+"""The smallest window of a bookie. A bookie that needs longer than the timeout for so little is
+slow (``BookieWindow``)."""
 
 
 class SizeEstimate(Protocol):
@@ -422,6 +426,94 @@ class Window:
         return self.count == 0 or (
             2 * self.count <= self._count_max and 2 * self.entry_bytes <= self.bytes_max
         )
+
+
+class BookieWindow(Window):
+    """The window of one bookie. It follows the rate at which the bookie replies, so that a slow
+    bookie occupies little of the memory that all transfers share.
+
+    It starts small. Every reply widens it by the size of the entries, up to the maximum, so it
+    doubles with each round trip. ``adapt`` narrows it to what the bookie answers between two
+    checks, if more than that waits for the bookie.
+
+    ``start``: the window begins with this multiple of the smallest one.
+    """
+
+    __slots__ = (
+        "_bytes_cap",
+        "_count_cap",
+        "_count_limit",
+        "_followed_count",
+        "_recent_bytes",
+        "_recent_count",
+        "_seen_bytes",
+        "_seen_count",
+        "_start",
+        "replied_bytes",
+        "replied_count",
+    )
+
+    def __init__(self, *, count_max: int, bytes_max: int, start: int = 1) -> None:
+        super().__init__(count_max=count_max, bytes_max=bytes_max)
+        self._start = start
+        self._count_cap, self._bytes_cap = count_max, bytes_max
+        self._count_limit = count_max
+        self.replied_count = self.replied_bytes = 0
+        """Entries that the bookie answered since the start, and their size."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Start small again, because nothing is known of the next connection."""
+        self._seen_count, self._seen_bytes = self.replied_count, self.replied_bytes
+        self._recent_count = self._recent_bytes = 0
+        self._follow(self._start * WINDOW_ENTRIES_MIN, self._start * WINDOW_BYTES_MIN)
+
+    def limit_count(self, count_max: int) -> None:
+        """Apply another limit as well. It may be changed at any time."""
+        self._count_limit = count_max
+        self._follow(self._followed_count, self.bytes_max)
+
+    def note_replies(self, entry_bytes: int, *, count: int) -> None:
+        """Widen the window, because the bookie answered these entries."""
+        self.replied_count += count
+        self.replied_bytes += entry_bytes
+        self._follow(self._followed_count + count, self.bytes_max + entry_bytes)
+
+    def adapt(self, waiting_count: int) -> None:
+        """Narrow the window if the bookie is slow. Called at each check.
+
+        ``waiting_count``: how many of the entries in flight wait for this bookie, and not for
+        another one. The rate falls slowly, because a bookie may pause for a moment.
+        """
+        self._recent_count = max(self.replied_count - self._seen_count, self._recent_count // 2)
+        self._recent_bytes = max(self.replied_bytes - self._seen_bytes, self._recent_bytes // 2)
+        self._seen_count, self._seen_bytes = self.replied_count, self.replied_bytes
+        if waiting_count > self._recent_count:
+            self._follow(
+                min(self._followed_count, self._recent_count),
+                min(self.bytes_max, self._recent_bytes),
+            )
+        elif waiting_count == 0:
+            self._follow(
+                max(self._followed_count, self._start * WINDOW_ENTRIES_MIN),
+                max(self.bytes_max, self._start * WINDOW_BYTES_MIN),
+            )
+
+    def _follow(self, count: int, entry_bytes: int) -> None:
+        self._followed_count = min(max(count, WINDOW_ENTRIES_MIN), self._count_cap)
+        self._count_max = min(self._followed_count, self._count_limit)
+        self.bytes_max = min(max(entry_bytes, WINDOW_BYTES_MIN), self._bytes_cap)
+
+    @property
+    def has_room(self) -> bool:
+        """True if ``add`` may be called."""
+        return self.count < self._count_max and self.entry_bytes < self.bytes_max
+
+    def add(self, count: int, entry_bytes: int) -> None:
+        """Take credit for entries of this size each. They may exceed the window, because a batch
+        is not split."""
+        self.count += count
+        self.entry_bytes += count * entry_bytes
 
 
 @dataclass(slots=True, eq=False)

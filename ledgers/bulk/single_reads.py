@@ -142,6 +142,7 @@ class SingleReadConnection(SourceConnection["SingleReadPart"]):
             part,
             ReplyRun(
                 request_count=replied_count,
+                entry_count=replied_count,
                 credit_bytes=credit_bytes_sum,
                 good_count=good_count,
                 good_bytes=good_lengths - good_count * REPLY_PACKET_BYTES,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +24,14 @@ from ledgers.bulk.connection import (
     Stopwatch,
 )
 from ledgers.bulk.flow_control import BookieFlow, ReplyTimes
-from ledgers.bulk.limiters import Limiter, RateLimiter, ReadBudget, Waiter
+from ledgers.bulk.limiters import (
+    ASKED_BYTES_MAX,
+    BookieWindow,
+    Limiter,
+    RateLimiter,
+    ReadBudget,
+    Waiter,
+)
 from ledgers.bulk.target import TargetConnection, WritePart
 from ledgers.bulk.transfer import QUANTUM_BYTES, TransferPart, TransferState, remove_part
 from ledgers.errors import (
@@ -41,6 +48,9 @@ IMPATIENT_S = 1.0
 IMPATIENT_CHECKS = 4
 """Entries that other sources may have are given up if no byte arrived for this time, measured by
 this many checks."""
+READ_ENTRIES_MAX = 8_192
+"""Entries that one connection has requested. A quarter of those that the process may have in
+flight."""
 UNHEALTHY_S = 30.0
 """Other sources are preferred for this long after a bookie failed or stopped replying."""
 
@@ -69,6 +79,8 @@ class SourceConnection(BulkConnection, Generic[R]):
         """The place in the line of the budget, while the connection waits there."""
         self._in_flight = 0
         """Requests of this connection that the bookie has not answered."""
+        self._window = BookieWindow(count_max=READ_ENTRIES_MAX, bytes_max=ASKED_BYTES_MAX)
+        """The entries of these requests."""
         self._reply_times = ReplyTimes(cap=budget.count_max)
         self._stopwatch = Stopwatch()
         self._unhealthy_until_s = 0.0
@@ -77,6 +89,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         self._full_targets: dict[TargetConnection, None] = {}
         """Targets whose send buffer is full. While there is one, nothing is received here."""
         self._replied_count = 0
+        self._replied_entry_count = 0
         self._replied_bytes = 0
         """Credit of replies in this arrival, to be released at its end."""
         self._outgoing: dict[TargetConnection, list[memoryview | bytes]] = {}
@@ -111,7 +124,7 @@ class SourceConnection(BulkConnection, Generic[R]):
 
     def _may_ask(self) -> bool:
         """Return True if another request may be made now. If not, a reply will change that."""
-        return True
+        return self._window.has_room
 
     def begin(self, part: R) -> None:
         self._used_s = self._loop.time()
@@ -159,6 +172,7 @@ class SourceConnection(BulkConnection, Generic[R]):
                 asked_count = self._take_credit(part, count)
                 if asked_count == 0:
                     break
+                self._window.add(asked_count, part.state.expected_bytes)
                 frames.append(part.ask(asked_count, now_s))
                 self._in_flight += part.requests_for(asked_count)
                 self._stopwatch.start(part.outstanding, now_s)
@@ -190,6 +204,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         self._is_proven = True
         self._unrequested_count = 0
         self._replied_count += run.request_count
+        self._replied_entry_count += run.entry_count
         self._replied_bytes += run.credit_bytes
         part.progress_s = self._loop.time()
         if run.good_count:
@@ -229,10 +244,13 @@ class SourceConnection(BulkConnection, Generic[R]):
         for target, frames in outgoing.items():
             target.send(frames, self)
         count, entry_bytes = self._replied_count, self._replied_bytes
-        self._replied_count = self._replied_bytes = 0
+        entry_count = self._replied_entry_count
+        self._replied_count = self._replied_entry_count = self._replied_bytes = 0
         if count:
             self._note_reply_time()
             self._in_flight -= count
+            self._window.release(entry_bytes, count=entry_count)
+            self._window.note_replies(entry_bytes, count=entry_count)
             self._budget.release(entry_bytes, count=count)
         if self._turns:
             self.wake()
@@ -268,6 +286,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         now_s = self._loop.time()
         for part in self._all_parts():
             part.progress_s = now_s
+            part.restart_measurement()
 
     def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
         """Do nothing: requests are small, and the budget limits their number."""
@@ -284,7 +303,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         return bool(self._parts)
 
     def check_progress(self, now_s: float) -> None:
-        """Fail parts that have waited too long. Three cases, by what arrived on the connection:
+        """Fail parts that have waited too long. Four cases, by what arrived on the connection:
 
         1. Nothing arrived since the last check, and all waiting parts timed out: the connection is
            useless. Disconnect.
@@ -292,11 +311,16 @@ class SourceConnection(BulkConnection, Generic[R]):
            sources may have fail now, before their timeout.
         3. Replies arrive, but not for some parts: only these parts fail. Their requests still count
            as in flight, because the bookie may work on them, until ``LATE_REPLY_TIMEOUTS``.
+        4. Replies arrive too slowly (``TransferPart.is_slow``): the bookie is unhealthy. Parts fail
+           whose entries are only verified, or may be read from others. The rest goes on: a slow
+           copy is better than none, and the window keeps it small.
         """
         if self._transport is None or self._full_targets:
             return
         self._note_received()
+        self._window.adapt(self._window.count)
         waiting = [part for part in self._all_parts() if part.request_count]
+        slow = [p for p in waiting if p.is_slow(self._window, now_s, self._shared.timeout_s)]
         stalled = [p for p in waiting if now_s - p.progress_s > self._shared.timeout_s]
         if self._checks_without_bytes and stalled and len(stalled) == len(waiting):
             self.disconnect(NoAnswerError("no reply in time", bookie=self.bookie))
@@ -304,6 +328,11 @@ class SourceConnection(BulkConnection, Generic[R]):
         if waiting and self._checks_without_bytes >= IMPATIENT_CHECKS:
             self._mark_unhealthy()
             stalled.extend(p for p in self._all_parts() if p.state.transfer.has_alternatives)
+        if slow:
+            self._mark_unhealthy()
+        for part in slow:
+            if not part.is_written or part.state.transfer.has_alternatives:
+                part.state.fail_read_part(part, is_unresponsive=True)
         for part in stalled:
             part.state.fail_read_part(part)
             if (
@@ -341,9 +370,11 @@ class SourceConnection(BulkConnection, Generic[R]):
     def _give_up(self, part: R) -> None:
         """Stop waiting for replies to a part that is over."""
         count, entry_bytes = part.request_count, part.outstanding_bytes
+        entry_count = part.outstanding_count
         part.forget_outstanding()
         self._stopwatch.stop()
         self._in_flight -= count
+        self._window.release(entry_bytes, count=entry_count)
         self.forget_if_idle(part)
         self._budget.release(entry_bytes, count=count)
 
@@ -359,6 +390,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         for part in self._all_parts():
             part.state.fail_read_part(part, is_unresponsive=is_unresponsive)
             self._give_up(part)
+        self._window.reset()
 
 
 class ReadPart(TransferPart):
@@ -413,6 +445,10 @@ class ReadPart(TransferPart):
     @abstractmethod
     def has_pending(self) -> bool:
         """True if entries remain to be requested."""
+
+    @property
+    def awaited(self) -> Mapping[int, Any]:
+        return self.outstanding
 
     @property
     def request_count(self) -> int:
@@ -479,10 +515,11 @@ Failure = tuple[int, int, int]
 class ReplyRun:
     """The outcome of consecutive replies to one read part.
 
-    ``credit_bytes``: credit of all entries in the replies: good, failed and left out.
+    ``entry_count``, ``credit_bytes``: of all entries in the replies: good, failed and left out.
     """
 
     request_count: int
+    entry_count: int
     credit_bytes: int
     good_count: int
     good_bytes: int

@@ -8,7 +8,7 @@ here. Nothing is retried.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from ledgers.bulk.connection import (
@@ -26,7 +26,7 @@ from ledgers.bulk.frames import (
     REPLY_PACKET_BYTES,
     recovery_add_prefix,
 )
-from ledgers.bulk.limiters import Window, WindowLimiter
+from ledgers.bulk.limiters import BookieWindow, WindowLimiter
 from ledgers.bulk.transfer import TransferPart, TransferState, has_first_claim, remove_part
 from ledgers.errors import (
     BookmenderError,
@@ -37,6 +37,9 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.wire.messages import Status
+
+WINDOW_START = 4
+"""A target's first window has room for what several slow sources hold of it (``BookieWindow``)."""
 
 
 class PausableSource(Protocol):
@@ -57,10 +60,12 @@ class TargetConnection(BulkConnection):
     def __init__(self, bookie: BookieId, shared: SharedState, flow: BookieFlow) -> None:
         super().__init__(bookie, shared)
         self._flow = flow
-        self.limiter = WindowLimiter(
-            Window(count_max=shared.writes_in_flight_max, bytes_max=shared.writes_bytes_max),
-            is_open=False,
+        self._window = BookieWindow(
+            count_max=shared.writes_in_flight_max,
+            bytes_max=shared.writes_bytes_max,
+            start=WINDOW_START,
         )
+        self.limiter = WindowLimiter(self._window, is_open=False)
         self._parts: dict[int, list[WritePart]] = {}
         """By ledger id, in the order in which they began."""
         self._reply_times = ReplyTimes(cap=shared.writes_in_flight_max)
@@ -162,6 +167,7 @@ class TargetConnection(BulkConnection):
         self._is_proven = True
         self._unrequested_count = 0
         part.progress_s = self._loop.time()
+        self._window.note_replies(replied_bytes, count=count)
         part.state.limiters.release(replied_bytes, count=count)
 
     def _note_reply_time(self) -> None:
@@ -176,7 +182,7 @@ class TargetConnection(BulkConnection):
         """Set the window to the limit that applies to the bookie at present."""
         times = self._reply_times
         is_by_reply_times = self._flow.limits.is_by_reply_times
-        self.limiter.window.count_max = times.limit if is_by_reply_times else times.cap
+        self._window.limit_count(times.limit if is_by_reply_times else times.cap)
 
     def _refusal(self, code: int, ledger_id: int, entry_id: int) -> BookmenderError:
         error = Status.of_v2(code).error
@@ -204,15 +210,27 @@ class TargetConnection(BulkConnection):
         return bool(self._parts)
 
     def check_progress(self, now_s: float) -> None:
+        """Fail parts that have waited too long: without a reply, or at a bookie that is too slow
+        (``TransferPart.is_slow``). If all parts did, the connection is useless. Disconnect."""
         if self._transport is None:
             return
-        self.limiter.wake_if_half_free()
         waiting = [part for part in self._all_parts() if part.unacknowledged]
-        stalled = [p for p in waiting if now_s - p.progress_s > self._shared.timeout_s]
+        self._window.adapt(sum(len(part.unacknowledged) for part in waiting))
+        self.limiter.wake_if_half_free()
+        timeout_s = self._shared.timeout_s
+        slow = [part for part in waiting if part.is_slow(self._window, now_s, timeout_s)]
+        stalled = [part for part in waiting if now_s - part.progress_s > timeout_s]
         self._note_received()
+        if slow and len(slow) == len(waiting):
+            self.disconnect(NoAnswerError("the target replies too slowly", bookie=self.bookie))
+            return
         if self._checks_without_bytes and stalled and len(stalled) == len(waiting):
             self.disconnect(NoAnswerError("no reply from the target in time", bookie=self.bookie))
             return
+        for part in slow:
+            part.state.fail_write_part(
+                NoAnswerError("the target replies too slowly", bookie=self.bookie)
+            )
         error = UnavailableError("the target is slow to reply", bookie=self.bookie)
         for part in stalled:
             part.state.fail_write_part(error)
@@ -240,6 +258,7 @@ class TargetConnection(BulkConnection):
 
     def _fail_all(self, error: BookmenderError) -> None:
         self.limiter.shut()
+        self._window.reset()
         self._is_full = False
         self._resume_sources()
         for part in self._all_parts():
@@ -265,6 +284,10 @@ class WritePart(TransferPart):
         self.prefix = recovery_add_prefix(state.transfer.digest.master_key)
         self.unacknowledged: dict[int, int] = {}
         """Stored size by entry id."""
+
+    @property
+    def awaited(self) -> Mapping[int, int]:
+        return self.unacknowledged
 
     def end(self) -> list[int]:
         if self.is_over:

@@ -11,16 +11,23 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.bulk.frames import DigestCheck, digest_check, fingerprinting_check
-from ledgers.bulk.limiters import LimiterChain
+from ledgers.bulk.limiters import (
+    WINDOW_BYTES_MIN,
+    WINDOW_ENTRIES_MIN,
+    BookieWindow,
+    LimiterChain,
+)
 from ledgers.digest import HEADER_BYTES, Fingerprints
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 
+SLOW_CHECKS_MIN = 3
+NOTHING_MEASURED = -1
 QUANTUM_COUNT = 16
 QUANTUM_BYTES = 256 * 1024
 """Limits on what one transfer requests from a source before the next transfer has its turn."""
@@ -194,6 +201,10 @@ class TransferPart(ABC):
     """
 
     __slots__ = (
+        "_measured_check_count",
+        "_measured_key",
+        "_measured_replies",
+        "_measured_s",
         "bookie",
         "first_id",
         "is_over",
@@ -223,6 +234,43 @@ class TransferPart(ABC):
         self.progress_s = 0.0
         """Loop time of the last reply, or of the first request after none was outstanding."""
         self.is_over = False
+        self.restart_measurement()
+
+    @property
+    @abstractmethod
+    def awaited(self) -> Mapping[int, Any]:
+        """The outstanding requests by the key of their reply, oldest first."""
+
+    def restart_measurement(self) -> None:
+        """Let ``is_slow`` measure from the next check on."""
+        self._measured_key = NOTHING_MEASURED
+        self._measured_s = 0.0
+        self._measured_check_count = 0
+        self._measured_replies = (0, 0)
+
+    def is_slow(self, window: BookieWindow, now_s: float, timeout_s: float) -> bool:
+        """Return True if the bookie is too slow for this part. Called at each check.
+
+        A single reply is no progress. The newest request is measured until it is answered. The
+        bookie is slow if that takes longer than the timeout although it answered less than the
+        smallest window meanwhile. So a bookie is never slow because of our own limits, or because
+        it had much to answer.
+
+        ``window``: of the connection, for all parts. Checks are counted as well, because a loop
+        that was delayed itself checks only once.
+        """
+        count, entry_bytes = self._measured_replies
+        if (
+            self._measured_key not in self.awaited
+            or window.replied_count - count >= WINDOW_ENTRIES_MIN
+            or window.replied_bytes - entry_bytes >= WINDOW_BYTES_MIN
+        ):
+            self._measured_key = next(reversed(self.awaited), NOTHING_MEASURED)
+            self._measured_s, self._measured_check_count = now_s, 0
+            self._measured_replies = (window.replied_count, window.replied_bytes)
+        self._measured_check_count += 1
+        is_overdue = now_s - self._measured_s > timeout_s
+        return is_overdue and self._measured_check_count > SLOW_CHECKS_MIN
 
     @abstractmethod
     def end(self) -> list[int]:

@@ -145,6 +145,7 @@ class Scene:
         connections = self.bulk._connections()
         windows = [self.bulk.memory.window]
         windows += [target.limiter.window for target in self.bulk._targets.values()]
+        windows += [c._window for source in self.bulk._sources.values() for c in source.connections]
         windows += [self.budgets.reads(bookie) for bookie in self.bulk._sources]
         return not any(c.is_busy for c in connections) and all(
             window.count == 0 and window.entry_bytes == 0 for window in windows
