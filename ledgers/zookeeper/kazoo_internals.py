@@ -436,9 +436,12 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
 
         ``hostname``: the name of the server in the connect string, which its certificate must name.
         kazoo's own options for TLS are ignored.
+
+        Connecting and the TLS handshake may take seconds, in which the loop may give the session
+        up. So each is followed by another check. ``break_connection`` forbids before it looks for
+        the socket, and here the socket is stored before the check: no connection slips through.
         """
-        if self._is_forbidden:
-            raise ConnectionDropped("the session is over")
+        self._check_allowed()
         self.out_of_files = None
         try:
             self._socket = super().create_connection(
@@ -447,9 +450,18 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         except OSError as error:
             self.out_of_files = LocalLimitError.of(error)
             raise
+        self._check_allowed()
         if self._security.settings.zookeeper_tls:
             self._socket = self._with_tls(self._socket, hostname or address[0])
+            self._check_allowed()
         return self._socket
+
+    def _check_allowed(self) -> None:
+        """Close the connection and raise ConnectionDropped if connections are forbidden."""
+        if self._is_forbidden:
+            if self._socket is not None:
+                self._socket.close()
+            raise ConnectionDropped("the session is over")
 
     def _with_tls(self, connection: socket.socket, host: str) -> socket.socket:
         """Return the connection after a TLS handshake within the timeout of the connection.

@@ -8,16 +8,18 @@ import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import WATCH_XID
 from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
 from ledgers.errors import UnavailableError
-from ledgers.security import OPEN, security_for
+from ledgers.security import OPEN, Security, SecuritySettings, security_for
 from ledgers.zookeeper import kazoo_session
 from ledgers.zookeeper.kazoo_internals import (
     KAZOO_VERSION,
@@ -110,12 +112,36 @@ def _knock(address: tuple[str, int]) -> socket.socket:
     return connection
 
 
-def test_no_connection_is_made_once_forbidden(handler: OneSessionHandler) -> None:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        handler.forbid_connections()
+@pytest.mark.parametrize("step", ["before", "while it connects", "in the TLS handshake"])
+def test_no_connection_is_used_once_the_session_is_given_up(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    security = Security(SecuritySettings(zookeeper_tls=step == "in the TLS handshake"))
+    handler = OneSessionHandler(security=security, connect_timeout_s=1, on_crash=lambda error: None)
+    connect = SequentialThreadingHandler.create_connection
 
-        with pytest.raises(ConnectionDropped):
+    def connect_late(*args: Any, **options: Any) -> Any:
+        connection = connect(*args, **options)
+        if step == "while it connects":
+            handler.break_connection()
+        return connection
+
+    def shake_hands(connection: socket.socket, host: str) -> socket.socket:
+        handler.break_connection()
+        return connection
+
+    monkeypatch.setattr(SequentialThreadingHandler, "create_connection", connect_late)
+    monkeypatch.setattr(handler, "_with_tls", shake_hands)
+    if step == "before":
+        handler.forbid_connections()
+    with socket.create_server((LOOPBACK, 0)) as server:
+        with pytest.raises(ConnectionDropped, match="the session is over"):
             handler.create_connection(address=server.getsockname(), timeout=1)
+
+        if step != "before":
+            accepted, _ = server.accept()
+            with accepted:
+                assert accepted.recv(1) == b"", "it is closed"
 
 
 def test_breaking_a_connection_wakes_its_waiting_thread(handler: OneSessionHandler) -> None:
