@@ -89,7 +89,8 @@ class Connection(asyncio.Protocol):
         # No future: a cancelled ``close`` would cancel it, and ``connection_lost`` fail.
         self._lost = asyncio.Event()
         self._cause: Exception | None = None
-        self._received_at_s = -1.0
+        self._received_at_s = self._answered_at_s = -1.0
+        """Loop time of the last received byte, and of the last reply that came in time."""
         self._request_id = 0
 
     @classmethod
@@ -209,9 +210,12 @@ class Connection(asyncio.Protocol):
 
         Second, if nothing was received since the request was sent: the host may have failed without
         closing the connection.
+
+        If replies came but none in time, the bookie is too slow, which also counts as no answer.
         """
         is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
-        kind = NoAnswerError if is_silent else UnavailableError
+        is_slow = self._answered_at_s < pending.sent_at_s and not pending.may_be_ignored
+        kind = NoAnswerError if is_slow else UnavailableError
         error = kind("no answer in time", bookie=self._bookie)
         pending.fail(error)
         if pending.may_be_ignored:
@@ -244,6 +248,8 @@ class Connection(asyncio.Protocol):
         """Give the reply to the oldest request with its key. Ignores a reply without a request."""
         if waiting := self._pending.get(reply.key):
             pending = waiting[0]
+            if self._received_at_s - pending.sent_at_s <= self._settings.request_timeout_s:
+                self._answered_at_s = self._received_at_s
             self._forget(pending)
             if not pending.reply.done():
                 pending.reply.set_result(reply)

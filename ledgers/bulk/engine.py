@@ -5,6 +5,8 @@ Promises:
 - Rule S10: the reads in flight at one bookie and the bytes they request stay within its
   ``ReadBudget``, which the control path uses too. Entries in flight to a target stay within a
   window.
+- A slow bookie costs only the transfers that need it: its windows follow the rate at which it
+  replies (``limiters.BookieWindow``).
 - Rules S7 and S12: digests are always verified, and entries are written with the bytes as read.
   ``single_reads`` and ``batch_reads`` verify each reply with a ``DigestCheck`` of ``frames``.
 

@@ -8,22 +8,29 @@ whose clients are active, or whose activity is unknown.
     1 rate of reads                source, if active  ``flow_limits``       the read part
     2 rate of adds                 target, if active  ``flow_limits``       the read part
     3 rate limit                   this process       the operator          the read part
-    4 window of adds in flight     target             hard cap; if active,  the read part
-                                                      reply times
+    4 window of adds in flight     target             rate of replies; if   the read part
+                                                      active, reply times
     5 memory: entries in flight    this process       hard cap              the read part
     6 reads in flight              source             if active, reply      the connection, for
                                                       times                 the next reply
-    7 read budget (rule S10)       source, shared     hard cap              the connection, in
+    7 window of reads in flight    source             rate of replies       the connection, for
+                                                                            the next reply
+    8 read budget (rule S10)       source, shared     hard cap              the connection, in
                                    with control path                        the budget's line
 
-An entry that is only verified passes limits 5 to 7. For ``fsck`` and commands it also passes limit
+An entry that is only verified passes limits 5 to 8. For ``fsck`` and commands it also passes limit
 3.
 
 Limits 1 to 5 form the ``LimiterChain`` of a transfer. A limiter without credit takes the read part
 out of its source's turns, and other transfers go on; the limiters before it get their credit back.
-So the scarcest credit comes first: then a part seldom takes credit only to return it. Limits 6 and
-7 come last because they concern the whole connection. What they do not grant is also returned to
+So the scarcest credit comes first: then a part seldom takes credit only to return it. Limits 6 to
+8 come last because they concern the whole connection. What they do not grant is also returned to
 the chain.
+
+All bookies share the memory (5). So the windows of a bookie (4 and 7) follow the rate at which it
+replies (``limiters.BookieWindow``): a bookie that is slow, but not silent, occupies little of it. A
+bookie that answers less than the smallest window within the timeout counts as unresponsive
+(``TransferPart.is_slow``).
 
 Three kinds of limits cannot be merged into one, because they measure different things. They limit
 entries per second, entries in flight from request to acknowledgement, and reads in flight from

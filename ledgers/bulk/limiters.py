@@ -5,6 +5,8 @@
 - A ``LimiterChain`` asks several limiters in turn for the entries of a transfer. Each limiter
   grants credit for some entries, or puts the read part into its waiting line. A ``RateLimiter``
   bounds entries and bytes per second. A ``WindowLimiter`` bounds entries and bytes in flight.
+- A ``BookieWindow`` follows the rate at which one bookie replies. So a slow bookie occupies little
+  of the memory that all share.
 - A ``ReadBudget`` bounds the reads in flight at one bookie (rule S10). It is the last condition,
   and here a whole connection waits in line. A 4.18.0 bookie with 10,000 reads in flight, from all
   of its clients together, stops answering until it is restarted (apache/bookkeeper PR 4730). So the
@@ -477,7 +479,8 @@ class BookieWindow(Window):
         """Widen the window, because the bookie answered these entries."""
         self.replied_count += count
         self.replied_bytes += entry_bytes
-        self._follow(self._followed_count + count, self.bytes_max + entry_bytes)
+        if self._followed_count < self._count_cap or self.bytes_max < self._bytes_cap:
+            self._follow(self._followed_count + count, self.bytes_max + entry_bytes)
 
     def adapt(self, waiting_count: int) -> None:
         """Narrow the window if the bookie is slow. Called at each check.

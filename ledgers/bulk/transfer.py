@@ -26,11 +26,14 @@ from ledgers.digest import HEADER_BYTES, Fingerprints
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 
-SLOW_CHECKS_MIN = 3
-NOTHING_MEASURED = -1
 QUANTUM_COUNT = 16
 QUANTUM_BYTES = 256 * 1024
 """Limits on what one transfer requests from a source before the next transfer has its turn."""
+
+
+SLOW_CHECKS_MIN = 3
+"""A bookie is slow only after this many further checks."""
+NOTHING_MEASURED = -1
 
 
 class Totals:

@@ -8,6 +8,7 @@ from ledgers.wire.messages import ListEntries, ReadBatch
 from tests.ledgers.connection_cases import (
     V2,
     V3,
+    Desk,
     add,
     connected,
     errors_of,
@@ -105,6 +106,36 @@ def test_a_completely_unresponsive_connection_is_dropped() -> None:
                 BrokenConnectionError,
             ]
             assert connection.is_broken
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "in time"])
+def test_a_bookie_whose_replies_are_all_late_counts_as_unresponsive(is_late: bool) -> None:
+    """Its connection is good, and delivers the late replies."""
+    desk = Desk()
+
+    async def main() -> None:
+        async with connected(desk.script, V3) as connection:
+            early = start(connection, read(0), read(1))
+            assert await desk.sees(2)
+            await desk.answer(0)
+            await early[0]
+            pass_time(5)
+            assert [type(error) for error in await errors_of(early)] == [
+                type(None),
+                UnavailableError,
+            ]
+
+            unanswered, other = start(connection, read(2), read(3))
+            assert await desk.sees(4)
+            await desk.answer(1 if is_late else 3)
+            await step()
+            pass_time(5)
+
+            (error, _) = await errors_of([unanswered, other])
+            assert isinstance(error, NoAnswerError) is is_late
+            assert not connection.is_broken
 
     run(main())
 
