@@ -19,7 +19,7 @@ a limit (``bookmender limits``).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 import structlog
@@ -48,6 +48,9 @@ MB/s."""
 ENTRY_BYTES_AT_FIRST = 64_000
 """Assumed size of an entry until the first look."""
 READ_TIMEOUT_S = 1.0
+UNANSWERED_PAUSE_S = 10.0
+"""A bookie that did not answer in time is not asked for this long. It would delay the next looks at
+all other bookies."""
 ACTIVE_FOR_S = 10.0
 """A client that pauses for less than this stays active, so that the pace of copying does not
 oscillate."""
@@ -120,7 +123,7 @@ class LedgerGrowth:
         """Record the ``last`` entry of a ledger; None if the bookie did not answer."""
         known = self._highest.get(ledger_id)
         if last is None or known is None:
-            self._doubt(ensemble)
+            self.doubt(ensemble)
         if last is not None:
             self._highest[ledger_id] = last if known is None else max(known, last)
             if known is not None and last > known:
@@ -156,13 +159,14 @@ class LedgerGrowth:
         return self._rounds_over > self._doubted_in.get(bookie, -1) + 1
 
     def _add_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
-        self._doubt(ensemble)
+        self.doubt(ensemble)
         for bookie in ensemble:
             self._active_until_s[bookie] = now_s + ACTIVE_FOR_S
             self._growing[bookie] = ledger_id
 
-    def _doubt(self, ensemble: Sequence[BookieId]) -> None:
-        self._doubted_in |= dict.fromkeys(ensemble, self._rounds_over)
+    def doubt(self, bookies: Iterable[BookieId]) -> None:
+        """Record that clients of these bookies may be active. They are not quiet in this round."""
+        self._doubted_in |= dict.fromkeys(bookies, self._rounds_over)
 
 
 class ActivityWatch:
@@ -189,6 +193,8 @@ class ActivityWatch:
         self._entry_bytes = ENTRY_BYTES_AT_FIRST
         self._opened_count: int | None = None
         """``LedgerMap.opened_count`` at the last look; None before the first."""
+        self._silent_until_s: dict[BookieId, float] = {}
+        """Bookies that did not answer in time, and until when they are not asked."""
         self._available = views.current.available
         self._last_reason_s = clock.now_s()
         """Time of the last copies or the last loss. Leadership begins as if a bookie had just been
@@ -243,6 +249,8 @@ class ActivityWatch:
         opened_count = ledger_map.opened_count
         new_ids = [] if self._opened_count is None else ledger_map.opened_since(self._opened_count)
         self._opened_count = opened_count
+        self._silent_until_s = {b: s for b, s in self._silent_until_s.items() if now_s < s}
+        growth.doubt(self._silent_until_s)
         wanted = growth.begin(open_ids, new_ids, count_max=count_max, now_s=now_s)
         ensembles = {ledger_id: self._ensemble(ledger_id) for ledger_id in wanted}
         found = await asyncio.gather(*(self._last(i, of) for i, of in ensembles.items()))
@@ -261,11 +269,11 @@ class ActivityWatch:
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
         """Read the last entry from one member of the ensemble; None if it does not answer.
 
-        The same member is asked each time: members of a striped ensemble store different last
-        entries.
+        The same member is asked each time, unless it was slow: members of a striped ensemble store
+        different last entries.
         """
         start = ledger_id % max(1, len(ensemble))
-        answering = self._views.current.answering
+        answering = self._views.current.answering - self._silent_until_s.keys()
         member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in answering), None)
         if member is None:
             return None
@@ -273,6 +281,7 @@ class ActivityWatch:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 return await last_entry_of(self._bookies, member, ledger_id)
         except TimeoutError:
+            self._silent_until_s[member] = self._clock.now_s() + UNANSWERED_PAUSE_S
             return None
 
     async def _count(self) -> None:

@@ -169,11 +169,17 @@ class ClusterReader:
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[AdminSession]:
         opening = self._open_cluster()
-        cluster = await self.on_thread(_entered(opening))
+        entered: list[AdminSession] = []
+
+        async def enter() -> None:
+            entered.append(await opening.__aenter__())
+
         try:
-            yield cluster
+            await self.on_thread(enter())
+            yield entered[0]
         finally:
-            await self.on_thread(_left(opening))
+            if entered:  # also if this task was cancelled just when the session had been opened
+                await self.on_thread(_left(opening))
 
     async def _read_until_idle(self, cluster: AdminSession) -> None:
         while not is_lost(cluster):
@@ -223,10 +229,6 @@ class ClusterReader:
         for future in pending.values():
             if not future.done():
                 future.set_exception(error)
-
-
-async def _entered(opening: AbstractAsyncContextManager[T]) -> T:
-    return await opening.__aenter__()
 
 
 async def _left(opening: AbstractAsyncContextManager[object]) -> None:

@@ -166,6 +166,23 @@ async def test_a_bookie_that_does_not_answer_is_not_quiet() -> None:
 
 
 @in_virtual_time
+async def test_a_slow_bookie_does_not_delay_what_is_said_of_others() -> None:
+    cluster = await Cluster.start()
+    async with watching(cluster) as writer:
+        await cluster.write_ledger((B4, B3), ledger_id=LEDGER + 1, state=LedgerState.OPEN)
+        await cluster.write_ledger((B3, B4), ledger_id=LEDGER + 2, state=LedgerState.OPEN)
+        cluster.bookies.fail(B4, Op.READ, Fault(delay_s=60.0))
+        await asyncio.sleep(2 * SETTLED_S)
+        assert await said_of(cluster, B4) is Activity.UNKNOWN
+        assert await said_of(cluster, B3) is Activity.QUIET, "it answers for both ledgers"
+
+        writer.is_writing = True
+        await asyncio.sleep(A_SECOND_S)
+
+        assert await said_of(cluster, B1) is Activity.ACTIVE
+
+
+@in_virtual_time
 async def test_no_bookie_is_watched_while_nothing_is_copied() -> None:
     cluster = await Cluster.start()
     async with watching(cluster):

@@ -169,6 +169,36 @@ def test_readings_run_in_the_given_thread() -> None:
     asyncio.run(run())
 
 
+def test_a_session_opened_while_the_reader_stops_is_closed() -> None:
+    async def run() -> None:
+        source = Source(await Cluster.start())
+        closed_count = 0
+
+        @asynccontextmanager
+        async def opening() -> AsyncIterator[AdminSession]:
+            nonlocal closed_count
+            async with source.open() as cluster:
+                yield cluster
+            closed_count += 1
+
+        async def on_thread(work: Coroutine[Any, Any, Any]) -> Any:
+            result = await work
+            if source.opened_count > closed_count:
+                asyncio.current_task().cancel()  # type: ignore[union-attr]  # runs in a task
+                await asyncio.sleep(0)
+            return result
+
+        reader = ClusterReader(opening, on_thread=on_thread)
+        task = asyncio.create_task(reader.run())
+        request = asyncio.create_task(reader.read("a", source.read))
+        await asyncio.wait([task])
+        request.cancel()
+
+        assert (source.opened_count, closed_count) == (1, 1)
+
+    asyncio.run(run())
+
+
 def test_only_one_reading_runs_at_a_time() -> None:
     async def test(source: Source, reader: ClusterReader) -> None:
         at_work = most = 0
