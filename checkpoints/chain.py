@@ -21,7 +21,9 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, takewhile
+from typing import NamedTuple
 
+from checkpoints.model import CheckpointId
 from ledgers.errors import (
     ConflictError,
     CorruptionError,
@@ -38,6 +40,18 @@ TRIES_MAX = 5
 RETENTION_DEFAULT_S = 7 * 86_400
 SEGMENT_BYTES_MIN = 80
 """By how much the chain at least becomes smaller when a log ledger is dropped from it."""
+
+
+class LogId(NamedTuple):
+    """Identifies a ledger of the log, also after ZooKeeper was restored from a backup.
+
+    A restored ZooKeeper hands out ledger ids and zxids a second time. So neither a ledger id nor
+    the id of a checkpoint tells whether the log is the one that a client followed.
+    """
+
+    ledger_id: int
+    begun_ms: int
+    previous_id: CheckpointId
 
 
 class Kind(enum.Enum):
@@ -62,6 +76,10 @@ class Segment:
     is_created: bool = False
     """True if the ledger exists, or did. A log without it has no checkpoint."""
 
+    @property
+    def log_id(self) -> LogId:
+        return LogId(self.ledger_id, self.begun_ms, self.previous_id)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedChain(Record):
@@ -80,7 +98,12 @@ class FeedChain(Record):
     lost_ledger_id: Count | None = None
     """The ledger whose loss made the leader begin this generation; None: an operator did."""
     renewed_ms: TimeMs = 0
-    """When the leader began this generation, wall clock."""
+    """When a node began this generation, wall clock; 0: an operator did."""
+
+    @property
+    def is_after_restore(self) -> bool:
+        """True if a node began this generation because ZooKeeper was restored from a backup."""
+        return self.renewed_ms > 0 and self.lost_ledger_id is None
 
     @property
     def logs(self) -> tuple[Segment, ...]:
@@ -92,6 +115,22 @@ class FeedChain(Record):
         """The newest base."""
         bases = [segment for segment in self.segments if segment.kind is Kind.BASE]
         return bases[-1] if bases else None
+
+    def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        """Return which ledger of the log has this checkpoint; None if the chain names none."""
+        begun = [each for each in self.logs if each.previous_id < checkpoint_id]
+        return begun[-1].log_id if begun else None
+
+    def knows(self, log_id: LogId | None) -> bool:
+        """Return False if a ledger of the log that had a checkpoint is not named, and retention
+        cannot have deleted it. Then ZooKeeper was restored from an older backup.
+
+        Retention deletes the oldest ledgers. What followed began after their checkpoints.
+        """
+        logs = self.logs
+        if log_id is None or log_id in [each.log_id for each in logs]:
+            return True
+        return bool(logs) and log_id.previous_id < logs[0].previous_id
 
     def with_log(self, segment: Segment, *, empty: frozenset[int] = frozenset()) -> FeedChain:
         """Return the chain with another log ledger at its end, and without these empty ones."""
@@ -186,10 +225,22 @@ class FeedChain(Record):
             renewed_ms=0,
         )
 
-    def renewed(self, *, now_ms: int, lost_ledger_id: int) -> FeedChain:
+    def renewed(
+        self, *, now_ms: int, lost_ledger_id: int | None = None, generation_min: int = 0
+    ) -> FeedChain:
         """Return the chain of a new feed, because checkpoints or the base were lost with this
-        ledger. It stays the order of the operator who enabled the feed."""
-        fresh = self.enabled(now_ms=self.changed_ms, by=self.by, retention_s=self.retention_s)
+        ledger; None: because ZooKeeper was restored from a backup. It stays the order of the
+        operator who enabled the feed.
+
+        A restored chain may be older than the last generation that clients followed. The time is
+        a later generation than any.
+        """
+        fresh = self.enabled(
+            now_ms=self.changed_ms,
+            by=self.by,
+            retention_s=self.retention_s,
+            generation_min=max(generation_min, now_ms // 1000),
+        )
         return replace(fresh, lost_ledger_id=lost_ledger_id, renewed_ms=now_ms)
 
     def with_retention(self, retention_s: int) -> FeedChain:
@@ -226,11 +277,25 @@ class FeedChangedError(ConflictError):
     @classmethod
     def of(cls, chain: FeedChain) -> FeedChangedError:
         """Return the error for a client of an earlier generation than this."""
+        if chain.is_after_restore:
+            return cls("the feed began again, because ZooKeeper was restored from a backup")
         if chain.lost_ledger_id is None:
             return cls("the feed was disabled and enabled again")
         error = cls("the feed began again after a loss", lost_ledger_id=chain.lost_ledger_id)
         error.lost_ledger_id = chain.lost_ledger_id
         return error
+
+
+class PositionUnknownError(FeedChangedError):
+    """A client has followed checkpoints that the log does not have, so ZooKeeper was restored from
+    a backup. Its receipts were deleted: opened again, the client begins again."""
+
+    def __init__(self, **context: object) -> None:
+        super().__init__(
+            "this client has followed checkpoints that the feed does not have, as after a restore "
+            "of ZooKeeper from a backup. It begins again",
+            **context,
+        )
 
 
 class ChainWriter:

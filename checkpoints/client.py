@@ -10,9 +10,10 @@ The store of receipts is named by a URL: ``sqlite:///FILE``, ``postgresql://USER
 cluster itself.
 
 The block ends with an error when the client must open the feed again: SessionLostError after a lost
-ZooKeeper session, FeedChangedError after the feed was disabled and enabled. Pass the same
-``ClientProcess`` each time. Then the block ends with ClientFencedError when another process follows
-the feed under the same name, also if that process began in between.
+ZooKeeper session, FeedChangedError after the feed was disabled and enabled, or after ZooKeeper was
+restored from a backup. Pass the same ``ClientProcess`` each time. Then the block ends with
+ClientFencedError when another process follows the feed under the same name, also if that process
+began in between.
 
 A client keeps an ephemeral znode, so that operators see that it is connected. A client that may
 not write to ZooKeeper has none.
@@ -28,9 +29,15 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoints.chain import NO_FEED, FeedChain, FeedChangedError, read_chain
+from checkpoints.chain import (
+    NO_FEED,
+    FeedChain,
+    FeedChangedError,
+    LogId,
+    read_chain,
+)
 from checkpoints.log import CheckpointLog
-from checkpoints.model import NO_CHECKPOINT, Version
+from checkpoints.model import NO_CHECKPOINT, CheckpointId, Version
 from checkpoints.receipt_book import SpanFilter
 from checkpoints.receipts import ClientProcess, ClientTable, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
@@ -73,8 +80,9 @@ class FeedClient:
 
     ``service``: gives the changes and takes the receipts. ``manager``: reads the metadata of
     ledgers. ``was_new``: the client had no receipts when it was opened. ``was_reset``: it had some
-    of an earlier feed. They were deleted, so the client is new and may have missed changes. This is
-    told until receipts are stored again.
+    of an earlier feed, or of one that a restore of ZooKeeper from a backup undid. They were
+    deleted, so the client is new and may have missed changes. This is told until receipts are
+    stored again.
     """
 
     service: RecoveryService
@@ -109,6 +117,12 @@ class FeedClient:
         published = await self.log.published_versions()
         for ledger_id in published.ledger_ids():
             yield ledger_id
+
+    async def store_low_watermark(self, checkpoint_id: CheckpointId) -> None:
+        """Store receipts for everything up to this checkpoint, without the service."""
+        if (log_id := self.log.log_of(checkpoint_id)) is not None:
+            await self.store.store_log(log_id)
+        await self.store.store_low_watermark(checkpoint_id)
 
     @property
     def is_enabled(self) -> bool:
@@ -201,7 +215,7 @@ async def open_client_in(
     changes a client that has receipts. Without both, a client is new until its first receipt.
     ``bookies``: None: connect to them. For the others see ``open_client``.
     """
-    clock = clock or SystemClock()
+    clock, process = clock or SystemClock(), process or ClientProcess()
     _check_store(store)  # before the wait for a feed that is not enabled
     async with bookies_of(cluster, clock, bookies) as client, task_scope() as scope:
         chain = await _wait_enabled(cluster, on_disabled)
@@ -214,20 +228,25 @@ async def open_client_in(
             generation=chain.generation,
         )
         scope.start(log.run())
+        generation, followed = process.log
         receipts, was_reset = await open_receipts(
-            store, name=name, cluster=cluster, generation=chain.generation, process=process
+            store,
+            name=name,
+            cluster=cluster,
+            generation=chain.generation,
+            process=process,
+            is_restored=generation == chain.generation and not chain.knows(followed),
         )
         try:
+            if await _is_unknown(await receipts.get_log(), chain, cluster):
+                await receipts.reset()
+                was_reset = True
             was_new = await receipts.get_low_watermark() is None
-            if was_new and (from_end or from_start):
-                end = await log.wait_started()
-                start = NO_CHECKPOINT if from_start or was_reset else end
-                await receipts.store_low_watermark(start)
             await _show_connected(cluster, name)
             async with RecoveryService.open(
                 log, receipts, settings=settings, clock=clock, wanted=wanted
             ) as service:
-                yield FeedClient(
+                opened = FeedClient(
                     service=service,
                     manager=cluster.manager,
                     store=receipts,
@@ -235,7 +254,14 @@ async def open_client_in(
                     was_new=was_new,
                     was_reset=was_reset,
                 )
+                if was_new and (from_end or from_start):
+                    end = await log.wait_started()
+                    start = NO_CHECKPOINT if from_start or was_reset else end
+                    await opened.store_low_watermark(start)
+                yield opened
         finally:
+            if log.followed is not None:
+                process.log = (chain.generation, log.followed)
             await receipts.close()
 
 
@@ -299,6 +325,15 @@ async def _wait_enabled(
     raise UnavailableError("the watch on the feed ended", path=cluster.paths.feed)
 
 
+async def _is_unknown(log_id: LogId | None, chain: FeedChain, cluster: ClusterConnection) -> bool:
+    """Return True if the feed does not have this ledger of its log. The process that stored it may
+    have read a later chain than ``chain``, so that is read again."""
+    if chain.knows(log_id):
+        return False
+    latest = (await _read_latest(cluster)).value or NO_FEED
+    return latest.generation == chain.generation and not latest.knows(log_id)
+
+
 async def _read_latest(cluster: ClusterConnection) -> Stored[FeedChain]:
     """Read the chain after a sync: with an earlier generation, receipts would be deleted."""
     await cluster.store.sync(cluster.paths.feed)
@@ -315,12 +350,14 @@ async def open_receipts(
     cluster: ClusterConnection,
     generation: int,
     process: ClientProcess | None = None,
+    is_restored: bool = False,
 ) -> tuple[ReceiptStore, bool]:
     """Open the store of a client, and say whether receipts of an earlier feed were deleted.
 
-    Fences the process that follows the feed under this name. Raises SettingsError,
-    UnavailableError, RejectedError, ClientFencedError (``ClientProcess``), and FeedChangedError if
-    ``generation`` is not the present one.
+    ``is_restored``: as for ``ZooKeeperReceiptStore.open``. Fences the process that follows the feed
+    under this name. Raises SettingsError, UnavailableError, RejectedError, ClientFencedError
+    (``ClientProcess``), and FeedChangedError if ``generation`` is not the present one, or if the
+    receipts are of a later one.
     """
     _check_store(url)
     try:
@@ -331,16 +368,24 @@ async def open_receipts(
                 client=name,
                 generation=generation,
                 process=process,
+                is_restored=is_restored,
             )
             return in_znode, in_znode.was_reset
         from checkpoints.stores.sql import SqlReceiptStore
 
         in_sql = await SqlReceiptStore.open(
-            url, client=name, generation=generation, process=process
+            url, client=name, generation=generation, process=process, is_restored=is_restored
         )
         return in_sql, in_sql.was_reset
     except ConflictError as error:
-        raise FeedChangedError("the feed was disabled and enabled again") from error
+        latest = (await _read_latest(cluster)).value
+        if latest is None or latest.generation != generation:
+            raise FeedChangedError("the feed was disabled and enabled again") from error
+        raise FeedChangedError(
+            "the receipts of this client are of a later feed than the cluster has: ZooKeeper was "
+            "restored from a backup, or the receipts are of another cluster. After a restore, "
+            "begin a new feed: bookmender feed disable, then bookmender feed enable"
+        ) from error
 
 
 async def open_client_table(url: str, cluster: ClusterConnection) -> ClientTable:

@@ -14,7 +14,15 @@ from dataclasses import replace
 
 import structlog
 
-from checkpoints.chain import NO_FEED, FeedChain, FeedChangedError, Segment, read_chain
+from checkpoints.chain import (
+    NO_FEED,
+    FeedChain,
+    FeedChangedError,
+    LogId,
+    PositionUnknownError,
+    Segment,
+    read_chain,
+)
 from checkpoints.codec import CheckpointDecoder
 from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
 from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId
@@ -86,6 +94,8 @@ class CheckpointLog:
         """Set when the position is known from which on listeners receive checkpoints."""
         self.last_id: CheckpointId = NO_CHECKPOINT
         """The id of the last checkpoint that was found."""
+        self.followed: LogId | None = None
+        """The ledger of the log that has this checkpoint; None if it is not known."""
 
     @property
     def chain(self) -> FeedChain:
@@ -137,6 +147,10 @@ class CheckpointLog:
         logs = (await self._read_chain()).logs
         return logs[0].previous_id if logs else self.last_id
 
+    def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        is_same = self._chain.generation == self._generation
+        return self._chain.log_of(checkpoint_id) if is_same else None
+
     async def published_versions(self) -> PublishedVersions:
         """Return what the log tells of all ledgers, at least up to the last checkpoint that
         listeners received before this call.
@@ -173,7 +187,8 @@ class CheckpointLog:
 
     async def run(self) -> None:
         """Send new checkpoints to the listeners until cancelled. Raises SessionLostError,
-        FeedChangedError if the generation is not the wanted one, and any error of a listener."""
+        FeedChangedError if the generation is not the wanted one, PositionUnknownError if ZooKeeper
+        was restored from a backup, and any error of a listener."""
         try:
             async with task_scope() as scope:
                 scope.start(self._follow_chain())
@@ -218,7 +233,7 @@ class CheckpointLog:
             found = None if opened is None else await self._ledgers.last_checkpoint(opened)
             if found is not None:
                 entry_id, checkpoint = found
-                self.last_id = checkpoint.id
+                self.last_id, self.followed = checkpoint.id, segment.log_id
                 if segment is logs[-1]:
                     return segment, entry_id + 1
                 break
@@ -236,7 +251,8 @@ class CheckpointLog:
                     log.warning("feed.generation_changed", generation=self._chain.generation)
                 self._generation = self._chain.generation
                 self._require_generation()
-                segment, self.last_id = None, NO_CHECKPOINT
+                segment, self.last_id, self.followed = None, NO_CHECKPOINT, None
+            self._require_followed()
             following = self._following(segment)
             if following is not None:
                 return following
@@ -249,6 +265,10 @@ class CheckpointLog:
     def _require_generation(self) -> None:
         if not self._is_wanted_generation:
             raise FeedChangedError.of(self._chain)
+
+    def _require_followed(self) -> None:
+        if self._chain.generation == self._generation and not self._chain.knows(self.followed):
+            raise PositionUnknownError(last_id=self.last_id)
 
     def _following(self, segment: Segment | None) -> Segment | None:
         """Return the log ledger after ``segment`` in the chain.
@@ -275,6 +295,7 @@ class CheckpointLog:
         poll_s = POLL_MIN_S
         while True:
             self._chain_changed.clear()
+            self._require_followed()
             try:
                 is_old = self._clock.now_s() - opened_s >= REFRESH_S
                 if opened is None or opened.metadata.is_closed or is_old:
@@ -283,7 +304,7 @@ class CheckpointLog:
                 else:
                     opened = await self._ledgers.open_as(opened.versioned)
                 if opened is not None and opened.lac >= self._next_entry_id:
-                    await self._deliver(opened, decoder)
+                    await self._deliver(segment, opened, decoder)
                     poll_s, opened_s = POLL_MIN_S, self._clock.now_s()
                     continue
             except READ_FAILED as error:
@@ -309,7 +330,9 @@ class CheckpointLog:
                 opened = None  # a new ledger in the chain means that this one is closed
             poll_s = min(poll_s * POLL_GROWTH, POLL_MAX_S)
 
-    async def _deliver(self, opened: OpenedLedger, decoder: CheckpointDecoder) -> None:
+    async def _deliver(
+        self, segment: Segment, opened: OpenedLedger, decoder: CheckpointDecoder
+    ) -> None:
         """Deliver the checkpoints up to the LAC. If a read fails in between, the next call goes on
         with the first checkpoint that was not delivered."""
         payloads = self._ledgers.payloads(opened, self._next_entry_id, opened.lac)
@@ -318,7 +341,7 @@ class CheckpointLog:
                 checkpoint = decoder.decode(payload)
                 self._next_entry_id = entry_id + 1
                 if checkpoint is not None:
-                    self.last_id = checkpoint.id
+                    self.last_id, self.followed = checkpoint.id, segment.log_id
                     for listener in list(self._listeners):
                         try:
                             await listener.receive_checkpoint(checkpoint)

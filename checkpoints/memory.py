@@ -6,6 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterable
 
+from checkpoints.chain import LogId
 from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId
 from checkpoints.source import CheckpointListener
 
@@ -55,3 +56,6 @@ class MemoryCheckpointSource:
 
     async def oldest_previous_id(self) -> CheckpointId:
         return self._oldest_previous_id
+
+    def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        return None

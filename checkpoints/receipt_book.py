@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from checkpoints.chain import PositionUnknownError
 from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, Span, Version
 from checkpoints.receipts import Failure, RangeSet, ReceiptRange
 from ledgers.errors import CorruptionError, NotSharedError
@@ -105,17 +106,23 @@ class ReceiptBook:
 
     def recover(self, checkpoint: Checkpoint) -> bool:
         """Add a checkpoint of the past; call it latest first. Returns False if neither this nor any
-        earlier checkpoint is needed."""
+        earlier checkpoint is needed.
+
+        Raises PositionUnknownError if a receipt ends within the checkpoint: then it is a receipt
+        for other checkpoints with the same zxids.
+        """
         assert self.low_watermark is not None
         if checkpoint.id <= self.low_watermark:
             return False
         assert self.last_id is not None
         self.last_id = max(self.last_id, checkpoint.id)
-        begin = max(checkpoint.previous_id, self.low_watermark) + 1
+        begin = checkpoint.previous_id + 1
+        if begin <= self.low_watermark:
+            raise PositionUnknownError(low_watermark=self.low_watermark, checkpoint=checkpoint.id)
         is_receipted = self._is_receipted(begin, checkpoint.id)
         if not is_receipted:
-            self._forget_receipts(begin, checkpoint.id)
-        spans = [span for span in _checked(checkpoint) if span.end >= begin]
+            self._require_no_part(begin, checkpoint.id)
+        spans = _checked(checkpoint)
         if self._wanted is not None:
             spans = list(filter(self._wanted, spans))
         # An object that has a row, even a settled one, has a later version: it subsumes this one.
@@ -154,26 +161,11 @@ class ReceiptBook:
         index = bisect_right(self._stored, begin, key=lambda each: each.begin) - 1
         return index >= 0 and self._stored[index].end >= end
 
-    def _forget_receipts(self, begin: Version, end: CheckpointId) -> None:
-        """Drop the stored receipts of parts of a checkpoint. They are from another feed, which
-        was cut into other checkpoints. A change is then offered twice, but never left out."""
+    def _require_no_part(self, begin: Version, end: CheckpointId) -> None:
+        """Raise PositionUnknownError if there is a receipt for a part of a checkpoint."""
         index = bisect_right(self._stored, end, key=lambda each: each.begin) - 1
-        if index < 0 or self._stored[index].end < begin:
-            return
-        parts = [
-            part
-            for each in self._stored
-            for part in (
-                ReceiptRange(each.begin, min(each.end, begin - 1)),
-                ReceiptRange(max(each.begin, end + 1), each.end),
-            )
-            if part.begin <= part.end
-        ]
-        self._stored = sorted(parts)
-        assert self.low_watermark is not None
-        self._receipts = RangeSet(
-            each for each in self._stored if each.begin > self.low_watermark + 1
-        )
+        if index >= 0 and self._stored[index].end >= begin:
+            raise PositionUnknownError(receipt=self._stored[index], checkpoint=end)
 
     def _has_failed(self, span: Span) -> bool:
         failure = self.failures.get(span.key)
@@ -184,27 +176,24 @@ class ReceiptBook:
     def add(self, checkpoint: Checkpoint, *, now_s: float) -> Sequence[Span]:
         """Add a new checkpoint. Returns the changes to give to the client; empty for a repetition.
 
-        Raises CorruptionError if a checkpoint between this and the last one is missing.
+        Raises CorruptionError if a checkpoint between this and the last one is missing, or if the
+        last one ended within this one. The next recovery finds out why.
         """
         if self.last_id is None:  # the first checkpoint of a new client
             self.low_watermark = self.last_id = checkpoint.previous_id
         assert self.low_watermark is not None
         if checkpoint.id <= self.last_id:
             return ()
-        if checkpoint.previous_id > self.last_id:
+        if checkpoint.previous_id != self.last_id:
             raise CorruptionError(
-                "checkpoints are missing before this one",
+                "this checkpoint does not follow the last one",
                 checkpoint_id=checkpoint.id,
                 previous_id=checkpoint.previous_id,
                 last_id=self.last_id,
             )
-        # last_id may lie within the checkpoint if a caller chose the low watermark.
-        begin = max(checkpoint.previous_id, self.last_id) + 1
-        wanted = [
-            span
-            for span in _checked(checkpoint)
-            if span.end >= begin and (self._wanted is None or self._wanted(span))
-        ]
+        begin = checkpoint.previous_id + 1
+        spans = _checked(checkpoint)
+        wanted = spans if self._wanted is None else list(filter(self._wanted, spans))
         self.last_id = checkpoint.id
         objects = self._objects
         if self._is_receipted(begin, checkpoint.id):  # by a process whose source was ahead of ours

@@ -11,11 +11,13 @@ more.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from checkpoints.chain import LogId
 from checkpoints.model import Checkpoint, CheckpointId, Key, Version
 from ledgers.errors import SettingsError
 
@@ -121,8 +123,27 @@ class ClientProcess:
     def __init__(self) -> None:
         self.id: Final = secrets.token_hex(8)
         """The store keeps the id of the process that opened it last."""
-        self.has_opened = False
-        """True once a store was opened. A first try whose outcome is unknown does not count."""
+        self.epoch: int | None = None
+        """Of the client, when this process opened the store last; None: it has not opened it. A
+        first try whose outcome is unknown does not count."""
+        self.log: tuple[int, LogId | None] = (0, None)
+        """The generation of the feed and the ledger of its log that this process followed last."""
+
+    @property
+    def has_opened(self) -> bool:
+        return self.epoch is not None
+
+    def is_fenced_by(self, *, epoch: int, process: str) -> bool:
+        """Return True if another process has opened the store since.
+
+        ``epoch``, ``process``: as they are stored. A lower epoch than ours is no later process:
+        the store was restored from a backup.
+        """
+        return self.epoch is not None and process != self.id and epoch >= self.epoch
+
+    def is_after(self, epoch: int) -> bool:
+        """Return True if this process opened the store after it had this epoch."""
+        return self.epoch is not None and self.epoch > epoch
 
 
 class ReceiptStore(Protocol):
@@ -174,16 +195,28 @@ class ReceiptStore(Protocol):
         """Delete the negative receipt of the object if its version is not after ``up_to``."""
         ...
 
+    async def store_log(self, log_id: LogId) -> None:
+        """Store which ledger of the log the furthest receipt belongs to."""
+        ...
+
+    async def get_log(self) -> LogId | None:
+        """Return what ``store_log`` stored; None if nothing was stored for this feed."""
+        ...
+
+    async def reset(self) -> None:
+        """Delete all receipts and failures, because they are of a feed that exists no more. The
+        client is new then, and the next process that opens the store is told."""
+        ...
+
     async def close(self) -> None:
         """Release connections. May be called repeatedly; no other call may follow."""
         ...
 
 
 def first_epoch() -> int:
-    """Return the first epoch of a client in a store. It is random: if an operator deletes the
-    client, and a process opens it again, a process of the deleted client must not have the same
-    epoch."""
-    return secrets.randbelow(1 << 40)
+    """Return the first epoch of a client in a store. It follows the time: if an operator deletes
+    the client, and a process opens it again, a process of the deleted client has a lower epoch."""
+    return (time.time_ns() // 1_000_000 << 12) + secrets.randbelow(1 << 12)
 
 
 class RangeMerger:

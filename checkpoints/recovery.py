@@ -19,16 +19,19 @@ What a client may rely on:
 2. A later version of an object subsumes the earlier one. The low watermark never passes a change
    that lacks a receipt.
 3. ``subscribe`` returns what has no receipt, each object once. The listener gets all later changes.
-4. A client without any receipt is new, and missed nothing. To follow from a certain zxid on, store
-   it as the low watermark before the first process opens the service. If older changes cannot be
-   learnt, because of ``recover_back_s`` or the retention of the log, ``Missed.lifted`` tells so.
-   Each ``subscribe`` of a new process tells both again until the client submits a receipt.
+4. A client without any receipt is new, and missed nothing. To follow from a certain checkpoint on,
+   store its id as the low watermark before the first process opens the service. If older changes
+   cannot be learnt, because of ``recover_back_s`` or the retention of the log, ``Missed.lifted``
+   tells so. Each ``subscribe`` of a new process tells both again until the client submits a
+   receipt.
 5. What this process was given in the last seconds is not called missed.
 6. Whatever fails, a change is given again until its receipt is stored.
 7. Stored receipts are merged, so the store does not grow.
 8. A client with a filter acknowledges what it does not see.
 9. An object that fails does not stop the others. It can be given again on request.
 10. The later of two processes of one client fences the earlier.
+11. Receipts for checkpoints that the log does not have are deleted, and the service ends with
+    PositionUnknownError. Opened again, the client is new.
 
 The decisions are in ``receipt_book``. This module reads the source, writes the store, and waits.
 """
@@ -54,6 +57,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
+from checkpoints.chain import LogId, PositionUnknownError
 from checkpoints.compaction import compact
 from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, Span, Version
 from checkpoints.receipt_book import ReceiptBook, SpanFilter, Unstored
@@ -222,6 +226,8 @@ class RecoveryService:
         deleted."""
         self._failure: BookmenderError | None = None
         self._is_compaction_due = True
+        self._stored_log: LogId | None = None
+        """The ledger of the log that the furthest stored receipt belongs to."""
 
     @classmethod
     @asynccontextmanager
@@ -261,7 +267,7 @@ class RecoveryService:
 
         The first call reads receipts and checkpoints. A later call replaces the listener, and
         calls missed what was given longer than ``being_worked_on_s`` ago and has no receipt.
-        Raises UnavailableError: nothing was changed, call again.
+        Raises UnavailableError: nothing was changed, call again. Raises PositionUnknownError.
         """
         self._raise_if_failed()
         async with self._subscribing:
@@ -424,6 +430,7 @@ class RecoveryService:
             async with aclosing(self._source.request_checkpoints(0)) as checkpoints:
                 await anext(checkpoints, None)
             return ReceiptBook(low_watermark=None, failures=failures, wanted=self._wanted), None
+        self._stored_log = await self._read(self._store.get_log)
         async with (
             self._in_time(self._settings.store_timeout_s),
             aclosing(self._store.get_checkpoint_range_receipts(low_watermark)) as rows,
@@ -439,7 +446,12 @@ class RecoveryService:
         )
         before = book.low_watermark
         assert before is not None
-        reached = await self._read_past(book)
+        try:
+            reached = await self._read_past(book)
+        except PositionUnknownError as error:
+            log.error("client.position_unknown", error=str(error), **error.context)
+            await self._write(self._store.reset)
+            raise
         lifted = None
         if reached > before:
             oldest = await self._source.oldest_previous_id()
@@ -504,6 +516,12 @@ class RecoveryService:
                 await self._write_all(book, unstored)
 
     async def _write_all(self, book: ReceiptBook, unstored: Unstored) -> None:
+        # First: a receipt without its log would not tell that ZooKeeper was restored.
+        furthest = max(unstored.low_watermark or 0, *(each.end for each in unstored.ranges), 0)
+        log_id, known = self._source.log_of(furthest), self._stored_log
+        if log_id not in (None, known) and (not known or log_id.previous_id >= known.previous_id):
+            await self._write(lambda: self._store.store_log(log_id))
+            self._stored_log = log_id
         if (low_watermark := unstored.low_watermark) is not None:
             await self._write(lambda: self._store.store_low_watermark(low_watermark))
         for key, version in unstored.processed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from checkpoints.chain import LogId
 from checkpoints.model import Checkpoint, CheckpointId
 
 
@@ -48,4 +49,8 @@ class CheckpointSource(Protocol):
         A client whose watermark is lower cannot learn everything that it missed. Returns the id
         of the last checkpoint if none is stored. Raises UnavailableError.
         """
+        ...
+
+    def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        """Return which ledger of the log has this checkpoint; None if this is not known."""
         ...

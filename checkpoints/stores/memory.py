@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
+from checkpoints.chain import LogId
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import FENCED, ClientProcess, Failure, ReceiptRange
 from ledgers.errors import ClientFencedError
@@ -18,6 +19,7 @@ class ClientState:
 
     epoch: int = 0
     process: str = ""
+    log: LogId | None = None
     low_watermark: CheckpointId | None = None
     end_by_begin: dict[Version, CheckpointId] = field(default_factory=dict)
     failures: dict[Key, Failure] = field(default_factory=dict)
@@ -34,10 +36,10 @@ class MemoryReceipts:
         await asyncio.sleep(0)
         process = process or ClientProcess()
         state = self._clients.setdefault(client, ClientState())
-        if process.has_opened and state.process != process.id:
+        if process.is_fenced_by(epoch=state.epoch, process=state.process):
             raise ClientFencedError(FENCED)
         state.epoch += 1
-        state.process, process.has_opened = process.id, True
+        state.process, process.epoch = process.id, state.epoch
         return MemoryReceiptStore(state)
 
     def state(self, client: str) -> ClientState:
@@ -96,6 +98,16 @@ class MemoryReceiptStore:
         failure = failures.get(key)
         if failure is not None and failure.version <= up_to:
             del failures[key]
+
+    async def store_log(self, log_id: LogId) -> None:
+        (await self._state()).log = log_id
+
+    async def get_log(self) -> LogId | None:
+        return (await self._state()).log
+
+    async def reset(self) -> None:
+        state = await self._state()
+        state.low_watermark, state.log, state.end_by_begin, state.failures = None, None, {}, {}
 
     async def close(self) -> None:
         pass

@@ -1,6 +1,6 @@
 """Receipts in an SQL database: SQLite in a file, or PostgreSQL.
 
-All clients share three tables, keyed by the name of the client. Every call is one transaction. It
+All clients share four tables, keyed by the name of the client. Every call is one transaction. It
 begins with the client's row: a write locks the row, and checks its epoch. So a process that was
 fenced writes nothing more, even if its transaction began before.
 
@@ -41,6 +41,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import ProgrammingError as SqlProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from checkpoints.chain import LogId
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
     CLIENT_CHARS_MAX,
@@ -102,6 +103,17 @@ RECEIPTS: Final = Table(
     Column("end_id", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
+LOGS: Final = Table(  # a table of its own, because earlier releases created the others
+    "feed_logs",
+    _metadata,
+    Column("client", String(CLIENT_CHARS_MAX), primary_key=True),
+    # Of the feed. An earlier release that begins to follow another feed leaves the row as it is.
+    Column("generation", BigInteger, nullable=False),
+    Column("ledger_id", BigInteger, nullable=False),
+    Column("begun_ms", BigInteger, nullable=False),
+    Column("previous_id", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
 FAILURES: Final = Table(
     "feed_failures",
     _metadata,
@@ -132,7 +144,13 @@ class SqlReceiptStore:
 
     @classmethod
     async def open(
-        cls, url: str, *, client: str, generation: int = 0, process: ClientProcess | None = None
+        cls,
+        url: str,
+        *,
+        client: str,
+        generation: int = 0,
+        process: ClientProcess | None = None,
+        is_restored: bool = False,
     ) -> SqlReceiptStore:
         """Return the store of a client, and fence the process that opened it before. Creates the
         tables if they do not exist.
@@ -140,19 +158,19 @@ class SqlReceiptStore:
         ``url``: as for SQLAlchemy: ``sqlite:////var/lib/catalogue/feed.db``, or
         ``postgresql+pg8000://user:password@host/database``. ``generation``: of the feed; receipts
         of an earlier feed are deleted. ``process``: who opens the store; None: a new process.
-        Raises SettingsError, UnavailableError, RejectedError (the database refuses, for example for
-        want of rights), ClientFencedError, and ConflictError if the client has receipts of a later
-        feed.
+        ``is_restored``: as for ``ZooKeeperReceiptStore.open``. Raises SettingsError,
+        UnavailableError, RejectedError (the database refuses, for example for want of rights),
+        ClientFencedError, and ConflictError if the client has receipts of a later feed.
         """
         check_client_name(client)
         process = process or ClientProcess()
         store = cls(client, _engine(url), process=process, generation=generation)
         try:
-            await store._in_thread(store._begin)
+            await store._in_thread(lambda: store._begin(is_restored))
         except BaseException:
             await store.close()
             raise
-        process.has_opened = True
+        process.epoch = store._epoch
         return store
 
     async def store_low_watermark(self, checkpoint_id: CheckpointId) -> None:
@@ -241,6 +259,24 @@ class SqlReceiptStore:
         )
         await self._write(lambda connection: connection.execute(remove))
 
+    async def store_log(self, log_id: LogId) -> None:
+        row = {"generation": self._generation, **log_id._asdict()}
+        replace = (
+            self._insert(LOGS)
+            .values(client=self._client, **row)
+            .on_conflict_do_update(index_elements=[LOGS.c.client], set_=row)
+        )
+        await self._write(lambda connection: connection.execute(replace))
+
+    async def get_log(self) -> LogId | None:
+        query = select(LOGS.c.ledger_id, LOGS.c.begun_ms, LOGS.c.previous_id).where(
+            LOGS.c.client == self._client, LOGS.c.generation == self._generation
+        )
+        return next((LogId(*row) for row in await self._rows(query)), None)
+
+    async def reset(self) -> None:
+        await self._write(self._delete_receipts)
+
     async def close(self) -> None:
         if not self._is_closed:
             self._is_closed = True
@@ -250,7 +286,7 @@ class SqlReceiptStore:
 
     # --- In the thread ----------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _begin(self, is_restored: bool) -> None:
         """Create the tables, and raise the epoch of the client."""
         try:
             _metadata.create_all(self._engine)
@@ -263,32 +299,39 @@ class SqlReceiptStore:
             generation=self._generation,
             was_reset=False,
         )
-        own = CLIENTS.c.client == self._client
-        raise_epoch = (
-            update(CLIENTS).where(own).values(epoch=CLIENTS.c.epoch + 1, process=self._process.id)
-        )
+        own, process = CLIENTS.c.client == self._client, self._process
         with self._engine.begin() as connection:
-            if self._process.has_opened:
-                raise_epoch = raise_epoch.where(CLIENTS.c.process == self._process.id)
-            else:
+            if is_restored or not process.has_opened:
                 connection.execute(insert.on_conflict_do_nothing(index_elements=[CLIENTS.c.client]))
-            if connection.execute(raise_epoch).rowcount != 1:
+            # The update changes nothing, but locks.
+            if (
+                connection.execute(
+                    update(CLIENTS).where(own).values(epoch=CLIENTS.c.epoch)
+                ).rowcount
+                != 1
+            ):
                 raise self._fenced(connection)
             row = connection.execute(select(CLIENTS).where(own)).one()
+            if process.is_fenced_by(epoch=row.epoch, process=row.process) and not is_restored:
+                raise self._fenced(connection)
             if row.generation > self._generation:
                 raise ConflictError("this client follows a later feed", client=self._client)
+            is_older = is_restored or process.is_after(row.epoch)
             was_reset = row.was_reset and row.low_watermark is None
-            if row.generation != self._generation:
-                was_reset = row.was_reset or row.low_watermark is not None
-                for table in (RECEIPTS, FAILURES):
-                    connection.execute(delete(table).where(table.c.client == self._client))
-                new = {
-                    "generation": self._generation,
-                    "was_reset": was_reset,
-                    "low_watermark": None,
-                }
-                connection.execute(update(CLIENTS).where(own).values(new))
-        self._epoch, self.was_reset = row.epoch, was_reset
+            if is_older or row.generation != self._generation:
+                was_reset = is_older or row.was_reset or row.low_watermark is not None
+                self._delete_receipts(connection, was_reset=was_reset)
+            epoch = max(row.epoch, process.epoch or 0) + 1
+            opened = {"epoch": epoch, "process": process.id, "generation": self._generation}
+            connection.execute(update(CLIENTS).where(own).values(opened))
+        self._epoch, self.was_reset = epoch, was_reset
+
+    def _delete_receipts(self, connection: Connection, *, was_reset: bool = True) -> None:
+        for table in (RECEIPTS, FAILURES, LOGS):
+            connection.execute(delete(table).where(table.c.client == self._client))
+        own = CLIENTS.c.client == self._client
+        new = {"was_reset": was_reset, "low_watermark": None}
+        connection.execute(update(CLIENTS).where(own).values(new))
 
     def _transaction(self, work: Callable[[Connection], T], *, is_write: bool) -> T:
         """Check the epoch, and do the work, in one transaction."""
@@ -376,7 +419,7 @@ class SqlClientTable:
         def delete_rows(connection: Connection) -> bool:
             # The row of the client first: it is the lock of all its writes.
             count = connection.execute(delete(CLIENTS).where(CLIENTS.c.client == name)).rowcount
-            for table in (RECEIPTS, FAILURES):
+            for table in (RECEIPTS, FAILURES, LOGS):
                 connection.execute(delete(table).where(table.c.client == name))
             return count > 0
 

@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from checkpoints.chain import LogId
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import (
     DELETED,
@@ -61,7 +62,8 @@ class ClientRecord(Struct, frozen=True, kw_only=True):
     ``epoch``: grows each time that the store is opened (``first_epoch``). ``process``: the id of
     the process that opened it last (``ClientProcess``). ``generation``: of
     the feed; receipts of another feed mean nothing. ``was_reset``: receipts of an earlier feed were
-    deleted. ``receipts``: lowest first; they neither overlap nor touch, and end after the low
+    deleted. ``log``: the ledger of the log that the furthest receipt belongs to; an earlier release
+    drops it. ``receipts``: lowest first; they neither overlap nor touch, and end after the low
     watermark. ``failures``: by ascending version.
     """
 
@@ -73,6 +75,7 @@ class ClientRecord(Struct, frozen=True, kw_only=True):
     low_watermark: CheckpointId | None = None
     receipts: tuple[ReceiptRange, ...] = ()
     failures: tuple[Failure, ...] = ()
+    log: LogId | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -122,24 +125,33 @@ class ZooKeeperReceiptStore:
         client: str,
         generation: int = 0,
         process: ClientProcess | None = None,
+        is_restored: bool = False,
     ) -> ZooKeeperReceiptStore:
         """Return the store of a client, and fence the process that opened it before.
 
         ``folder``: the parent of all clients' znodes; it is created if it does not exist.
         ``generation``: of the feed; receipts of an earlier feed are deleted. ``process``: who opens
-        the store; None: a new process. ``store`` stays the caller's. Raises UnavailableError,
+        the store; None: a new process. ``is_restored``: this process has followed checkpoints that
+        the feed does not have, so it is not fenced, and the receipts are deleted. They are deleted
+        too if the record is older than this process: ZooKeeper was restored from a backup.
+        ``store`` stays the caller's. Raises UnavailableError,
         CorruptionError, SettingsError, ClientFencedError, and ConflictError if the client has
         receipts of a later feed.
         """
         path = client_path(folder, client)
         process = process or ClientProcess()
-        opened = await cls._take_over(store, path, generation, process)
-        process.has_opened = True
+        opened = await cls._take_over(store, path, generation, process, is_restored)
+        process.epoch = opened._epoch
         return opened
 
     @classmethod
     async def _take_over(
-        cls, store: MetadataStore, path: str, generation: int, process: ClientProcess
+        cls,
+        store: MetadataStore,
+        path: str,
+        generation: int,
+        process: ClientProcess,
+        is_restored: bool,
     ) -> ZooKeeperReceiptStore:
         for number in range(_OPEN_TRIES_MAX):
             if number > 0:
@@ -148,30 +160,35 @@ class ZooKeeperReceiptStore:
             try:
                 data, stat = await store.get(path)
             except NoNodeError:
-                if process.has_opened:
+                if process.has_opened and not is_restored:
                     raise _deleted(path) from None
+                record = ClientRecord(
+                    epoch=first_epoch(),
+                    process=process.id,
+                    generation=generation,
+                    was_reset=is_restored,
+                )
                 try:
-                    record = ClientRecord(
-                        epoch=first_epoch(), process=process.id, generation=generation
-                    )
                     await store.create(path, _encode(record), with_parents=True)
                 except NodeExistsError:
                     continue
-                return cls(store, path, record.epoch)
+                return cls(store, path, record.epoch, was_reset=is_restored)
             record = decode_client(data, path=path)
-            if process.has_opened and record.process != process.id:
+            is_other = process.is_fenced_by(epoch=record.epoch, process=record.process)
+            if is_other and not is_restored:
                 raise _fenced(path)
+            is_older = is_restored or process.is_after(record.epoch)
             if record.generation > generation:
                 raise ConflictError("this client follows a later feed", path=path)
-            epoch = record.epoch + 1
-            if record.generation == generation:
+            epoch = max(record.epoch, process.epoch or 0) + 1
+            if record.generation == generation and not is_older:
                 record = msgspec.structs.replace(record, epoch=epoch, process=process.id)
             else:
                 record = ClientRecord(
                     epoch=epoch,
                     process=process.id,
                     generation=generation,
-                    was_reset=record.was_reset or record.low_watermark is not None,
+                    was_reset=is_older or record.was_reset or record.low_watermark is not None,
                 )
             was_reset = record.was_reset and record.low_watermark is None
             try:
@@ -241,6 +258,23 @@ class ZooKeeperReceiptStore:
         def change(record: ClientRecord) -> ClientRecord:
             kept = (each for each in record.failures if each.key != key or each.version > up_to)
             return msgspec.structs.replace(record, failures=tuple(kept))
+
+        await self._change(change)
+
+    async def store_log(self, log_id: LogId) -> None:
+        await self._change(lambda record: msgspec.structs.replace(record, log=log_id))
+
+    async def get_log(self) -> LogId | None:
+        return (await self._read()).record.log
+
+    async def reset(self) -> None:
+        def change(record: ClientRecord) -> ClientRecord:
+            return ClientRecord(
+                epoch=record.epoch,
+                process=record.process,
+                generation=record.generation,
+                was_reset=True,
+            )
 
         await self._change(change)
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
+from checkpoints.chain import LogId
 from checkpoints.model import CheckpointId, Key, Version
 from checkpoints.receipts import Failure, ReceiptRange, ReceiptStore
 from ledgers.clock import Clock
@@ -72,6 +73,15 @@ class FaultyStore:
 
     async def delete_failure(self, key: Key, *, up_to: Version) -> None:
         await self._call(lambda: self._store.delete_failure(key, up_to=up_to))
+
+    async def store_log(self, log_id: LogId) -> None:
+        await self._call(lambda: self._store.store_log(log_id))
+
+    async def get_log(self) -> LogId | None:
+        return await self._call(self._store.get_log)
+
+    async def reset(self) -> None:
+        await self._call(self._store.reset)
 
     async def close(self) -> None:
         await self._store.close()

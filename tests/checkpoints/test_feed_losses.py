@@ -44,7 +44,8 @@ async def state_of(cluster: FeedCluster) -> FeedStateRecord:
 
 async def assert_begun_again(cluster: FeedCluster, lost: Segment) -> None:
     chain = await cluster.chain()
-    assert (chain.generation, chain.lost_ledger_id) == (2, lost.ledger_id)
+    assert chain.generation > 1
+    assert chain.lost_ledger_id == lost.ledger_id
     assert chain.is_enabled
     assert lost not in chain.segments
     await cluster.assert_log_is_right()

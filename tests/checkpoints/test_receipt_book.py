@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from checkpoints.chain import PositionUnknownError
 from checkpoints.model import Checkpoint, Span, ledger_id_of, ledger_key
 from checkpoints.receipt_book import ReceiptBook
 from checkpoints.receipts import ReceiptRange
@@ -72,22 +73,27 @@ def test_taking_goes_on_while_the_table_is_rebuilt() -> None:
     assert book.low_watermark == 20_000
 
 
-def test_receipts_of_a_foreign_feed_are_forgotten() -> None:
-    """A new feed may cut the same time into other checkpoints."""
-    book = ReceiptBook(low_watermark=10, receipts=[ReceiptRange(15, 24), ReceiptRange(31, 40)])
+@pytest.mark.parametrize(
+    ("low_watermark", "receipts"),
+    [
+        pytest.param(15, [], id="the low watermark lies within a checkpoint"),
+        pytest.param(10, [ReceiptRange(21, 25)], id="a receipt ends within one"),
+        pytest.param(10, [ReceiptRange(25, 30)], id="a receipt begins within one"),
+        pytest.param(10, [ReceiptRange(15, 25)], id="a receipt lies in two"),
+    ],
+)
+def test_receipts_for_other_checkpoints_with_the_same_zxids_are_noticed(
+    low_watermark: int, receipts: list[ReceiptRange]
+) -> None:
+    """A restored ZooKeeper hands out zxids again, and the leader cuts other checkpoints."""
+    book = ReceiptBook(low_watermark=low_watermark, receipts=receipts)
 
-    for each in (
-        checkpoint(30, 40, span(4, 40)),
-        checkpoint(20, 30, span(3, 30)),
-        checkpoint(0, 20, span(1, 9), span(2, 20)),
-    ):
-        book.recover(each)
-    book.end_recovery()
+    def recover() -> None:
+        for previous_id in (30, 20, 10):
+            book.recover(checkpoint(previous_id, previous_id + 10))
 
-    assert missed(book) == {2: 20, 3: 30}
-    for ledger_id, version in ((2, 20), (3, 30)):
-        book.submit(ledger_key(ledger_id), version)
-    assert book.low_watermark == 40
+    with pytest.raises(PositionUnknownError):
+        recover()
 
 
 def test_a_change_beyond_its_checkpoint_is_refused() -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from checkpoints.chain import PositionUnknownError
 from checkpoints.filters import only_ledgers
 from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_key
 from checkpoints.receipts import ReceiptRange, ReceiptStore
@@ -429,21 +430,16 @@ def test_receipts_of_what_was_deleted_need_no_lift() -> None:
     run(main())
 
 
-def test_a_caller_may_choose_the_low_watermark_of_a_new_client() -> None:
-    """A client that listed all ledgers at zxid 15 follows from there."""
-
+def test_a_caller_may_choose_the_checkpoint_where_a_new_client_begins() -> None:
     async def main() -> None:
         feed = Feed()
-        for ledger_ids in ((1,), (2, 3, 4, 5, 6, 7), (8,)):
-            await feed.commit(*ledger_ids)
+        for ledger_id in (1, 2, 3):
+            await feed.commit(ledger_id)
         store = await feed.receipts.open(CLIENT)
-        await store.store_low_watermark(15)
+        await store.store_low_watermark(10)
 
         async with feed.client() as client:
-            assert client.missed == {7: 16, 8: 21}
-            client.submit(client.missed)
-            await settle()
-            assert await client.store.get_low_watermark() == 30
+            assert client.missed == {2: 11, 3: 21}
 
     run(main())
 
@@ -551,8 +547,51 @@ def test_a_gap_in_the_feed_ends_the_service() -> None:
                 )
                 await asyncio.sleep(100)
 
-        with pytest.raises(CorruptionError, match="checkpoints are missing"):
+        with pytest.raises(CorruptionError, match="does not follow"):
             await follow()
+
+    run(main())
+
+
+# --- 11. Receipts for checkpoints that the log does not have --------------------------------------
+
+
+def test_a_client_whose_receipts_end_within_a_checkpoint_begins_again() -> None:
+    async def main() -> None:
+        feed = Feed()
+        await feed.commit(1)
+        store = await feed.receipts.open(CLIENT)
+        await store.store_low_watermark(5)
+        await store.store_checkpoint_range_receipts([ReceiptRange(8, 9)])
+
+        with pytest.raises(PositionUnknownError):
+            async with feed.client(store=store):
+                raise AssertionError
+
+        assert await receipts(store) == []
+        async with feed.client() as client:
+            assert client.result.is_new
+
+    run(main())
+
+
+def test_a_client_that_was_beyond_the_end_of_the_log_is_not_left_so_in_silence() -> None:
+    async def main() -> None:
+        feed = Feed()
+        store = await feed.receipts.open(CLIENT)
+        await store.store_low_watermark(5)
+
+        async def follow() -> None:
+            async with feed.client():
+                await feed.commit(1)
+                await asyncio.sleep(100)
+
+        with pytest.raises(CorruptionError, match="does not follow"):
+            await follow()
+        with pytest.raises(PositionUnknownError):
+            await follow()
+        async with feed.client() as client:
+            assert client.result.is_new
 
     run(main())
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from checkpoints.chain import LogId
 from checkpoints.compaction import compact
 from checkpoints.model import ledger_key
 from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
@@ -351,6 +352,78 @@ def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> N
             await open_store(1)
         assert await new.get_low_watermark() == 30
         await new.close()
+
+    asyncio.run(main())
+
+
+def test_the_log_of_the_receipts_is_kept_until_the_client_begins_again(run: RunScenario) -> None:
+    async def scenario(open_store: OpenStore) -> None:
+        store = await open_store("catalogue")
+        assert await store.get_log() is None
+        for log_id in (LogId(7, 1_700_000_000_000, 0), LogId(2**62, 1_700_000_000_000, 2**62)):
+            await store.store_log(log_id)
+            assert await store.get_log() == log_id
+        await store.store_low_watermark(20)
+        await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+        await store.store_failure(failure(1, 25))
+        store = await open_store("catalogue")
+        assert await store.get_log() == log_id
+
+        await store.reset()
+
+        assert await store.get_log() is None
+        assert await store.get_low_watermark() is None
+        assert await receipts(store) == []
+        assert list(await store.get_failures()) == []
+        await store.store_low_watermark(3)
+        assert await store.get_low_watermark() == 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+def test_a_process_is_not_fenced_by_a_store_that_was_restored(kind: str, tmp_path: Path) -> None:
+    """Yesterday's process is in the backup. It does not run any more."""
+
+    async def main() -> None:
+        tree, file = MemoryTree(), tmp_path / "feed.db"
+        session = MemoryStore(tree)
+
+        async def open_store(
+            process: ClientProcess, *, is_restored: bool = False
+        ) -> SqlReceiptStore | ZooKeeperReceiptStore:
+            if kind == "znodes":
+                return await ZooKeeperReceiptStore.open(
+                    session, folder="/c", client="a", process=process, is_restored=is_restored
+                )
+            return await SqlReceiptStore.open(
+                f"sqlite:///{file}", client="a", process=process, is_restored=is_restored
+            )
+
+        yesterday, today = ClientProcess(), ClientProcess()
+        store = await open_store(yesterday)
+        await store.store_low_watermark(20)
+        await store.close()
+        nodes, database = tree.nodes.copy(), file.read_bytes() if kind == "sqlite" else b""
+        await (await open_store(today)).close()
+        tree.nodes = nodes
+        file.write_bytes(database)
+
+        store = await open_store(today)
+        assert store.was_reset
+        assert await store.get_low_watermark() is None
+        await store.store_low_watermark(30)
+        await store.close()
+        store = await open_store(today)
+        assert not store.was_reset
+        await store.close()
+
+        await (await open_store(ClientProcess())).close()
+        with pytest.raises(ClientFencedError):
+            await open_store(today)
+        store = await open_store(today, is_restored=True)
+        assert store.was_reset
+        await store.close()
 
     asyncio.run(main())
 

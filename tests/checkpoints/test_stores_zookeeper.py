@@ -51,7 +51,7 @@ def test_the_record_is_compact_json() -> None:
         record = decode_client(data, path="")
         assert data == (
             b'{"format":1,"epoch":%d,"process":"%s","generation":0,"was_reset":false,'
-            b'"low_watermark":10,"receipts":[[21,40]],"failures":[]}'
+            b'"low_watermark":10,"receipts":[[21,40]],"failures":[],"log":null}'
             % (record.epoch, record.process.encode())
         )
 
