@@ -2,7 +2,7 @@
 
 A batch covers the checkpoints after ``begin`` up to ``end``. It has each ledger once, at its latest
 version within the batch. Reading a batch again gives the same changes. ``BatchReader.read`` proves
-that no checkpoint is left out: each one names the id before it.
+that no checkpoint is left out: each one names the id before it, and the first one names ``begin``.
 
 An ``Offset`` is a place in the feed that outlives processes, such as Spark's.
 """
@@ -12,10 +12,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
-from typing import Final, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Self
 
-from checkpoints.chain import FeedChain, Segment, read_chain
+from checkpoints.chain import (
+    FeedChain,
+    LogId,
+    PositionUnknownError,
+    Segment,
+    read_chain,
+)
 from checkpoints.feed_ledgers import FeedLedgers, logs_after
 from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, Version
 from checkpoints.model import ledger_id_of as ledger_id_of_key
@@ -39,10 +45,12 @@ class ChangesLostError(BookmenderError):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
     """A place in the feed: everything up to this checkpoint was given. ``generation``: of the
-    feed; ids of different generations have nothing in common."""
+    feed; ids of different generations have nothing in common. ``log``: the ledger of the log that
+    has the checkpoint; None if it is not known, as in offsets of earlier releases."""
 
     generation: int
     checkpoint: CheckpointId
+    log: LogId | None = None
 
     @classmethod
     def parse(cls, stored: Mapping[str, object]) -> Self:
@@ -50,9 +58,11 @@ class Offset:
         generation, checkpoint = stored.get("generation"), stored.get("checkpoint")
         if not isinstance(generation, int) or not isinstance(checkpoint, int):
             raise SettingsError(f"not an offset of the change feed: {dict(stored)}")
-        return cls(generation=generation, checkpoint=checkpoint)
+        log = stored.get("log")
+        log_id = LogId(*log) if isinstance(log, list | tuple) and len(log) == 3 else None
+        return cls(generation=generation, checkpoint=checkpoint, log=log_id)
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
@@ -69,20 +79,27 @@ class Batch:
         return self.begin >= self.end
 
 
-def latest_offset(start: Offset, end: Offset) -> Offset:
+def latest_offset(start: Offset, end: Offset, *, chain: FeedChain) -> Offset:
     """Return where the next batch ends. ``end``: of the log, as far as it is known: a new reader
     may know less than the one before it."""
-    if start.generation == end.generation and start.checkpoint > end.checkpoint:
-        return start
-    return end
+    is_same = start.generation == end.generation and chain.knows(start.log)
+    return start if is_same and start.checkpoint > end.checkpoint else end
 
 
-def batch_between(start: Offset, end: Offset, *, may_lose: bool) -> Batch:
-    """Return the batch between two offsets.
+def batch_between(start: Offset, end: Offset, *, may_lose: bool, chain: FeedChain) -> Batch:
+    """Return the batch between two offsets. ``chain``: the present one.
 
-    ``may_lose``: go on with a new feed if the one of ``start`` was disabled. Raises
-    ChangesLostError, because what changed between the two is unknown.
+    ``may_lose``: go on with a new feed if the one of ``start`` was disabled, or with all that the
+    log has if ZooKeeper was restored from a backup. Raises ChangesLostError, because what changed
+    between the two is unknown.
     """
+    is_same = start.generation == end.generation == chain.generation
+    if is_same and not (chain.knows(start.log) and chain.knows(end.log)):
+        if not may_lose:
+            raise _restored(start.checkpoint)
+        # A batch that was planned before the restore is empty. The next one begins at its end.
+        begin = NO_CHECKPOINT if chain.knows(end.log) else end.checkpoint
+        return Batch(generation=end.generation, begin=begin, end=end.checkpoint)
     if start.generation != end.generation:
         if not may_lose:
             raise ChangesLostError(
@@ -141,31 +158,38 @@ class BatchReader:
         """
         seen: set[bytes] = set()
         changes: list[LedgerChange] = []
-        async with aclosing(self._checkpoints(batch, may_lose=may_lose)) as checkpoints:
-            async for checkpoint in checkpoints:
-                for span in checkpoint.spans:
-                    if span.key in seen or span.end <= batch.begin:
-                        continue
-                    seen.add(span.key)
-                    if (ledger_id := ledger_id_of_key(span.key)) is not None:
-                        change = LedgerChange(
-                            ledger_id=ledger_id,
-                            version=span.end,
-                            time_ms=checkpoint.time_ms,
-                            fingerprint=span.fingerprint,
-                        )
-                        changes.append(change)
-                if len(changes) >= CHANGES_AT_ONCE:
-                    yield changes
-                    changes = []
-                    await asyncio.sleep(0)
+        for part in (batch, replace(batch, begin=NO_CHECKPOINT)):
+            try:
+                async with aclosing(self._checkpoints(part, may_lose=may_lose)) as checkpoints:
+                    async for checkpoint in checkpoints:
+                        for span in checkpoint.spans:
+                            if span.key in seen or span.end <= part.begin:
+                                continue
+                            seen.add(span.key)
+                            if (ledger_id := ledger_id_of_key(span.key)) is not None:
+                                change = LedgerChange(
+                                    ledger_id=ledger_id,
+                                    version=span.end,
+                                    time_ms=checkpoint.time_ms,
+                                    fingerprint=span.fingerprint,
+                                )
+                                changes.append(change)
+                        if len(changes) >= CHANGES_AT_ONCE:
+                            yield changes
+                            changes = []
+                            await asyncio.sleep(0)
+                break
+            except PositionUnknownError as error:
+                if not may_lose:
+                    raise _restored(batch.begin) from error
         if changes:
             yield changes
 
     async def _checkpoints(
         self, batch: Batch, *, may_lose: bool
     ) -> AsyncGenerator[Checkpoint, None]:
-        """Yield all checkpoints of the batch, latest first."""
+        """Yield all checkpoints of the batch, latest first. Raises PositionUnknownError if the
+        batch begins within one."""
         if batch.is_empty:
             return
         expected = batch.end
@@ -182,7 +206,9 @@ class BatchReader:
                         )
                     yield checkpoint
                     expected = checkpoint.previous_id
-                    if expected <= batch.begin:
+                    if expected < batch.begin:
+                        raise PositionUnknownError(begin=batch.begin, checkpoint=checkpoint.id)
+                    if expected == batch.begin:
                         return
             if not is_kept or not chain.logs or expected <= chain.logs[0].previous_id:
                 if may_lose:
@@ -212,6 +238,15 @@ class BatchReader:
         if stored.value is None:
             raise UnavailableError("the feed has no chain", path=self._paths.feed)
         return stored.value
+
+
+def _restored(begin: CheckpointId) -> ChangesLostError:
+    return ChangesLostError(
+        "the change feed does not have the checkpoint that was read last, as after a restore of "
+        "ZooKeeper from a backup. Compare your state with all ledgers, and go on with another "
+        "checkpoint location, or with failOnDataLoss=false",
+        checkpoint=begin,
+    )
 
 
 def _lost(batch: Batch, to_id: CheckpointId) -> ChangesLostError:

@@ -1,7 +1,8 @@
 """The change feed as a stream of Spark: ``spark.readStream.format("bookkeeper-changes")``.
 
-- Offsets are ids of checkpoints. Spark stores them in its checkpoint location, and a restarted
-  query goes on there. A batch that was not complete is repeated, with the same changes.
+- Offsets are ids of checkpoints, with the ledger of the log that has them. Spark stores them in its
+  checkpoint location, and a restarted query goes on there. A batch that was not complete is
+  repeated, with the same changes.
 - The receipt of the client is Spark's commit of a batch. Spark commits a batch when it plans the
   next one, so the receipt is one batch behind.
 - A new query begins where its client is; a new client at the end of the log, or with ``fromStart``
@@ -38,6 +39,7 @@ from checkpoints.batches import (
     batch_between,
     latest_offset,
 )
+from checkpoints.chain import FeedChain
 from checkpoints.client import (
     IN_ZOOKEEPER,
     ClientProcess,
@@ -47,6 +49,7 @@ from checkpoints.client import (
     bookies_of,
     open_client,
 )
+from checkpoints.model import CheckpointId
 from ledgers.clock import SystemClock
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
@@ -156,27 +159,29 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         copy = ChangesReader(self._options)
         return copy.__dict__
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802  # Spark's names, here and below
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
         """Called for new queries only."""
 
         async def begin(client: FeedClient) -> Offset:
             begin = await client.store.get_low_watermark()
             assert begin is not None
-            return Offset(generation=client.log.chain.generation, checkpoint=begin)
+            return _offset(client, begin)
 
         return self._call(begin).to_json()
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         end = self._target or self._call(_known_end)
-        return latest_offset(Offset.parse(start), end).to_json()
+        chain = self._call(_chain)
+        return latest_offset(Offset.parse(start), end, chain=chain).to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._call(_present_end)
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return one partition: only then is each ledger once in the batch."""
         begin, stop = Offset.parse(start), Offset.parse(end)
-        batch = batch_between(begin, stop, may_lose=self._options.may_lose)
+        may_lose, chain = self._options.may_lose, self._call(_chain)
+        batch = batch_between(begin, stop, may_lose=may_lose, chain=chain)
         return [InputPartition(batch)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,13 +190,13 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             while (some := runner.run(_next(changes))) is not None:
                 yield to_batch(some)
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: dict[str, Any]) -> None:
         offset = Offset.parse(end)
 
         async def store(client: FeedClient) -> None:
             # Receipts belong to one feed. Those of an earlier one mean nothing any more.
             if client.log.chain.generation == offset.generation:
-                await client.store.store_low_watermark(offset.checkpoint)
+                await client.store_low_watermark(offset.checkpoint)
 
         self._call(store)
 
@@ -215,17 +220,26 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         raise AssertionError
 
 
+def _offset(client: FeedClient, checkpoint_id: CheckpointId) -> Offset:
+    generation, log_id = client.log.chain.generation, client.log.log_of(checkpoint_id)
+    return Offset(generation=generation, checkpoint=checkpoint_id, log=log_id)
+
+
+async def _chain(client: FeedClient) -> FeedChain:
+    await client.log.wait_started()
+    return client.log.chain
+
+
 async def _known_end(client: FeedClient) -> Offset:
     """Return the end of the log as it was found last. Spark asks many times a second."""
-    last_id = await client.log.wait_started()
-    return Offset(generation=client.log.chain.generation, checkpoint=last_id)
+    return _offset(client, await client.log.wait_started())
 
 
 async def _present_end(client: FeedClient) -> Offset:
     known = await _known_end(client)
     async with aclosing(client.log.request_checkpoints(0)) as checkpoints:
         async for checkpoint in checkpoints:
-            return Offset(generation=known.generation, checkpoint=checkpoint.id)
+            return _offset(client, checkpoint.id)
     return known
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing
 
 import pytest
@@ -17,22 +18,32 @@ from checkpoints.batches import (
     latest_offset,
     segments_of,
 )
-from checkpoints.chain import FeedChain, Kind, Segment
+from checkpoints.chain import FeedChain, Kind, LogId, Segment
 from checkpoints.leader_state import FeedSettings
 from ledgers.errors import SettingsError
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
 from tests.replication.cluster import in_virtual_time
 
+KNOWN, GONE = LogId(1, 1_000, 0), LogId(1, 2_000, 0)
+"""A restored ZooKeeper gives a ledger id twice."""
 
-def offset(checkpoint: int, *, generation: int = 1) -> Offset:
-    return Offset(generation=generation, checkpoint=checkpoint)
+
+def offset(checkpoint: int, *, generation: int = 1, log: LogId | None = KNOWN) -> Offset:
+    return Offset(generation=generation, checkpoint=checkpoint, log=log)
+
+
+def chain(generation: int = 1) -> FeedChain:
+    log = Segment(ledger_id=1, kind=Kind.LOG, previous_id=0, begun_ms=1_000)
+    return FeedChain(is_enabled=True, generation=generation, changed_ms=0, segments=(log,))
 
 
 def test_an_offset_survives_a_process() -> None:
-    stored = offset(2**40).to_json()
+    stored = json.loads(json.dumps(offset(2**40).to_json()))
 
-    assert stored == {"generation": 1, "checkpoint": 2**40}
+    assert stored == {"generation": 1, "checkpoint": 2**40, "log": [1, 1_000, 0]}
     assert Offset.parse(stored) == offset(2**40)
+    earlier_release = {"generation": 1, "checkpoint": 5}
+    assert Offset.parse(earlier_release) == offset(5, log=None)
     with pytest.raises(SettingsError, match="not an offset"):
         Offset.parse({"index": 3})
 
@@ -44,22 +55,32 @@ def test_an_offset_survives_a_process() -> None:
         pytest.param(offset(5), offset(5), offset(5), id="nothing new"),
         pytest.param(offset(9), offset(5), offset(9), id="this reader does not know the end yet"),
         pytest.param(offset(9), offset(5, generation=2), offset(5, generation=2), id="a new feed"),
+        pytest.param(offset(9, log=GONE), offset(5), offset(5), id="ZooKeeper was restored"),
     ],
 )
 def test_the_latest_offset_never_goes_back(start: Offset, end: Offset, latest: Offset) -> None:
-    assert latest_offset(start, end) == latest
+    assert latest_offset(start, end, chain=chain(end.generation)) == latest
 
 
 def test_a_batch_lies_between_two_offsets() -> None:
-    assert batch_between(offset(5), offset(9), may_lose=False) == Batch(
-        generation=1, begin=5, end=9
-    )
-    assert batch_between(offset(5), offset(5), may_lose=False).is_empty
-    with pytest.raises(ChangesLostError, match="Compare your state with all ledgers"):
-        batch_between(offset(5), offset(9, generation=2), may_lose=False)
-    assert batch_between(offset(5), offset(9, generation=2), may_lose=True) == Batch(
-        generation=2, begin=0, end=9
-    )
+    def batch(start: Offset, end: Offset, *, may_lose: bool = False) -> Batch:
+        return batch_between(start, end, may_lose=may_lose, chain=chain(end.generation))
+
+    assert batch(offset(5), offset(9)) == Batch(generation=1, begin=5, end=9)
+    assert batch(offset(5), offset(5)).is_empty
+    for start, end in (
+        (offset(5), offset(9, generation=2)),
+        (offset(5, log=GONE), offset(9)),
+        (offset(9, log=GONE), offset(5)),
+    ):
+        with pytest.raises(ChangesLostError, match="Compare your state with all ledgers"):
+            batch(start, end)
+        whole = Batch(generation=end.generation, begin=0, end=end.checkpoint)
+        assert batch(start, end, may_lose=True) == whole
+    planned_before = (offset(5), offset(9, log=GONE))
+    with pytest.raises(ChangesLostError, match="restore of ZooKeeper"):
+        batch(*planned_before)
+    assert batch(*planned_before, may_lose=True).is_empty
 
 
 @pytest.mark.parametrize(
@@ -137,6 +158,27 @@ async def test_batches_have_every_change_across_leaders_and_log_ledgers() -> Non
         before = await changes(cluster, Batch(generation=1, begin=0, end=middle))
         after = await changes(cluster, Batch(generation=1, begin=middle, end=ids[-1]))
         assert before | after == whole
+
+
+@in_virtual_time
+async def test_a_batch_that_begins_within_a_checkpoint_is_refused_or_read_from_the_begin() -> None:
+    """So begin the batches of an earlier release, whose offsets have no log, after a restore."""
+    cluster = await FeedCluster.start()
+    ledger_ids = {await cluster.create() for _ in range(2)}
+    await cluster.enable()
+    async with cluster.leader():
+        await pass_time()
+        await cluster.delete(min(ledger_ids))
+        await pass_time()
+    first, *_, last = await cluster.logged()
+    batch = Batch(generation=1, begin=first.id - 1, end=last.id)
+
+    with pytest.raises(ChangesLostError, match="restore of ZooKeeper"):
+        await changes(cluster, batch)
+    found = await changes(cluster, batch, may_lose=True)
+
+    assert ledger_ids <= found.keys()
+    assert found[min(ledger_ids)].is_deleted
 
 
 @in_virtual_time
