@@ -8,6 +8,7 @@ missed.
 - ``feed_ledgers``: reads these ledgers.
 - ``collector``: collects the changes of the ledger map; why no change is missed.
 - ``publisher``: writes the feed, as leader.
+- ``restores``: notices that ZooKeeper was restored from a backup, as any node.
 - ``housekeeping``: writes bases, deletes what is not needed, and notices losses, as leader.
 - ``leader_state``: what these two share.
 - ``new_ledgers``: creates the ledgers of the feed.

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 from checkpoints.model import CheckpointId
 from ledgers.errors import (
+    BookmenderError,
     ConflictError,
     CorruptionError,
     NodeExistsError,
@@ -296,6 +297,10 @@ class PositionUnknownError(FeedChangedError):
             "of ZooKeeper from a backup. It begins again",
             **context,
         )
+
+
+class RestoredError(BookmenderError):
+    """ZooKeeper was restored from a backup: it has handed out a number a second time."""
 
 
 class ChainWriter:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-from checkpoints.chain import Kind
+from checkpoints.chain import Kind, RestoredError
 from checkpoints.feed_ledgers import KIND_FIELD
 from ledgers.appending import BookiePool
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
-from ledgers.errors import NotEnoughBookiesError
+from ledgers.errors import BookmenderError, NotEnoughBookiesError
 from ledgers.manager import LedgerManager
-from ledgers.model import FEED_MARKER
+from ledgers.model import FEED_MARKER, BookieId
 from ledgers.writing import LedgerOptions, LedgerWriter
 
 ENSEMBLE_SIZE = 3
+ANSWER_TIMEOUT_S = 2.0
+"""A bookie that takes longer is not asked whether it knows a new ledger id."""
 
 
 class NewLedgers:
@@ -40,14 +43,35 @@ class NewLedgers:
         return ledger_id in self._in_use
 
     @asynccontextmanager
-    async def reserved(self) -> AsyncIterator[int]:
-        """Reserve a ledger id for a ledger that is written within the block."""
-        ledger_id = await self._manager.new_ledger_id()
+    async def reserved(self, *, skips_used: bool = True) -> AsyncIterator[int]:
+        """Reserve a ledger id for a ledger that is written within the block.
+
+        A restored ZooKeeper hands out ids of ledgers whose entries bookies still have. Readers
+        would take these entries for ours. So such ids are skipped; or RestoredError is raised
+        unless ``skips_used``.
+        """
+        while await self._is_used(ledger_id := await self._manager.new_ledger_id()):
+            if not skips_used:
+                raise RestoredError("bookies have entries of a new ledger id", ledger_id=ledger_id)
         self._in_use.add(ledger_id)
         try:
             yield ledger_id
         finally:
             self._in_use.discard(ledger_id)
+
+    async def _is_used(self, ledger_id: int) -> bool:
+        """Return True if a writable bookie has entries of this ledger id."""
+
+        async def has_entries(bookie: BookieId) -> bool:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await self._bookies.read_lac(bookie, ledger_id)
+            except (BookmenderError, TimeoutError):  # an explicit no, or no proof
+                return False
+            return answer.last_entry is not None
+
+        writable = await self._pool.writable()
+        return any(await asyncio.gather(*(has_entries(each.bookie) for each in writable)))
 
     @asynccontextmanager
     async def create(self, kind: Kind, ledger_id: int) -> AsyncIterator[LedgerWriter]:

@@ -13,8 +13,8 @@ How a leader takes the feed over:
    was published (``PublishedVersions``), and compares it with the complete ledger map. The
    differences, deletions included, are pending changes like all others.
 3. Reserve a ledger id, write it to the chain, and create the ledger with exactly this id. The write
-   of the chain proves the leadership (rule S9). Its zxid must be later than the last checkpoint;
-   otherwise ZooKeeper lost transactions, as after a restore from a backup.
+   of the chain proves the leadership (rule S9). Its zxid must be later than the last checkpoint,
+   and no bookie may have entries of the ledger id; otherwise ZooKeeper was restored from a backup.
 
 The same steps follow after each failure of a writer: the recovery says which checkpoints are in the
 log. ``collector`` says why no change is missed between them.
@@ -24,7 +24,8 @@ forgotten, and the comparison of step 2 is repeated later.
 
 If a ledger of the feed is lost that a take-over needs (it was deleted, or no bookie has its
 entries), the leader cannot know what clients were told. It begins the feed again, as if an operator
-had disabled and enabled it: the next generation contains all ledgers, and clients are told.
+had disabled and enabled it: the next generation contains all ledgers, and clients are told. It does
+the same after a restore of ZooKeeper (``restores``).
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from checkpoints.chain import (
     FeedChain,
     FeedChangedError,
     Kind,
+    RestoredError,
     Segment,
     read_chain,
 )
@@ -68,6 +70,7 @@ from checkpoints.leader_state import (
 )
 from checkpoints.model import NO_CHECKPOINT, CheckpointId, ledger_id_of
 from checkpoints.new_ledgers import NewLedgers
+from checkpoints.restores import NEXT_STEP
 from checkpoints.stalls import (
     DETAIL_CHARS_MAX,
     STALLED_AFTER_S,
@@ -124,10 +127,6 @@ class Tail:
     last_id: CheckpointId = NO_CHECKPOINT
     time_ms: int = 0
     empty: frozenset[int] = frozenset()
-
-
-class RestoredError(BookmenderError):
-    """ZooKeeper's transactions are older than the log: it was restored from a backup."""
 
 
 class FeedPublisher:
@@ -297,7 +296,8 @@ class FeedPublisher:
             except Exception as error:  # the feed must not end the leadership
                 FAILURES.inc()
                 self._error = error
-                if isinstance(error, FeedLostError) and await self._begin_again_if_lost(error):
+                is_lost = isinstance(error, FeedLostError | RestoredError)
+                if is_lost and await self._begin_again(error):
                     retry_s = RETRY_MIN_S
                     continue
                 if not self._has_failed:
@@ -306,17 +306,20 @@ class FeedPublisher:
                 await self._wait_retry(retry_s)
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
-    async def _begin_again_if_lost(self, error: FeedLostError) -> bool:
-        """Begin another generation if the loss is certain, or reported for long enough."""
+    async def _begin_again(self, error: Exception) -> bool:
+        """Begin another generation after a restore, or after a loss that is certain or reported for
+        long enough."""
+        lost = error if isinstance(error, FeedLostError) else None
         now_s = self._clock.now_s()
         since_s = self._lost_since_s = self._lost_since_s or now_s
-        if not error.is_certain and now_s - since_s < self._settings.lost_after_s:
+        if lost and not lost.is_certain and now_s - since_s < self._settings.lost_after_s:
             return False
+        lost_ledger_id = None if lost is None else lost.ledger_id
 
         def renewed(chain: FeedChain) -> FeedChain:
-            if error.ledger_id not in [each.ledger_id for each in chain.segments]:
+            if lost and lost_ledger_id not in [each.ledger_id for each in chain.segments]:
                 raise ConflictError("another base or the retention made this ledger unneeded")
-            return chain.renewed(now_ms=self._clock.wall_ms(), lost_ledger_id=error.ledger_id)
+            return chain.renewed(now_ms=self._clock.wall_ms(), lost_ledger_id=lost_ledger_id)
 
         try:
             chain, _ = await self._chain_writer.change(renewed, generation=self._state.generation)
@@ -325,10 +328,18 @@ class FeedPublisher:
         except BookmenderError:  # the take-over is tried again, and this with it
             return False
         self._state.chain, self._lost_since_s = chain, None
+        if lost is None:
+            log.error(
+                "feed.zookeeper_restored",
+                evidence=str(error),
+                generation=chain.generation,
+                next_step=NEXT_STEP,
+            )
+            return True
         log.error(
             "feed.begun_again",
             error=str(error),
-            ledger_id=error.ledger_id,
+            ledger_id=lost_ledger_id,
             generation=chain.generation,
             next_step="programs that follow the feed must compare their state with all ledgers; "
             "find out what deleted the ledger or the data of its bookies",
@@ -339,9 +350,7 @@ class FeedPublisher:
         if self._has_failed:
             return
         self._has_failed = True
-        if isinstance(error, RestoredError):
-            log.error("feed.zookeeper_restored", error=str(error))
-        elif isinstance(error, BookmenderError):
+        if isinstance(error, BookmenderError):
             log.warning("feed.write_failed", error=str(error), retry_s=retry_s)
         else:
             log.error("feed.crashed", exc_info=error, retry_s=retry_s)
@@ -468,7 +477,9 @@ class FeedPublisher:
         self, collector: ChangeCollector, generation: int, *, empty: frozenset[int]
     ) -> None:
         """Write one ledger of the log, until it is full or old, or the feed is not wanted."""
-        async with self._new.reserved() as ledger_id:
+        # The ids that a restore gives twice are many. The first one suffices as evidence.
+        skips_used = self._state.chain.is_after_restore
+        async with self._new.reserved(skips_used=skips_used) as ledger_id:
             await self._write_log_ledger(collector, generation, ledger_id, empty=empty)
 
     async def _write_log_ledger(
@@ -492,9 +503,7 @@ class FeedPublisher:
         )
         if zxid <= collector.last_id:
             raise RestoredError(
-                "ZooKeeper's transactions are older than the feed's last checkpoint, as after a "
-                "restore from a backup. Disable the feed and enable it again. Its clients must "
-                "compare their state with all ledgers",
+                "ZooKeeper's transactions are older than the feed's last checkpoint",
                 zxid=f"{zxid:#x}",
                 last_checkpoint=f"{collector.last_id:#x}",
             )

@@ -34,6 +34,7 @@ from auditor.records import Records
 from auditor.safety_hold import SafetyHolds
 from checkpoints.feed_ledgers import FeedLostError
 from checkpoints.publisher import FeedPublisher
+from checkpoints.restores import ChainFile, RestoreWatch
 from daemon.checking import LeaderChecks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
 from daemon.live_settings import LiveSettings
@@ -41,6 +42,7 @@ from daemon.placement import SessionPlacement, session_placement
 from daemon.role_state import RoleState
 from daemon.session import Session, open_session, tell_of_returns
 from daemon.settings import Settings
+from daemon.state import state_dir
 from ledgers.appending import BookiePool
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
@@ -57,6 +59,7 @@ from ledgers.manager import VersionedMetadata
 from ledgers.placement import Candidate
 from ledgers.quorum import RecoveredEnd
 from ledgers.recovery import recover_ledger
+from ledgers.registration import read_instance_id
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.client_activity import ActivitySource
 from replication.copier import Copier
@@ -375,6 +378,10 @@ async def _audit(
     )
     if settings.auditor.standbys_keep_ledger_map:
         tasks.create_task(updater.run())
+    cluster = await read_instance_id(session.store, settings.uri.root)
+    disk = ChainFile(state_dir(settings), cluster=cluster or str(settings.uri))
+    restores = RestoreWatch(session.store, session.paths, disk, clock=session.clock)
+    tasks.create_task(restores.run())
     # Prepared before the election, so that a new leader can act at once.
     placement = await session_placement(session, settings.placement)
     tasks.create_task(placement.run())

@@ -96,7 +96,8 @@ class FeedChanges:
     """The changes that a run of ``--changed`` checks, and acknowledges at its end.
 
     ``client``: the name of the client of the feed. ``generation``: of the feed. ``position``: the
-    id of the last checkpoint before the run. ``is_whole``: the run checks all ledgers, because the
+    id of the last checkpoint before the run, and ``log`` the ledger of the log that has it (as in
+    ``checkpoints.chain``; None: not known). ``is_whole``: the run checks all ledgers, because the
     changes since an earlier run are not known. Then the other fields are empty.
 
     ``ledger_ids``, ``versions``, ``are_deleted``: the changed ledgers, in parallel; each once, at
@@ -107,6 +108,7 @@ class FeedChanges:
     generation: int
     position: int
     is_whole: bool
+    log: tuple[int, int, int] | None = None
     ledger_ids: "array[int]" = field(default_factory=lambda: array("q"))
     versions: "array[int]" = field(default_factory=lambda: array("Q"))
     are_deleted: bytes = b""

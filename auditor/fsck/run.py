@@ -322,6 +322,7 @@ class _Run:
                 level=self._options.level,
                 generation=changes.generation,
                 position=changes.position,
+                log=changes.log,
             )
             keep_position(state, changes.client, position)
         self._folder.end()

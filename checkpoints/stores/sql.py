@@ -312,7 +312,7 @@ class SqlReceiptStore:
             ):
                 raise self._fenced(connection)
             row = connection.execute(select(CLIENTS).where(own)).one()
-            if process.is_fenced_by(epoch=row.epoch, process=row.process) and not is_restored:
+            if process.is_fenced_by(epoch=row.epoch, process=row.process):
                 raise self._fenced(connection)
             if row.generation > self._generation:
                 raise ConflictError("this client follows a later feed", client=self._client)

@@ -132,8 +132,9 @@ class ZooKeeperReceiptStore:
         ``folder``: the parent of all clients' znodes; it is created if it does not exist.
         ``generation``: of the feed; receipts of an earlier feed are deleted. ``process``: who opens
         the store; None: a new process. ``is_restored``: this process has followed checkpoints that
-        the feed does not have, so it is not fenced, and the receipts are deleted. They are deleted
-        too if the record is older than this process: ZooKeeper was restored from a backup.
+        the feed does not have, so the receipts are deleted, and no record proves no deletion of the
+        client. Receipts are also deleted if the record is older than this process: ZooKeeper was
+        restored from a backup.
         ``store`` stays the caller's. Raises UnavailableError,
         CorruptionError, SettingsError, ClientFencedError, and ConflictError if the client has
         receipts of a later feed.
@@ -174,8 +175,7 @@ class ZooKeeperReceiptStore:
                     continue
                 return cls(store, path, record.epoch, was_reset=is_restored)
             record = decode_client(data, path=path)
-            is_other = process.is_fenced_by(epoch=record.epoch, process=record.process)
-            if is_other and not is_restored:
+            if process.is_fenced_by(epoch=record.epoch, process=record.process):
                 raise _fenced(path)
             is_older = is_restored or process.is_after(record.epoch)
             if record.generation > generation:

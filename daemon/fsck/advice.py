@@ -69,6 +69,8 @@ _WHY_WHOLE = {
     "another folder uses this client, give each its own --client",
     WhyWhole.RETENTION: "the feed does not keep all changes since the last run. Run fsck more "
     "often, or keep more: bookmender feed enable --retention",
+    WhyWhole.RESTORED: "the change feed does not have the checkpoint up to which this folder has "
+    "results, as after a restore of ZooKeeper from a backup",
 }
 
 
@@ -104,6 +106,8 @@ def acknowledged_notes(outcome: Acknowledged, changes: FeedChanges) -> list[str]
             "folder its own --client"
         case Acknowledged.RETENTION:
             why = "the feed has deleted changes of this run meanwhile"
+        case Acknowledged.RESTORED:
+            why = "ZooKeeper was restored from a backup during the run"
     return [f"not acknowledged: {why}. The next run with --changed checks all ledgers"]
 
 

@@ -28,7 +28,8 @@ from auditor.fsck.results.positions import (
     keep_position,
     read_positions,
 )
-from checkpoints.client import ClusterConnection, open_client_in
+from checkpoints.chain import FeedChain, LogId, PositionUnknownError
+from checkpoints.client import ClusterConnection, FeedClient, open_client_in
 from checkpoints.model import CheckpointId, CommittedVersion, ledger_key
 from checkpoints.recovery import Missed
 from ledgers.errors import SettingsError
@@ -52,6 +53,9 @@ class WhyWhole(enum.Enum):
     """Changes were acknowledged that this folder has no results of."""
     RETENTION = "retention"
     """The log has deleted changes since the last run."""
+    RESTORED = "restored"
+    """The log does not have the checkpoint up to which this folder has results, as after a restore
+    of ZooKeeper from a backup."""
 
 
 def client_name(level: Level) -> str:
@@ -60,20 +64,28 @@ def client_name(level: Level) -> str:
 
 
 def why_whole(
-    known: ClientPosition | None, *, level: Level, generation: int, stored: CheckpointId | None
+    known: ClientPosition | None,
+    *,
+    level: Level,
+    chain: FeedChain,
+    end: CheckpointId,
+    stored: CheckpointId | None,
 ) -> WhyWhole | None:
     """Return why the run checks all ledgers; None if the changes since ``known`` suffice.
 
-    ``known``: of the folder; None: it has none. ``generation``: of the present feed. ``stored``:
-    the low watermark of the client. None: it has no receipts, because a run died before it stored
-    them, or an operator deleted them. The results in the folder count all the same.
+    ``known``: of the folder; None: it has none. ``chain``, ``end``: the present feed, and its last
+    checkpoint. ``stored``: the low watermark of the client. None: it has no receipts, because a run
+    died before it stored them, or an operator deleted them. The results in the folder count all the
+    same.
     """
     if known is None:
         return WhyWhole.FIRST
     if known.level is not level:
         return WhyWhole.OTHER_LEVEL
-    if known.generation != generation:
+    if known.generation != chain.generation:
         return WhyWhole.NEW_FEED
+    if known.position > end or not chain.knows(known.log and LogId(*known.log)):
+        return WhyWhole.RESTORED
     if stored is not None and stored > known.position:
         return WhyWhole.OTHER_FOLDER
     return None
@@ -107,24 +119,38 @@ async def fetch_changes(
     known = read_positions(state).get(client)
     async with open_client_in(cluster, name=client, on_disabled=_refuse, **parts) as opened:
         end = await opened.log.wait_started()
-        generation = opened.log.chain.generation
+        chain = opened.log.chain
         stored = await opened.store.get_low_watermark()
-        why = why_whole(known, level=level, generation=generation, stored=stored)
-        whole = FeedChanges(client=client, generation=generation, position=end, is_whole=True)
+        why = why_whole(known, level=level, chain=chain, end=end, stored=stored)
+        whole = FeedChanges(
+            client=client,
+            generation=chain.generation,
+            position=end,
+            is_whole=True,
+            log=chain.log_of(end),
+        )
         if why is not None:
             return Fetched(changes=whole, why=why)
         assert known is not None
         if stored is None or stored < known.position:
-            await opened.store.store_low_watermark(known.position)
-        missed = await opened.service.subscribe(_Ignoring())
+            await opened.store_low_watermark(known.position)
+        try:
+            missed = await opened.service.subscribe(_Ignoring())
+        except PositionUnknownError:
+            return Fetched(changes=whole, why=WhyWhole.RESTORED)
         if missed.lifted is not None:
             return Fetched(changes=whole, why=WhyWhole.RETENTION)
-        changes = _changes_of(missed, client, generation)
+        changes = _changes_of(missed, client, chain.generation)
     # The watermark may have passed changes that later ones replace. It is known once all is closed.
-    position = opened.service.low_watermark
-    assert position is not None
-    keep_position(state, client, replace(known, position=position))
-    return Fetched(changes=replace(changes, position=position), why=None)
+    known = _at_watermark(known, opened)
+    keep_position(state, client, known)
+    return Fetched(changes=replace(changes, position=known.position, log=known.log), why=None)
+
+
+def _at_watermark(position: ClientPosition, client: FeedClient) -> ClientPosition:
+    low_watermark = client.service.low_watermark
+    assert low_watermark is not None
+    return replace(position, position=low_watermark, log=client.log.log_of(low_watermark))
 
 
 def _changes_of(missed: Missed, client: str, generation: int) -> FeedChanges:
@@ -155,6 +181,9 @@ class Acknowledged(enum.Enum):
     """Another run acknowledged changes as this client meanwhile."""
     RETENTION = "retention"
     """The log has deleted the changes during the run."""
+    RESTORED = "restored"
+    """The log does not have the checkpoint that the run began with, as after a restore of ZooKeeper
+    from a backup."""
 
 
 async def acknowledge(
@@ -173,20 +202,32 @@ async def acknowledge(
     them again. Raises UnavailableError, and SettingsError if the feed is disabled: then the next
     run is given all of it again, except after a run that checked all ledgers.
     """
-    position = ClientPosition(level=level, generation=changes.generation, position=changes.position)
+    position = ClientPosition(
+        level=level,
+        generation=changes.generation,
+        position=changes.position,
+        log=changes.log,
+    )
     async with open_client_in(cluster, name=changes.client, on_disabled=_refuse, **parts) as opened:
-        if opened.log.chain.generation != changes.generation:
+        await opened.log.wait_started()
+        chain = opened.log.chain
+        if chain.generation != changes.generation:
             return Acknowledged.NEW_FEED
+        if not chain.knows(changes.log and LogId(*changes.log)):
+            return Acknowledged.RESTORED
         stored = await opened.store.get_low_watermark()
         if changes.is_whole:
             if stored is not None and stored > changes.position:
                 return Acknowledged.OTHER_FOLDER
-            await opened.store.store_low_watermark(changes.position)
+            await opened.store_low_watermark(changes.position)
             return Acknowledged.STORED
         if stored is not None and stored > changes.position:
             return Acknowledged.OTHER_FOLDER
         service = opened.service
-        missed = await service.subscribe(_Ignoring())
+        try:
+            missed = await service.subscribe(_Ignoring())
+        except PositionUnknownError:
+            return Acknowledged.RESTORED
         if missed.lifted is not None:
             return Acknowledged.RETENTION
         for committed in missed:
@@ -197,8 +238,7 @@ async def acknowledge(
                 service.submit_receipt(ledger_key(ledger_id), version)
         # Before the receipts are written, which begins with the next await: else a crash between
         # the two would look as if another folder used this client.
-        assert service.low_watermark is not None
-        keep_position(state, changes.client, replace(position, position=service.low_watermark))
-    assert service.low_watermark is not None  # later changes may have replaced some
-    keep_position(state, changes.client, replace(position, position=service.low_watermark))
+        keep_position(state, changes.client, _at_watermark(position, opened))
+    # Later changes may have replaced some.
+    keep_position(state, changes.client, _at_watermark(position, opened))
     return Acknowledged.STORED

@@ -17,11 +17,12 @@ from checkpoints.leader_state import FeedSettings
 from checkpoints.log import CheckpointLog
 from checkpoints.model import Checkpoint, ledger_id_of
 from checkpoints.publisher import FeedPublisher
+from checkpoints.restores import KnownChain, RestoreWatch
 from ledgers.appending import BookiePool
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoNodeError, SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore, MemoryTree
+from ledgers.memory.store import MemoryStore, MemoryTree, Nodes
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.recovery import recover_ledger
@@ -119,6 +120,19 @@ def apply(checkpoint: Checkpoint, catalogue: Catalogue, versions: dict[bytes, in
             catalogue[ledger_id] = span.fingerprint
 
 
+class MemoryDisk:
+    """The disk of a node, which survives its processes."""
+
+    def __init__(self) -> None:
+        self.known: KnownChain | None = None
+
+    async def read(self) -> KnownChain | None:
+        return self.known
+
+    async def write(self, known: KnownChain) -> None:
+        self.known = known
+
+
 class FeedCluster:
     """Made within a running loop."""
 
@@ -166,17 +180,45 @@ class FeedCluster:
         assert stored.value is not None
         return stored.value
 
+    # --- Backups ------------------------------------------------------------------------------
+
+    def back_up(self) -> tuple[Nodes, int]:
+        """Return a backup of ZooKeeper."""
+        return self.tree.nodes.copy(), self.tree._zxid
+
+    def restore(self, backup: tuple[Nodes, int], *, epochs: int, collects: bool = True) -> None:
+        """Replace ZooKeeper's data by the backup. No session survives.
+
+        ``epochs``: as many elections follow; 0: zxids go back, as in a standalone server.
+        ``collects``: bookies delete the ledgers that ZooKeeper does not have, as after some time.
+        """
+        for session in list(self.tree._sessions.values()):
+            session.lose()
+        self.tree._sessions.clear()
+        nodes, zxid = backup
+        self.tree.nodes, self.tree._zxid = nodes.copy(), zxid + (epochs << 32)
+        for path, node in list(self.tree.nodes._by_path.items()):
+            if node.ephemeral_owner:
+                self.tree.nodes.remove(path)
+        self.store = MemoryStore(self.tree)
+        self.manager = self.new_manager(self.store)
+        if collects:
+            for bookie in map(self.bookies.bookie, BOOKIES):
+                for ledger_id in bookie._ledgers.keys() - self.ledgers().keys():
+                    del bookie._ledgers[ledger_id]
+
     # --- Nodes --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def leader(self) -> AsyncIterator[Leader]:
-        leader = self.start_leader()
+    async def leader(self, disk: MemoryDisk | None = None) -> AsyncIterator[Leader]:
+        leader = self.start_leader(disk)
         try:
             yield leader
         finally:
             await self.stop_leader(leader)
 
-    def start_leader(self) -> Leader:
+    def start_leader(self, disk: MemoryDisk | None = None) -> Leader:
+        """``disk``: of the node; None: it keeps nothing, like a new node."""
         store = MemoryStore(self.tree)
         updater = LedgerMapUpdater(
             store=store,
@@ -185,12 +227,12 @@ class FeedCluster:
             rescan_interval_s=3_600,
         )
         leader = Leader(store=store, updater=updater, bookies=NodeBookies(self.bookies))
-        leader.task = asyncio.create_task(self._lead_in_session(leader))
+        leader.task = asyncio.create_task(self._lead_in_session(leader, disk or MemoryDisk()))
         return leader
 
-    async def _lead_in_session(self, leader: Leader) -> None:
+    async def _lead_in_session(self, leader: Leader, disk: MemoryDisk) -> None:
         try:
-            await self._lead(leader)
+            await self._lead(leader, disk)
         finally:
             await leader.store.close()
 
@@ -204,11 +246,12 @@ class FeedCluster:
             if isinstance(error, Exception) and not only(error, SessionLostError):
                 raise error
 
-    async def _lead(self, leader: Leader) -> None:
+    async def _lead(self, leader: Leader, disk: MemoryDisk) -> None:
         store, manager = leader.store, self.new_manager(leader.store)
         info = NodeInfo(role=Role.AUDITOR, host="h", pid=1, bookie_id=None, started_ms=0)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(leader.updater.run())
+            tasks.create_task(RestoreWatch(store, PATHS, disk, clock=self.clock).run())
             membership = await Membership.join(store, PATHS, info)
             election = Election(store, PATHS, membership, candidate="h", clock=self.clock)
             leadership = await election.win()

@@ -1,6 +1,7 @@
 """The feed in a cluster in memory: what a leader writes, and what followers read."""
 
 import asyncio
+import itertools
 from contextlib import aclosing
 
 import pytest
@@ -337,23 +338,6 @@ async def test_two_bookies_are_enough() -> None:
 
 
 @in_virtual_time
-async def test_a_restored_zookeeper_is_reported_and_ends_no_leadership() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
-        await cluster.create()
-        await cluster.wait_published(follower)
-    cluster.tree._zxid = 1
-
-    with capture_logs() as logs:
-        async with cluster.leader() as leader:
-            await asyncio.sleep(30)
-            assert leader.is_leading
-
-    assert len([each for each in logs if each["event"] == "feed.zookeeper_restored"]) == 1
-
-
-@in_virtual_time
 async def test_a_read_that_fails_midway_repeats_no_checkpoint() -> None:
     cluster = await FeedCluster.start(settings=FeedSettings(interval_s=0.0))
     async with cluster.leader(), cluster.follower() as follower:
@@ -390,8 +374,11 @@ async def test_a_ledger_that_is_created_after_the_feed_was_disabled_is_deleted()
     has_room = asyncio.Event()
     writable = cluster.pool.writable
 
+    asked = itertools.count()
+
     async def wait_writable() -> list[Candidate]:
-        await has_room.wait()
+        if next(asked):  # the first question is whether bookies know the ledger id
+            await has_room.wait()
         return list(await writable())
 
     cluster.pool = BookiePool(writable=wait_writable, placement=cluster.pool.placement)

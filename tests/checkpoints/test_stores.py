@@ -417,13 +417,13 @@ def test_a_process_is_not_fenced_by_a_store_that_was_restored(kind: str, tmp_pat
         store = await open_store(today)
         assert not store.was_reset
         await store.close()
-
-        await (await open_store(ClientProcess())).close()
-        with pytest.raises(ClientFencedError):
-            await open_store(today)
         store = await open_store(today, is_restored=True)
         assert store.was_reset
         await store.close()
+
+        await (await open_store(ClientProcess())).close()
+        with pytest.raises(ClientFencedError):
+            await open_store(today, is_restored=True)
 
     asyncio.run(main())
 

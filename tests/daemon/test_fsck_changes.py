@@ -15,6 +15,7 @@ from auditor.fsck.results.positions import (
     read_positions,
     write_positions,
 )
+from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.client import ClusterConnection
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from daemon.fsck import changes as changes_module
@@ -37,6 +38,7 @@ from tests.replication.nodes import PATHS
 
 LEVEL = Level.ENDS
 NAME = client_name(LEVEL)
+LOG = (7, 1_000, 0)
 
 
 class Folder:
@@ -278,6 +280,34 @@ async def test_the_receipts_are_those_of_a_client_of_the_feed(tmp_path: Path) ->
         assert await store.get_low_watermark() == fetched.changes.position
 
 
+@pytest.mark.parametrize("epochs", [0, 1], ids=["standalone", "an ensemble"])
+@in_virtual_time
+async def test_after_a_restore_of_zookeeper_all_ledgers_are_checked(
+    tmp_path: Path, epochs: int
+) -> None:
+    """The folder is not restored. Zxids go back, or jump to the next epoch."""
+    async with feed() as cluster:
+        folder = Folder(cluster, tmp_path)
+        await folder.run()
+    backup = cluster.back_up()
+    async with cluster.leader():
+        await cluster.change(1002)
+        await pass_time()
+        assert told(await folder.run()).keys() >= {1002}
+        during = await folder.fetch()
+    cluster.restore(backup, epochs=epochs)
+
+    async with cluster.leader():
+        await pass_time()
+        for _ in range(12):  # zxids pass the position of the folder
+            await cluster.change(1003)
+            await pass_time()
+
+        assert await folder.acknowledge(during.changes) is Acknowledged.RESTORED
+        assert (await folder.run()).why is WhyWhole.RESTORED
+        assert told(await folder.run()) == {}
+
+
 def position(**changes: object) -> ClientPosition:
     known = {"level": LEVEL, "generation": 1, "position": 100}
     return ClientPosition(**{**known, **changes})  # type: ignore[arg-type]
@@ -294,12 +324,18 @@ def position(**changes: object) -> ClientPosition:
         pytest.param(position(), 101, WhyWhole.OTHER_FOLDER, id="another folder ran since"),
         pytest.param(position(generation=2), None, WhyWhole.NEW_FEED, id="another feed"),
         pytest.param(position(level=Level.FULL), 100, WhyWhole.OTHER_LEVEL, id="another level"),
+        pytest.param(position(log=LOG), 100, None, id="the same log"),
+        pytest.param(position(log=(7, 2_000, 0)), 100, WhyWhole.RESTORED, id="another log"),
+        pytest.param(position(position=111), 100, WhyWhole.RESTORED, id="beyond the end"),
     ],
 )
 def test_a_run_checks_all_ledgers_if_the_changes_do_not_suffice(
     known: ClientPosition | None, stored: int | None, why: WhyWhole | None
 ) -> None:
-    assert why_whole(known, level=LEVEL, generation=1, stored=stored) is why
+    logs = (Segment(ledger_id=7, kind=Kind.LOG, previous_id=0, begun_ms=1_000),)
+    chain = FeedChain(is_enabled=True, generation=1, changed_ms=0, segments=logs)
+
+    assert why_whole(known, level=LEVEL, chain=chain, end=110, stored=stored) is why
 
 
 @pytest.mark.parametrize(

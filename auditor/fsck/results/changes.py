@@ -17,6 +17,8 @@ CHANGES = pa.schema(
     [("ledger_id", pa.int64()), ("version", pa.uint64()), ("is_deleted", pa.bool_())]
 )
 _NOTE = "bookmender.changes"
+_LOG_NOTE = "bookmender.changes.log"
+"""A note of its own: earlier releases refuse unknown keys in the other one, and write none."""
 
 
 def write_changes(path: Path, changes: FeedChanges) -> None:
@@ -34,7 +36,7 @@ def write_changes(path: Path, changes: FeedChanges) -> None:
         "position": changes.position,
         "is_whole": changes.is_whole,
     }
-    replace_table(path, rows, note={_NOTE: json.dumps(head)})
+    replace_table(path, rows, note={_NOTE: json.dumps(head), _LOG_NOTE: json.dumps(changes.log)})
 
 
 def read_changes(path: Path) -> FeedChanges | None:
@@ -42,8 +44,10 @@ def read_changes(path: Path) -> FeedChanges | None:
     if not path.exists():
         return None
     rows = pq.read_table(path, schema=CHANGES)
+    log = json.loads(read_note(path, _LOG_NOTE, default="null"))
     return FeedChanges(
         **json.loads(read_note(path, _NOTE)),
+        log=tuple(log) if log else None,
         ledger_ids=array("q", rows["ledger_id"].to_pylist()),
         versions=array("Q", rows["version"].to_pylist()),
         are_deleted=bytes(rows["is_deleted"].to_pylist()),

@@ -19,12 +19,14 @@ class ClientPosition:
     """How far the results in this folder follow a client of the feed.
 
     ``position``: the id of a checkpoint. Every change up to it was checked at ``level``, or the
-    client is told of a later change of the same ledger. ``generation``: of the feed.
+    client is told of a later change of the same ledger. ``generation``: of the feed. ``log``: the
+    ledger of the log that has the checkpoint; None: not known, or an earlier release wrote it.
     """
 
     level: Level
     generation: int
     position: int
+    log: tuple[int, int, int] | None = None
 
 
 def read_positions(folder: Path) -> dict[str, ClientPosition]:
@@ -33,7 +35,12 @@ def read_positions(folder: Path) -> dict[str, ClientPosition]:
     try:
         stored = json.loads((folder / CLIENTS_FILE).read_bytes())
         return {
-            name: ClientPosition(**{**each, "level": Level(each["level"])})
+            name: ClientPosition(
+                level=Level(each["level"]),
+                generation=each["generation"],
+                position=each["position"],
+                log=tuple(each["log"]) if each.get("log") else None,
+            )
             for name, each in stored.items()
         }
     except (FileNotFoundError, ValueError, RecursionError, TypeError, KeyError, AttributeError):

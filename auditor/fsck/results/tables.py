@@ -30,7 +30,9 @@ def replace_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) ->
             file.write_table(table, row_group_size=table.num_rows)
 
 
-def read_note(path: Path, key: str) -> str:
-    """Return a note without reading the rows."""
+def read_note(path: Path, key: str, *, default: str | None = None) -> str:
+    """Return a note without reading the rows. Raises KeyError without ``default``."""
     metadata: dict[bytes, bytes] = pq.read_schema(path).metadata
+    if default is not None and key.encode() not in metadata:
+        return default
     return metadata[key.encode()].decode()
