@@ -7,8 +7,8 @@ leader writes a new feed, and all clients are told. The node need not be the lea
 may be of an earlier release.
 
 What is older: a lower generation; in the same generation a lower version of the znode, or other
-content of the same version; or the lack of a log ledger that had a checkpoint. Transaction ids prove
-nothing here: they may go back, go on, or jump to the next epoch.
+content of the same version; or the lack of a log ledger that had a checkpoint. Transaction ids
+prove nothing here: they may go back, go on, or jump to the next epoch.
 
 If the chain was not written between the backup and the restore, the log is as it was: it also has
 what was published after the backup, and the leader publishes what differs from it.
@@ -28,7 +28,7 @@ from typing import Protocol
 import structlog
 
 from auditor.fsck.results.files import replace_file
-from checkpoints.chain import FeedChain, LogId, read_chain
+from checkpoints.chain import FeedChain, LogId
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,
@@ -37,7 +37,7 @@ from ledgers.errors import (
     RejectedError,
     UnavailableError,
 )
-from ledgers.store import MetadataStore, Stat
+from ledgers.store import MetadataStore
 from ledgers.tasks import in_daemon_thread, until_answered
 from replication.records import Count, Record
 from replication.znodes import ClusterPaths
@@ -54,8 +54,8 @@ NEXT_STEP = (
 class KnownChain(Record):
     """What a node keeps of the chain that it read last.
 
-    ``znode_version``: of the znode. ``digest``: of its content. ``log``: the last log ledger that is known to have a
-    checkpoint, because the one after it begins later.
+    ``znode_version``: of the znode. ``digest``: of its content. ``log``: the last log ledger that
+    is known to have a checkpoint, because the one after it begins later.
     """
 
     generation: Count
@@ -64,23 +64,26 @@ class KnownChain(Record):
     log: LogId | None = None
 
     @classmethod
-    def of(cls, chain: FeedChain, stat: Stat) -> KnownChain:
+    def of(cls, data: bytes, version: int) -> KnownChain:
+        """``data``, ``version``: of the znode. Raises CorruptionError."""
+        chain = FeedChain.parse(data)
         full = [a for a, b in pairwise(chain.logs) if a.previous_id < b.previous_id]
         return cls(
             generation=chain.generation,
-            znode_version=stat.version,
-            digest=_digest(chain.to_json()),
+            znode_version=version,
+            digest=_digest(data),
             log=full[-1].log_id if full else None,
         )
 
-    def contradiction(self, chain: FeedChain, stat: Stat) -> str | None:
+    def contradiction(self, data: bytes, version: int) -> str | None:
         """Return why this chain must be from a backup; None if it may follow the known one."""
+        chain = FeedChain.parse(data)
         if chain.generation != self.generation:
             is_older = chain.generation < self.generation
             return "the feed has an earlier generation" if is_older else None
-        if stat.version < self.znode_version:
+        if version < self.znode_version:
             return "the feed's znode has an earlier version"
-        if stat.version == self.znode_version and _digest(chain.to_json()) != self.digest:
+        if version == self.znode_version and _digest(data) != self.digest:
             return "the feed's znode has other content at the same version"
         return None if chain.knows(self.log) else "the feed's log lacks a ledger that it had"
 
@@ -157,32 +160,32 @@ class RestoreWatch:
                     self.run_once,
                     event="feed.read_failed",
                     clock=self._clock,
-                    errors=(UnavailableError, RejectedError, CorruptionError),
+                    errors=(UnavailableError, RejectedError),
                 )
 
     async def run_once(self) -> None:
         await self._store.sync(self._paths.feed)  # the server of this session may lag
-        stored = await read_chain(self._store, self._paths)
-        chain, stat = stored.value, stored.stat
-        if chain is None or stat is None:  # what is on the disk stays
-            return
         known = await self._disk.read()
-        because = None if known is None else known.contradiction(chain, stat)
-        if known is not None and because is not None:
-            if not chain.is_enabled:  # the next generation will be a later one than any
-                return
-            chain = chain.renewed(now_ms=self._clock.wall_ms(), generation_min=known.generation + 1)
-            data, version = chain.to_json(), stat.version
-            try:
-                stat = await self._store.set(self._paths.feed, data, version=version)
-            except (ConflictError, NoNodeError):  # the watch tells of the other change
-                return
-            log.error(
-                "feed.zookeeper_restored",
-                evidence=because,
-                generation=chain.generation,
-                next_step=NEXT_STEP,
-            )
-        now = KnownChain.of(chain, stat)
+        try:
+            data, stat = await self._store.get(self._paths.feed)
+            version = stat.version
+            because = None if known is None else known.contradiction(data, version)
+            if known is not None and because is not None:
+                chain = FeedChain.parse(data)
+                if not chain.is_enabled:  # the next generation will be a later one than any
+                    return
+                now_ms, generation_min = self._clock.wall_ms(), known.generation + 1
+                chain = chain.renewed(now_ms=now_ms, generation_min=generation_min)
+                data = chain.to_json()
+                version = (await self._store.set(self._paths.feed, data, version=version)).version
+                log.error(
+                    "feed.zookeeper_restored",
+                    evidence=because,
+                    generation=chain.generation,
+                    next_step=NEXT_STEP,
+                )
+            now = KnownChain.of(data, version)
+        except (NoNodeError, ConflictError, CorruptionError):
+            return  # what is on the disk stays. The watch tells of the next change
         if now != known:
             await self._disk.write(now)
