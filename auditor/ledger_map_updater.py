@@ -40,6 +40,7 @@ from ledgers.codec.metadata import parse_outline
 from ledgers.errors import (
     CorruptionError,
     NoNodeError,
+    SessionLostError,
     UnauthorizedError,
     UnavailableError,
     UnsupportedError,
@@ -745,9 +746,17 @@ class LedgerMapReader:
 
     async def read(self, ledger_ids: Sequence[int]) -> list[int]:
         """Read these ledgers. Return those whose entry in the map has changed. Raises
-        UnavailableError."""
+        UnavailableError, and SessionLostError if ZooKeeper was restored from a backup."""
         async with self._reading:
             found = await self._find(ledger_ids)
+            # Our own write may have been put meanwhile, so they are read again. Otherwise ZooKeeper
+            # never goes back within a session, and all that was learnt in this one may be wrong.
+            older = self._older(ledger_ids, found)
+            if older and (older := self._older(older, await self._find(older))):
+                raise SessionLostError(
+                    "ZooKeeper was restored from a backup while this session lived",
+                    ledger_ids=older[:LOGGED_MAX],
+                )
             changed: list[int] = []
             for start in range(0, len(found), APPLIED_AT_ONCE):
                 if start:
@@ -791,6 +800,17 @@ class LedgerMapReader:
         except UnauthorizedError:  # servers from 3.9.5 on; of a deleted znode they say so
             return b"", None
         return None if stat is None else (b"", stat)
+
+    def _older(
+        self, ledger_ids: Sequence[int], found: Sequence[tuple[bytes, Stat | None] | None]
+    ) -> list[int]:
+        """Return the ledgers that were read in an older state than the map has."""
+        mzxid = self._ledger_map.mzxid
+        return [
+            ledger_id
+            for ledger_id, result in zip(ledger_ids, found, strict=True)
+            if result is not None and result[1] is not None and result[1].mzxid < mzxid(ledger_id)
+        ]
 
     def _apply(self, ledger_id: int, found: tuple[bytes, Stat | None] | None) -> bool:
         if found is None:

@@ -13,6 +13,9 @@ prove nothing here: they may go back, go on, or jump to the next epoch.
 If the chain was not written between the backup and the restore, the log is as it was: it also has
 what was published after the backup, and the leader publishes what differs from it.
 
+A session may survive a restore, and with it what its node learnt before. So each session ends when
+such a generation begins; the node opens another one.
+
 The leader (``publisher``) and the clients (``client``) have evidence of their own.
 """
 
@@ -35,6 +38,7 @@ from ledgers.errors import (
     CorruptionError,
     NoNodeError,
     RejectedError,
+    SessionLostError,
     UnavailableError,
 )
 from ledgers.store import MetadataStore
@@ -151,9 +155,12 @@ class RestoreWatch:
         self, store: MetadataStore, paths: ClusterPaths, disk: KnownChains, *, clock: Clock
     ) -> None:
         self._store, self._paths, self._disk, self._clock = store, paths, disk, clock
+        self._generation: int | None = None
+        """As it was read first in this session."""
 
     async def run(self) -> None:
-        """Compare whenever the chain changes, until cancelled. Raises SessionLostError."""
+        """Compare whenever the chain changes, until cancelled. Raises SessionLostError, also when
+        the feed begins again after a restore."""
         async with aclosing(self._store.watch(self._paths.feed)) as events:
             async for _ in events:
                 await until_answered(
@@ -169,9 +176,10 @@ class RestoreWatch:
         try:
             data, stat = await self._store.get(self._paths.feed)
             version = stat.version
+            chain = FeedChain.parse(data)
+            self._generation = self._generation or chain.generation
             because = None if known is None else known.contradiction(data, version)
             if known is not None and because is not None:
-                chain = FeedChain.parse(data)
                 if not chain.is_enabled:  # the next generation will be a later one than any
                     return
                 now_ms, generation_min = self._clock.wall_ms(), known.generation + 1
@@ -189,3 +197,5 @@ class RestoreWatch:
             return  # what is on the disk stays. The watch tells of the next change
         if now != known:
             await self._disk.write(now)
+        if chain.is_after_restore and chain.generation != self._generation:
+            raise SessionLostError("ZooKeeper was restored from a backup")

@@ -26,6 +26,7 @@ from ledgers.memory.store import MemoryStore, MemoryTree, Nodes
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.recovery import recover_ledger
+from ledgers.store import SessionState
 from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
@@ -70,9 +71,9 @@ class NodeBookies:
 class Leader:
     """A node that leads, or waits until it does."""
 
-    store: MemoryStore
-    updater: LedgerMapUpdater
     bookies: NodeBookies
+    store: MemoryStore = field(init=False)
+    updater: LedgerMapUpdater = field(init=False)
     publisher: FeedPublisher | None = None
     task: asyncio.Task[None] | None = None
     thaw: Callable[[], None] = lambda: None
@@ -186,22 +187,31 @@ class FeedCluster:
         """Return a backup of ZooKeeper."""
         return self.tree.nodes.copy(), self.tree._zxid
 
-    def restore(self, backup: tuple[Nodes, int], *, epochs: int, collects: bool = True) -> None:
-        """Replace ZooKeeper's data by the backup. No session survives.
+    def restore(
+        self,
+        backup: tuple[Nodes, int],
+        *,
+        epochs: int,
+        collects: bool = True,
+        sessions_survive: bool = False,
+    ) -> None:
+        """Replace ZooKeeper's data by the backup.
 
         ``epochs``: as many elections follow; 0: zxids go back, as in a standalone server.
         ``collects``: bookies delete the ledgers that ZooKeeper does not have, as after some time.
         """
-        for session in list(self.tree._sessions.values()):
-            session.lose()
-        self.tree._sessions.clear()
         nodes, zxid = backup
         self.tree.nodes, self.tree._zxid = nodes.copy(), zxid + (epochs << 32)
-        for path, node in list(self.tree.nodes._by_path.items()):
-            if node.ephemeral_owner:
-                self.tree.nodes.remove(path)
-        self.store = MemoryStore(self.tree)
-        self.manager = self.new_manager(self.store)
+        for session in list(self.tree._sessions.values()):
+            session.suspend()
+            session.resume() if sessions_survive else session.lose()
+        if not sessions_survive:
+            self.tree._sessions.clear()
+            for path, node in list(self.tree.nodes._by_path.items()):
+                if node.ephemeral_owner:
+                    self.tree.nodes.remove(path)
+            self.store = MemoryStore(self.tree)
+            self.manager = self.new_manager(self.store)
         if collects:
             for bookie in map(self.bookies.bookie, BOOKIES):
                 for ledger_id in bookie._ledgers.keys() - self.ledgers().keys():
@@ -219,20 +229,35 @@ class FeedCluster:
 
     def start_leader(self, disk: MemoryDisk | None = None) -> Leader:
         """``disk``: of the node; None: it keeps nothing, like a new node."""
-        store = MemoryStore(self.tree)
-        updater = LedgerMapUpdater(
-            store=store,
-            manager=self.new_manager(store),
-            clock=self.clock,
-            rescan_interval_s=3_600,
-        )
-        leader = Leader(store=store, updater=updater, bookies=NodeBookies(self.bookies))
+        leader = Leader(bookies=NodeBookies(self.bookies))
+        self._connect(leader)
         leader.task = asyncio.create_task(self._lead_in_session(leader, disk or MemoryDisk()))
         return leader
 
+    def _connect(self, leader: Leader) -> None:
+        leader.store, leader.publisher = MemoryStore(self.tree), None
+        leader.updater = LedgerMapUpdater(
+            store=leader.store,
+            manager=self.new_manager(leader.store),
+            clock=self.clock,
+            rescan_interval_s=3_600,
+        )
+
     async def _lead_in_session(self, leader: Leader, disk: MemoryDisk) -> None:
         try:
-            await self._lead(leader, disk)
+            while True:
+                try:
+                    await self._lead(leader, disk)
+                except BaseExceptionGroup as error:
+                    is_restored = (
+                        only(error, SessionLostError)
+                        and leader.store.state is SessionState.CONNECTED
+                    )
+                    if not is_restored:
+                        raise
+                # Like a daemon, it opens another session.
+                await leader.store.close()
+                self._connect(leader)
         finally:
             await leader.store.close()
 
