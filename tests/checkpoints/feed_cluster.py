@@ -26,7 +26,7 @@ from ledgers.memory.store import MemoryStore, MemoryTree, Nodes
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.recovery import recover_ledger
-from ledgers.store import SessionState
+from ledgers.store import MetadataStore, SessionState
 from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
@@ -72,7 +72,8 @@ class Leader:
     """A node that leads, or waits until it does."""
 
     bookies: NodeBookies
-    store: MemoryStore = field(init=False)
+    store: Any = field(init=False)
+    """A ``MemoryStore``, or one on a server."""
     updater: LedgerMapUpdater = field(init=False)
     publisher: FeedPublisher | None = None
     task: asyncio.Task[None] | None = None
@@ -159,7 +160,10 @@ class FeedCluster:
         for path in (f"{ROOT}/LAYOUT", f"{ROOT}/idgen", PATHS.election, PATHS.nodes):
             await ensure_znode(self.store, path)
 
-    def new_manager(self, store: MemoryStore) -> LedgerManager:
+    async def open_store(self) -> MetadataStore:
+        return MemoryStore(self.tree)
+
+    def new_manager(self, store: MetadataStore) -> LedgerManager:
         return LedgerManager(store, ROOT, Layout.HIERARCHICAL)
 
     async def enable(self, retention_s: int = 7 * 86_400) -> FeedChain:

@@ -24,6 +24,7 @@ from checkpoints.batches import (
 )
 from checkpoints.chain import FeedChain, FeedChangedError, Kind, Segment
 from checkpoints.client import (
+    IN_ZOOKEEPER,
     ClientProcess,
     ClusterConnection,
     FeedClient,
@@ -35,7 +36,6 @@ from checkpoints.receipts import ReceiptStore
 from checkpoints.restores import ChainFile, KnownChain
 from checkpoints.stores.memory import MemoryReceipts
 from ledgers.errors import ClientFencedError, SessionLostError, UnavailableError
-from ledgers.memory.store import MemoryStore
 from tests.checkpoints.feed_cluster import PATHS, ROOT, FeedCluster, MemoryDisk
 from tests.replication.cluster import in_virtual_time
 
@@ -45,8 +45,8 @@ EPOCHS = pytest.mark.parametrize("epochs", [0, 1], ids=["zxids go back", "a late
 class Catalogue:
     """A program that keeps a set of all ledgers, as in docs/feed.md."""
 
-    def __init__(self, cluster: FeedCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: FeedCluster, *, receipts: str = IN_ZOOKEEPER) -> None:
+        self.cluster, self.receipts = cluster, receipts
         self.process = ClientProcess()
         self.ledger_ids: set[int] = set()
         self.comparison_count = 0
@@ -64,7 +64,7 @@ class Catalogue:
                 await asyncio.sleep(1)
 
     async def _follow(self) -> None:
-        async with opened(self.cluster, self.process) as client:
+        async with opened(self.cluster, self.process, receipts=self.receipts) as client:
             missed = await client.service.subscribe(self)
             if missed.is_new or missed.lifted:
                 self.comparison_count += 1
@@ -93,12 +93,19 @@ class Catalogue:
 
 
 @asynccontextmanager
-async def opened(cluster: FeedCluster, process: ClientProcess) -> AsyncIterator[FeedClient]:
-    store = MemoryStore(cluster.tree)
+async def opened(
+    cluster: FeedCluster, process: ClientProcess, *, receipts: str = IN_ZOOKEEPER
+) -> AsyncIterator[FeedClient]:
+    store = await cluster.open_store()
     connection = ClusterConnection(store=store, manager=cluster.new_manager(store), root=ROOT)
     try:
         async with open_client_in(
-            connection, name="a", process=process, clock=cluster.clock, bookies=cluster.bookies
+            connection,
+            name="a",
+            store=receipts,
+            process=process,
+            clock=cluster.clock,
+            bookies=cluster.bookies,
         ) as client:
             yield client
     except BaseExceptionGroup as errors:
