@@ -74,8 +74,8 @@ class FeedState:
         lines = [self._state_text(now_ms)]
         if self.chain is not None and self.chain.is_enabled:
             lines.append(self._log_text(now_ms))
-            if self.chain.lost_ledger_id is not None:
-                lines.append(self._loss_text(self.chain.lost_ledger_id, now_ms))
+            if self.chain.renewed_ms:
+                lines.append(self._renewal_text(now_ms))
             if self.stall is not None:
                 lines += [self.stall.fact(now_ms=now_ms), f"    {self.stall.action()}"]
         lines += [each.to_text() for each in self.clients]
@@ -100,12 +100,15 @@ class FeedState:
             f"Its log keeps {duration_text(chain.retention_s)}."
         )
 
-    def _loss_text(self, lost_ledger_id: int, now_ms: int) -> str:
+    def _renewal_text(self, now_ms: int) -> str:
         assert self.chain is not None
         age = duration_text((now_ms - self.chain.renewed_ms) / 1000)
+        because = f"its ledger {self.chain.lost_ledger_id} was lost"
+        if self.chain.is_after_restore:
+            because = "ZooKeeper was restored from a backup"
         return (
-            f"The feed began again {age} ago, because its ledger {lost_ledger_id} was lost. Its "
-            "clients must compare their state with all ledgers."
+            f"The feed began again {age} ago, because {because}. Its clients must compare their "
+            "state with all ledgers."
         )
 
     def _log_text(self, now_ms: int) -> str:

@@ -260,7 +260,9 @@ async def follow(
             if not is_followed and is_changed:
                 raise SettingsError(
                     f"the store has receipts of client {printable(options.name)} of a later feed, "
-                    "or of another cluster. Give this one another --client name or --store"
+                    "or of another cluster. Give this one another --client name or --store. After "
+                    "a restore of ZooKeeper, begin a new feed instead: bookmender feed disable, "
+                    "then bookmender feed enable"
                 ) from error
             tell(_change_text(error))
             is_changed = not is_followed
@@ -296,7 +298,8 @@ async def _wait_next_try(error: BookmenderError, tell: Tell) -> None:
 
 def _change_text(error: FeedChangedError) -> str:
     if error.lost_ledger_id is None:
-        return "The feed was disabled and enabled again."
+        text = printable(str(error))
+        return f"{text[0].upper()}{text[1:]}."
     return (
         f"Warning: the feed began again, because its ledger {error.lost_ledger_id} was lost. "
         "Changes may be lost with it. Compare your state with all ledgers."
