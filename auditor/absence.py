@@ -3,7 +3,9 @@
 - A bookie counts as lost when it has been absent for the recovery delay of the cluster, which
   Java's znode ``lostBookieRecoveryDelay`` holds (``RecoveryDelay``). The first leader creates the
   znode from its setting; afterwards the znode decides. Each write takes effect at once, also after
-  the znode was deleted. Java's auditor never recovers from a deletion (G29).
+  the znode was deleted. Java's auditor never recovers from a deletion (G29). If the znode cannot be
+  read, the last delay that was read stays in force, because a delay that became shorter by mistake
+  causes the repair of a healthy bookie's ledgers.
 - A bookie in maintenance does not count as absent. Its delay starts at the end of the window, or at
   its departure if that is later. So an operator who ends a window early, or forgot a bookie in it,
   has the same time to act as after any other loss.
@@ -30,7 +32,7 @@ from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import until_answered
 from replication import znodes
-from replication.records import Count, Record, TimeMs
+from replication.records import Count, Record, TimeMs, read_record
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -280,15 +282,16 @@ class Delay:
     delay_s: int
     mzxid: int
     is_stored: bool
-    """False: ``delay_s`` is the setting, because the znode is missing or cannot be read."""
+    """False: the znode is missing, so ``delay_s`` is the setting, or it cannot be read."""
     refusal: str = ""
     """Why the znode cannot be read, for people; empty if it can be read or is missing."""
 
     def is_asking_for_audit(self, before: Delay) -> bool:
         """True if the delay was written again unchanged. As with Java (Auditor's
         LostBookieRecoveryDelayChangedCb), this asks to treat absent bookies as lost at once.
-        Operators trigger an audit this way."""
-        is_written = self.is_stored and self.mzxid != before.mzxid
+        Operators trigger an audit this way. A readable delay after an unreadable one corrects a
+        mistake, and asks for nothing."""
+        is_written = self.is_stored and self.mzxid != before.mzxid and not before.refusal
         return is_written and self.delay_s == before.delay_s
 
 
@@ -303,6 +306,8 @@ class RecoveryDelay:
         self._path = paths.recovery_delay
         self._default_s = default_s
         self._is_created = False
+        self._last_s: int | None = None
+        """The delay that was in force after the last reading; None before the first."""
         self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
 
     async def create(self) -> None:
@@ -315,7 +320,7 @@ class RecoveryDelay:
     async def read(self) -> None:
         """Read the delay in force, and log it. Raises UnavailableError."""
         self.current = await self._read()
-        log_refusal(self.current)
+        log_refusal(self.current, self._path)
         is_znodes = self.current.is_stored and not self._is_created
         log.info(
             "recovery_delay.read",
@@ -327,7 +332,7 @@ class RecoveryDelay:
         """Yield the delay before and after each write or deletion of the znode. Ends with the
         session.
 
-        If the znode cannot be read, the setting is in force, as for the next leader.
+        If the znode cannot be read, the delay stays as it is.
         """
         async with aclosing(self._store.watch(self._path)) as events:
             async for _ in events:
@@ -336,16 +341,33 @@ class RecoveryDelay:
                 )
                 before, self.current = self.current, now
                 if self.current != before:
-                    log_refusal(now)
+                    log_refusal(now, self._path)
                     log.info("recovery_delay.changed", delay_s=self.current.delay_s)
                     yield before, self.current
 
     async def _read(self) -> Delay:
-        return await read_delay(self._store, self._paths, default_s=self._default_s)
+        now = await read_delay(
+            self._store, self._paths, default_s=self._default_s, last_s=self._last_s
+        )
+        self._last_s = now.delay_s
+        return now
 
 
-async def read_delay(store: MetadataStore, paths: ClusterPaths, *, default_s: int) -> Delay:
-    """Return the delay in force: ``default_s`` if the znode is missing or cannot be read."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AuditDelay(Record):
+    """The part of the last audit's record (``AuditRecord``) that outlives an unreadable delay."""
+
+    recovery_delay_s: Count = 0
+
+
+async def read_delay(
+    store: MetadataStore, paths: ClusterPaths, *, default_s: int, last_s: int | None = None
+) -> Delay:
+    """Return the delay in force: ``default_s`` if the znode is missing.
+
+    If the znode cannot be read, ``last_s`` is in force, the last delay that the caller read. A
+    caller that read none uses ``default_s`` or the delay of the last audit, whichever is longer.
+    """
     mzxid, refusal = 0, ""
     try:
         data, stat = await store.get(paths.recovery_delay)
@@ -356,10 +378,20 @@ async def read_delay(store: MetadataStore, paths: ClusterPaths, *, default_s: in
         pass
     except (CorruptionError, UnauthorizedError) as error:
         refusal = str(error)
+        if last_s is None:
+            audit = await read_record(store, paths.last_audit, _AuditDelay.parse) or _AuditDelay()
+            last_s = max(default_s, audit.recovery_delay_s)
+        default_s = last_s
     return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False, refusal=refusal)
 
 
-def log_refusal(delay: Delay) -> None:
+def log_refusal(delay: Delay, path: str) -> None:
     """Log an unreadable znode, for services, which go on. A command prints ``refusal`` itself."""
     if delay.refusal:
-        log.error("recovery_delay.unreadable", error=delay.refusal, used_s=delay.delay_s)
+        log.warning(
+            "recovery_delay.unreadable",
+            error=delay.refusal,
+            used_s=delay.delay_s,
+            path=path,
+            next_step="write a number of seconds to the znode, or grant access",
+        )

@@ -403,6 +403,7 @@ class Auditor:
                     mark_count=result.mark_count,
                     unreadable_count=len(ledger_map.unreadable),
                     unreadable=tuple(sorted(ledger_map.unreadable)),
+                    recovery_delay_s=self._tracker.delay.current.delay_s,
                 )
             )
 

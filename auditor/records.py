@@ -36,13 +36,15 @@ REWRITE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord(Record):
-    """The last completed audit. ``unreadable``: ids of at most a hundred unreadable ledgers."""
+    """The last completed audit. ``unreadable``: ids of at most a hundred unreadable ledgers.
+    ``recovery_delay_s``: the delay in force then, for a leader that cannot read it."""
 
     finished_ms: TimeMs
     ledger_count: Count
     mark_count: Count
     unreadable_count: Count = 0
     unreadable: tuple[Count, ...] = ()
+    recovery_delay_s: Count = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import structlog
 from daemon.settings import LogSettings, Settings, setting_keys, setting_value
 from ledgers.clock import Clock
 from ledgers.errors import SettingsError
+from replication.records import Record
 
 log = structlog.get_logger()
 
@@ -53,6 +54,8 @@ class LiveSettings:
 
     def __init__(self, settings: Settings) -> None:
         self.current = settings
+        self.orders: dict[str, Record] = {}
+        """By path, the last orders that a session could read (``OrderStore``)."""
 
     async def follow(self, apply: Callable[[Settings], None], *, clock: Clock) -> None:
         """Call ``apply`` with the current settings and after each change, until cancelled."""

@@ -18,7 +18,6 @@ import structlog
 from daemon.limits import keep_to_requests_per_s
 from daemon.live_settings import LiveSettings
 from daemon.local_bookie import local_bookie
-from daemon.settings import Settings
 from daemon.zookeeper import open_store
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bulk.engine import BulkTransfers
@@ -92,7 +91,7 @@ async def open_session(
     store = await open_store(settings, ends_with_loop=True)
     try:
         store.requests_per_s = settings.zookeeper.requests_per_s
-        session = await _join(store, settings, role, journal)
+        session = await _join(store, live, role, journal)
         try:
             async with asyncio.TaskGroup() as tasks:
                 watcher = tasks.create_task(session.views.run())
@@ -109,18 +108,19 @@ async def open_session(
 
 
 async def _join(
-    store: ZooKeeperStore, settings: Settings, role: Role, journal: MetadataJournal
+    store: ZooKeeperStore, live: LiveSettings, role: Role, journal: MetadataJournal
 ) -> Session:
     """Do everything that needs the session before work begins, including the registration as a live
     node."""
-    uri, clock = settings.uri, SharedClock(SystemClock())
+    settings, clock = live.current, SharedClock(SystemClock())
+    uri = settings.uri
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     paths = ClusterPaths.below(uri.root)
     await _compare_acl(store, uri.root, settings.security)
     await prepare_tree(store, paths)
     registration = Registration(store, uri.root, resolve=host_names().addresses)
-    views = ViewSource(registration, clock, OrderStore(store, paths))
+    views = ViewSource(registration, clock, OrderStore(store, paths, live.orders))
     view = await views.refresh()
     local = await local_bookie(settings.node.bookie_id, view)
     info = NodeInfo(

@@ -6,19 +6,23 @@ writes safety holds. A writer names the version that it overwrites, so of two op
 the same order at once, one gets an error. Every session reads the orders through ``OrderStore`` as
 part of its ``ClusterView``.
 
-An unreadable order (of a later release, or edited by hand) is reported and never stops a node:
+An unreadable order (of a later release, edited by hand, or denied by an ACL) is reported and never
+stops a node. ``OrderZnode.in_doubt`` returns the careful order that applies instead, usually the
+last one that this process could read (``OrderStore``). If there was none:
 
-- unreadable limits: the limits that were read before stay in force;
-- an unreadable hold or pause of the checks: it is in force;
-- drains or maintenance windows that cannot be listed: those that were read before stay in force;
-- any other order: it is ignored.
+- a hold or a pause of the checks: it is in force, also if the last order said otherwise;
+- a drain: it is in force, and fences no ledger;
+- a maintenance window: it is in force until a day after it was written;
+- limits: the settings of the node apply;
+- retries: none is ordered;
+- trusted identities: none is trusted, also if the last order said otherwise (rule S5).
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Generic, Self, TypeVar
+from typing import Generic, Self, TypeVar, cast
 
 import structlog
 from prometheus_client import Gauge
@@ -40,12 +44,15 @@ from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import until_answered
 from replication.records import Count, Record, TimeMs
-from replication.znodes import ClusterPaths
+from replication.znodes import TIME_MS_MAX, ClusterPaths
 
 TRIES_TOLD_S = 600.0
 """Time that an ordered retry is kept. So a node that had lost its connection sees it, even if other
 retries were ordered since."""
 TRIES_TOLD_MAX = 1_000
+WINDOW_IN_DOUBT_MS = 86_400_000
+"""Length of a maintenance window that cannot be read. It has an end, because the bookie may be lost
+for good."""
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "bytes_per_s": (0, 10**12),
@@ -73,6 +80,17 @@ class MaintenanceWindow(Record):
     since_ms: TimeMs
     until_ms: TimeMs
     reason: str = ""
+
+    @classmethod
+    def unreadable(cls, *, since_ms: int, last: Self | None = None) -> Self:
+        """Return the window that replaces an unreadable one. ``since_ms``: when the unreadable one
+        was written; 0: an ACL hides this. ``last``: the last that could be read. The unreadable one
+        may be longer."""
+        if last is not None:
+            least_ms = since_ms + WINDOW_IN_DOUBT_MS if since_ms else 0
+            return replace(last, until_ms=max(last.until_ms, least_ms))
+        until_ms = since_ms + WINDOW_IN_DOUBT_MS if since_ms else TIME_MS_MAX
+        return cls(since_ms=since_ms, until_ms=until_ms, reason="the order cannot be read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,20 +233,29 @@ T = TypeVar("T", bound=Record)
 class OrderZnode(Generic[T]):
     """The znode of one order, and how to parse it.
 
-    ``in_doubt``: returns the order that applies if the znode is unreadable; None: none applies.
+    ``in_doubt``: returns the order that applies if the znode is unreadable, from its ``Stat`` and
+    the last order that could be read, if any. Returns None if none applies.
     """
 
     path: str
     parse: Callable[[bytes], T]
-    in_doubt: Callable[[Stat], T] | None = None
+    in_doubt: Callable[[Stat, T | None], T | None] = lambda stat, last: last
 
 
 def drain_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[DrainOrder]:
-    return OrderZnode(path=f"{paths.draining_orders}/{bookie}", parse=DrainOrder.parse)
+    return OrderZnode(
+        path=f"{paths.draining_orders}/{bookie}",
+        parse=DrainOrder.parse,
+        in_doubt=lambda stat, last: last or DrainOrder(since_ms=stat.mtime_ms),
+    )
 
 
 def maintenance_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[MaintenanceWindow]:
-    return OrderZnode(path=f"{paths.maintenance_orders}/{bookie}", parse=MaintenanceWindow.parse)
+    return OrderZnode(
+        path=f"{paths.maintenance_orders}/{bookie}",
+        parse=MaintenanceWindow.parse,
+        in_doubt=lambda stat, last: MaintenanceWindow.unreadable(since_ms=stat.mtime_ms, last=last),
+    )
 
 
 def limits_znode(paths: ClusterPaths) -> OrderZnode[LimitsOrder]:
@@ -239,7 +266,7 @@ def hold_znode(paths: ClusterPaths) -> OrderZnode[HoldOrder]:
     return OrderZnode(
         path=f"{paths.orders}/hold",
         parse=HoldOrder.parse,
-        in_doubt=lambda stat: HoldOrder.unreadable(since_ms=stat.mtime_ms),
+        in_doubt=lambda stat, _: HoldOrder.unreadable(since_ms=stat.mtime_ms),
     )
 
 
@@ -247,7 +274,7 @@ def checks_znode(paths: ClusterPaths) -> OrderZnode[ChecksOrder]:
     return OrderZnode(
         path=f"{paths.orders}/checks",
         parse=ChecksOrder.parse,
-        in_doubt=lambda stat: ChecksOrder(since_ms=stat.mtime_ms),
+        in_doubt=lambda stat, _: ChecksOrder(since_ms=stat.mtime_ms),
     )
 
 
@@ -256,7 +283,11 @@ def tries_znode(paths: ClusterPaths) -> OrderZnode[TriesOrder]:
 
 
 def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
-    return OrderZnode(path=f"{paths.orders}/identities", parse=IdentitiesOrder.parse)
+    return OrderZnode(
+        path=f"{paths.orders}/identities",
+        parse=IdentitiesOrder.parse,
+        in_doubt=lambda stat, last: None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,21 +305,18 @@ class VersionedOrder(Generic[T]):
 class OrderStore:
     """One session's access to the orders."""
 
-    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
+    def __init__(
+        self, store: MetadataStore, paths: ClusterPaths, last: dict[str, Record] | None = None
+    ) -> None:
+        """``last``: by path, the last order that could be read. A process passes the same one to
+        all its sessions, so the end of a session forgets no order."""
         self._store, self._paths = store, paths
+        self._last = {} if last is None else last
         self._reported: dict[str, int] = {}
         """By path, the mzxid of the unreadable order that was logged last."""
-        self._last = Orders()
-        """The result of the last ``read``."""
 
     async def read(self) -> Orders:
-        """Return all orders that apply, including maintenance windows that are over.
-
-        If limits are unreadable, the former ones apply, because a mistake must not let every node
-        run at full speed. If drains or windows cannot be listed, the former ones apply as well
-        (rule S8). A session that has read none before uses its settings, without drains and
-        windows.
-        """
+        """Return all orders that apply, including maintenance windows that are over."""
         unreadable: list[str] = []
         identities_read = self._readable(identities_znode(self._paths), unreadable)
         (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
@@ -302,13 +330,7 @@ class OrderStore:
             ),
             identities_read,
         )
-        if limits_znode(self._paths).path in unreadable:
-            limits = self._last.limits
-        if self._paths.draining_orders in unreadable:
-            draining = dict(self._last.draining)
-        if self._paths.maintenance_orders in unreadable:
-            maintenance = dict(self._last.maintenance)
-        self._last = Orders(
+        return Orders(
             draining=draining,
             maintenance=maintenance,
             limits=limits or LimitsOrder(),
@@ -318,7 +340,6 @@ class OrderStore:
             identities=identities,
             unreadable=tuple(sorted(unreadable)),
         )
-        return self._last
 
     def changes(self) -> AsyncGenerator[Event, None]:
         """Yield at once, and after changes of any order. Changes in quick succession are merged."""
@@ -329,14 +350,17 @@ class OrderStore:
         try:
             data, stat = await self._store.get(znode.path)
         except NoNodeError:
+            self._last.pop(znode.path, None)
             return None
         except UnauthorizedError as error:
             there = await self._stat_if_allowed(znode.path)
             return None if there is None else self._unreadable(znode, there, error)
         try:
-            return VersionedOrder(order=znode.parse(data), version=stat.version)
+            order = znode.parse(data)
         except CorruptionError as error:
             return self._unreadable(znode, stat, error)
+        self._last[znode.path] = order
+        return VersionedOrder(order=order, version=stat.version)
 
     async def give(self, znode: OrderZnode[T], order: T, *, over: VersionedOrder[T] | None) -> None:
         """Write an order over ``over``, the one that was read before.
@@ -363,13 +387,21 @@ class OrderStore:
         unreadable: list[str],
     ) -> dict[BookieId, T]:
         """Return the orders below ``parent`` by bookie. Adds ``parent`` to ``unreadable`` if access
-        is denied, and orders whose name is no bookie ID: no command could withdraw them."""
+        is denied, and orders whose name is no bookie ID: no command could withdraw them.
+
+        If the orders cannot be listed, those that were read before are read again (rule S8).
+        """
+        last = [
+            p.removeprefix(f"{parent}/") for p in list(self._last) if p.startswith(f"{parent}/")
+        ]
         try:
             names = sorted(await children_if_any(self._store, parent))
+            for name in set(last).difference(names):
+                self._last.pop(f"{parent}/{name}", None)
         except UnauthorizedError as error:
             self._report(parent, 0, error)
             unreadable.append(parent)
-            return {}
+            names = sorted(last)
         bookies = []
         for name in names:
             try:
@@ -403,13 +435,19 @@ class OrderStore:
         self, znode: OrderZnode[T], stat: Stat, error: BookmenderError
     ) -> VersionedOrder[T]:
         self._report(znode.path, stat.mzxid, error)
-        order = None if znode.in_doubt is None else znode.in_doubt(stat)
+        last = cast(T | None, self._last.get(znode.path))
+        order = znode.in_doubt(stat, last)
         return VersionedOrder(order=order, version=stat.version, is_readable=False)
 
     def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
         if self._reported.get(path) != mzxid:  # log once, not at each reading
             self._reported[path] = mzxid
-            log.warning("order.unreadable", path=path, error=str(error))
+            log.warning(
+                "order.unreadable",
+                path=path,
+                error=str(error),
+                next_step="give the order again, or delete its znode",
+            )
 
 
 class DisableSwitch:

@@ -146,7 +146,7 @@ async def order_drains(
         stored = await order_store.stored(znode)
         if stored is None:
             drain = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
-        elif stored.order is None:
+        elif stored.order is None or not stored.is_readable:
             raise CorruptionError(
                 f"the present order to drain {bookie} cannot be read. Cancel it first: bookmender "
                 f"bookie drain {bookie} --cancel"

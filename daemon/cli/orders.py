@@ -87,12 +87,14 @@ def _what(path: str) -> str:
             )
         case "draining", bookie:
             return (
-                f"The order to drain {bookie} cannot be read, so nodes ignore it. Cancel it: "
+                f"The order to drain {bookie} cannot be read, so nodes drain the bookie as the "
+                "last order said, or without fencing. Cancel it: "
                 f"bookmender bookie drain {bookie} --cancel"
             )
         case "maintenance", bookie:
             return (
-                f"The maintenance window of {bookie} cannot be read, so nodes ignore it. End it: "
+                f"The maintenance window of {bookie} cannot be read, so nodes assume one that ends "
+                "a day after the order was written. End it: "
                 f"bookmender bookie maintenance {bookie} --end"
             )
         case "limits", _:

@@ -61,12 +61,12 @@ class Code(enum.StrEnum):
     DRAIN_BLOCKED = "DRAIN_BLOCKED"
     ORDERS_UNREADABLE = "ORDERS_UNREADABLE"
     RECORD_UNREADABLE = "RECORD_UNREADABLE"
+    RECOVERY_DELAY_UNREADABLE = "RECOVERY_DELAY_UNREADABLE"
     FEED_STALLED = "FEED_STALLED"
     LEDGER_MAP_LOADING = "LEDGER_MAP_LOADING"
     AVAILABILITY_UNKNOWN = "AVAILABILITY_UNKNOWN"
     BOOKIES_IN_MAINTENANCE = "BOOKIES_IN_MAINTENANCE"
     BOOKIES_DRAINING = "BOOKIES_DRAINING"
-    RECOVERY_DELAY_UNREADABLE = "RECOVERY_DELAY_UNREADABLE"
     FSCK_FOUND_DAMAGE = "FSCK_FOUND_DAMAGE"
     FSCK_INCONCLUSIVE = "FSCK_INCONCLUSIVE"
 
@@ -422,8 +422,9 @@ def _order_conditions(status: Status) -> Iterator[Condition]:
         delay = duration_text(state.recovery_delay_s)
         yield Condition(
             code=Code.RECOVERY_DELAY_UNREADABLE,
-            severity=Severity.INFO,
-            fact=f"{printable(error)}. A bookmender leader uses its own setting, {delay}.",
+            severity=Severity.WARN,
+            fact=f"{printable(error)}. A bookmender leader keeps the last delay that it read, or "
+            f"else uses {delay}.",
             action="Write seconds: bookmender shell lostbookierecoverydelay -set SECONDS",
             data={"recovery_delay_s": state.recovery_delay_s, "error": error},
         )

@@ -223,9 +223,11 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
     Code.ORDERS_UNREADABLE: Explanation(
         severity="WARN",
         summary="operator orders cannot be read",
-        meaning="The znode of an order cannot be parsed, or an ACL denies access. Nodes ignore "
-        "most such orders. Exceptions: an unreadable hold counts as a hold, and unreadable limits "
-        "leave the former limits in force.",
+        meaning="The znode of an order cannot be parsed, or an ACL denies access. Nodes keep "
+        "the last order that they could read. A node that read none assumes the careful order: a "
+        "drain that fences nothing, a maintenance window until a day after the order was written, "
+        "the limits of its settings. An unreadable hold, or pause of the checks, is always in "
+        "force. Unreadable trust in identities is not.",
         causes="A znode that was written by hand or by a newer release, or an ACL.",
         action="status names the command that cancels each order. Give the order again afterwards.",
         clears="when the order is replaced or its znode is deleted.",
@@ -242,6 +244,16 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "of fsck writes its records again: bookmender check run NAME.",
         clears="when the daemon has written the record again, or its znode is deleted. The leader "
         "rewrites its own records within about a minute.",
+    ),
+    Code.RECOVERY_DELAY_UNREADABLE: Explanation(
+        severity="WARN",
+        summary="lostBookieRecoveryDelay in ZooKeeper cannot be read",
+        meaning="The znode lostBookieRecoveryDelay does not hold a number of seconds, or an ACL "
+        "denies access. The leader keeps the last delay that it read. A new leader uses the delay "
+        "of the last audit or auditor.lost_bookie_recovery_delay_s, whichever is longer.",
+        causes="BookKeeper's shell writes any value that it is given, such as 2h.",
+        action="Write a number: bookmender shell lostbookierecoverydelay -set SECONDS.",
+        clears="when the znode holds a number, or is deleted.",
     ),
     Code.FEED_STALLED: Explanation(
         severity="WARN",
@@ -299,15 +311,6 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         action="bookmender bookie drain shows what is left. When a bookie is drained, stop it and "
         "run bookmender bookie decommission ID.",
         clears="when no ledger names the bookies, or the drain is cancelled.",
-    ),
-    Code.RECOVERY_DELAY_UNREADABLE: Explanation(
-        severity="INFO",
-        summary="lostBookieRecoveryDelay in ZooKeeper is not a number",
-        meaning="The znode lostBookieRecoveryDelay does not hold a number of seconds. A "
-        "bookmender leader uses auditor.lost_bookie_recovery_delay_s instead.",
-        causes="BookKeeper's shell writes any value that it is given.",
-        action="Write a number: bookmender shell lostbookierecoverydelay -set SECONDS.",
-        clears="when the znode holds a number, or is deleted.",
     ),
     Code.FSCK_FOUND_DAMAGE: Explanation(
         severity="WARN until all were marked and no queued ledger needs repair, then INFO",

@@ -63,7 +63,7 @@ async def test_each_lost_bookie_has_its_own_delay() -> None:
 
 
 @in_virtual_time
-async def test_an_invalid_delay_is_logged_and_the_setting_counts() -> None:
+async def test_an_invalid_delay_is_logged_and_the_setting_counts_if_none_was_read() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, b"-5", with_parents=True)
     with capture_logs() as logs:
@@ -75,8 +75,28 @@ async def test_an_invalid_delay_is_logged_and_the_setting_counts() -> None:
             assert await cluster.marked() == [0]
 
     [refusal] = [each for each in logs if each["event"] == "recovery_delay.unreadable"]
-    assert (refusal["log_level"], refusal["used_s"]) == ("error", 30)
+    assert (refusal["log_level"], refusal["used_s"]) == ("warning", 30)
     assert (await cluster.store.get(DELAY))[0] == b"-5"
+
+
+@in_virtual_time
+async def test_a_delay_that_becomes_unreadable_stays_as_it_was_for_the_next_leader_too() -> None:
+    """Its correction is no request to count absent bookies as lost."""
+    cluster = await with_ledgers((B1, B2))
+    await cluster.store.create(DELAY, b"3600", with_parents=True)
+    async with auditing(cluster, settings=delayed(0)):
+        await asyncio.sleep(5)
+        await cluster.kill(B1)
+        await cluster.store.set(DELAY, b"2h", version=-1)
+        assert await marked_soon(cluster) == []
+        await cluster.store.set(DELAY, b"3600", version=-1)
+        assert await marked_soon(cluster) == []
+        await cluster.store.set(DELAY, b"2h", version=-1)
+
+    async with auditing(cluster, settings=delayed(0)):
+        assert await marked_soon(cluster) == []
+        await cluster.store.delete(DELAY)
+        assert await marked_soon(cluster) == [0], "without the znode the setting counts"
 
 
 @in_virtual_time

@@ -89,7 +89,7 @@ async def test_an_unreadable_recovery_delay_is_one_condition() -> None:
     assert state.to_json()["recovery_delay_error"] == why
     status = changed(HEALTHY, leader_state=state)
     assert fact(status, "RECOVERY_DELAY_UNREADABLE") == (
-        f"{why}. A bookmender leader uses its own setting, 0 s."
+        f"{why}. A bookmender leader keeps the last delay that it read, or else uses 0 s."
     )
 
 

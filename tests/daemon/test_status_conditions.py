@@ -231,8 +231,8 @@ NO_AUDITOR = "NO_AUDITOR UNKNOWN"
         pytest.param({"unproven": (7,)}, 1, ["LEDGER_END_UNPROVEN ERROR"], id="end unproven"),
         pytest.param(
             {"leader_state": LeaderState(recovery_delay_error="no number")},
-            0,
-            ["RECOVERY_DELAY_UNREADABLE INFO"],
+            1,
+            ["RECOVERY_DELAY_UNREADABLE WARN"],
             id="an unreadable recovery delay",
         ),
     ],

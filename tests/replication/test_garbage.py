@@ -42,6 +42,8 @@ from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info
 
+STARTED_MS = 1_700_000_000_000
+"""Wall-clock time at the start of virtual time."""
 Read = Callable[[MemoryStore], Awaitable[object]]
 
 
@@ -133,13 +135,13 @@ READERS = {
         path=drain_znode(PATHS, B1).path,
         good=DrainOrder(since_ms=5, may_fence=True).to_json(),
         read=read_orders,
-        nothing=Orders(),
+        nothing=Orders(draining={B1: DrainOrder(since_ms=STARTED_MS)}),
     ),
     "a window": Reader(
         path=maintenance_znode(PATHS, B1).path,
         good=MaintenanceWindow(since_ms=1, until_ms=5, reason="new kernel").to_json(),
         read=read_orders,
-        nothing=Orders(),
+        nothing=Orders(maintenance={B1: MaintenanceWindow.unreadable(since_ms=STARTED_MS)}),
     ),
     "limits": Reader(
         path=limits_znode(PATHS).path,

@@ -1,6 +1,7 @@
 """Orders of operators: as values, and in ZooKeeper for every session."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from structlog.testing import capture_logs
@@ -9,9 +10,11 @@ from ledgers.errors import ConflictError, CorruptionError
 from replication.orders import (
     TRIES_TOLD_MAX,
     TRIES_TOLD_S,
+    WINDOW_IN_DOUBT_MS,
     ChecksOrder,
     DrainOrder,
     HoldOrder,
+    IdentitiesOrder,
     LimitsOrder,
     MaintenanceWindow,
     Orders,
@@ -21,9 +24,12 @@ from replication.orders import (
     checks_znode,
     drain_znode,
     hold_znode,
+    identities_znode,
     limits_znode,
     maintenance_znode,
+    tries_znode,
 )
+from replication.records import Record
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
@@ -222,28 +228,31 @@ async def test_an_order_withdrawn_meanwhile_is_not_replaced() -> None:
 
 
 @in_virtual_time
-async def test_an_unreadable_order_is_reported_once_and_ignored() -> None:
+async def test_an_unreadable_order_is_reported_once_and_replaced_by_the_careful_one() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
-    await order_store.give(drain_znode(PATHS, B2), DrainOrder(since_ms=1), over=None)
-    broken: list[OrderZnode[DrainOrder] | OrderZnode[LimitsOrder]] = [
-        drain_znode(PATHS, B1),
-        limits_znode(PATHS),
-    ]
+    broken: list[OrderZnode[DrainOrder] | OrderZnode[MaintenanceWindow] | OrderZnode[LimitsOrder]]
+    broken = [drain_znode(PATHS, B1), limits_znode(PATHS), maintenance_znode(PATHS, B2)]
     for znode in broken:
-        await cluster.store.create(znode.path, b'{"version": 9}')
+        await cluster.store.create(znode.path, b'{"version": 9}', with_parents=True)
+    written_ms = cluster.clock.wall_ms()
+    await cluster.clock.sleep(60)
 
     with capture_logs() as logs:
         for _ in range(3):
-            assert await order_store.read() == Orders(
-                draining={B2: DrainOrder(since_ms=1)},
+            found = await order_store.read()
+            assert found == Orders(
+                draining={B1: DrainOrder(since_ms=written_ms)},
+                maintenance={B2: MaintenanceWindow.unreadable(since_ms=written_ms)},
                 unreadable=tuple(znode.path for znode in broken),
             )
+            assert B2 in found.at(written_ms + WINDOW_IN_DOUBT_MS - 1).maintenance
+            assert B2 not in found.at(written_ms + WINDOW_IN_DOUBT_MS).maintenance
         assert sorted(line["path"] for line in logs) == sorted(znode.path for znode in broken)
 
         await cluster.store.set(broken[0].path, b"worse", version=-1)
         await order_store.read()
-        assert len(logs) == 3, "another hand, another report"
+        assert len(logs) == 4, "another hand, another report"
 
     source_health = await order_store.stored(limits_znode(PATHS))
     assert source_health is not None
@@ -251,25 +260,36 @@ async def test_an_unreadable_order_is_reported_once_and_ignored() -> None:
 
 
 @in_virtual_time
-async def test_unreadable_limits_leave_the_earlier_ones_in_force() -> None:
-    cluster = await Cluster.start()
-    order_store, znode, slow = (
-        OrderStore(cluster.store, PATHS),
-        limits_znode(PATHS),
-        LimitsOrder(bytes_per_s=10),
+async def test_an_unreadable_order_leaves_the_last_one_in_force_for_later_sessions_too() -> None:
+    cluster, last = await Cluster.start(), dict[str, Record]()
+    order_store = OrderStore(cluster.store, PATHS, last)
+    retried = TriesOrder().with_ledger(7, now_ms=cluster.clock.wall_ms())
+    trusted = IdentitiesOrder(since_ms=1, cookies={B1: 1})
+    await order_store.give(limits_znode(PATHS), LimitsOrder(bytes_per_s=10), over=None)
+    await order_store.give(
+        drain_znode(PATHS, B1), DrainOrder(since_ms=1, may_fence=True), over=None
     )
-    await order_store.give(znode, slow, over=None)
-    assert (await order_store.read()).limits == slow
+    await order_store.give(maintenance_znode(PATHS, B2), WINDOW, over=None)
+    await order_store.give(tries_znode(PATHS), retried, over=None)
+    await order_store.give(identities_znode(PATHS), trusted, over=None)
+    before = await order_store.read()
+    paths = [limits_znode(PATHS).path, drain_znode(PATHS, B1).path, tries_znode(PATHS).path]
+    paths += [maintenance_znode(PATHS, B2).path, identities_znode(PATHS).path]
 
-    await cluster.store.set(znode.path, b"{", version=-1)
+    for path in paths:
+        await cluster.store.set(path, b"{", version=-1)
 
-    for _ in range(2):
-        found = await order_store.read()
-        assert (found.limits, found.unreadable) == (slow, (znode.path,))
-    assert (await OrderStore(cluster.store, PATHS).read()).limits == LimitsOrder(), "none are known"
+    longer = MaintenanceWindow.unreadable(since_ms=cluster.clock.wall_ms(), last=WINDOW)
+    for session in (order_store, OrderStore(cluster.store, PATHS, last)):
+        assert await session.read() == replace(
+            before, maintenance={B2: longer}, identities=None, unreadable=tuple(sorted(paths))
+        )
 
-    await cluster.store.delete(znode.path)
-    assert (await order_store.read()).limits == LimitsOrder(), "taken back"
+    for path in paths:
+        await cluster.store.delete(path)
+    assert await order_store.read() == Orders(), "taken back"
+    await cluster.store.create(limits_znode(PATHS).path, b"{")
+    assert (await order_store.read()).limits == LimitsOrder(), "a withdrawn order is no last one"
 
 
 @pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
