@@ -176,6 +176,46 @@ def test_no_string_below_the_daemon_names_a_command(package: str) -> None:
     assert found == {}
 
 
+# --- No text is lost ------------------------------------------------------------------------------
+
+
+def texts_without_use(source: str) -> Iterator[str]:
+    """Yield strings that are statements of their own, without docstrings (in triple quotes).
+
+    Without its brackets, the second line of a text is such a statement.
+    """
+    lines = source.splitlines()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.JoinedStr | ast.Constant):
+            text = lines[node.lineno - 1][node.col_offset :]
+            if not text.startswith(('"""', 'r"""', "...")):
+                yield f"line {node.lineno}: {text[:80]}"
+
+
+@pytest.mark.parametrize(
+    ("source", "is_found"),
+    [
+        pytest.param("why = 'Give each '\n'folder its own'", True, id="a second line"),
+        pytest.param("why = 'Give each '\nf'folder {its} own'", True, id="an f-string"),
+        pytest.param("why = ('Give each '\n'folder its own')", False, id="brackets"),
+        pytest.param('x = 1\n"""What it is."""', False, id="a docstring"),
+        pytest.param("def f() -> None: ...", False, id="an ellipsis"),
+    ],
+)
+def test_texts_without_use_are_found(source: str, is_found: bool) -> None:
+    assert bool(list(texts_without_use(source))) is is_found
+
+
+def test_no_text_is_without_use() -> None:
+    found = {
+        str(path.relative_to(ROOT)): texts
+        for path in tracked_files()
+        if path.suffix == ".py" and (texts := list(texts_without_use(path.read_text())))
+    }
+
+    assert found == {}
+
+
 # --- A package says what its modules are ----------------------------------------------------------
 
 

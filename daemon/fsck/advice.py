@@ -102,8 +102,9 @@ def acknowledged_notes(outcome: Acknowledged, changes: FeedChanges) -> list[str]
         case Acknowledged.NEW_FEED:
             why = "the change feed was disabled and enabled during the run"
         case Acknowledged.OTHER_FOLDER:
-            why = f"another run of client {client} ended meanwhile. Give each "
-            "folder its own --client"
+            why = (
+                f"another run of client {client} ended meanwhile. Give each folder its own --client"
+            )
         case Acknowledged.RETENTION:
             why = "the feed has deleted changes of this run meanwhile"
         case Acknowledged.RESTORED:

@@ -357,5 +357,18 @@ def test_each_reason_has_a_sentence() -> None:
         first, second = fetched_notes(Fetched(changes=whole, why=why))
         assert first.startswith("this run checks all ledgers: ")
         assert second.endswith("after checkpoint 0x10")
-    for outcome in Acknowledged:
-        assert bool(acknowledged_notes(outcome, whole)) is (outcome is not Acknowledged.STORED)
+    assert {outcome: acknowledged_notes(outcome, whole) for outcome in Acknowledged} == {
+        Acknowledged.STORED: [],
+        Acknowledged.NEW_FEED: [
+            "not acknowledged: the change feed was disabled and enabled during the run. The next "
+            "run with --changed checks all ledgers"
+        ],
+        Acknowledged.OTHER_FOLDER: [
+            f"not acknowledged: another run of client {NAME} ended meanwhile. Give each folder its "
+            "own --client. The next run with --changed checks all ledgers"
+        ],
+        Acknowledged.RETENTION: [
+            "not acknowledged: the feed has deleted changes of this run meanwhile. The next run "
+            "with --changed checks all ledgers"
+        ],
+    }

@@ -139,9 +139,19 @@ def test_a_cluster_without_ledgers_has_a_page(tmp_path: Path) -> None:
 # --- Advice ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grade", [Grade.LOST, Grade.AT_RISK, Grade.UNKNOWN], ids=lambda g: g.value)
-def test_each_bad_grade_has_advice(tmp_path: Path, grade: Grade) -> None:
-    assert advice_for(leave_results(tmp_path, [damaged(1, grade)]).summary)
+@pytest.mark.parametrize(
+    ("grade", "title"),
+    [
+        (Grade.LOST, "Ledgers with entries that have no good copy left: 1"),
+        (Grade.AT_RISK, "Ledgers with entries that have one good copy left: 1"),
+        (Grade.UNKNOWN, "Ledgers that could not be checked completely: 1"),
+    ],
+    ids=str,
+)
+def test_each_bad_grade_has_advice(tmp_path: Path, grade: Grade, title: str) -> None:
+    summary = leave_results(tmp_path, [damaged(1, grade)]).summary
+
+    assert [each.title for each in advice_for(summary)] == [title]
 
 
 @pytest.mark.parametrize("finding", list(Finding), ids=lambda finding: finding.value)
