@@ -7,12 +7,14 @@ has no counterpart. Names, units and defaults are those of ``conf/bk_server.conf
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from daemon.cli.progress import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SettingsError
+from ledgers.placement.pulsar import PULSAR_RACKS_PATH
 
 Value = str | int | float | bool
 
@@ -75,6 +77,8 @@ def _reread_delay(text: str) -> Value | None:
     return None if flush_s <= 60 else 2 * flush_s
 
 
+PULSAR_RESOLVER = ".BookieRackAffinityMapping"
+"""Pulsar's class that reads racks from ZooKeeper."""
 ACLS = "ACLs and authentication: see the security settings of bookmender."
 TLS = "TLS and authentication: see the security settings of bookmender."
 METRICS = "Metrics and HTTP: see the HTTP settings of bookmender."
@@ -153,8 +157,9 @@ TRANSLATIONS: Mapping[str, Translation] = {
     "ensemblePlacementPolicy": Translation(key="placement.policy", convert=_policy),
     "networkTopologyScriptFileName": Translation(key="placement.racks_script"),
     "reppDnsResolverClass": Translation(
-        note="Racks come from placement.racks_file, racks_script or racks_znode. For Pulsar's "
-        'BookieRackAffinityMapping set racks_znode = "/bookies".'
+        key="placement.racks_znode",
+        convert=lambda text: PULSAR_RACKS_PATH if text.endswith(PULSAR_RESOLVER) else None,
+        note="Racks come from placement.racks_file, racks_script or racks_znode.",
     ),
     "minNumRacksPerWriteQuorum": Translation(key="placement.min_racks", convert=int),
     "enforceMinNumRacksPerWriteQuorum": Translation(
@@ -216,28 +221,110 @@ OF_BOOKIE_ID = ("advertisedAddress", "bookiePort")
 BOOKIE_PORT = "3181"
 LEGACY_ADDRESS = ("zkServers", "zkLedgersRootPath", "ledgerManagerFactoryClass")
 """The address of the cluster in files without ``metadataServiceUri``."""
+ADDRESS = ("metadataServiceUri", "zkServers", "zkLedgersRootPath")
 LEDGERS_ROOT = "/ledgers"
+LISTS = frozenset({"zkServers"})
+"""Settings of which Java reads all values."""
+BLANKS = "".join(map(chr, range(0x21)))
+"""What Java's ``String.trim`` removes."""
+ESCAPES = dict(zip("tnrbf\\'\"=:#!", "\t\n\r\b\f\\'\"=:#!", strict=True))
 
 
-def read_properties(path: Path) -> dict[str, str]:
-    """Read a Java properties file. Raises SettingsError if it cannot be read."""
+def read_properties(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Read a Java properties file as BookKeeper's loader does (commons-configuration).
+
+    Of several values of a name, on one line or several, the first counts. A value with ``${`` in it
+    uses a variable that is not known here. Raises SettingsError if a file cannot be read.
+    """
+    read: dict[str, list[str]] = {}
+    for name, value in _lines_of(path, environ, ()):
+        read.setdefault(name, []).append(value)
+    # Java divides values at commas, also after a backslash.
+    firsts = {name: re.split(r"\\*,", values[0])[0].strip() for name, values in read.items()}
+    for name in LISTS & read.keys():
+        firsts[name] = ",".join(read[name])
+    found = {name: _interpolated(value, firsts, environ) for name, value in firsts.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def _lines_of(
+    path: Path, environ: Mapping[str, str], including: tuple[Path, ...]
+) -> Iterator[tuple[str, str]]:
+    """Yield the names and values of a file and of those that it includes, in order. Java's
+    characters are Latin-1."""
+    if path in including:
+        raise SettingsError(f"{path}: the file includes itself")
     try:
-        text = path.read_text("utf-8", errors="replace")
+        text = path.read_text("latin-1")
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    found: dict[str, str] = {}
-    for line in re.sub(r"\\\r?\n[ \t]*", "", text).splitlines():
-        line = line.strip()
-        if not line or line[0] in "#!":
+    before = ""
+    for line in text.split("\n"):  # all kinds of line ends are \n by now
+        line = line.strip(BLANKS)
+        if not line or line[0] in "#!":  # also in the middle of a continued line
             continue
-        pair = re.match(r"([^\s=:]+)\s*[=:\s]\s*(.*)", line)
-        if pair and pair[2]:
-            found[pair[1]] = pair[2]
-    return found
+        before += line
+        if (len(line) - len(line.rstrip("\\"))) % 2:
+            before = before[:-1]
+            continue
+        pair = re.fullmatch(
+            r"((?:[^\s\\=:]|\\.)*)(?:\s*[=:]\s*|\s+|)(.*)", before, re.ASCII | re.DOTALL
+        )
+        before = ""
+        assert pair, line
+        name, value = (_unescaped(part, path) for part in pair.groups())
+        if name.lower() in ("include", "includeoptional"):
+            other = path.parent / _interpolated(value, {}, environ)
+            if name.lower() == "include" or other.exists():
+                yield from _lines_of(other, environ, (*including, path))
+        else:
+            yield name.replace("\\ ", " "), value
+
+
+def _unescaped(text: str, path: Path) -> str:
+    """Return the text with Java's escapes replaced. An unknown escape stays as it is."""
+
+    def character(escape: re.Match[str]) -> str:
+        code = escape[1]
+        if code[0] != "u":
+            return ESCAPES.get(code, escape[0])
+        try:
+            return chr(int(code[1:], 16)) if len(code) == 5 else ""
+        except ValueError as error:
+            raise SettingsError(f"{path}: wrong escape {escape[0]}") from error
+
+    return re.sub(r"\\(u.{0,4}|.)", character, text, flags=re.DOTALL)
+
+
+def _interpolated(
+    text: str,
+    values: Mapping[str, str],
+    environ: Mapping[str, str],
+    within: frozenset[str] = frozenset(),
+) -> str:
+    """Return the text with ``${name}`` and ``${env:NAME}`` replaced, each with an optional default
+    after ``:-``. What is not known here stays, such as ``${sys:name}``: only the bookie's own
+    process knows its properties."""
+
+    def value(reference: re.Match[str]) -> str:
+        name, default = reference.groups()
+        found = environ.get(name[4:]) if name.startswith("env:") else values.get(name)
+        if found is None and (name.startswith("env:") or ":" not in name):
+            found = default
+        if found is None or name in within:
+            return reference[0]
+        return _interpolated(found, values, environ, within | {name})
+
+    return re.sub(r"\$?\$\{([^${}]*?)(?::-((?:[^${}]|\$\{[^${}]*\})*))?\}", value, text)
 
 
 def metadata_uri(properties: Mapping[str, str]) -> str:
     """Return the address of the cluster. Raises SettingsError if the file names none."""
+    if unknown := [name for name in ADDRESS if "${" in properties.get(name, "")]:
+        raise SettingsError(
+            f"{unknown[0]} = {properties[unknown[0]]} uses a variable that is not set here. Set it "
+            "in the environment, or write the value into a copy of the file"
+        )
     if uri := properties.get("metadataServiceUri"):
         return uri
     if servers := properties.get("zkServers"):
@@ -255,7 +342,8 @@ class Imported:
 
     ``values``: our settings, and the note about each, which may be empty. ``notes``: Java's
     settings without counterpart, as ``name = value``, and what to do. ``wrong``: Java's settings
-    whose values are not understood. ``others``: names of settings that do not concern recovery.
+    whose values are not understood, or use a variable that is not known. ``others``: names of
+    settings that do not concern recovery.
     """
 
     values: Mapping[str, tuple[Value, str]]
@@ -275,7 +363,10 @@ def translate(properties: Mapping[str, str]) -> Imported:
     address = properties.get("advertisedAddress")
     if address and "bookieId" not in properties:
         bookie_id = f"{address}:{properties.get('bookiePort', BOOKIE_PORT)}"
-        values["node.bookie_id"] = (bookie_id, "advertisedAddress and bookiePort")
+        if "${" in bookie_id:
+            wrong.append(f"advertisedAddress and bookiePort: {bookie_id}")
+        else:
+            values["node.bookie_id"] = (bookie_id, "advertisedAddress and bookiePort")
     for name, text in properties.items():
         if name in LEGACY_ADDRESS or (address and name in OF_BOOKIE_ID):
             continue
@@ -283,6 +374,9 @@ def translate(properties: Mapping[str, str]) -> Imported:
             others.append(name)
             continue
         told = f"{name} = {'hidden' if _is_secret(name) else text}"
+        if found.key and "${" in text:
+            wrong.append(told)
+            continue
         try:
             value = found.convert(text) if found.key else None
         except ValueError:
@@ -292,6 +386,8 @@ def translate(properties: Mapping[str, str]) -> Imported:
             values[found.key] = (value, told + (f". {found.note}" if found.note else ""))
         elif found.note:
             notes[told] = found.note
+    if "placement.racks_znode" in values:  # only Java's default resolver asks the script
+        values.pop("placement.racks_script", None)
     return Imported(values=values, notes=notes, wrong=wrong, others=sorted(others))
 
 
@@ -308,19 +404,19 @@ def to_toml(imported: Imported) -> str:
     for key, (value, note) in imported.values.items():
         section, _, name = key.rpartition(".")
         if section:
-            comment = [f"# {note}"] if note else []
+            comment = [f"# {printable(note)}"] if note else []
             sections.setdefault(section, []).extend([*comment, f"{name} = {_toml(value)}"])
     for section, below in sections.items():
         lines += ["", f"[{section}]", *below]
     if imported.notes:
         lines += ["", "# Without a counterpart:"]
-        lines += [f"# {what}\n#   {note}" for what, note in imported.notes.items()]
+        lines += [f"# {printable(what)}\n#   {note}" for what, note in imported.notes.items()]
     if imported.wrong:
-        lines += ["", "# Not understood, and left out:"]
-        lines += [f"# {what}" for what in imported.wrong]
+        lines += ["", "# Not understood, or with a variable that is not set, and left out:"]
+        lines += [f"# {printable(what)}" for what in imported.wrong]
     if imported.others:
         lines += ["", "# Not about recovery:"]
-        lines += [f"# {name}" for name in imported.others]
+        lines += [f"# {printable(name)}" for name in imported.others]
     return "\n".join(lines)
 
 

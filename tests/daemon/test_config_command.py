@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -300,7 +301,7 @@ def java_file(tmp_path: Path) -> Path:
 def test_javas_settings_become_ours(java_file: Path, tmp_path: Path) -> None:
     ours = tmp_path / "bookmender.toml"
 
-    ours.write_text(to_toml(translate(read_properties(java_file))))
+    ours.write_text(to_toml(translate(read_properties(java_file, {}))))
 
     settings = load_settings(ours, {})
     assert settings.metadata_service_uri == URI
@@ -327,9 +328,108 @@ def test_the_bookie_beside_the_node_is_named(
 ) -> None:
     java_file.write_text(JAVA + text)
 
-    found = translate(read_properties(java_file)).values.get("node.bookie_id")
+    found = translate(read_properties(java_file, {})).values.get("node.bookie_id")
 
     assert (found[0] if found else None) == bookie_id
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        pytest.param(b"a=first\na=second\n", {"a": "first"}, id="the first line counts"),
+        pytest.param(b"a=\na=second\n", {}, id="an empty first line counts, too"),
+        pytest.param(b"a=x,y\nb=x\\,y\n", {"a": "x", "b": "x"}, id="the first value counts"),
+        pytest.param(
+            b"a: x\nb x y\n c = : z \nd\n", {"a": "x", "b": "x y", "c": ": z"}, id="signs"
+        ),
+        pytest.param(
+            b"a\\ b=1\nc\\=d=2\n\\u0041=3\n", {"a b": "1", "c=d": "2", "A": "3"}, id="names"
+        ),
+        pytest.param(b"#a=1\n  !b=1\nc=d#e\n", {"c": "d#e"}, id="comments"),
+        pytest.param(b"a=C:\\temp\\\\x\\q\\:\n", {"a": "C:\temp\\x\\q:"}, id="escapes"),
+        pytest.param(b"a=\\u00e9\xe9\n", {"a": "\u00e9\u00e9"}, id="characters of Latin-1"),
+        pytest.param(
+            b"a=x\\\r\n  y\r\nb=c\\\\\nd=e\n", {"a": "xy", "b": "c\\", "d": "e"}, id="continued"
+        ),
+        pytest.param(b"a=x \\\n# no\n\ny\n", {"a": "x y"}, id="a comment in a continued line"),
+        pytest.param(b"a=x\\", {}, id="nothing continues the last line"),
+        pytest.param(b"a=\x0cx\x0c\x85y\n", {"a": "x\x0c\x85y"}, id="no other line ends"),
+        pytest.param(b"a=${env:X}/${b}\nb=y\n", {"a": "x,z/y", "b": "y"}, id="variables"),
+        pytest.param(b"a=${env:NO:-d}${no:-${b}}\nb=y\n", {"a": "dy", "b": "y"}, id="defaults"),
+        pytest.param(b"zkServers=a\nzkServers=b,c\n", {"zkServers": "a,b,c"}, id="a list"),
+        pytest.param(
+            b"a=1\nInclude=below/other\nb=1\n", {"a": "1", "b": "2", "c": "3"}, id="includes"
+        ),
+        pytest.param(b"includeoptional=missing\na=1\n", {"a": "1"}, id="an optional include"),
+        pytest.param(
+            b"a=${env:NO}\nb=${sys:x}\nc=${no}\nd=${d}\n",
+            {"a": "${env:NO}", "b": "${sys:x}", "c": "${no}", "d": "${d}"},
+            id="variables that are not known stay",
+        ),
+    ],
+)
+def test_a_file_is_read_as_javas_loader_reads_it(
+    java_file: Path, text: bytes, values: dict[str, str]
+) -> None:
+    """The values are those of ``ServerConfiguration`` of BookKeeper 4.18.0."""
+    (java_file.parent / "below").mkdir()
+    (java_file.parent / "below" / "other").write_text("a=2\nb=2\ninclude=${env:FILE}\n")
+    (java_file.parent / "below" / "third").write_text("c=3\n")
+    java_file.write_bytes(text)
+
+    assert read_properties(java_file, {"X": "x,z", "FILE": "third"}) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        pytest.param("include=missing\n", "missing: cannot be read", id="no such file"),
+        pytest.param("include=bk_server.conf\n", "the file includes itself", id="a circle"),
+        pytest.param("a=\\u00zz\n", "wrong escape", id="no character"),
+        pytest.param(
+            "metadataServiceUri=${env:URI}\n", r"\$\{env:URI\} uses a variable", id="cluster"
+        ),
+    ],
+)
+def test_a_file_that_java_would_not_load_is_refused(java_file: Path, text: str, error: str) -> None:
+    java_file.write_text(text)
+
+    with pytest.raises(SettingsError, match=error):
+        translate(read_properties(java_file, {}))
+
+
+def test_a_variable_that_is_not_known_is_named_and_never_written(java_file: Path) -> None:
+    java_file.write_text(
+        JAVA.replace("=15000", "=${sys:grace}").replace("/bin/true", "${env:SCRIPT}")
+        + "advertisedAddress=${env:HOST}\n"
+    )
+
+    imported = translate(read_properties(java_file, {}))
+
+    assert sorted(imported.wrong) == [
+        "advertisedAddress and bookiePort: ${env:HOST}:3181",
+        "networkTopologyScriptFileName = ${env:SCRIPT}",
+        "openLedgerRereplicationGracePeriod = ${sys:grace}",
+    ]
+    assert not [value for value, _ in imported.values.values() if "${" in str(value)]
+
+
+def test_a_value_cannot_leave_its_comment(java_file: Path) -> None:
+    java_file.write_text(JAVA + "rwRereplicateBackoffMs=1\\n[http]\\nport = 1\nx\\u000ay=1\n")
+
+    document = tomllib.loads(to_toml(translate(read_properties(java_file, {}))))
+
+    assert "http" not in document
+
+
+def test_pulsars_resolver_becomes_its_znode(java_file: Path) -> None:
+    resolver = "org.apache.pulsar.bookie.rackawareness.BookieRackAffinityMapping"
+    java_file.write_text(JAVA + f"reppDnsResolverClass={resolver}\n")
+
+    values = translate(read_properties(java_file, {})).values
+
+    assert values["placement.racks_znode"][0] == "/bookies"
+    assert "placement.racks_script" not in values, "Java asks only the resolver"
 
 
 def test_what_has_no_counterpart_is_a_comment(java_file: Path) -> None:
@@ -373,14 +473,14 @@ def test_what_the_translation_still_lacks_is_told(java_file: Path) -> None:
 def test_the_old_form_of_the_address_is_understood(java_file: Path, text: str, uri: str) -> None:
     java_file.write_text(text)
 
-    assert translate(read_properties(java_file)).values["metadata_service_uri"][0] == uri
+    assert translate(read_properties(java_file, {})).values["metadata_service_uri"][0] == uri
 
 
 def test_a_file_that_names_no_cluster_is_refused(java_file: Path) -> None:
     java_file.write_text("bookiePort=3181\n")
 
     with pytest.raises(SettingsError, match="neither metadataServiceUri nor zkServers"):
-        translate(read_properties(java_file))
+        translate(read_properties(java_file, {}))
 
 
 def test_the_table_names_our_settings() -> None:
