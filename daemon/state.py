@@ -4,6 +4,7 @@ import os
 import socket
 from pathlib import Path
 
+from daemon.home import home_folder
 from daemon.settings import Settings
 from ledgers.errors import SettingsError
 from replication.journal import MetadataJournal
@@ -32,5 +33,5 @@ def state_dir(settings: Settings) -> Path:
         return Path(settings.node.state_dir)
     if systemd := os.environ.get("STATE_DIRECTORY"):
         return Path(systemd.split(":")[0])
-    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    home = Path(os.environ.get("XDG_STATE_HOME") or home_folder() / ".local" / "state")
     return home / "bookmender"

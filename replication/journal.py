@@ -180,7 +180,8 @@ class MetadataJournal:
 
     def _open(self) -> io.FileIO:
         """Open the file unbuffered, so that a failed write is not repeated later by a buffer."""
-        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(self._path, flags, FILE_MODE)
         file = io.FileIO(fd, "ab")
         try:
             size = file.seek(0, os.SEEK_END)

@@ -58,6 +58,7 @@ from daemon.fsck.spark_environment import (
     check_import,
     launch_environment,
 )
+from daemon.home import has_name
 from daemon.local.java import Java
 from daemon.placement import load_placement, rule_of
 from daemon.settings import Settings
@@ -71,6 +72,7 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.placement import Rule
+from ledgers.plain_files import plain, refuse_links
 from ledgers.registration import read_instance_id
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
@@ -298,6 +300,7 @@ def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> 
         is_here=is_here(master),
         pyspark=PySpark(home=home, version=version),
         spark_settings=request.spark_settings,
+        home=None if has_name() else request.output,
     )
 
 
@@ -316,7 +319,8 @@ def locked_output(folder: Path) -> Iterator[None]:
     """Create the folder, and lock it against other runs during the block. Raises SettingsError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("a+")
+        refuse_links(folder)
+        lock = open(folder / LOCK_FILE, "a+", opener=plain)  # noqa: SIM115, it is closed below
     except OSError as error:
         raise SettingsError(f"--output {folder}: cannot be written to: {error.strerror}") from error
     with lock:  # the system releases the lock of a process that dies

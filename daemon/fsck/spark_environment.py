@@ -20,6 +20,8 @@ from daemon.local.java import OPTION_VARIABLES
 from ledgers.errors import SettingsError
 
 LOOPBACK = "127.0.0.1"
+UNNAMED = "bookmender"
+"""Name for Spark of a user id that has no name."""
 EXECUTORS_PYTHON = "spark.pyspark.python"
 _OF_ANOTHER_SPARK = re.compile(r"SPARK_.*|PYSPARK_.*|(HADOOP|YARN)_CONF_DIR|MASTER")
 _KEPT = {"SPARK_LOCAL_DIRS"}
@@ -68,10 +70,12 @@ def launch_environment(
     is_here: bool,
     pyspark: PySpark,
     spark_settings: Mapping[str, str],
+    home: Path | None = None,
 ) -> LaunchEnvironment:
     """Return what Spark starts with, given the environment of this process.
 
-    ``is_here``: True if all of Spark runs on this machine. Raises SettingsError, which names the
+    ``is_here``: True if all of Spark runs on this machine. ``home``: the home folder for a user id
+    without an entry in the user database; None if it has one. Raises SettingsError, which names the
     variable or option with which Spark cannot start.
     """
     if is_here:
@@ -86,7 +90,7 @@ def launch_environment(
         check_for_cluster(master, environment, version=pyspark.version)
         variables = dict(environment)
     return LaunchEnvironment(
-        variables=variables,
+        variables=variables if home is None else {**variables, **_user(variables, home)},
         ignored=tuple(
             sorted(name for name, value in environment.items() if value != variables.get(name, ""))
         ),
@@ -96,6 +100,21 @@ def launch_environment(
             if environment.get(name) and environment[name] == variables.get(name)
         ),
     )
+
+
+def _user(variables: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Return variables that give Spark's JVM a user. Java finds the name and the home folder only
+    in the user database, and without them Ivy and Hadoop, which are parts of Spark, do not start.
+    """
+    if (own := variables.get("HOME", "")) and os.path.isabs(own) and os.access(own, os.W_OK):
+        home = Path(own)
+    name = variables.get("SPARK_USER") or variables.get("HADOOP_USER_NAME") or UNNAMED
+    options = [variables.get("SPARK_SUBMIT_OPTS", ""), f'"-Duser.home={home}" -Duser.name={name}']
+    return {
+        "SPARK_USER": name,
+        "HADOOP_USER_NAME": name,
+        "SPARK_SUBMIT_OPTS": " ".join(filter(None, options)),
+    }
 
 
 def _without_another_spark(environment: Mapping[str, str], pyspark: PySpark) -> dict[str, str]:

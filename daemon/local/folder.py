@@ -14,10 +14,12 @@ import fcntl
 import os
 import shlex
 import shutil
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from daemon.home import home_folder
 from daemon.local import spec
 from ledgers.errors import SettingsError
 
@@ -29,7 +31,7 @@ FOLDERS = ("zookeeper", "autorecovery", "security")
 
 def default_data() -> Path:
     """Return the data folder of a cluster if the user gave none."""
-    share = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    share = os.environ.get("XDG_DATA_HOME") or home_folder() / ".local" / "share"
     return Path(share) / "bookmender" / "local"
 
 
@@ -68,14 +70,21 @@ def is_needed(data: Path) -> bool:
 
 
 def make(path: Path) -> None:
-    """Create the folder if necessary. Raises SettingsError if it is not writable."""
+    """Create the folder if necessary. Raises SettingsError if it is not writable, or if other users
+    may write there."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         writable = os.access(path, os.W_OK | os.X_OK)
+        status = path.stat()
     except OSError as error:
         raise SettingsError(f"cannot make the folder {path}: {error.strerror}") from error
     if not writable:
         raise SettingsError(f"cannot write to the folder {path}")
+    if status.st_uid != os.geteuid() or status.st_mode & stat.S_IWOTH:
+        raise SettingsError(
+            f"another user may write to the folder {path}, and a link there may lead to any file "
+            "of yours. Use a folder of your own"
+        )
 
 
 def wipe(data: Path, *, bookie_port: int) -> None:

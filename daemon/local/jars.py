@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
 
+from daemon.home import home_folder
 from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
 
@@ -101,7 +102,7 @@ def spark_jars_folder() -> Path:
 
 
 def jars_folder(version: str, *, module: Module = BOOKKEEPER) -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache"
     name = version if module == BOOKKEEPER else f"{module.name}-{version}"
     return Path(cache) / "bookmender" / "jars" / name
 
@@ -146,7 +147,7 @@ class _Fetch:
         """Return the folder with all jars. Tries Maven first if the user has configured it, since
         it knows the user's mirrors."""
         tools = {"ivy": self._try_ivy, "mvn": self._try_maven}
-        if (Path.home() / ".m2" / "settings.xml").exists():
+        if (home_folder() / ".m2" / "settings.xml").exists():
             tools = dict(reversed(tools.items()))
         complaints = []
         for name, attempt in tools.items():
@@ -223,7 +224,7 @@ class _Fetch:
         return complaint or f"ended with code {process.returncode}"
 
     def _ivy_command(self, organisation: str, module: str, revision: str) -> list[str]:
-        settings = Path.home() / ".ivy2" / "ivysettings.xml"
+        settings = home_folder() / ".ivy2" / "ivysettings.xml"
         if not settings.exists():
             settings = self._workplace / "ivysettings.xml"
             settings.write_text(IVY_SETTINGS.format(cache=quoteattr(str(self._workplace / "ivy"))))

@@ -1,15 +1,14 @@
 """The description of a local cluster, kept in its data folder and used at each start."""
 
 import enum
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import msgspec
 
+from auditor.fsck.results.files import in_place
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.codec.layout import Layout
@@ -107,13 +106,10 @@ class ClusterSpec:
 
     def save(self, data: Path) -> None:
         """Write the spec to the folder, atomically."""
-        draft = data / f"{FILE_NAME}.new"
         try:
-            draft.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
-            os.replace(draft, data / FILE_NAME)
+            with in_place(data / FILE_NAME) as file:
+                file.write(msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
         except OSError as error:  # for example a full disk
-            with suppress(OSError):
-                draft.unlink()
             raise SettingsError(
                 f"{data / FILE_NAME} cannot be written: {error.strerror}"
             ) from error

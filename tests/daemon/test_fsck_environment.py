@@ -39,6 +39,7 @@ def launch_of(
     environment: Mapping[str, str],
     *,
     spark_settings: Mapping[str, str] | None = None,
+    home: Path | None = None,
 ) -> LaunchEnvironment:
     return launch_environment(
         master,
@@ -46,6 +47,7 @@ def launch_of(
         is_here=master.startswith("local"),
         pyspark=PySpark(home=Path(OUR_HOME), version=VERSION),
         spark_settings=spark_settings or {},
+        home=home,
     )
 
 
@@ -78,6 +80,24 @@ def test_java_options_are_kept_and_named_as_suspects() -> None:
 
     assert launch.variables["JAVA_TOOL_OPTIONS"] == "-Xmx1g"
     assert launch.suspects == ("JAVA_TOOL_OPTIONS",)
+
+
+@pytest.mark.parametrize(
+    ("environment", "name", "home"),
+    [
+        pytest.param({}, "bookmender", "/data/fsck", id="a bare container"),
+        pytest.param({"HOME": "/nowhere"}, "bookmender", "/data/fsck", id="a home that is missing"),
+        pytest.param({"HOME": "/tmp", "HADOOP_USER_NAME": "bk"}, "bk", "/tmp", id="what it has"),
+    ],
+)
+@pytest.mark.parametrize("master", ["local[2]", CLUSTER])
+def test_a_user_id_without_an_entry_gets_a_name_and_a_home(
+    master: str, environment: dict[str, str], name: str, home: str
+) -> None:
+    launch = launch_of(master, environment, home=Path("/data/fsck"))
+
+    assert launch.variables["SPARK_USER"] == launch.variables["HADOOP_USER_NAME"] == name
+    assert launch.variables["SPARK_SUBMIT_OPTS"] == f'"-Duser.home={home}" -Duser.name={name}'
 
 
 def test_a_missing_python_is_reported_with_its_option() -> None:

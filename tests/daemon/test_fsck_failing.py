@@ -56,6 +56,20 @@ def test_a_lock_without_a_name_still_excludes_other_runs(tmp_path: Path) -> None
             locked_output(tmp_path).__enter__()
 
 
+def test_a_link_in_the_place_of_the_lock_is_refused(runs: FakeRuns, tmp_path: Path) -> None:
+    victim, output = tmp_path / "victim", tmp_path / "results"
+    victim.write_text("precious")
+    output.mkdir()
+    (output / LOCK_FILE).symlink_to(victim)
+
+    said = call_run(output)
+
+    assert isinstance(said.exception, SettingsError)
+    assert "Find out who made it, and delete it" in str(said.exception)
+    assert victim.read_text() == "precious"
+    assert runs.wanted is None
+
+
 def test_a_full_disk_is_reported_with_its_folder(runs: FakeRuns, tmp_path: Path) -> None:
     runs.raises = OSError(errno.ENOSPC, "No space left on device")
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,18 @@ def opened(
     *,
     start_timeout_s: float = 300.0,
     folder: Path | None = None,
+    under: Sequence[str] = (),
 ) -> dict[str, str]:
     """Start Spark in a process of its own, because a process keeps its first JVM.
 
-    Return the outcome.
+    Return the outcome. ``under``: a command that starts the process.
     """
     program = f"""
 import json
 from pathlib import Path
 from auditor.fsck.spark.session import imported_pyspark, is_here, open_spark
 from daemon.fsck.spark_environment import PySpark, applied, launch_environment
+from daemon.home import has_name
 import os
 master, log = {master!r}, Path({str(log)!r})
 home, version = imported_pyspark()
@@ -43,6 +46,7 @@ try:
         is_here=is_here(master),
         pyspark=PySpark(home=home, version=version),
         spark_settings={{}},
+        home=None if has_name() else log.parent,
     )
     with applied(launch):
         context = open_spark(
@@ -60,7 +64,7 @@ except Exception as error:
     print(json.dumps({{"error": str(error)}}))
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program],
+        [*under, sys.executable, "-c", program],
         env={**environment_without_spark(), "PYTHONPATH": str(ROOT), **environment},
         cwd=folder,
         capture_output=True,
@@ -89,6 +93,20 @@ def test_local_spark_starts_in_any_environment(tmp_path: Path) -> None:
     }
 
     assert opened("local[1]", tmp_path / "spark.log", environment) == {"sum": "3"}
+
+
+NAMELESS = ("unshare", "--user", "--map-user=123456", "--map-group=123456")
+"""Runs a command as a user id without an entry in the user database, as a container may."""
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode != 0,
+    reason="this host allows no user namespace",
+)
+def test_spark_starts_for_a_user_id_without_an_entry(tmp_path: Path) -> None:
+    started = opened("local[1]", tmp_path / "log", {"HOME": "/nowhere"}, under=NAMELESS)
+
+    assert started == {"sum": "3"}
 
 
 def test_a_script_that_ends_at_once_is_no_spark(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def make_scene(cluster: LocalCluster, java: JavaTool) -> Scene:
 
 
 async def _whole(uri: str, ledger_ids: Sequence[int]) -> list[int]:
-    """Return the ledgers with all copies, and delete the others, so that runs of fsck never see them.
+    """Return the ledgers with all copies, and delete the others, so that no run of fsck sees them.
 
     Some may lack a copy for good: Java's client closes a ledger when two of three bookies have
     stored each entry, and may end before the third request is sent.

@@ -6,22 +6,26 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 
 @contextmanager
-def in_place(path: Path) -> Iterator[Path]:
-    """Yield a path to write the new content to. At the end of the block the content is synced to
+def in_place(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write the new content to. At the end of the block the content is synced to
     disk and takes its place, so that later steps can rely on it.
 
-    The temporary name starts with a dot: readers of Parquet folders ignore such files.
+    The temporary name starts with a dot: readers of Parquet folders ignore such files. What has
+    this name is deleted: the rest of a crash, or a link that another user made.
     """
     beside = path.with_name(f".{path.name}.new")
-    yield beside
-    with beside.open("rb+") as file:
+    beside.unlink(missing_ok=True)
+    with beside.open("xb") as file:  # x follows no link
+        yield file
+        file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
 
 
 def replace_file(path: Path, content: str) -> None:
     with in_place(path) as beside:
-        beside.write_text(content, encoding="utf-8")
+        beside.write(content.encode())

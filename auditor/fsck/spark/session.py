@@ -27,6 +27,7 @@ from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkException
 
 from ledgers.errors import UnavailableError
+from ledgers.plain_files import plain
 
 START_TIMEOUT_S = 300.0
 """From the launch until the context is ready. Takes 4 s on an idle machine, longer on a busy
@@ -211,7 +212,7 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
     popen, level = module["Popen"], logging.root.manager.disable
     overdue = threading.Timer(timeout_s, launch.give_up)
     overdue.daemon = True
-    output = None if log is None else log.open("wb")
+    output = None if log is None else open(log, "wb", opener=plain)  # noqa: SIM115, closed below
 
     def start(*arguments: Any, **options: Any) -> _Jvm:
         if output is not None:
