@@ -21,6 +21,7 @@ from typing import Any
 
 import click
 
+from daemon.cli.option_types import LocalPath
 from daemon.cli.progress import printable
 from ledgers.errors import (
     BookmenderError,
@@ -258,7 +259,7 @@ def _exit_code(error: BookmenderError) -> int:
             return EXIT_FAILED
 
 
-class ReadableFile(click.Path):
+class ReadableFile(LocalPath):
     """A file that exists and that this user may read."""
 
     def __init__(self) -> None:
@@ -270,6 +271,7 @@ class ReadableFile(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> str | bytes | os.PathLike[str]:
+        value = self.local(value, param, ctx)
         try:
             Path(value).stat()
             is_denied = not os.access(value, os.R_OK)
@@ -282,7 +284,8 @@ class ReadableFile(click.Path):
                 param,
                 ctx,
             )
-        return super().convert(value, param, ctx)
+        found: Path = super().convert(value, param, ctx)
+        return found
 
 
 config_option = click.option(

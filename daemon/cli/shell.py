@@ -28,6 +28,7 @@ from daemon.cli.check import BOOKIES, force_check
 from daemon.cli.decommission import decommission_visibly
 from daemon.cli.decommission import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
+from daemon.cli.option_types import LocalPath
 from daemon.cli.orders import UNREADABLE_VOTE
 from daemon.cli.plan import to_text as plan_text
 from daemon.cli.progress import NODES_GO_ON, explain_interrupt, printable
@@ -136,7 +137,7 @@ def _load(config: Path | None, java_config: Path | None) -> Settings:
 
 def _uri_in(java_config: Path) -> str:
     try:
-        return metadata_uri(read_properties(java_config))
+        return metadata_uri(read_properties(java_config, os.environ))
     except SettingsError as error:
         raise SettingsError(f"{java_config}: {error}") from error
 
@@ -468,7 +469,7 @@ def _print_ledger(found: VersionedMetadata, *, with_metadata: bool) -> None:
 
 @shell.command(context_settings=HELP)
 @_value("-ledgerid", "-l", type=LedgerId(), required=True)
-@_value("-dumptofile", type=click.Path(dir_okay=False, path_type=Path), help="A file.")
+@_value("-dumptofile", type=LocalPath(dir_okay=False, path_type=Path), help="A file.")
 @_value("-restorefromfile", hidden=True)
 @click.pass_obj
 def ledgermetadata(

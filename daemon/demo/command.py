@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from daemon.cli.option_types import Folder
 from daemon.demo.proof import LedgerProof
 from daemon.demo.scenario import Plan, Run, run
 
@@ -21,7 +22,7 @@ from daemon.demo.scenario import Plan, Run, run
 @click.option("--bookkeeper", help="Version of the bookies.")
 @click.option(
     "--data",
-    type=click.Path(file_okay=False, resolve_path=True, path_type=Path),
+    type=Folder(),
     help="Keep data and logs in this folder.",
 )
 def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: Path | None) -> None:

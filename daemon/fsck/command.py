@@ -18,7 +18,7 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
-from daemon.cli.option_types import Duration, Folder, Limit
+from daemon.cli.option_types import Duration, Folder, Limit, LocalPath
 from daemon.cli.progress import ProgressLine, echo_notes, printable
 from daemon.fsck.advice import (
     CHECKED_AGAIN,
@@ -471,7 +471,7 @@ def _mark(
 
 
 @fsck.command("mark")
-@click.argument("results", metavar="DIR[@RUN]")
+@click.argument("results", metavar="DIR[@RUN]", type=LocalPath())
 @mark_option
 @uri_option
 @config_option
@@ -499,7 +499,7 @@ def mark_command(
 
 
 @fsck.command("report")
-@click.argument("results", metavar="DIR[@RUN]")
+@click.argument("results", metavar="DIR[@RUN]", type=LocalPath())
 def report_command(results: str) -> None:
     """Write the report page of a run again.
 
@@ -513,7 +513,7 @@ def report_command(results: str) -> None:
 
 
 @fsck.command("show")
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path))
 @click.argument("ledger_id", metavar="LEDGER", type=LedgerId())
 @format_option
 @json_option
@@ -548,8 +548,8 @@ def _exit_code(history: "Sequence[RunVerdict]") -> int:
 
 
 @fsck.command("diff")
-@click.argument("before", metavar="DIR[@RUN]")
-@click.argument("after", metavar="[DIR[@RUN]]", required=False)
+@click.argument("before", metavar="DIR[@RUN]", type=LocalPath())
+@click.argument("after", metavar="[DIR[@RUN]]", type=LocalPath(), required=False)
 @format_option
 @json_option
 def diff_command(before: str, after: str | None, output_format: str) -> None:

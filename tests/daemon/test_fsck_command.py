@@ -123,6 +123,8 @@ def test_the_defaults_are_level_ends_without_limits(runs: FakeRuns, tmp_path: Pa
         pytest.param(["--reads-in-flight", "501"], id="S10: more than a bookie may be asked"),
         pytest.param(["--spark-conf", "memory=2g"], id="not a Spark setting"),
         pytest.param(["--output", ""], id="a folder without a name"),
+        pytest.param(["--output", "s3a://bucket/fsck"], id="a folder of other storage"),
+        pytest.param(["--output", "file://host/fsck"], id="a folder of another host"),
         pytest.param(["--master", ""], id="an empty master"),
         pytest.param(["--master", "foo"], id="an unknown kind of master"),
         pytest.param(["--master", "local[x]"], id="a master of x cores"),
@@ -133,6 +135,35 @@ def test_the_defaults_are_level_ends_without_limits(runs: FakeRuns, tmp_path: Pa
 def test_wrong_options_are_refused(runs: FakeRuns, tmp_path: Path, arguments: list[str]) -> None:
     assert call_run(tmp_path, *arguments).exit_code == 2
     assert runs.wanted is None
+
+
+@pytest.mark.parametrize("form", ["file://{}", "file:{}", "file://localhost{}"])
+def test_the_url_of_a_file_is_a_path(runs: FakeRuns, tmp_path: Path, form: str) -> None:
+    said = call_run(tmp_path, "--output", form.format(tmp_path / "my%20results"))
+
+    assert said.exit_code == 0
+    assert runs.wanted is not None
+    assert runs.wanted.output == tmp_path / "my results"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["fsck", "mark", "s3a://bucket/fsck"],
+        ["fsck", "report", "s3a://bucket/fsck"],
+        ["fsck", "show", "s3a://bucket/fsck", "1"],
+        ["fsck", "diff", "s3a://bucket/fsck"],
+        ["local", "up", "--data", "s3a://bucket/cluster"],
+        ["config", "check", "-c", "https://host/bookmender.toml"],
+        ["config", "import", "s3a://bucket/bk_server.conf"],
+    ],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)
+def test_no_command_takes_the_url_of_other_storage_for_a_path(arguments: list[str]) -> None:
+    said = CliRunner().invoke(cli, arguments)
+
+    assert said.exit_code == 2
+    assert "is a URL, but bookmender reads and writes only files of this host" in said.output
 
 
 @pytest.mark.parametrize(
