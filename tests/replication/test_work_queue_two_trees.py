@@ -14,6 +14,7 @@ from replication.znodes import Mark
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.watched import settle
 
 PRIVATE = PATHS.private
 SHARED_MARK, PRIVATE_MARK = PATHS.mark(LEDGER), PRIVATE.mark(LEDGER)
@@ -60,6 +61,7 @@ async def test_a_ledger_is_leased_and_completed_in_each_tree(paths: list[str]) -
         assert queued.is_loss is (SHARED_MARK in paths)
         lease = await node.queue.lease(queued)
         assert lease is not None
+        await settle()  # its view of the bookies has been read
         requests = node.store.request_count
 
         assert await node.queue.complete(lease)
