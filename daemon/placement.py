@@ -142,7 +142,10 @@ class FileRacks:
         yield
         while True:
             await self._clock.sleep(LOOK_INTERVAL_S)
-            stamp = await in_daemon_thread(self._stamp)
+            try:
+                stamp = await in_daemon_thread(self._stamp)
+            except LocalLimitError:
+                continue
             if stamp != seen:
                 seen = stamp
                 yield

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from daemon.live_settings import LiveSettings
 from daemon.role_state import NodeService
 from daemon.settings import HttpSettings
 from daemon.threads import ServiceThread
-from ledgers.errors import BookmenderError, SettingsError
+from ledgers.errors import BookmenderError, LocalLimitError, SettingsError
 from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.store import ZooKeeperStore
 
@@ -177,7 +177,8 @@ class Listener:
         """Use changed files for new connections, until cancelled."""
         while True:
             await asyncio.sleep(FOLLOW_S)
-            self._connections.context = await in_daemon_thread(self._tls.context)
+            with suppress(LocalLimitError):  # the former content stays in use
+                self._connections.context = await in_daemon_thread(self._tls.context)
 
     def close(self) -> None:
         self._connections.close(self._socket)

@@ -158,7 +158,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "end-damaged: an entry at the end of an open ledger has damaged copies only. "
         "digest-suspect: no copy matches the digest. corrupt-metadata, access-denied, "
         "write-refused: the metadata is damaged or an ACL denies access. journal-unwritable: the "
-        "state directory of a node is full or not writable.",
+        "state directory of a node is full, hangs or is not writable.",
         action="bookmender queue list shows the reason of each ledger, bookmender plan LEDGER the "
         "details. Start or add bookies, or open the ACL. Then bookmender repair LEDGER tries at "
         "once.",

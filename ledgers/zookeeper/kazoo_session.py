@@ -241,7 +241,7 @@ class KazooSession(Session):
         self._handle_lost(session_lost)
         stopping = asyncio.ensure_future(in_daemon_thread(self._stop_client))
         _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
-        if late:
+        if late or stopping.exception() is not None:  # no thread: the session must end all the same
             self._handler.break_connection()
             _, late = await asyncio.wait([stopping], timeout=THREAD_END_MAX_S)
         if late:

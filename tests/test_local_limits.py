@@ -1,8 +1,9 @@
-"""A process that can open no further file says so. It blames no bookie, no name, no ZooKeeper."""
+"""A process without a file or a thread says so. It blames no bookie, no name and no ZooKeeper."""
 
 import asyncio
 import os
 import resource
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,10 +20,16 @@ from ledgers.errors import JournalError, LocalLimitError
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.host_names import HostNames, connect
 from ledgers.security import Security, SecuritySettings
+from ledgers.zookeeper.kazoo_session import KazooSession
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.journal import JournalRecord, MetadataJournal
 from tests.ledgers.bulk_cases import LEDGER_ID, scene
 from tests.ledgers.client_cases import ManualClock, NoBulk, client_of
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
 
 V2 = BookieClientSettings(protocol="v2")
 NOWHERE = Address(host="127.0.0.1", port=1)
@@ -139,3 +146,34 @@ def test_a_node_raises_its_soft_limit(
     node._raise_file_limit()
 
     assert wanted == ([] if expected is None else [(expected, hard)])
+
+
+def test_a_session_ends_without_a_thread_for_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its locks must become free."""
+
+    async def run() -> list[str]:
+        session = KazooSession("127.0.0.1:1", session_timeout_s=4.0)
+        broken: list[str] = []
+        monkeypatch.setattr(session._handler, "break_connection", lambda: broken.append("broken"))
+        monkeypatch.setattr(type(session._client), "connected", True)
+        with monkeypatch.context() as limited:
+            limited.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(LocalLimitError, match="TasksMax"):
+                await session.close()
+        return broken
+
+    assert asyncio.run(run()) == ["broken"]
+
+
+def test_a_name_does_not_count_as_unknown_without_a_thread() -> None:
+    async def run() -> None:
+        names = HostNames(lambda host: ["127.0.0.1"])
+        with pytest.MonkeyPatch.context() as limited:
+            limited.setattr(threading.Thread, "start", no_thread)
+            with pytest.raises(LocalLimitError, match="TasksMax"):
+                await names.addresses("bookie-1")
+        assert await names.addresses("bookie-1") == ["127.0.0.1"]
+
+    asyncio.run(run())
