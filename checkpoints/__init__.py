@@ -4,6 +4,7 @@ missed.
 - ``model``: checkpoints and spans.
 - ``source``: the interface through which a client receives checkpoints.
 - ``codec``: how checkpoints and bases are stored in entries.
+- ``errors``: what a client handles by opening the feed again.
 - ``chain``: the znode that lists the ledgers of the feed.
 - ``feed_ledgers``: reads these ledgers.
 - ``collector``: collects the changes of the ledger map; why no change is missed.

@@ -15,15 +15,10 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Self
 
-from checkpoints.chain import (
-    FeedChain,
-    LogId,
-    PositionUnknownError,
-    Segment,
-    read_chain,
-)
+from checkpoints.chain import FeedChain, Segment, read_chain
+from checkpoints.errors import PositionUnknownError
 from checkpoints.feed_ledgers import FeedLedgers, logs_after
-from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, Version
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, LogId, Version
 from checkpoints.model import ledger_id_of as ledger_id_of_key
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock

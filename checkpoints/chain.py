@@ -21,11 +21,10 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, takewhile
-from typing import NamedTuple
 
-from checkpoints.model import CheckpointId
+from checkpoints.errors import FeedChangedError
+from checkpoints.model import CheckpointId, LogId
 from ledgers.errors import (
-    BookmenderError,
     ConflictError,
     CorruptionError,
     NodeExistsError,
@@ -41,18 +40,6 @@ TRIES_MAX = 5
 RETENTION_DEFAULT_S = 7 * 86_400
 SEGMENT_BYTES_MIN = 80
 """By how much the chain at least becomes smaller when a log ledger is dropped from it."""
-
-
-class LogId(NamedTuple):
-    """Identifies a ledger of the log, also after ZooKeeper was restored from a backup.
-
-    A restored ZooKeeper hands out ledger ids and zxids a second time. So neither a ledger id nor
-    the id of a checkpoint tells whether the log is the one that a client followed.
-    """
-
-    ledger_id: int
-    begun_ms: int
-    previous_id: CheckpointId
 
 
 class Kind(enum.Enum):
@@ -129,9 +116,23 @@ class FeedChain(Record):
         Retention deletes the oldest ledgers. What followed began after their checkpoints.
         """
         logs = self.logs
-        if log_id is None or log_id in [each.log_id for each in logs]:
+        if log_id is None or not self.is_enabled or log_id in [each.log_id for each in logs]:
             return True
         return bool(logs) and log_id.previous_id < logs[0].previous_id
+
+    def change_error(self) -> FeedChangedError:
+        """Return the error for a client of an earlier generation than this."""
+        if self.is_after_restore:
+            return FeedChangedError(
+                "the feed began again, because ZooKeeper was restored from a backup"
+            )
+        if self.lost_ledger_id is None:
+            return FeedChangedError("the feed was disabled and enabled again")
+        error = FeedChangedError(
+            "the feed began again after a loss", lost_ledger_id=self.lost_ledger_id
+        )
+        error.lost_ledger_id = self.lost_ledger_id
+        return error
 
     def with_log(self, segment: Segment, *, empty: frozenset[int] = frozenset()) -> FeedChain:
         """Return the chain with another log ledger at its end, and without these empty ones."""
@@ -267,40 +268,6 @@ NO_FEED = FeedChain(is_enabled=False, generation=0, changed_ms=0)
 async def read_chain(store: MetadataStore, paths: ClusterPaths) -> Stored[FeedChain]:
     """Raises UnavailableError."""
     return await read_stored(store, paths.feed, FeedChain.parse)
-
-
-class FeedChangedError(ConflictError):
-    """An operator disabled the feed or enabled it again, or the leader began it again after a
-    loss. ``lost_ledger_id``: the lost ledger, in the latter case."""
-
-    lost_ledger_id: int | None = None
-
-    @classmethod
-    def of(cls, chain: FeedChain) -> FeedChangedError:
-        """Return the error for a client of an earlier generation than this."""
-        if chain.is_after_restore:
-            return cls("the feed began again, because ZooKeeper was restored from a backup")
-        if chain.lost_ledger_id is None:
-            return cls("the feed was disabled and enabled again")
-        error = cls("the feed began again after a loss", lost_ledger_id=chain.lost_ledger_id)
-        error.lost_ledger_id = chain.lost_ledger_id
-        return error
-
-
-class PositionUnknownError(FeedChangedError):
-    """A client has followed checkpoints that the log does not have, so ZooKeeper was restored from
-    a backup. Its receipts were deleted: opened again, the client begins again."""
-
-    def __init__(self, **context: object) -> None:
-        super().__init__(
-            "this client has followed checkpoints that the feed does not have, as after a restore "
-            "of ZooKeeper from a backup. It begins again",
-            **context,
-        )
-
-
-class RestoredError(BookmenderError):
-    """ZooKeeper was restored from a backup: it has handed out a number a second time."""
 
 
 class ChainWriter:

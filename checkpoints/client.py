@@ -29,15 +29,10 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoints.chain import (
-    NO_FEED,
-    FeedChain,
-    FeedChangedError,
-    LogId,
-    read_chain,
-)
+from checkpoints.chain import NO_FEED, FeedChain, read_chain
+from checkpoints.errors import FeedChangedError
 from checkpoints.log import CheckpointLog
-from checkpoints.model import NO_CHECKPOINT, CheckpointId, Version
+from checkpoints.model import NO_CHECKPOINT, CheckpointId, LogId, Version
 from checkpoints.receipt_book import SpanFilter
 from checkpoints.receipts import ClientProcess, ClientTable, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
@@ -384,7 +379,7 @@ async def open_receipts(
         raise FeedChangedError(
             "the receipts of this client are of a later feed than the cluster has: ZooKeeper was "
             "restored from a backup, or the receipts are of another cluster. After a restore, "
-            "begin a new feed: bookmender feed disable, then bookmender feed enable"
+            "disable the feed and enable it again"
         ) from error
 
 

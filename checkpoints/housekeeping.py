@@ -13,9 +13,10 @@ from contextlib import aclosing
 import structlog
 
 from auditor.ledger_map import LedgerMap
-from checkpoints.chain import ChainWriter, FeedChangedError, Kind, Segment
+from checkpoints.chain import ChainWriter, Kind, Segment
 from checkpoints.codec import PAGE_LEDGERS_MAX, encode_page
 from checkpoints.collector import ChangeCollector
+from checkpoints.errors import FeedChangedError
 from checkpoints.feed_ledgers import (
     FeedLedgers,
     FeedLostError,

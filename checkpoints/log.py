@@ -14,18 +14,11 @@ from dataclasses import replace
 
 import structlog
 
-from checkpoints.chain import (
-    NO_FEED,
-    FeedChain,
-    FeedChangedError,
-    LogId,
-    PositionUnknownError,
-    Segment,
-    read_chain,
-)
+from checkpoints.chain import NO_FEED, FeedChain, Segment, read_chain
 from checkpoints.codec import CheckpointDecoder
+from checkpoints.errors import PositionUnknownError
 from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
-from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, LogId
 from checkpoints.source import CheckpointListener
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -264,7 +257,7 @@ class CheckpointLog:
 
     def _require_generation(self) -> None:
         if not self._is_wanted_generation:
-            raise FeedChangedError.of(self._chain)
+            raise self._chain.change_error()
 
     def _require_followed(self) -> None:
         if self._chain.generation == self._generation and not self._chain.knows(self.followed):

@@ -6,8 +6,7 @@ import asyncio
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Iterable
 
-from checkpoints.chain import LogId
-from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, LogId
 from checkpoints.source import CheckpointListener
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
@@ -24,6 +24,19 @@ CheckpointId = int
 
 NO_CHECKPOINT: Final = 0
 """The id before the first checkpoint. Also the begin version of an object that did not exist."""
+
+
+class LogId(NamedTuple):
+    """Identifies a ledger of the log, also after ZooKeeper was restored from a backup.
+
+    A restored ZooKeeper hands out ledger ids and zxids a second time. So neither a ledger id nor
+    the id of a checkpoint tells whether the log is the one that a client followed.
+    """
+
+    ledger_id: int
+    begun_ms: int
+    previous_id: CheckpointId
+
 
 _LEDGER = struct.Struct(">cQ")
 _LEDGER_KIND: Final = b"L"

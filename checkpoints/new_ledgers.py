@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
-from checkpoints.chain import Kind, RestoredError
+from checkpoints.chain import Kind
+from checkpoints.errors import RestoredError
 from checkpoints.feed_ledgers import KIND_FIELD
 from ledgers.appending import BookiePool
 from ledgers.bookies import Bookies

@@ -40,18 +40,10 @@ import structlog
 from prometheus_client import Counter, Gauge
 
 from auditor.ledger_map_updater import CHANGES_PAUSE_S, LedgerMapUpdater
-from checkpoints.chain import (
-    NO_FEED,
-    ChainWriter,
-    FeedChain,
-    FeedChangedError,
-    Kind,
-    RestoredError,
-    Segment,
-    read_chain,
-)
+from checkpoints.chain import NO_FEED, ChainWriter, FeedChain, Kind, Segment, read_chain
 from checkpoints.codec import cut_checkpoints, encode_checkpoint
 from checkpoints.collector import ChangeCollector
+from checkpoints.errors import FeedChangedError, RestoredError
 from checkpoints.feed_ledgers import (
     FeedLedgers,
     FeedLostError,

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoints.chain import PositionUnknownError
+from checkpoints.errors import PositionUnknownError
 from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, Span, Version
 from checkpoints.receipts import Failure, RangeSet, ReceiptRange
 from ledgers.errors import CorruptionError, NotSharedError

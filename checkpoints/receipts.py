@@ -17,8 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from checkpoints.chain import LogId
-from checkpoints.model import Checkpoint, CheckpointId, Key, Version
+from checkpoints.model import Checkpoint, CheckpointId, Key, LogId, Version
 from ledgers.errors import SettingsError
 
 CLIENT_CHARS_MAX: Final = 200

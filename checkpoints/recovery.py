@@ -57,9 +57,9 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
-from checkpoints.chain import LogId, PositionUnknownError
 from checkpoints.compaction import compact
-from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, Span, Version
+from checkpoints.errors import PositionUnknownError
+from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, LogId, Span, Version
 from checkpoints.receipt_book import ReceiptBook, SpanFilter, Unstored
 from checkpoints.receipts import Failure, RangeMerger, ReceiptStore
 from checkpoints.source import CheckpointSource

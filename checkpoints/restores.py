@@ -31,7 +31,8 @@ from typing import Protocol
 import structlog
 
 from auditor.fsck.results.files import replace_file
-from checkpoints.chain import FeedChain, LogId
+from checkpoints.chain import FeedChain
+from checkpoints.model import LogId
 from ledgers.clock import Clock
 from ledgers.errors import (
     ConflictError,

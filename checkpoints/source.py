@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from checkpoints.chain import LogId
-from checkpoints.model import Checkpoint, CheckpointId
+from checkpoints.model import Checkpoint, CheckpointId, LogId
 
 
 class CheckpointListener(Protocol):

@@ -123,8 +123,9 @@ class NodeSettings:
     """The local bookie, which is preferred among equal targets. Empty: the bookie registered for
     this host, if there is exactly one."""
     state_dir: str = ""
-    """Absolute path of the folder for the journal of metadata writes, and for what this node knows of
-    the change feed, so that it notices a restore of ZooKeeper. Empty: systemd's state directory, else ``~/.local/state/bookmender``."""
+    """Absolute path of the folder for the journal of metadata writes, and for what this node knows
+    of the change feed, so that it notices a restore of ZooKeeper. Empty: systemd's state directory,
+    else ``~/.local/state/bookmender``."""
     nice: int = 10
     """CPU niceness of the process, 0 to 19 (nice(1)). 0: unchanged."""
 

@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from checkpoints.chain import LogId
-from checkpoints.model import CheckpointId, Key, Version
+from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import FENCED, ClientProcess, Failure, ReceiptRange
 from ledgers.errors import ClientFencedError
 

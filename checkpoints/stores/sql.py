@@ -41,8 +41,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import ProgrammingError as SqlProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from checkpoints.chain import LogId
-from checkpoints.model import CheckpointId, Key, Version
+from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import (
     CLIENT_CHARS_MAX,
     DELETED,

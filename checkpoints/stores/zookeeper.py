@@ -24,8 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from checkpoints.chain import LogId
-from checkpoints.model import CheckpointId, Key, Version
+from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import (
     DELETED,
     FENCED,

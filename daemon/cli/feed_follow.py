@@ -29,7 +29,6 @@ from typing import Any, Final
 
 import click
 
-from checkpoints.chain import FeedChangedError
 from checkpoints.client import (
     IN_ZOOKEEPER,
     ClientProcess,
@@ -37,6 +36,7 @@ from checkpoints.client import (
     FeedClient,
     open_client_in,
 )
+from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
 from daemon.admin_session import AdminSession, admin_session, run_with

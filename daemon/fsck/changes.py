@@ -28,9 +28,10 @@ from auditor.fsck.results.positions import (
     keep_position,
     read_positions,
 )
-from checkpoints.chain import FeedChain, LogId, PositionUnknownError
+from checkpoints.chain import FeedChain
 from checkpoints.client import ClusterConnection, FeedClient, open_client_in
-from checkpoints.model import CheckpointId, CommittedVersion, ledger_key
+from checkpoints.errors import PositionUnknownError
+from checkpoints.model import CheckpointId, CommittedVersion, LogId, ledger_key
 from checkpoints.recovery import Missed
 from ledgers.errors import SettingsError
 

@@ -8,8 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
-from checkpoints.chain import LogId
-from checkpoints.model import CheckpointId, Key, Version
+from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import Failure, ReceiptRange, ReceiptStore
 from ledgers.clock import Clock
 from ledgers.errors import ClientFencedError, UnavailableError

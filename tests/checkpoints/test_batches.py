@@ -18,8 +18,9 @@ from checkpoints.batches import (
     latest_offset,
     segments_of,
 )
-from checkpoints.chain import FeedChain, Kind, LogId, Segment
+from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.leader_state import FeedSettings
+from checkpoints.model import LogId
 from ledgers.errors import SettingsError
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
 from tests.replication.cluster import in_virtual_time

@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from checkpoints.chain import FeedChangedError
 from checkpoints.client import ClusterConnection, FeedClient, open_client_in
 from checkpoints.collector import fingerprint_of
+from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion
 from ledgers.errors import (
     BookmenderError,

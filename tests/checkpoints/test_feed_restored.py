@@ -22,7 +22,7 @@ from checkpoints.batches import (
     batch_between,
     latest_offset,
 )
-from checkpoints.chain import FeedChain, FeedChangedError, Kind, Segment
+from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.client import (
     IN_ZOOKEEPER,
     ClientProcess,
@@ -30,6 +30,7 @@ from checkpoints.client import (
     FeedClient,
     open_client_in,
 )
+from checkpoints.errors import FeedChangedError
 from checkpoints.leader_state import FeedSettings
 from checkpoints.model import CommittedVersion, ledger_key
 from checkpoints.receipts import ReceiptStore

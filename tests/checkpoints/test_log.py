@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from checkpoints.chain import FeedChangedError
+from checkpoints.errors import FeedChangedError
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_id_of
 from checkpoints.recovery import RecoveryService

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from checkpoints.chain import PositionUnknownError
+from checkpoints.errors import PositionUnknownError
 from checkpoints.model import Checkpoint, Span, ledger_id_of, ledger_key
 from checkpoints.receipt_book import ReceiptBook
 from checkpoints.receipts import ReceiptRange

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from checkpoints.chain import PositionUnknownError
+from checkpoints.errors import PositionUnknownError
 from checkpoints.filters import only_ledgers
 from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_key
 from checkpoints.receipts import ReceiptRange, ReceiptStore

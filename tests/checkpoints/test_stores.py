@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints.chain import LogId
 from checkpoints.compaction import compact
-from checkpoints.model import ledger_key
+from checkpoints.model import LogId, ledger_key
 from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore

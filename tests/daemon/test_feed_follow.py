@@ -458,7 +458,9 @@ async def test_a_follower_opens_the_feed_again_when_a_checkpoint_is_missing(
             await pass_time()
             deliver = CheckpointLog._deliver
 
-            async def skip(log: CheckpointLog, opened: OpenedLedger, _: object) -> None:
+            async def skip(
+                log: CheckpointLog, segment: object, opened: OpenedLedger, _: object
+            ) -> None:
                 """Deliver nothing, as if the entries were not there."""
                 log._next_entry_id = opened.lac + 1
 
@@ -472,7 +474,7 @@ async def test_a_follower_opens_the_feed_again_when_a_checkpoint_is_missing(
             await pass_time()
 
         assert run.ledger_ids == ids
-        assert "checkpoints are missing" in run.told[1]
+        assert "does not follow the last one" in run.told[1]
         assert "Next try in 5 s" in run.told[1]
 
 

@@ -47,7 +47,7 @@ async def test_a_stall_is_what_the_present_leader_says_of_an_enabled_feed() -> N
 @in_virtual_time
 async def test_feed_status_shows_the_stall_and_a_loss() -> None:
     cluster = await FeedCluster.start()
-    chain = (await cluster.enable(RETENTION_DEFAULT_S)).renewed(now_ms=0, lost_ledger_id=7)
+    chain = (await cluster.enable(RETENTION_DEFAULT_S)).renewed(now_ms=1, lost_ledger_id=7)
     state = FeedState(chain=chain, leader="host-a", stall=FeedStall(state=STATE))
 
     text = state.to_text(now_ms=300_000)
