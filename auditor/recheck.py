@@ -36,7 +36,7 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.store import Delete, MetadataStore, children_if_any
-from ledgers.tasks import wait_woken
+from ledgers.tasks import task_scope, wait_woken
 from replication.cluster import ViewSource
 from replication.recent_copies import (
     CopiesToRead,
@@ -153,15 +153,21 @@ class CopyRecheck:
             return False
 
     async def _read_all(self, due: Sequence[_Waiting]) -> None:
-        """Read these copies, at no more than ``LEDGERS_PER_S``."""
+        """Read these copies, at no more than ``LEDGERS_PER_S``. A slow bookie delays only a few of
+        the readers."""
         counts: Counter[str] = Counter()
-        for start in range(0, len(due), LEDGERS_AT_ONCE):
-            part = due[start : start + LEDGERS_AT_ONCE]
-            began_s = self._clock.now_s()
-            counts.update(await asyncio.gather(*map(self._read, part)))
-            pace_s = len(part) / LEDGERS_PER_S - (self._clock.now_s() - began_s)
-            if pace_s > 0:
-                await self._clock.sleep(pace_s)
+        left = iter(due)
+
+        async def read_some() -> None:
+            for waiting in left:
+                began_s = self._clock.now_s()
+                counts[await self._read(waiting)] += 1
+                took_s = self._clock.now_s() - began_s
+                await self._clock.sleep(max(0.0, LEDGERS_AT_ONCE / LEDGERS_PER_S - took_s))
+
+        async with task_scope() as scope:
+            for reading in [scope.start(read_some()) for _ in range(LEDGERS_AT_ONCE)]:
+                await reading
         for outcome, count in counts.items():
             _COUNTERS[outcome].inc(count)
         log.debug("recent_copies.read", **counts)

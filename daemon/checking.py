@@ -82,6 +82,9 @@ class LeaderChecks:
         self, bookies: Bookies, bulk: BulkTransfers, records: CheckRecords
     ) -> Sequence[Coroutine[Any, Any, None]]:
         """Return the tasks that run the checks and keep them to the current settings."""
+        bookies = QuarantiningBookies(
+            bookies, Quarantine(self.session.clock, self.session.views.life)
+        )
         idle = self._idle_open(bookies)
         runner = self._runner((*self._reading(bookies), self._placement(), *idle), records)
 
@@ -137,7 +140,7 @@ class LeaderChecks:
         session, replication = self.session, self.live.current.replication
         inspector = CopyInspector(
             manager=session.manager,
-            bookies=QuarantiningBookies(bookies, Quarantine(session.clock, session.views.life)),
+            bookies=bookies,
             views=session.views,
             clock=session.clock,
             rng=session.rng,

@@ -11,6 +11,7 @@ from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
 from ledgers.memory.bookies import NO_FAULT, Fault
+from replication.recent_copies import CopiesToRead, CopyRecord
 from tests.auditor.rechecking import recheck_of
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -164,6 +165,34 @@ async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
 
         assert await records(cluster) == []
         assert await cluster.marked() == await cluster.marked(PATHS.private) == []
+
+
+@in_virtual_time
+async def test_a_slow_target_does_not_delay_the_reads_of_others() -> None:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    record, slow_ids = CopyRecord(), range(0, 200, 20)
+    reads: set[int] = set()
+    async with cluster.node() as node:
+        recheck = recheck_of(node, cluster, after_s=0.0)
+        for ledger_id in range(200):
+            target = B4 if ledger_id in slow_ids else B1
+            await cluster.write_ledger((target, B2), ledger_id=ledger_id)
+            recheck.expect(
+                CopiesToRead(ledger_id=ledger_id, targets=frozenset({target}), record=record)
+            )
+
+        async def note(transfer: Transfer) -> None:
+            if transfer.ledger_id in slow_ids:
+                await asyncio.sleep(60.0)
+            reads.add(transfer.ledger_id)
+
+        cluster.bookies.before_transfer = note
+        running = asyncio.create_task(recheck.run())
+
+        await asyncio.sleep(30.0)
+
+        assert reads == set(range(200)).difference(slow_ids)
+        running.cancel()
 
 
 @in_virtual_time
