@@ -7,5 +7,6 @@
 ``history`` shows what happened in the cluster.
 ``shell`` has the names and options of ``bookkeeper shell``. ``config`` shows and checks settings,
 ``doctor`` checks what bookmender needs, and ``completion`` prints a script for a shell.
-``orders``, ``blocked``, ``progress``, ``output`` and ``option_types`` are shared.
+``orders``, ``blocked``, ``progress``, ``output``, ``paths`` and ``option_types`` are
+shared.
 """

@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 
-from daemon.cli.option_types import LocalPath
+from daemon.cli.paths import LocalPath
 from daemon.cli.progress import printable
 from ledgers.errors import (
     BookmenderError,

@@ -1,16 +1,14 @@
 """Option types shared by several commands: durations, folders, reasons, limits."""
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import click
 
+from daemon.cli.paths import LocalPath
 from daemon.cli.progress import printable
-from ledgers.errors import SettingsError
 from replication.orders import LIMIT_RANGES
 
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -49,36 +47,6 @@ def parse_duration_s(text: str) -> int:
     if not duration_s:
         raise ValueError(f"{shown!r} is too short. The shortest duration is 1s.")
     return duration_s
-
-
-def local_path(text: str) -> str:
-    """Return the path that a ``file:`` URL names, or the text itself if it is no URL. Raises
-    SettingsError for another URL: as a path it would name a folder ``s3a:`` here."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
-    if scheme is None:
-        return text
-    url = urlsplit(text)
-    if url.scheme == "file" and url.netloc in ("", "localhost"):
-        return unquote(url.path)
-    raise SettingsError(
-        f"{printable(text)} is a URL, but bookmender reads and writes only files of this host. "
-        "Give a local or mounted path, and copy from or to other storage with its own tool, such "
-        "as hadoop fs -put"
-    )
-
-
-class LocalPath(click.Path):
-    """An option type: a path on this host, also as a ``file:`` URL."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(self.local(value, param, ctx), param, ctx)
-
-    def local(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the path. Fails for a URL of other storage."""
-        try:
-            return local_path(os.fspath(value))
-        except SettingsError as error:
-            self.fail(str(error), param, ctx)
 
 
 class Folder(LocalPath):

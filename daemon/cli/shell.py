@@ -28,8 +28,8 @@ from daemon.cli.check import BOOKIES, force_check
 from daemon.cli.decommission import decommission_visibly
 from daemon.cli.decommission import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
-from daemon.cli.option_types import LocalPath
 from daemon.cli.orders import UNREADABLE_VOTE
+from daemon.cli.paths import LocalPath
 from daemon.cli.plan import to_text as plan_text
 from daemon.cli.progress import NODES_GO_ON, explain_interrupt, printable
 from daemon.cli.repair import repair_ledgers, result_text

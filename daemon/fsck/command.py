@@ -18,7 +18,8 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
-from daemon.cli.option_types import Duration, Folder, Limit, LocalPath
+from daemon.cli.option_types import Duration, Folder, Limit
+from daemon.cli.paths import LocalPath
 from daemon.cli.progress import ProgressLine, echo_notes, printable
 from daemon.fsck.advice import (
     CHECKED_AGAIN,
