@@ -44,6 +44,7 @@ from ledgers.placement.pulsar import (
     parse_pulsar_groups,
     parse_pulsar_racks,
 )
+from ledgers.secret import Secret
 from ledgers.wire import v2, v3
 from ledgers.wire.framing import FrameReader, frame
 from ledgers.wire.messages import decode_availability
@@ -86,7 +87,7 @@ def isolation(data: bytes) -> None:
 
 
 def answer_challenge(data: bytes) -> None:
-    DigestMd5(Credentials(user="u", password="p"), service="s", server="s").answer(data)
+    DigestMd5(Credentials(user="u", password=Secret("p")), service="s", server="s").answer(data)
 
 
 @dataclass(frozen=True)
