@@ -30,7 +30,7 @@ from tests.cluster.steps import (
     shape,
     wait_for,
 )
-from tests.java.messages import Verdict
+from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
@@ -106,6 +106,47 @@ async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
     entry[-1] ^= 1
     key = EntryDigest(metadata.digest_type, metadata.password).master_key
     await bookies.add(bookie, bytes(entry), master_key=key, is_recovery=True)
+
+
+# --- Without an ack quorum ------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "G36", verdict="other", why="nothing is fenced, so a running writer can still close the ledger"
+)
+def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
+    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
+) -> None:
+    """Java writes such ledgers."""
+    closed = java.write(uri, Shape(ensemble_size=3, write_quorum=3, ack_quorum=0, count=5))
+    [opened] = java.write(uri, Shape(ensemble_size=5, write_quorum=2, ack_quorum=0, close=False))
+    victim = BookieId(java.metadata(uri, closed[0].ledger).ensembles[0][0])
+    needy = [w for w in closed if victim in java.metadata(uri, w.ledger).ensembles[0]]
+    terminate(module_cluster, victim)
+
+    async def run() -> None:
+        async with bench(uri) as on, nodes(uri, tmp_path) as start:
+            await on.mark([each.ledger for each in [*needy, opened]])
+            settings = WORKER_ONLY | {"REPLICATION_OPEN_LEDGER_GRACE_S": "1"}
+            start("node", settings=settings)
+            notes = WaitingNotes(on.seen.store, on.seen.paths)
+
+            async def is_deferred() -> bool:
+                note = await notes.read(opened.ledger)
+                return note is not None and note.reason is Reason.END_UNPROVEN
+
+            await wait_for(is_deferred, "a note that the end is unproven")
+            await wait_for(
+                lambda: java.judge(uri, [w.ledger for w in needy]).verdict is Verdict.WHOLE,
+                "repairs",
+            )
+            assert java.metadata(uri, opened.ledger).state == "OPEN"
+            module_cluster.start_bookie(victim)
+            await on.wait_idle()
+
+    asyncio.run(run())
+    assert {java.metadata(uri, w.ledger).ack_quorum for w in needy} == {0}
+    assert java.judge(uri, [w.ledger for w in needy], expected=needy).verdict is Verdict.WHOLE
 
 
 # --- Beside Java's worker -------------------------------------------------------------------------
