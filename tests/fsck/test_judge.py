@@ -119,6 +119,11 @@ def test_the_worst_entry_decides_the_grade(seed: int) -> None:
     assert list(entries_without_copy(seen)) == lost, seed
 
 
+def test_an_entry_without_any_copy_is_not_legal_even_without_an_ack_quorum() -> None:
+    assert not EntryCopies(write_quorum=2, ack_quorum=0, excused=2).is_legal
+    assert EntryCopies(write_quorum=2, ack_quorum=0, excused=1).is_legal
+
+
 def test_evidence_has_bookie_entries_and_answer() -> None:
     refused = ReadFailures(absent=EntryRuns([3, 4, 9]), mismatched=EntryRuns([5]))
 
