@@ -59,6 +59,9 @@ async def test_feed_status_shows_the_stall_and_a_loss() -> None:
     assert "its ledger 7 was lost" in text
     assert state.to_json()["stall"]["reason"] == "write-failed"
     assert state.to_json()["lost_ledger"] == 7
+    restored = FeedState(chain=chain.renewed(now_ms=1), leader="host-a", stall=None)
+    assert "because ZooKeeper was restored from a backup" in restored.to_text(now_ms=300_000)
+    assert restored.to_json()["lost_ledger"] is None
 
 
 @pytest.mark.parametrize("error", ["", "no bookie is writable"])
