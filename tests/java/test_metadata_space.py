@@ -2,6 +2,7 @@
 
 import random
 import subprocess
+from typing import Any
 from collections.abc import Sequence
 from pathlib import Path
 
