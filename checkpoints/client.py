@@ -151,10 +151,11 @@ async def open_client(
     place = MetadataUri.parse(uri)
     session = await ZooKeeperStore.open(place.hosts, security=security)
     try:
+        manager = await LedgerManager.open(session, place)
         cluster = ClusterConnection(
             store=session,
-            manager=await LedgerManager.open(session, place),
-            root=place.root,
+            manager=manager,
+            root=manager.root,
             security=security,
         )
         async with open_client_in(

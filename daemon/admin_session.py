@@ -64,16 +64,22 @@ class AdminSession:
     async def on(cls, store: MetadataStore, settings: Settings) -> Self:
         """Return an AdminSession on an open store; the caller closes the store. Raises
         SettingsError (another layout), UnavailableError (no such cluster)."""
+        manager = await LedgerManager.open(store, settings.uri)
         return cls(
             settings=settings,
             store=store,
-            manager=await LedgerManager.open(store, settings.uri),
-            registration=Registration(store, settings.uri.root, resolve=host_names().addresses),
+            manager=manager,
+            registration=Registration(store, manager.root, resolve=host_names().addresses),
         )
 
     @property
+    def root(self) -> str:
+        """Return the ledgers root of the cluster. The URI of the settings may mean another one."""
+        return self.manager.root
+
+    @property
     def paths(self) -> ClusterPaths:
-        return ClusterPaths.below(self.settings.uri.root)
+        return ClusterPaths.below(self.root)
 
     async def note_order(
         self, event: Event, ledger_ids: Collection[int] = (), *, effects: Sequence[Event] = ()
@@ -201,7 +207,7 @@ async def writing_session(settings: Settings) -> AsyncIterator[WritingSession]:
     the journal cannot be written."""
     with closing(open_journal(settings)) as journal:
         async with admin_session(settings, ends_with_loop=True) as cluster:
-            cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+            cluster_id = await read_instance_id(cluster.store, cluster.root)
             manager = await LedgerManager.open(
                 cluster.store, settings.uri, journal=ClusterJournal(journal, cluster_id).record
             )

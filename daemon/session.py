@@ -26,7 +26,7 @@ from ledgers.client import BookieClient, BookieClientSettings
 from ledgers.clock import SystemClock
 from ledgers.errors import SessionLostError
 from ledgers.host_names import Connector, host_names
-from ledgers.manager import LedgerManager
+from ledgers.manager import LedgerManager, find_cluster
 from ledgers.model import BookieId
 from ledgers.registration import Registration, read_instance_id
 from ledgers.security import SecuritySettings
@@ -113,7 +113,7 @@ async def _join(
     """Do everything that needs the session before work begins, including the registration as a live
     node."""
     settings, clock = live.current, SharedClock(SystemClock())
-    uri = settings.uri
+    uri = await find_cluster(store, settings.uri)
     cluster = await read_instance_id(store, uri.root)
     manager = await LedgerManager.open(store, uri, journal=ClusterJournal(journal, cluster).record)
     paths = ClusterPaths.below(uri.root)

@@ -24,6 +24,7 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from msgspec import Struct
 
@@ -106,20 +107,16 @@ class LedgerManager:
     ) -> LedgerManager:
         """Return the manager of the cluster that ``uri`` names.
 
-        Raises UnavailableError if there is no LAYOUT: the path is wrong, or ZooKeeper has lost its
-        data. Raises SettingsError if LAYOUT differs from the URI (rule S8), or if the URI may mean
-        another cluster.
+        Raises what ``find_cluster`` raises, and SettingsError if LAYOUT differs from the URI (rule
+        S8).
         """
-        await _refuse_pulsar_root(store, uri)
-        try:
-            data, _ = await store.get(f"{uri.root}/LAYOUT")
-        except NoNodeError as error:
-            raise UnavailableError(
-                f"there is no BookKeeper cluster at {uri.root} of {uri.hosts}: it has no LAYOUT. "
-                "Check that the path of the metadata service URI is the ledgers root, and that "
-                "ZooKeeper was not emptied"
-            ) from error
-        layout = parse_layout(data)
+        uri = await find_cluster(store, uri)
+        layout = uri.layout
+        with suppress(NoNodeError):
+            data, _ = await store.get(f"{uri.root}/{LAYOUT}")
+            layout = parse_layout(data)
+        if layout is None:
+            raise UnavailableError(f"{uri.root}/{LAYOUT} was deleted just now")
         if uri.layout not in (None, layout):
             raise SettingsError(
                 f"the metadata service URI says {uri.layout.name.lower()}, but the cluster at "
@@ -306,18 +303,53 @@ class LedgerManager:
         return await ledger_trees(self._store, self.root, self.layout)
 
 
-async def _refuse_pulsar_root(store: MetadataStore, uri: MetadataUri) -> None:
-    """Raise SettingsError if Pulsar's driver keeps a cluster at another root than ``uri.root``.
+LAYOUT = "LAYOUT"
+WITHOUT_LAYOUT = ("INSTANCEID", "available", "cookies")
+"""Together these znodes prove a cluster without LAYOUT: Pulsar's metadata driver writes none."""
 
-    The cluster's bookies register at that other root. ``uri.root`` may hold nothing, or an old and
-    empty cluster, in which every check would find all ledgers healthy.
+
+async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
+    """Return the URI with the one root at which there is a cluster. Without LAYOUT it also names
+    the layout: its own, or BookKeeper's default, which Pulsar's metadata driver always uses.
+
+    Raises UnavailableError if there is no cluster, or only a part of one: the path is wrong, or
+    ZooKeeper has lost its data (rule S8). Raises SettingsError if both roots that the URI may mean
+    have znodes of a cluster: one of the two may be old and empty, and every check would find all
+    its ledgers healthy.
     """
-    if uri.pulsar_root and await store.exists(f"{uri.pulsar_root}/LAYOUT") is not None:
+    await store.sync(uri.root)
+    roots = [root for root in (uri.root, uri.pulsar_root) if root]
+    found: dict[str, set[str]] = {}
+    for root in roots:
+        names: set[str] = set()
+        # LAYOUT last again: BookKeeper's own bookies create it before their cookies.
+        for name in (LAYOUT, *WITHOUT_LAYOUT, LAYOUT):
+            if LAYOUT not in names and await store.exists(f"{root}/{name}") is not None:
+                names.add(name)
+        if names:
+            found[root] = names
+    if len(found) > 1:
+        ways = " or ".join(f"zk://{uri.hosts}{root}" for root in roots)
         raise SettingsError(
-            f"the metadata service URI may mean {uri.root} or {uri.pulsar_root}, and Pulsar's "
-            f"metadata driver has a cluster in the latter. Write zk://{uri.hosts}{uri.pulsar_root} "
-            f"for that cluster, or zk://{uri.hosts}{uri.root}"
+            f"the metadata service URI may mean {uri.root}, or {uri.pulsar_root} as for Pulsar's "
+            f"metadata driver, and both have znodes of a BookKeeper cluster. Write {ways}"
         )
+    if not found:
+        raise UnavailableError(
+            f"there is no BookKeeper cluster at {' or '.join(roots)} of {uri.hosts}: it has "
+            f"neither {LAYOUT} nor {WITHOUT_LAYOUT[0]}. Check that the path of the metadata "
+            "service URI is the ledgers root, and that ZooKeeper was not emptied"
+        )
+    ((root, names),) = found.items()
+    if LAYOUT in names:
+        return replace(uri, root=root, pulsar_root="")
+    if missing := [name for name in WITHOUT_LAYOUT if name not in names]:
+        raise UnavailableError(
+            f"the BookKeeper cluster at {root} of {uri.hosts} is incomplete: it lacks "
+            f"{', '.join((LAYOUT, *missing))}. If it is new, start its bookies; otherwise "
+            "ZooKeeper has lost data: restore it from a backup"
+        )
+    return replace(uri, root=root, pulsar_root="", layout=uri.layout or Layout.HIERARCHICAL)
 
 
 async def walk_ledger_ids(

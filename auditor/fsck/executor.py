@@ -39,7 +39,7 @@ from ledgers.errors import (
 )
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.host_names import host_names
-from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.manager import LedgerManager, VersionedMetadata, find_cluster
 from ledgers.registration import Registration
 from ledgers.security import SecuritySettings
 from ledgers.store import MetadataStore, ReadOnlyStore
@@ -262,8 +262,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         manager = await LedgerManager.open(only_reads, uri)
         # The ZooKeeper server of this session may lag behind what the driver was told of changes.
         await manager.sync(0)
-        order_store = OrderStore(only_reads, ClusterPaths.below(uri.root))
-        registration = Registration(only_reads, uri.root, resolve=host_names().addresses)
+        order_store = OrderStore(only_reads, ClusterPaths.below(manager.root))
+        registration = Registration(only_reads, manager.root, resolve=host_names().addresses)
         views = ViewSource(registration, clock, order_store)
         await views.refresh()
         budgets = Budgets(reads_in_flight_max=options.reads_in_flight_per_bookie)
@@ -283,7 +283,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
         limits = ProcessLimits(budgets, bulk)
-        pace = begin_pace(options, store, ClusterPaths.below(uri.root))
+        pace = begin_pace(options, store, ClusterPaths.below(manager.root))
         scope = await stack.enter_async_context(task_scope())
         for work in (views.run(), pace.run(limits.apply), _end_with_session(store)):
             scope.start(work)
@@ -354,10 +354,11 @@ async def read_session(
     security: SecuritySettings,
     timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
 ) -> AsyncIterator[tuple[MetadataStore, MetadataUri]]:
-    """Yield a read-only store and the parsed URI. Raises UnavailableError, SettingsError."""
+    """Yield a read-only store, and the URI with the root of the cluster. Raises UnavailableError,
+    SettingsError."""
     uri = MetadataUri.parse(metadata_service_uri)
     store = ReadOnlyStore(await open_session(uri, timeouts, security))
     try:
-        yield store, uri
+        yield store, await find_cluster(store, uri)
     finally:
         await store.close()

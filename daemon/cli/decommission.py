@@ -148,7 +148,7 @@ async def _naming(cluster: AdminSession, bookie: BookieId, *, ignores_unreadable
     other bookies, and its marks are readable and do not name the bookie. Raises UnavailableError if
     there are doubtful ledgers that must not be ignored.
     """
-    await cluster.store.sync(cluster.settings.uri.root)
+    await cluster.store.sync(cluster.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     named = await may_be_named(cluster.store, cluster.manager, scan.unreadable, [bookie])
     marked = await _may_be_marked_for(cluster, bookie, scan.unreadable) if scan.unreadable else ()
@@ -310,7 +310,7 @@ async def _delete_cookie(cluster: AdminSession, bookie: BookieId, cookie: Stat) 
 
 
 def _cookie_path(cluster: AdminSession, bookie: BookieId) -> str:
-    return f"{cluster.settings.uri.root}/cookies/{bookie}"
+    return f"{cluster.root}/cookies/{bookie}"
 
 
 @click.command()

@@ -195,7 +195,7 @@ async def _in_cluster(
     timeout_s = min(settings.zookeeper.connect_timeout_s, CONNECT_TIMEOUT_S)
     hasty = replace(
         settings,
-        metadata_service_uri=f"zk://{';'.join(reachable)}{settings.uri.root}",
+        metadata_service_uri=str(replace(settings.uri, hosts=",".join(reachable))),
         zookeeper=replace(settings.zookeeper, connect_timeout_s=timeout_s),
     )
     try:
@@ -383,7 +383,7 @@ async def _latency(cluster: AdminSession, clock: Clock) -> list[Finding]:
     times_s = []
     for _ in range(PINGS):
         sent_s = clock.now_s()
-        await cluster.store.exists(cluster.settings.uri.root)
+        await cluster.store.exists(cluster.root)
         times_s.append(clock.now_s() - sent_s)
     return [latency_finding(statistics.median(times_s))]
 
@@ -404,9 +404,9 @@ def latency_finding(median_s: float) -> Finding:
 
 
 async def _cluster_id(cluster: AdminSession) -> list[Finding]:
-    instance_id = await read_instance_id(cluster.store, cluster.settings.uri.root)
+    instance_id = await read_instance_id(cluster.store, cluster.root)
     layout = cluster.manager.layout.name.lower()
-    text = f"{cluster.settings.uri.root} is a BookKeeper cluster, layout {layout}"
+    text = f"{cluster.root} is a BookKeeper cluster, layout {layout}"
     if instance_id is None:
         return [
             _warn(
@@ -420,7 +420,7 @@ async def _cluster_id(cluster: AdminSession) -> list[Finding]:
 
 def _trees(cluster: AdminSession) -> tuple[str, ...]:
     """Return the znodes whose children bookmender lists."""
-    root, paths = cluster.settings.uri.root, cluster.paths
+    root, paths = cluster.root, cluster.paths
     return (
         root,
         f"{root}/available",
@@ -452,9 +452,10 @@ async def _write_access(cluster: AdminSession) -> list[Finding]:
     exist. If an ACL denies access, the first operation is refused already.
     """
     paths, name = cluster.paths, f"doctor-{uuid.uuid4()}"
-    never = Check(path=f"{cluster.settings.uri.root}/{name}")
+    never = Check(path=f"{cluster.root}/{name}")
     attempts: dict[str, Create | SetData] = {}
-    for wanted in (paths.marks, paths.locks, paths.election, paths.nodes, paths.orders):
+    trees = (paths.directory, paths.marks, paths.locks, paths.election, paths.nodes, paths.orders)
+    for wanted in trees:
         parent = await _nearest(cluster, wanted)
         attempts[parent] = Create(path=f"{parent}/{name}")
     attempts |= await _rewrite_of_a_ledger(cluster)
@@ -500,7 +501,7 @@ async def _clock(cluster: AdminSession, *, writes: bool, clock: Clock) -> list[F
         return [clock_bound_finding(await _newest_ms(cluster), now_ms=clock.wall_ms())]
     parent = cluster.paths.directory
     if await cluster.store.exists(parent) is None:  # no auto-recovery has run yet
-        parent = cluster.settings.uri.root
+        parent = cluster.root
     path = f"{parent}/doctor-{uuid.uuid4()}"
     sent_ms = clock.wall_ms()
     await cluster.store.create(path, is_ephemeral=True)
@@ -515,7 +516,7 @@ async def _newest_ms(cluster: AdminSession) -> int:
     """Return the time of the newest write among the znodes of nodes and bookies, by ZooKeeper's
     clock; 0 if there are none."""
     times_ms = [0]
-    for parent in (cluster.paths.nodes, f"{cluster.settings.uri.root}/available"):
+    for parent in (cluster.paths.nodes, f"{cluster.root}/available"):
         for name in (await children_if_any(cluster.store, parent))[:1000]:
             stat = await cluster.store.exists(f"{parent}/{name}")
             times_ms += [stat.mtime_ms] if stat else []

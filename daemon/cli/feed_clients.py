@@ -229,7 +229,7 @@ def connection_of(cluster: AdminSession) -> ClusterConnection:
     return ClusterConnection(
         store=cluster.store,
         manager=cluster.manager,
-        root=cluster.settings.uri.root,
+        root=cluster.root,
         security=cluster.settings.security,
     )
 

@@ -114,7 +114,7 @@ async def find_ledgers(
             failed[ledger_id] = str(error)
     if bookie is None:
         return Found(ledgers=tuple(named.values()), failed=failed)
-    await cluster.store.sync(cluster.settings.uri.root)
+    await cluster.store.sync(cluster.root)
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     others = [ledger for ledger in scan.underreplicated if ledger.ledger_id not in named]
     ledgers = (*named.values(), *fewest_copies_first(others, {}))

@@ -127,7 +127,7 @@ def _recorded(settings: Settings, ledger_id: int) -> list[JournalRecord]:
 
 async def _look(settings: Settings, record: JournalRecord) -> Restoring:
     async with admin_session(settings) as cluster:
-        cluster_id = await read_instance_id(cluster.store, settings.uri.root)
+        cluster_id = await read_instance_id(cluster.store, cluster.root)
         async with _open_restorer(cluster, cluster.manager, cluster_id) as restorer:
             return await restorer.plan(record)
 

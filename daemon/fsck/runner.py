@@ -378,7 +378,7 @@ async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
 async def cluster_identity(cluster: AdminSession) -> Cluster:
     settings = cluster.settings
     return Cluster(
-        instance_id=await read_instance_id(cluster.store, settings.uri.root) or "",
+        instance_id=await read_instance_id(cluster.store, cluster.root) or "",
         metadata_service_uri=settings.metadata_service_uri,
     )
 

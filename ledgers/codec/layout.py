@@ -138,6 +138,8 @@ _PARENTS: dict[Layout, tuple[re.Pattern[str], ...]] = {
 _LAYOUT_CONTENT = re.compile(rb"([0-9]{1,9})\n([!-9;-~]{1,1000}):([0-9]{1,9})(?:\n.*)?", re.DOTALL)
 """As in Java, lines after the second are ignored, for example the empty one of an editor."""
 _FIRST_FORMAT_NAMES = {"flat": Layout.FLAT, "hierarchical": Layout.HIERARCHICAL}
+_PULSAR_CLASS_NAME = "org.apache.pulsar.metadata.bookkeeper.PulsarLedgerManagerFactory"
+"""Its layout is BookKeeper's default (``PulsarLedgerManager.getLedgerPath``)."""
 
 
 def parse_layout(data: bytes) -> Layout:
@@ -158,6 +160,8 @@ def parse_layout(data: bytes) -> Layout:
         found = _FIRST_FORMAT_NAMES.get(name)
     elif layout_format == 2:
         found = next((each for each in Layout if name.endswith(_class_name(each))), None)
+        if name.endswith(_PULSAR_CLASS_NAME):
+            found = Layout.HIERARCHICAL
     if found is None or version != 1:
         raise SettingsError(
             "LAYOUT names a ledger manager that is not supported; only ZooKeeper's, version 1, are",
@@ -196,14 +200,21 @@ class MetadataUri:
 
     ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the
     URI does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root
-    that Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty. It
-    must not hold a cluster. ``LedgerManager.open`` checks both.
+    that Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty.
+    ``manager.find_cluster`` tells which of the two holds the cluster.
     """
 
     hosts: str
     root: str
     layout: Layout | None = None
     pulsar_root: str = ""
+
+    def __str__(self) -> str:
+        """Return a URI that ``parse`` parses to this value."""
+        if self.pulsar_root:
+            return f"{_PULSAR_SCHEME}zk:{self.hosts}{self.root}"
+        name = next(name for name, layout in _URI_LAYOUTS.items() if layout is self.layout)
+        return f"zk+{name}://{self.hosts}{self.root}"
 
     @classmethod
     def parse(cls, uri: str) -> "MetadataUri":
@@ -240,8 +251,8 @@ class MetadataUri:
         Pulsar's driver uses the path as a chroot, with the ledgers root ``/ledgers`` in it, because
         the URI is opaque to Java and its path is null
         (``AbstractMetadataDriver.resolveLedgersRootPath``). Many operators take the path for the
-        ledgers root, as in BookKeeper's own URIs. So here a path that ends with ``/ledgers`` is the
-        ledgers root, and ``pulsar_root`` is the one that the driver would use.
+        ledgers root, as in BookKeeper's own URIs. So a path that ends with ``/ledgers`` may be
+        either: ``root`` is the path, and ``pulsar_root`` the root that the driver would use.
         """
         place = uri[len(_PULSAR_SCHEME) :]
         _refuse_other_store(uri, place)

@@ -62,6 +62,46 @@ async def test_without_a_cluster_both_possible_causes_are_named(
     assert "ZooKeeper was not emptied" in str(caught.value)
 
 
+@pytest.mark.parametrize("layout", [None, Layout.LONG_HIERARCHICAL], ids=["default", "of the URI"])
+@on_loop
+async def test_without_a_layout_three_other_znodes_prove_a_cluster(
+    backend: Backend, layout: Layout | None
+) -> None:
+    """Pulsar's metadata driver writes no LAYOUT."""
+    store = await backend.open()
+    for name in ("INSTANCEID", "available", "cookies"):
+        await store.create(f"{backend.root}/{name}")
+
+    manager = await LedgerManager.open(store, uri(backend, layout))
+
+    assert manager.layout is (layout or Layout.HIERARCHICAL)
+
+
+@pytest.mark.parametrize("missing", ["INSTANCEID", "available", "cookies"])
+@on_loop
+async def test_rule_s8_a_part_of_a_cluster_without_a_layout_is_an_error_that_names_the_rest(
+    backend: Backend, missing: str
+) -> None:
+    store = await backend.open()
+    for name in {"INSTANCEID", "available", "cookies"} - {missing}:
+        await store.create(f"{backend.root}/{name}")
+
+    with pytest.raises(UnavailableError, match=f"lacks LAYOUT, {missing}. If it is new, start"):
+        await LedgerManager.open(store, uri(backend))
+
+
+@on_loop
+async def test_the_root_that_pulsars_driver_means_counts_if_only_it_has_a_cluster(
+    backend: Backend,
+) -> None:
+    store = await backend.open()
+    either = MetadataUri(hosts="h", root=backend.root, pulsar_root=f"{backend.root}/ledgers")
+    for name in ("INSTANCEID", "available", "cookies"):
+        await store.create(f"{either.pulsar_root}/{name}", with_parents=True)
+
+    assert (await LedgerManager.open(store, either)).root == either.pulsar_root
+
+
 @on_loop
 async def test_pulsars_cluster_is_not_confused_with_one_above(
     backend: Backend,
@@ -72,7 +112,7 @@ async def test_pulsars_cluster_is_not_confused_with_one_above(
     for root in (both.root, both.pulsar_root):
         await store.create(f"{root}/LAYOUT", serialize_layout(Layout.FLAT), with_parents=True)
 
-    with pytest.raises(SettingsError, match=f"Write zk://h{backend.root}/ledgers for that cluster"):
+    with pytest.raises(SettingsError, match=f"Write zk://h{backend.root} or zk://h.*/ledgers$"):
         await LedgerManager.open(store, both)
 
 

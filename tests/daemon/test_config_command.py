@@ -468,6 +468,11 @@ def test_what_the_translation_still_lacks_is_told(java_file: Path) -> None:
             "zkServers=a:1\nzkLedgersRootPath=/bk/ledgers\n", "zk://a:1/bk/ledgers", id="own root"
         ),
         pytest.param("metadataServiceUri=zk://c:1/l\nzkServers=a:1\n", "zk://c:1/l", id="URI wins"),
+        pytest.param(
+            "metadataServiceUri=metadata-store:zk:a:1,b:2/c1\n",
+            "metadata-store:zk:a:1,b:2/c1",
+            id="Pulsar's metadata driver",
+        ),
     ],
 )
 def test_the_old_form_of_the_address_is_understood(java_file: Path, text: str, uri: str) -> None:

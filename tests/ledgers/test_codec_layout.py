@@ -185,6 +185,11 @@ def test_every_layout_survives_its_znode(layout: Layout) -> None:
         ),
         pytest.param(b"1\nflat:1\n", Layout.FLAT, id="a line feed behind, as of an editor"),
         pytest.param(b"1\nflat:1\nmore\n", Layout.FLAT, id="a third line"),
+        pytest.param(
+            b"2\norg.apache.pulsar.metadata.bookkeeper.PulsarLedgerManagerFactory:1",
+            Layout.HIERARCHICAL,
+            id="Pulsar's metadata driver",
+        ),
     ],
 )
 def test_older_and_relocated_names_are_known(data: bytes, layout: Layout) -> None:

@@ -76,6 +76,22 @@ def test_pulsars_root_is_kept_if_it_is_another_one(written: str, pulsar_root: st
 
 
 @pytest.mark.parametrize(
+    "written",
+    [
+        "zk://h1:2181,h2/a/b",
+        "zk+flat://h/ledgers",
+        "zk+legacyhierarchical://h/ledgers",
+        "metadata-store:zk:h1,[::1]:2181/c1/ledgers",
+        "metadata-store:zk:h/c1",
+    ],
+)
+def test_a_uri_as_text_means_the_same(written: str) -> None:
+    uri = MetadataUri.parse(written)
+
+    assert MetadataUri.parse(str(uri)) == uri
+
+
+@pytest.mark.parametrize(
     ("written", "store"),
     [
         ("metadata-store:oxia://h:6648/default", "oxia"),
