@@ -2,23 +2,46 @@
 znodes.
 
 Votes are ephemeral and sequential below ``<ur>/auditorelection``. Each node except the leader
-watches the vote before its own, and its own. Leadership is proven, not remembered (rule S9): each
-write of the leader is a multi that checks the vote and the session's znode. Source: BookKeeper's
-ZkLedgerAuditorManager.
+watches the vote before its own, and its own. Source: BookKeeper's ZkLedgerAuditorManager.
+
+Pulsar's metadata driver has another election: the node that creates the ephemeral znode
+``<ur>/leader`` leads (PulsarLedgerAuditorManager). Bookies of any cluster may be switched to that
+driver at any time. So the node with the smallest vote also creates ``leader``, and leads only while
+it holds both. It waits while an auditor of Pulsar's driver holds ``leader``, and such auditors wait
+for it.
+
+Leadership is proven, not remembered (rule S9): each write of the leader is a multi that checks the
+session's znode, the vote and ``leader``. Pulsar's ``leader`` has version 0. Ours has version 1, so
+that the check fails on Pulsar's.
 """
 
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, LeadershipLostError, NoNodeError
-from ledgers.store import ANY_VERSION, Check, EventKind, MetadataStore, MultiFailed, SetData
+from ledgers.errors import (
+    CorruptionError,
+    LeadershipLostError,
+    NodeExistsError,
+    NoNodeError,
+    UnauthorizedError,
+)
+from ledgers.store import (
+    ANY_VERSION,
+    Check,
+    Create,
+    EventKind,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    SetData,
+)
 from ledgers.tasks import task_scope, until_answered
 from replication import znodes
 from replication.nodes import Membership
@@ -38,10 +61,20 @@ class Leadership:
     """Proof of a won election: each write of the leader checks its ``guards``."""
 
     vote_path: str
+    leader_path: str
+    """Our znode in the election of Pulsar's driver."""
     membership: Membership
 
     @property
     def guards(self) -> tuple[Guard, ...]:
+        return (
+            *self.candidacy,
+            Guard(check=Check(path=self.leader_path, version=1), error=LeadershipLostError),
+        )
+
+    @property
+    def candidacy(self) -> tuple[Guard, ...]:
+        """What a node proves before it creates its ``leader_path``."""
         vote = Guard(check=Check(path=self.vote_path), error=LeadershipLostError)
         return (self.membership.guard, vote)
 
@@ -62,12 +95,14 @@ class Election:
         self._store = store
         self._clock = clock
         self._election = paths.election
+        self._leader = paths.pulsar_leader
         self._membership = membership
         self._vote = znodes.vote_to_bytes(candidate)
+        self._leader_value = znodes.pulsar_leader_to_bytes(candidate)
 
     async def win(self) -> Leadership:
-        """Create a vote, and return when it is the smallest. Raises LeadershipLostError if our vote
-        disappears.
+        """Create a vote, and return when it is the smallest and ``leader`` is ours. Raises
+        LeadershipLostError if our vote disappears.
 
         A node without a vote could not take over when the leader goes. So the loss of its own vote
         is noticed at once, too.
@@ -79,23 +114,49 @@ class Election:
         log.info("election.entered", vote=vote_path)
         while (predecessor := await self._predecessor(vote_path)) is not None:
             await self._wait_either_gone(f"{self._election}/{predecessor}", vote_path)
-        leadership = Leadership(vote_path=vote_path, membership=self._membership)
-        await self._answered(lambda: self._announce(leadership))
+        leadership = Leadership(
+            vote_path=vote_path, leader_path=self._leader, membership=self._membership
+        )
+        while not await self._answered(lambda: self._take_lead(leadership)):
+            await self._wait_either_gone(self._leader, vote_path)
         log.info("election.won", vote=vote_path)
         return leadership
 
-    async def _announce(self, leadership: Leadership) -> None:
-        """Write our vote to the election znode, for people, as Java does. A leader's write like any
-        other (rule S9)."""
-        write = SetData(path=self._election, data=self._vote, version=ANY_VERSION)
+    async def _take_lead(self, leadership: Leadership) -> bool:
+        """Create ``leader`` at version 1, and write our vote to the election znode, for people, as
+        Java does. Return False if another session holds ``leader``. A leader's write like any other
+        (rule S9)."""
+        lead: list[Operation] = [
+            Create(path=self._leader, data=self._leader_value, is_ephemeral=True),
+            SetData(path=self._leader, data=self._leader_value, version=0),
+            SetData(path=self._election, data=self._vote, version=ANY_VERSION),
+        ]
         try:
-            await Batcher(self._store, leadership.guards).send([write])
+            await Batcher(self._store, leadership.candidacy).send(lead)
         except MultiFailed as failure:
-            raise failure.cause from failure
+            if not isinstance(failure.cause, NodeExistsError):
+                raise failure.cause from failure
+        else:
+            return True
+        with suppress(NoNodeError, UnauthorizedError):
+            data, held = await self._store.get(self._leader)
+            if held.ephemeral_owner == self._store.session_id:
+                return True  # the reply to an earlier attempt was lost
+            if not znodes.is_our_leader(data):
+                log.warning(
+                    "election.held_by_pulsar",
+                    path=self._leader,
+                    leader=_candidate(znodes.parse_pulsar_leader, data),
+                    next_step="stop the AutoRecovery of Pulsar's metadata driver to let this node "
+                    "lead. If none runs, delete the znode",
+                )
+        return False
 
     async def wait_lost(self, leadership: Leadership) -> None:
-        """Return when the vote is gone: deleted by hand, or with the session."""
-        await self._wait_gone(leadership.vote_path)
+        """Return when our vote or ``leader`` is gone: deleted by hand, or with the session."""
+        await self._wait_either_gone(
+            leadership.vote_path, self._leader, owner=self._store.session_id
+        )
 
     async def _predecessor(self, vote_path: str) -> str | None:
         """Return the vote right before ours; None if ours is the first."""
@@ -106,16 +167,19 @@ class Election:
         position = votes.index(own)
         return votes[position - 1] if position else None
 
-    async def _wait_either_gone(self, *paths: str) -> None:
+    async def _wait_either_gone(self, *paths: str, owner: int | None = None) -> None:
         async with task_scope() as scope:
-            waits = [scope.start(self._wait_gone(path)) for path in paths]
+            waits = [scope.start(self._wait_gone(path, owner)) for path in paths]
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _wait_gone(self, path: str) -> None:
+    async def _wait_gone(self, path: str, owner: int | None) -> None:
+        """Return when the znode is gone, or belongs to another session than ``owner``."""
         async with aclosing(self._store.watch(path)) as events:
             async for event in events:
-                is_deleted = event.kind is EventKind.DELETED
-                if is_deleted or await self._answered(lambda: self._store.exists(path)) is None:
+                if event.kind is EventKind.DELETED:
+                    return
+                stat = await self._answered(lambda: self._store.exists(path))
+                if stat is None or owner not in (None, stat.ephemeral_owner):
                     return
 
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -126,30 +190,37 @@ class Election:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The leading node. ``candidate``: content of its vote (a bookie id, or a host).
-    ``session_id``: owner of the vote."""
+    """The leading node. ``candidate``: content of its znode (a bookie id, or a host).
+    ``session_id``: owner of the znode."""
 
     candidate: str | None
-    """None if the vote cannot be parsed; its node leads all the same."""
+    """None if the znode cannot be parsed; its node leads all the same."""
     session_id: int
 
 
 async def current_leader(store: MetadataStore, paths: ClusterPaths) -> Leader | None:
-    """Return the holder of the smallest vote; None if there is no vote."""
+    """Return the holder of ``leader``, or else of the smallest vote; None if there is neither.
+
+    Java's nodes without Pulsar's driver, and bookmender's of earlier releases, have only a vote.
+    """
+    with suppress(NoNodeError):  # no election yet, or the leader has just gone
+        data, stat = await store.get(paths.pulsar_leader)
+        return Leader(
+            candidate=_candidate(znodes.parse_pulsar_leader, data), session_id=stat.ephemeral_owner
+        )
     election = paths.election
-    try:
-        votes = in_order(await store.children(election))
-        for vote in votes[:1]:
+    with suppress(NoNodeError):
+        for vote in in_order(await store.children(election))[:1]:
             data, stat = await store.get(f"{election}/{vote}")
-            return Leader(candidate=_candidate(data), session_id=stat.ephemeral_owner)
-    except NoNodeError:  # no election yet, or the leader has just gone
-        pass
+            return Leader(
+                candidate=_candidate(znodes.parse_vote, data), session_id=stat.ephemeral_owner
+            )
     return None
 
 
-def _candidate(data: bytes) -> str | None:
+def _candidate(parse: Callable[[bytes], str | None], data: bytes) -> str | None:
     try:
-        return znodes.parse_vote(data)
+        return parse(data)
     except CorruptionError:
         return None
 

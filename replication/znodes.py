@@ -5,6 +5,7 @@
 - Znodes shared with Java's nodes. Their names and payloads are those of BookKeeper's
   ZkLedgerUnderreplicationManager, ZkLedgerAuditorManager and their protobuf messages. They never
   carry a field of ours, because Java rejects a whole znode for one name that it does not know.
+  Pulsar's metadata driver has the same ones, except for the election (``auditor.election``).
 - Private znodes below ``bookmender``: versioned JSON. ``records`` reads and writes them.
 """
 
@@ -14,6 +15,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+
+import msgspec
 
 from ledgers.codec.bookkeeper_metadata_pb2 import (
     AuditorVoteFormat,
@@ -83,6 +86,11 @@ class ClusterPaths(MarkPaths):
     @property
     def election(self) -> str:
         return f"{self.directory}/auditorelection"
+
+    @property
+    def pulsar_leader(self) -> str:
+        """The leading auditor, for Pulsar's metadata driver. An ephemeral znode."""
+        return f"{self.directory}/leader"
 
     def audit_time(self, audit: "Audit") -> str:
         return f"{self.directory}/{audit.value}"
@@ -312,6 +320,29 @@ def parse_vote(data: bytes) -> str | None:
 
 def vote_to_bytes(candidate: str) -> bytes:
     return format_text(AuditorVoteFormat(bookieId=candidate))
+
+
+_OURS = "bookmender-"
+"""Prefix of our nodes in Pulsar's election. A node of Pulsar's driver deletes the znode of another
+session if the value is its own bookie id (``LeaderElectionImpl.handleExistingLeaderValue``)."""
+
+
+def parse_pulsar_leader(data: bytes) -> str:
+    """Return the leader: a bookie id, or the candidate of our node. Raises CorruptionError."""
+    try:
+        return msgspec.json.decode(data, type=str).removeprefix(_OURS)
+    except msgspec.DecodeError as error:
+        raise CorruptionError("the leader is not a JSON string", data=data[:80]) from error
+
+
+def is_our_leader(data: bytes) -> bool:
+    """Return True if a bookmender node wrote this value."""
+    return data.startswith(f'"{_OURS}'.encode())
+
+
+def pulsar_leader_to_bytes(candidate: str) -> bytes:
+    """Return the value for our node. Pulsar's driver reads it as a JSON string with a bookie id."""
+    return msgspec.json.encode(_OURS + candidate)
 
 
 # --- The rest -------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import pytest
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
 from ledgers.errors import LeadershipLostError, SessionLostError
 from ledgers.memory.store import Fault, MemoryStore
-from ledgers.store import SetData
+from ledgers.store import Create, SetData
 from replication.nodes import Membership, Role
+from replication.transactions import Batcher
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload
@@ -16,6 +17,7 @@ from tests.replication.watched import settle
 from tests.virtual_time import LoopClock
 
 ELECTION = PATHS.election
+LEADER = PATHS.pulsar_leader
 
 
 class Candidate:
@@ -154,6 +156,88 @@ async def test_candidates_wait_for_a_java_node_that_leads() -> None:
 
     await ours.leadership()
     await ours.end()
+
+
+# --- The election of Pulsar's metadata driver -----------------------------------------------------
+
+
+async def pulsar_leads(cluster: Cluster) -> MemoryStore:
+    """Return the session of an auditor of Pulsar's driver that leads."""
+    pulsar = MemoryStore(cluster.tree)
+    await pulsar.create(LEADER, b'"pulsar:3181"', is_ephemeral=True)
+    return pulsar
+
+
+@pytest.mark.parametrize("has_vote", [False, True], ids=["Pulsar's driver", "both elections"])
+@in_virtual_time
+async def test_candidates_wait_for_an_auditor_of_pulsars_driver(has_vote: bool) -> None:
+    cluster = await Cluster.start()
+    pulsar = await pulsar_leads(cluster)
+    java = MemoryStore(cluster.tree)
+    if has_vote:
+        await java.create(f"{ELECTION}/V_", is_ephemeral=True, is_sequential=True)
+    ours = await Candidate.stand(cluster, "node-1")
+    await java.close()
+    await settle()
+    assert not ours.has_won
+    assert await current_leader(cluster.store, PATHS) == Leader(
+        candidate="pulsar:3181", session_id=pulsar.session_id
+    )
+
+    await pulsar.close()
+
+    await ours.leadership()
+    assert await current_leader(cluster.store, PATHS) == Leader(
+        candidate="node-1", session_id=ours.store.session_id
+    )
+    await ours.end()
+
+
+@in_virtual_time
+async def test_pulsars_driver_finds_a_leader_with_another_bookie_id_than_its_own() -> None:
+    """It would delete the znode of another session if the value was its own id."""
+    cluster = await Cluster.start()
+    ours = await Candidate.stand(cluster, "bookie-1:3181")
+
+    data, stat = await cluster.store.get(LEADER)
+
+    assert data == b'"bookmender-bookie-1:3181"'
+    assert stat.ephemeral_owner == ours.store.session_id
+    await ours.end()
+    assert await cluster.store.exists(LEADER) is None
+
+
+@in_virtual_time
+async def test_rule_s9_a_leader_whose_place_pulsars_driver_takes_writes_nothing() -> None:
+    cluster = await Cluster.start()
+    ours = await Candidate.stand(cluster, "node-1")
+    leadership = await ours.leadership()
+    lost = asyncio.create_task(ours.election.wait_lost(leadership))
+    await settle()
+
+    await cluster.store.delete(LEADER)
+    pulsar = await pulsar_leads(cluster)
+
+    with pytest.raises(LeadershipLostError):
+        await Batcher(ours.store, leadership.guards).send([Create(path=f"{ELECTION}/written")])
+    assert await cluster.store.exists(f"{ELECTION}/written") is None
+    await asyncio.wait_for(lost, 1)
+    await ours.end()
+    await pulsar.close()
+
+
+@in_virtual_time
+async def test_a_candidate_that_waits_for_pulsars_driver_learns_that_its_vote_is_deleted() -> None:
+    cluster = await Cluster.start()
+    pulsar = await pulsar_leads(cluster)
+    ours = await Candidate.stand(cluster, "node-1")
+
+    await cluster.store.delete(f"{ELECTION}/V_0000000000")
+
+    with pytest.raises(LeadershipLostError):
+        await ours.leadership()
+    await ours.end()
+    await pulsar.close()
 
 
 @in_virtual_time
@@ -295,7 +379,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits(
 
 
 @in_virtual_time
-async def test_rule_s9_a_lost_reply_to_the_announcement_is_made_up_for() -> None:
+async def test_rule_s9_a_lost_reply_to_taking_the_lead_is_made_up_for() -> None:
     cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
     membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))

@@ -229,6 +229,7 @@ def test_any_mark_survives_its_znode(mark: Mark) -> None:
 def test_any_lock_survives_its_znode(name: str) -> None:
     assert znodes.parse_lock(znodes.lock_to_bytes(name)) == name
     assert znodes.parse_vote(znodes.vote_to_bytes(name)) == name
+    assert znodes.parse_pulsar_leader(znodes.pulsar_leader_to_bytes(name)) == name
 
 
 @given(st.integers(0, 2**63 - 1))
@@ -245,6 +246,7 @@ def test_any_ledger_id_survives_its_path(ledger_id: int) -> None:
         znodes.parse_mark,
         znodes.parse_lock,
         znodes.parse_vote,
+        znodes.parse_pulsar_leader,
         znodes.parse_recovery_delay,
         znodes.parse_audit_time,
         znodes.check_layout,
