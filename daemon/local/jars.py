@@ -17,7 +17,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import quoteattr
@@ -112,12 +112,15 @@ def fetch(
     java: Java,
     *,
     module: Module = BOOKKEEPER,
+    beside: Sequence[tuple[Module, str]] = (),
     on_progress: OnProgress = lambda done, total: None,
 ) -> Path:
     """Return the folder with the module's jars. Downloads them if necessary (BookKeeper: 100 MB, a
     minute or two).
 
-    Raises SettingsError if the version does not exist, UnavailableError if the download fails.
+    ``beside``: modules and versions to download into the same folder; then nothing else on which
+    they depend is downloaded. Raises SettingsError if the version does not exist, UnavailableError
+    if the download fails.
     """
     if not VERSION.fullmatch(version):
         raise SettingsError(
@@ -129,7 +132,8 @@ def fetch(
         fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds the jars when it gets the lock
         if not folder.exists():
             with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
-                _Fetch(module, version, java, Path(workplace), on_progress).run().rename(folder)
+                attempt = _Fetch(module, version, java, Path(workplace), beside, on_progress)
+                attempt.run().rename(folder)
     return folder
 
 
@@ -137,11 +141,17 @@ class _Fetch:
     """One attempt to download one version into a temporary folder of its own."""
 
     def __init__(
-        self, module: Module, version: str, java: Java, workplace: Path, on_progress: OnProgress
+        self,
+        module: Module,
+        version: str,
+        java: Java,
+        workplace: Path,
+        beside: Sequence[tuple[Module, str]],
+        on_progress: OnProgress,
     ) -> None:
         self._module, self._version, self._java = module, version, java
         self._workplace, self._jars = workplace, workplace / "jars"
-        self._on_progress = on_progress
+        self._beside, self._on_progress = beside, on_progress
 
     def run(self) -> Path:
         """Return the folder with all jars. Tries Maven first if the user has configured it, since
@@ -162,7 +172,9 @@ class _Fetch:
 
     def _try_ivy(self) -> str | None:
         """Download with Ivy. Return the error in one line; None after a success."""
-        complaint = self._run(self._ivy_command(*self._module, self._version))
+        complaint = None
+        for module, version in ((self._module, self._version), *self._beside):
+            complaint = complaint or self._run(self._ivy_command(*module, version))
         # A POM of log4j names log4j-api twice, once for its tests. Ivy then takes neither.
         for core in self._jars.glob("log4j-core-*.jar"):
             revision = core.stem.removeprefix("log4j-core-")
@@ -179,15 +191,19 @@ class _Fetch:
         project = self._workplace / "pom.xml"
         project.write_text(
             MAVEN_PROJECT.format(
-                organisation=self._module.organisation,
-                module=self._module.name,
-                version=self._version,
+                dependencies="".join(
+                    MAVEN_DEPENDENCY.format(
+                        organisation=module.organisation, module=module.name, version=version
+                    )
+                    for module, version in ((self._module, self._version), *self._beside)
+                )
             )
         )
         return self._run(
             [
                 *(maven, "--batch-mode", "--file", str(project)),
                 *("dependency:copy-dependencies", "-DincludeScope=runtime"),
+                f"-DexcludeTransitive={str(bool(self._beside)).lower()}",
                 f"-DoutputDirectory={self._jars}",
             ]
         )
@@ -235,6 +251,7 @@ class _Fetch:
             *(str(self._java.executable), "-cp", str(ivy), "org.apache.ivy.Main"),
             *("-settings", str(settings)),
             *("-dependency", organisation, module, revision),
+            *(["-notransitive"] if self._beside else []),
             *("-confs", "default"),
             *("-retrieve", f"{self._jars}/[artifact]-[revision](-[classifier]).[ext]"),
         ]
@@ -253,13 +270,15 @@ MAVEN_PROJECT = """\
   <modelVersion>4.0.0</modelVersion>
   <groupId>bookmender</groupId> <artifactId>local</artifactId> <version>1</version>
   <dependencies>
+{dependencies}  </dependencies>
+</project>
+"""
+MAVEN_DEPENDENCY = """\
     <dependency>
       <groupId>{organisation}</groupId>
       <artifactId>{module}</artifactId>
       <version>{version}</version>
     </dependency>
-  </dependencies>
-</project>
 """
 
 

@@ -34,6 +34,10 @@ ZooKeeper. `make compat` runs the tests, and fails if no passing test shows a ro
 Slow tests have their own targets. `make test-matrix` repairs on every storage class, version and
 layout. `make test-scale` runs the auditor with 1,000 bookies and 200,000 ledgers. `make soak-audit`
 runs half an hour of lost bookies, killed leaders and ZooKeeper restarts.
+
+Clusters of Apache Pulsar's metadata driver (`metadataServiceUri=metadata-store:zk:…`) are supported
+too. They have no `LAYOUT`, and another election. bookmender's leader takes part in both elections,
+so there is one auditor ([tests](../tests/cluster/test_pulsar_driver.py)).
 """
 
 

@@ -34,11 +34,19 @@ CALLED_WRONGLY = 2
 class Jvm:
     """One process, of one BookKeeper version. Its standard error is ours."""
 
-    def __init__(self, version: str, *, may_record: bool = False) -> None:
+    def __init__(
+        self,
+        version: str,
+        *,
+        more_jars: str = "",
+        properties: Mapping[str, str] | None = None,
+        may_record: bool = False,
+    ) -> None:
         """Download jars and compile the program if needed.
 
-        ``may_record``: if there is no class archive yet, record one when the process ends. Raises
-        SettingsError without a JDK, UnavailableError if the jars cannot be downloaded.
+        ``more_jars``: a class path that follows BookKeeper's own. ``properties``: more of the
+        JVM's. ``may_record``: if there is no class archive yet, record one when the process ends.
+        Raises SettingsError without a JDK, UnavailableError if the jars cannot be downloaded.
         """
         java = Java.find()
         jars.fetch(version, java)
@@ -49,7 +57,14 @@ class Jvm:
         draft = self._archive_draft if may_record else None
         shared = jars.archive_flags(self._archive, draft=draft)
         self._end_timeout_s = RECORD_TIMEOUT_S if str(draft) in "".join(shared) else END_TIMEOUT_S
-        command = java_command(version, java, temporary=temporary, flags=shared)
+        command = java_command(
+            version,
+            java,
+            temporary=temporary,
+            flags=shared,
+            more_jars=more_jars,
+            properties=properties,
+        )
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -167,18 +182,23 @@ def java_command(
     temporary: Path,
     flags: Sequence[str] = (),
     program: Sequence[str] = (MAIN_CLASS,),
+    more_jars: str = "",
+    properties: Mapping[str, str] | None = None,
 ) -> list[str]:
     """Return the command. ``program``: the main class and its arguments."""
     classes = compiled_classes(version, java)
     return java.command(
         program,
-        classpath=os.pathsep.join([str(classes), jars.bookkeeper_classpath(version)]),
+        classpath=os.pathsep.join(
+            filter(None, (str(classes), jars.bookkeeper_classpath(version), more_jars))
+        ),
         heap_mib=HEAP_MIB,
         direct_mib=DIRECT_MIB,
         temporary=temporary,
         properties={
             **NETTY_PROPERTIES,
             "log4j2.configurationFile": str(SOURCES / "log4j2.properties"),
+            **(properties or {}),
         },
         flags=flags,
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -36,8 +36,9 @@ class JavaTool:
     time.
     """
 
-    def __init__(self, version: str = jars.BOOKKEEPER_DEFAULT) -> None:
-        self._version = version
+    def __init__(self, version: str = jars.BOOKKEEPER_DEFAULT, **jvm: Any) -> None:
+        """``jvm``: more arguments of ``Jvm``."""
+        self._version, self._jvm_options = version, jvm
         self._jvm: Jvm | None = None
 
     def judge(
@@ -125,7 +126,8 @@ class JavaTool:
         on_record: OnRecord = lambda record: None,
     ) -> list[AnyRecord]:
         if self._jvm is None:
-            self._jvm = Jvm(self._version, may_record=True)
+            # An archive of other classes could not be used by the JVMs without them.
+            self._jvm = Jvm(self._version, may_record=not self._jvm_options, **self._jvm_options)
         answer = []
         try:
             self._jvm.send(command, uri, options or {})
