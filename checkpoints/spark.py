@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from auditor.fsck.executor import read_session
-from auditor.fsck.spark.sources import security_of
 from checkpoints.batches import (
     Batch,
     BatchReader,
@@ -132,7 +131,7 @@ class StreamOptions:
             store=Secret(options.get("store", IN_ZOOKEEPER)),
             from_start=_flag(options, "fromStart", default=False),
             may_lose=not _flag(options, "failOnDataLoss", default=True),
-            security=security_of(dict(options)),
+            security=_security(options),
         )
 
 
@@ -141,6 +140,17 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     if value not in ("true", "false"):
         raise SettingsError.not_allowed(name, value, "true or false")
     return value == "true"
+
+
+def _security(options: Mapping[str, str]) -> SecuritySettings:
+    """Return the settings of ``[security]`` among the options, such as ``security.bookie_tls``."""
+    given: dict[str, Any] = {}
+    for field in fields(SecuritySettings):
+        name = f"security.{field.name}"
+        if name in options:
+            is_flag = isinstance(field.default, bool)
+            given[field.name] = _flag(options, name, default=False) if is_flag else options[name]
+    return SecuritySettings(**given)
 
 
 # --- The reader: in a process of the driver, and as a copy in executors ---------------------------

@@ -11,7 +11,6 @@ import sys
 import zlib
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 from auditor.fsck.executor import read_session
 from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
@@ -131,20 +130,6 @@ async def unchanged_ledgers(options: FsckOptions, known: Mapping[int, MetadataSt
 
 
 # --- Ids in few bytes -----------------------------------------------------------------------------
-
-
-def cut(ledger_ids: Sequence[int], *, count: int) -> list[Sequence[int]]:
-    """Return up to ``count`` parts of the ascending ids. No part is empty, and sizes differ by one
-    at most.
-
-    Directories of ZooKeeper's tree would not do as parts: one may hold 10,000 ledgers, and the next
-    one a single ledger.
-    """
-    assert count >= 1, count
-    size = len(ledger_ids)
-    count = min(count, size)
-    bounds = [size * number // count for number in range(count + 1)] if count else []
-    return [ledger_ids[start:stop] for start, stop in pairwise(bounds)]
 
 
 def pack(ledger_ids: Sequence[int]) -> bytes:

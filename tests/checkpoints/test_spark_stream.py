@@ -41,6 +41,9 @@ def test_all_options_are_known() -> None:
         pytest.param({"client": "lake"}, "metadataServiceUri", id="no cluster"),
         pytest.param({**GIVEN, "client": ""}, "client", id="no client"),
         pytest.param({**GIVEN, "fromStart": "yes"}, "fromStart", id="neither true nor false"),
+        pytest.param(
+            {**GIVEN, "security.bookie_tls": "maybe"}, "bookie_tls is 'maybe'", id="of security"
+        ),
         pytest.param({**GIVEN, "metadataServiceUri": "zk"}, "zk", id="no URI"),
     ],
 )

@@ -7,27 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from auditor.fsck.ledger_list import cut, pack, unpack
+from auditor.fsck.ledger_list import pack, unpack
 
 ids = st.sets(st.integers(min_value=0, max_value=2**63 - 1)).map(sorted)
-
-
-@given(ids, st.integers(min_value=1, max_value=20))
-def test_parts_are_even_and_have_each_ledger_once(ledger_ids: Sequence[int], count: int) -> None:
-    parts = cut(ledger_ids, count=count)
-
-    sizes = [len(part) for part in parts]
-    assert [ledger_id for part in parts for ledger_id in part] == ledger_ids
-    assert len(parts) == min(count, len(ledger_ids))
-    assert not sizes or max(sizes) - min(sizes) <= 1
-
-
-def test_a_crowded_directory_does_not_make_a_long_part() -> None:
-    crowded, lonely = range(10_000), [10_000 * number for number in range(1, 5)]
-
-    parts = cut([*crowded, *lonely], count=4)
-
-    assert [len(part) for part in parts] == [2_501] * 4
 
 
 @given(ids)
