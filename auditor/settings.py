@@ -71,8 +71,7 @@ class ChecksSettings:
     (A hundredth of auditorLedgerVerificationPercentage.)"""
     replicas_interval_s: float = 0.0
     """Interval of the check that counts the copies of every entry of every closed ledger
-    (auditorReplicasCheckInterval), in seconds. It reads all entries, unless ``entry_lists`` is on.
-    0: never."""
+    (auditorReplicasCheckInterval), in seconds. It reads all entries. 0: never."""
     placement_interval_s: float = 86_400.0
     """Interval of the check that compares where copies are with the placement policy. It reads no
     entries (auditorPeriodicPlacementPolicyCheckInterval)."""
@@ -82,9 +81,6 @@ class ChecksSettings:
     """
     idle_open_after_s: float = 86_400.0
     """An open ledger that got no entry for this long is reported as idle. 0: none is."""
-    overdue_after_s: float = 0.0
-    """A ledger that is marked for longer is reported as overdue
-    (underreplicatedLedgerRecoveryGracePeriod). 0: none is."""
     reads_per_s: int = 1_000
     """Entries that all checks together read per second. 0: no limit."""
     bytes_per_s: int = 50_000_000
@@ -96,7 +92,6 @@ class ChecksSettings:
             "replicas_interval_s",
             "placement_interval_s",
             "idle_open_after_s",
-            "overdue_after_s",
         ):
             _require(key, getattr(self, key), 0, YEAR_S, section="checks")
         _require("all_ledgers_share", self.all_ledgers_share, 0, 1, section="checks")

@@ -13,7 +13,6 @@ from typing import Any
 from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
 from auditor.checks.idle import IdleOpenCheck, IdleRecords
-from auditor.checks.overdue import OverdueMarks
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
 from auditor.checks.runner import CheckRunner
@@ -71,7 +70,6 @@ class LeaderChecks:
                         count_max=READS_IN_FLIGHT_MAX,
                     ),
                     tell_of_returns(self.session.views, bookies, bulk),
-                    self._overdue(records).run(),
                     *self._checks(bookies, bulk, records),
                 ):
                     tasks.create_task(work)
@@ -109,15 +107,6 @@ class LeaderChecks:
         )
 
     # --- The checks ----------------------------------------------------------------------------
-
-    def _overdue(self, records: CheckRecords) -> OverdueMarks:
-        return OverdueMarks(
-            store=self.session.store,
-            paths=self.session.paths,
-            records=records,
-            after_s=self.live.current.checks.overdue_after_s,
-            clock=self.session.clock,
-        )
 
     def _runner(self, checks: Sequence[Check], records: CheckRecords) -> CheckRunner:
         return CheckRunner(

@@ -123,7 +123,7 @@ TRANSLATIONS: Mapping[str, Translation] = {
     ),
     "auditorReplicasCheckInterval": Translation(key="checks.replicas_interval_s", convert=int),
     "underreplicatedLedgerRecoveryGracePeriod": Translation(
-        key="checks.overdue_after_s", convert=int
+        note="The metric bookmender_oldest_mark_age_seconds and its alert rules replace it."
     ),
     "repairedPlacementPolicyNotAdheringBookieEnabled": Translation(
         key="checks.repairs_placement", convert=_flag

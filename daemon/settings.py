@@ -321,6 +321,10 @@ def setting_value(settings: Settings, key: str) -> Any:
     return getattr(getattr(settings, section) if section else settings, name)
 
 
+RETIRED = frozenset({"checks.overdue_after_s"})
+"""Settings of earlier releases. They are read and have no effect, so that a file works after an
+upgrade as it is. CHANGELOG.md says what to use instead."""
+
 _Given = dict[str, tuple[str, Any]]
 """By full key (``section.key``): the source of the setting and its converted value."""
 
@@ -419,6 +423,8 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
             errors.append(SettingsError(f"{path}: there is no table [{key}]; {hint}"))
     given: _Given = {}
     for key, value in flat.items():
+        if key in RETIRED:
+            continue
         try:
             given[key] = (str(path), _convert(str(path), key, value, is_text=False))
         except SettingsError as error:
@@ -428,6 +434,7 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
 
 def _from_environment(environment: Mapping[str, str], errors: list[SettingsError]) -> _Given:
     names = {variable_of(key): key for key in _types()}
+    retired = set(map(variable_of, RETIRED))
     given: _Given = {}
     for name, value in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -435,6 +442,8 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
         # Nothing is logged here, because logging is configured by the settings. Until then a log
         # line would go to standard output, into the JSON of a command.
         if is_of_service(name, value, is_setting=name in names):
+            continue
+        if name in retired:
             continue
         if name not in names:
             hint = _hint(name, names, prefix=ENVIRONMENT_PREFIX)

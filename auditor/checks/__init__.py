@@ -2,6 +2,5 @@
 
 ``base`` is what a check is, and what all share; ``runner`` runs those that are due, and ``records``
 stores how far each is. The checks: ``copies`` reads and counts copies, ``placement`` compares them
-with the placement policy, ``idle`` finds open ledgers without a writer, and ``overdue`` finds marks
-that stay too long.
+with the placement policy, and ``idle`` finds open ledgers without a writer.
 """

@@ -182,7 +182,5 @@ RECENT_COPIES = CheckKind(
     interval_of=lambda settings: 0,
 )
 """Not a ``Check``: reads what repairs recorded (``auditor.recheck``), and cannot be requested."""
-OVERDUE = "overdue"
-"""Not a ``Check``: reads marks (``overdue``), and cannot be requested."""
 
 KINDS = (ALL_LEDGERS, REPLICAS, PLACEMENT, IDLE_OPEN)

@@ -14,11 +14,9 @@ from typing import Any
 
 import click
 
-from auditor.checks.overdue import look_interval_s
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import (
     KINDS,
-    OVERDUE,
     CheckKind,
     CheckRecord,
     CheckRun,
@@ -195,7 +193,6 @@ FORCIBLE = (BOOKIES, *(kind.name for kind in KINDS))
 ABOUT_BOOKIES = (
     "compares the registered bookies with those that ledgers name, and marks ledgers of lost ones"
 )
-ABOUT_OVERDUE = "finds ledgers that have been marked for too long"
 
 
 # --- Inspection -----------------------------------------------------------------------------------
@@ -207,7 +204,6 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
     rows = [
         await _bookies_row(cluster, now_ms),
         *[await _row(cluster, kind, now_ms) for kind in KINDS],
-        await _overdue_row(cluster),
     ]
     leader, concerns = await _leader(cluster)
     of_checks = {checks_znode(cluster.paths).path, hold_znode(cluster.paths).path}
@@ -270,23 +266,6 @@ async def _bookies_row(cluster: AdminSession, now_ms: int) -> CheckRow:
         due_ms=audit.finished_ms + int(interval_s * 1000) if audit else now_ms,
         last=last,
         unreadable=(path,) if stored.is_unreadable else (),
-    )
-
-
-async def _overdue_row(cluster: AdminSession) -> CheckRow:
-    stored = await read_stored_check(cluster.store, cluster.paths, OVERDUE)
-    last = stored.value.last if stored.value else None
-    after_s = cluster.settings.checks.overdue_after_s
-    last_ms = last.finished_ms if last else None
-    interval_s = look_interval_s(after_s) if after_s else 0.0
-    return CheckRow(
-        name=OVERDUE,
-        about=ABOUT_OVERDUE,
-        interval_s=interval_s,
-        last_ms=last_ms,
-        due_ms=None if not after_s else (last_ms or 0) + int(interval_s * 1000),
-        last=last,
-        unreadable=(cluster.paths.check(OVERDUE),) if stored.is_unreadable else (),
     )
 
 

@@ -185,10 +185,6 @@ METRICS: Sequence[JavaMetric] = (
         kind=(Adherence.SOFT.value,),
     ),
     _gauge(
-        "auditor_NUM_UNDERREPLICATED_LEDGERS_ELAPSED_RECOVERY_GRACE_PERIOD",
-        "bookmender_overdue_marks",
-    ),
-    _gauge(
         "auditor_NUM_LEDGERS_HAVING_NO_REPLICA_OF_AN_ENTRY",
         _CHECKS,
         check=(REPLICAS.name,),

@@ -35,7 +35,7 @@ GROUPS: Sequence[tuple[str, str]] = (
     (
         "What is left to repair",
         "underreplicated unavailable missing_copies queue waiting oldest_mark repair_remaining "
-        "overdue draining",
+        "draining",
     ),
     (
         "Repairs of this node",

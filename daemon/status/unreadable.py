@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from auditor.absence import StoredAbsences
 from auditor.checks.idle import StoredChanges
-from auditor.checks.records import KINDS, OVERDUE, RECENT_COPIES, CheckRecord
+from auditor.checks.records import KINDS, RECENT_COPIES, CheckRecord
 from auditor.fsck.results.summary import Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import Finding, LossRecords
@@ -59,7 +59,7 @@ def single_records(paths: ClusterPaths) -> Iterator[tuple[str, Parse, str]]:
     yield paths.feed_state, FeedStateRecord.parse, "why the change feed is stalled"
     yield paths.fsck_last, Summary.parse, "the last run of fsck"
     yield paths.fsck_closer, Summary.parse, "an earlier run of fsck that found damage"
-    for name in (*(kind.name for kind in KINDS), RECENT_COPIES.name, OVERDUE):
+    for name in (*(kind.name for kind in KINDS), RECENT_COPIES.name):
         yield paths.check(name), CheckRecord.parse, f"the runs of the check {name}"
 
 

@@ -72,7 +72,6 @@ async def test_checks_that_never_ran_are_due_unless_switched_off() -> None:
         "replicas": None,
         "placement": now_ms,
         "idle-open": now_ms,
-        "overdue": None,
     }
     assert found.concerns == (
         "No auditor is running, so no check runs. Start one: bookmender daemon",

@@ -39,6 +39,12 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     assert load(tmp_path, "\ufeff" + URI_LINE).metadata_service_uri == URI
 
 
+def test_a_setting_of_an_earlier_release_does_nothing(tmp_path: Path) -> None:
+    text = URI_LINE + "[checks]\noverdue_after_s = 7\n"
+
+    assert load(tmp_path, text, CHECKS_OVERDUE_AFTER_S="7") == load(tmp_path, URI_LINE)
+
+
 def test_the_environment_wins(tmp_path: Path) -> None:
     text = URI_LINE + "[replication]\nledgers_at_once = 7\nretry_min_s = 3\n"
 

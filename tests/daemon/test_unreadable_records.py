@@ -101,7 +101,6 @@ async def test_readable_and_absent_records_are_not_told() -> None:
         (PATHS.last_audit, "bookies"),
         (PATHS.check("all-ledgers"), "all-ledgers"),
         (PATHS.check("idle-open"), "idle-open"),
-        (PATHS.check("overdue"), "overdue"),
     ],
 )
 @pytest.mark.parametrize("output", ["text", "json"])
