@@ -213,7 +213,6 @@ def fsck() -> None:
       bookmender fsck run --changed --output DIR       check only what changed since the last time
       bookmender fsck mark DIR --mark                  mark what it found, for repair
       bookmender fsck show DIR LEDGER                  show what was found for one ledger
-      bookmender fsck diff DIR                         compare the last two runs
       bookmender fsck report DIR                       write the report again
     """
 
@@ -546,41 +545,6 @@ def _exit_code(history: "Sequence[RunVerdict]") -> int:
         return EXIT_FAILED
     is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
     return 0 if is_known else EXIT_UNKNOWN
-
-
-@fsck.command("diff")
-@click.argument("before", metavar="DIR[@RUN]", type=LocalPath())
-@click.argument("after", metavar="[DIR[@RUN]]", type=LocalPath(), required=False)
-@format_option
-@json_option
-def diff_command(before: str, after: str | None, output_format: str) -> None:
-    """Compare the verdicts of two runs.
-
-    The output lists ledgers that are new, were deleted, or have another verdict. With one folder,
-    compare its last two runs.
-
-    Exit codes: 0 nothing is worse. 1 something is worse. 2 there are no such results. 3 the results
-    are unreadable.
-    """
-    require_modules("pyarrow")
-    from auditor.fsck.results.cluster import check_same_cluster
-    from auditor.fsck.results.finished_runs import Results, compare
-    from daemon.fsck.texts import changes_lines, changes_record
-
-    with failures_exit_unknown(lambda: CHECK_RESULTS):
-        if after is None:
-            pair = Results.last_two(Path(before))
-        else:
-            pair = (Results.named(before), Results.named(after))
-            check_same_cluster(pair[0].folder, pair[1].folder)
-        changes = compare(*pair)
-    if output_format == "json":
-        runs = {"before": pair[0].summary.run, "after": pair[1].summary.run}
-        click.echo(json.dumps({**runs, **changes_record(changes)}, indent=2))
-    else:
-        echo_notes([f"run {pair[0].summary.run}, then run {pair[1].summary.run}"])
-        click.echo("\n".join(changes_lines(changes)))
-    sys.exit(EXIT_FAILED if changes.has_worsened else 0)
 
 
 def _results(name: str) -> "Results":

@@ -1,5 +1,5 @@
-"""Texts that ``bookmender fsck`` prints: progress, the result of a run, marks, the history of a
-ledger, and the differences between two runs. As lines for people, and as records for programs."""
+"""Texts that ``bookmender fsck`` prints: progress, the result of a run, marks, and the history
+of a ledger. As lines for people, and as records for programs."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
-from auditor.fsck.results.finished_runs import Change, Changes, Outcome, RunVerdict
+from auditor.fsck.results.finished_runs import RunVerdict
 from auditor.fsck.results.rows import to_record
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict, entries_text
@@ -266,66 +266,10 @@ def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, A
     }
 
 
-# --- Two runs -------------------------------------------------------------------------------------
-
-
-def changes_lines(changes: Changes) -> list[str]:
-    new = "new" if changes.is_newness_certain else "new, or not checked before"
-    absent = "deleted" if changes.is_absence_certain else "deleted, or not checked"
-    lines = [
-        *_change_lines("changed", changes.changed),
-        *_change_lines(new, changes.new),
-        *_change_lines(absent, changes.absent),
-    ]
-    for count, what in (
-        (changes.new_fine_count, f"{new}, and whole"),
-        (changes.absent_fine_count, f"{absent}; they were whole"),
-    ):
-        if count:
-            lines.append(f"{counted(count, 'ledger')} {what}")
-    return lines or ["no verdict changed"]
-
-
-def _change_lines(what: str, changes: Sequence[Change]) -> list[str]:
-    lines = [
-        f"{what}: ledger {change.ledger_id}: {_change_text(change)}"
-        for change in sorted(changes, key=lambda change: not change.is_worse)[:SHOWN_MAX]
-    ]
-    more = len(changes) - SHOWN_MAX
-    return [*lines, f"{what}: {more:,} more"] if more > 0 else lines
-
-
-def _change_text(change: Change) -> str:
-    grades = [_graded(each) for each in (change.before, change.after) if each is not None]
-    return f"was {grades[0]}" if change.after is None else " -> ".join(grades)
-
-
-def _graded(verdict: Outcome | LedgerVerdict) -> str:
+def _graded(verdict: LedgerVerdict) -> str:
     """Return the grade as text.
 
     A ledger can be whole and wrong: enough copies match their digests, but the copies differ.
     """
     has_differing = verdict.is_wrong and verdict.grade is Grade.WHOLE
     return f"{verdict.grade.value}, copies differ" if has_differing else verdict.grade.value
-
-
-def changes_record(changes: Changes) -> dict[str, Any]:
-    return {
-        "has_worsened": changes.has_worsened,
-        "is_newness_certain": changes.is_newness_certain,
-        "is_absence_certain": changes.is_absence_certain,
-        "changed": [_change_record(change) for change in changes.changed],
-        "new": [_change_record(change) for change in changes.new],
-        "new_whole": changes.new_fine_count,
-        "absent": [_change_record(change) for change in changes.absent],
-        "absent_whole": changes.absent_fine_count,
-    }
-
-
-def _change_record(change: Change) -> dict[str, Any]:
-    return {
-        "ledger_id": change.ledger_id,
-        "before": change.before.grade.value if change.before else None,
-        "after": change.after.grade.value if change.after else None,
-        "is_worse": change.is_worse,
-    }

@@ -1,4 +1,4 @@
-"""``bookmender fsck mark``, ``report``, ``show`` and ``diff``, which use the results of runs."""
+"""``bookmender fsck mark``, ``report`` and ``show``, which use the results of runs."""
 
 import json
 import shutil
@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.cluster import Cluster, keep_cluster
+from auditor.fsck.results.cluster import Cluster
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import SettingsError
 from tests.daemon.fsck_calls import (
-    CLUSTER,
     LOST,
     UNKNOWN,
     URI,
@@ -103,54 +102,8 @@ def test_the_report_of_any_run_can_be_written_again(tmp_path: Path) -> None:
     assert LATER_RUN not in (tmp_path / "report.html").read_text()
 
 
-def test_the_last_two_runs_of_a_folder_are_compared(tmp_path: Path) -> None:
-    leave_results(tmp_path, [whole(1), UNKNOWN])
-    leave_results(tmp_path, [LOST, whole(7)], run=LATER_RUN)
-
-    said = call("diff", tmp_path)
-
-    assert said.exit_code == 1
-    assert said.stdout.splitlines() == [
-        "changed: ledger 1: whole -> lost",
-        "deleted: ledger 2: was unknown",
-        "1 ledger new, and whole",
-    ]
-    assert f"run {RUN}, then run {LATER_RUN}" in said.stderr
-
-
 @pytest.mark.parametrize(
-    ("skipped", "told"),
-    [
-        pytest.param(0, "new", id="all were checked"),
-        pytest.param(1, "new, or not checked before", id="some were left out"),
-    ],
-)
-def test_a_ledger_without_an_earlier_verdict_is_new(
-    tmp_path: Path, skipped: int, told: str
-) -> None:
-    leave_results(tmp_path, [whole(1)], skipped=skipped)
-    leave_results(tmp_path, [whole(1), LOST_TOO], run=LATER_RUN)
-
-    assert call("diff", tmp_path).stdout.splitlines() == [f"{told}: ledger 7: lost"]
-    record = json.loads(call("diff", tmp_path, "--json").stdout)
-    assert record["is_newness_certain"] is (skipped == 0)
-
-
-@pytest.mark.parametrize(
-    "broken", [f"summaries/{RUN}.json", f"ledgers/run={RUN}/part-00000.parquet"]
-)
-def test_a_diff_of_unreadable_results_exits_with_3(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
-    leave_results(tmp_path, [LOST])
-    leave_results(tmp_path, [LOST], run=LATER_RUN)
-    (tmp_path / broken).write_bytes(b"role")
-
-    assert failing(monkeypatch, "diff", tmp_path) == 3
-
-
-@pytest.mark.parametrize(
-    "arguments", [["report"], ["diff"], ["mark", "--metadata-service-uri", URI]], ids=lambda a: a[0]
+    "arguments", [["report"], ["mark", "--metadata-service-uri", URI]], ids=lambda a: a[0]
 )
 def test_results_of_another_release_are_refused(
     runs: FakeRuns,
@@ -166,44 +119,6 @@ def test_results_of_another_release_are_refused(
 
     assert failing(monkeypatch, *arguments, tmp_path) == 3
     assert "a record of version 2, and this release reads 1" in capsys.readouterr().err
-
-
-def test_a_less_close_run_cannot_show_improvements(tmp_path: Path) -> None:
-    levels = {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}
-    for run, level in levels.items():
-        leave_results(tmp_path, [LOST if level is Level.FULL else whole(1)], run=run, level=level)
-
-    said = call("diff", tmp_path)
-
-    assert isinstance(said.exception, SettingsError)
-    assert str(said.exception) == (
-        "run 3 (level ends) is less close than run 2 (level full), so it cannot show "
-        f"improvements: compare it with {tmp_path}@1 (level ends)"
-    )
-    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@3").exit_code == 0
-    assert call("diff", f"{tmp_path}@1", f"{tmp_path}@2").exit_code == 1
-
-
-def test_a_run_without_rows_is_not_suggested_for_a_diff(tmp_path: Path) -> None:
-    for run, level in {"1": Level.ENDS, "2": Level.FULL, "3": Level.ENDS}.items():
-        leave_results(tmp_path, [whole(1)], run=run, level=level)
-    shutil.rmtree(tmp_path / "ledgers" / "run=1")
-
-    said = call("diff", tmp_path)
-
-    assert str(said.exception).endswith("run fsck again at level full")
-
-
-def test_results_of_two_clusters_are_not_compared(tmp_path: Path) -> None:
-    for name, cluster in (("a", CLUSTER), ("b", OTHER)):
-        leave_results(tmp_path / name, [whole(1)])
-        keep_cluster(tmp_path / name, cluster)
-
-    said = call("diff", tmp_path / "a", tmp_path / "b")
-
-    assert isinstance(said.exception, SettingsError)
-    assert "id-1" in str(said.exception)
-    assert "id-2" in str(said.exception)
 
 
 def test_the_last_verdict_of_a_ledger_is_found_in_any_run(tmp_path: Path) -> None:
@@ -284,19 +199,7 @@ def test_a_ledger_that_no_run_checked_is_unknown(tmp_path: Path) -> None:
     assert call("show", results.folder, "1").exit_code == 0
 
 
-def test_an_improvement_exits_with_0(tmp_path: Path) -> None:
-    leave_results(tmp_path, [LOST])
-    leave_results(tmp_path, [whole(1)], run=LATER_RUN)
-
-    said = call("diff", f"{tmp_path}@{RUN}", tmp_path, "-o", "json")
-
-    assert said.exit_code == 0
-    assert json.loads(said.stdout)["changed"] == [
-        {"ledger_id": 1, "before": "lost", "after": "whole", "is_worse": False}
-    ]
-
-
 def test_commands_without_results_say_so(tmp_path: Path) -> None:
-    for arguments in (["report"], ["diff"], ["mark", "--metadata-service-uri", URI]):
+    for arguments in (["report"], ["mark", "--metadata-service-uri", URI]):
         said = call(*arguments, tmp_path)
         assert isinstance(said.exception, SettingsError), arguments

@@ -94,7 +94,6 @@ class Demo:
         asyncio.run(self._repair())
         repaired = {i: self._repaired(i, each) for i, each in expected.items()}
         self._check(Level.FULL, 1, repaired)
-        self._bookmender("fsck", "diff", str(self.results), exit_code=0)
         unreadable = self._with(repaired, Finding.UNREADABLE_METADATA)
         self._say(
             "deleting the ledgers that cannot be repaired, except those with unreadable metadata"
@@ -185,7 +184,7 @@ class Demo:
     # --- Helpers ----------------------------------------------------------------------------------
 
     def _bookmender(self, *arguments: str, exit_code: int) -> None:
-        uri = () if exit_code == 2 or arguments[1] == "diff" else self._uri
+        uri = () if exit_code == 2 else self._uri
         command = [sys.executable, "-m", "daemon", *arguments, *uri]
         print(f"$ bookmender {' '.join(arguments)}", flush=True)
         environment = {**os.environ, "SPARK_LOCAL_IP": HOST}

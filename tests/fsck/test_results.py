@@ -1,4 +1,4 @@
-"""Results of a run: written, read, counted, and compared with another run's."""
+"""Results of a run: written, read, and counted."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.finished_runs import Results, compare
+from auditor.fsck.results.finished_runs import Results
 from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
 from auditor.fsck.results.rows import VERSION_NOTE
 from auditor.fsck.results.run_folder import RunFolder
@@ -136,7 +136,6 @@ def test_earlier_runs_are_found_by_name(tmp_path: Path) -> None:
 
     assert Results.named(str(tmp_path)).summary.run == LATER_RUN
     assert Results.named(f"{tmp_path}@{RUN}").summary.counts.ledgers == 1
-    assert [each.summary.run for each in Results.last_two(tmp_path)] == [RUN, LATER_RUN]
 
 
 def test_a_folder_without_results_is_reported(tmp_path: Path) -> None:
@@ -144,8 +143,6 @@ def test_a_folder_without_results_is_reported(tmp_path: Path) -> None:
         Results.named(str(tmp_path / "missing"))
     with pytest.raises(SettingsError, match="no results of the run R"):
         Results.named(f"{tmp_path}@R")
-    with pytest.raises(SettingsError, match="of two runs"):
-        Results.last_two(tmp_path)
 
 
 def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path) -> None:
@@ -209,55 +206,3 @@ def test_healthy_ledgers_are_not_listed(tmp_path: Path) -> None:
     figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
 
     assert (figures.bookies, figures.racks, figures.worst, figures.listed_count) == ([], [], [], 0)
-
-
-# --- Two runs -------------------------------------------------------------------------------------
-
-
-def compared(
-    folder: Path, before: list[LedgerVerdict], after: list[LedgerVerdict], **changes: int
-) -> tuple[list[tuple[str, int]], bool]:
-    """Return the differences by ledger, and True if any is for the worse."""
-    found = compare(
-        leave_results(folder, before), leave_results(folder, after, run=LATER_RUN, **changes)
-    )
-    told = [("changed", each.ledger_id) for each in found.changed]
-    told += [("new", each.ledger_id) for each in found.new]
-    told += [("absent", each.ledger_id) for each in found.absent]
-    told += [("fine", count) for count in (found.new_fine_count, found.absent_fine_count) if count]
-    return told, found.has_worsened
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "told", "has_worsened"),
-    [
-        pytest.param(ALL, ALL, [], False, id="the same"),
-        pytest.param([AT_RISK], [whole(2)], [("changed", 2)], False, id="repaired"),
-        pytest.param([whole(1)], [LOST], [("changed", 1)], True, id="worse"),
-        pytest.param([whole(6)], [SUSPECT], [("changed", 6)], True, id="copies differ now"),
-        pytest.param([], [LOST], [("new", 1)], True, id="new, and damaged already"),
-        pytest.param([], [whole(0), whole(1)], [("fine", 2)], False, id="new and whole: counted"),
-        pytest.param([LOST], [], [("absent", 1)], False, id="deleted"),
-        pytest.param([whole(0)], [], [("fine", 1)], False, id="deleted or left out: counted"),
-        pytest.param([UNKNOWN], [damaged(4, Grade.LOST)], [("changed", 4)], True, id="known now"),
-    ],
-)
-def test_runs_are_compared_ledger_by_ledger(
-    tmp_path: Path,
-    before: list[LedgerVerdict],
-    after: list[LedgerVerdict],
-    told: list[tuple[str, int]],
-    has_worsened: bool,
-) -> None:
-    assert compared(tmp_path, before, after) == (told, has_worsened)
-
-
-@pytest.mark.parametrize(("skipped", "left"), [(1, 0), (0, 1)])
-def test_a_ledger_that_may_have_been_left_out_is_not_deleted(
-    tmp_path: Path, skipped: int, left: int
-) -> None:
-    before = leave_results(tmp_path, [LOST])
-    after = leave_results(tmp_path, [whole(0)], run=LATER_RUN, skipped=skipped, left=left)
-
-    assert not compare(before, after).is_absence_certain
-    assert compare(before, before).is_absence_certain

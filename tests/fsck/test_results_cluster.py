@@ -8,7 +8,6 @@ from auditor.fsck.results.cluster import (
     CLUSTER_FILE,
     Cluster,
     check_cluster,
-    check_same_cluster,
     keep_cluster,
 )
 from ledgers.errors import SettingsError
@@ -59,18 +58,6 @@ def test_a_uri_may_be_written_in_another_way(tmp_path: Path, uri: str) -> None:
     keep_cluster(tmp_path, cluster(""))
 
     check_cluster(tmp_path, cluster("", uri))
-
-
-def test_two_folders_of_one_cluster_can_be_compared(tmp_path: Path) -> None:
-    folders = {name: tmp_path / name for name in ("1", "2", "other", "empty")}
-    for name, instance_id in (("1", "a"), ("2", "a"), ("other", "b")):
-        folders[name].mkdir()
-        keep_cluster(folders[name], cluster(instance_id))
-
-    check_same_cluster(folders["1"], folders["2"])
-    check_same_cluster(folders["1"], folders["empty"])
-    with pytest.raises(SettingsError):
-        check_same_cluster(folders["1"], folders["other"])
 
 
 def test_a_folder_with_a_damaged_cluster_file_is_refused(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import random
 import subprocess
-from typing import Any
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace

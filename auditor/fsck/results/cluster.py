@@ -1,8 +1,8 @@
 """The cluster that a folder of results belongs to: ``cluster.json``, and ``racks.json`` with the
 racks of its bookies. The first run writes them, and each later one updates the URI and the racks.
 
-Ledger ids are meaningful within one cluster only. Results of another cluster are neither compared
-nor marked.
+Ledger ids are meaningful within one cluster only. Results of another cluster are never
+marked.
 """
 
 import json
@@ -62,12 +62,6 @@ def check_cluster(folder: Path, cluster: Cluster) -> None:
         raise SettingsError(
             f"{folder} contains results of cluster {known}, not of {cluster}. Use another folder"
         )
-
-
-def check_same_cluster(before: Path, after: Path) -> None:
-    """Raise SettingsError if the results of two folders belong to different clusters."""
-    if (cluster := read_cluster(after)) is not None:
-        check_cluster(before, cluster)
 
 
 def read_cluster(folder: Path) -> Cluster | None:
