@@ -4,7 +4,6 @@ import random
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -122,7 +121,7 @@ def any_message(rng: random.Random) -> bytes:
 HEADER = b"BookieMetadataFormatVersion\t%d\n"
 UNKNOWN = bytes.fromhex("a20603616263f80605")
 """Field 100, three bytes, and field 111, a varint."""
-OFTEN_MISSING: list[Any] = [field.name for field in LedgerMetadataFormat.DESCRIPTOR.fields]
+OFTEN_MISSING = [field.name for field in LedgerMetadataFormat.DESCRIPTOR.fields]
 
 
 @pytest.mark.compat("TestLedgerMetadataSerDe.testJunk2SerDe", verdict="same")

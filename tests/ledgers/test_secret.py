@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 from auditor.fsck.options import FsckOptions
-from auditor.fsck.spark.sources import ClusterConnection
 from checkpoints.spark import StreamOptions
 from daemon.cli.feed_follow import FollowOptions
 from ledgers.manager import VersionedMetadata
@@ -35,7 +34,6 @@ METADATA = LedgerMetadata(
         Secret("hunter2"),
         ReplicationSettings(default_password=Secret("hunter2")),
         FsckOptions(metadata_service_uri=URI, default_password=Secret("hunter2")),
-        ClusterConnection(metadata_service_uri=URI, default_password=Secret("hunter2")),
         StreamOptions.parse(
             {"metadataServiceUri": URI, "client": "a", "store": "postgresql://a:hunter2@db/feed"}
         ),
