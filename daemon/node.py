@@ -128,7 +128,8 @@ def _step_back(nice: int) -> None:
     """Lower the priority of the process. A lower priority that it was started with stays."""
     if nice > os.getpriority(os.PRIO_PROCESS, 0):
         try:
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            for thread in os.listdir("/proc/self/task"):  # Linux sets it thread by thread
+                os.setpriority(os.PRIO_PROCESS, int(thread), nice)
         except OSError as error:  # forbidden by a sandbox; the node works without it
             log.warning("node.nice_failed", nice=nice, error=error.strerror)
 

@@ -260,6 +260,8 @@ NOT_OFFERED: Mapping[str, str] = {
     "`bookmender_check_paused`.",
     "auditor_NUM_FRAGMENTS_PER_LEDGER": "It describes the ledgers of the clients.",
     "auditor_NUM_BOOKIES_PER_LEDGER": "It describes the ledgers of the clients.",
+    "auditor_NUM_UNDERREPLICATED_LEDGERS_ELAPSED_RECOVERY_GRACE_PERIOD": "See "
+    "`bookmender_oldest_mark_age_seconds`.",
     "auditor_NUM_ENTRIES_READ": _COPIES_NOTHING,
     "auditor_NUM_ENTRIES_WRITTEN": _COPIES_NOTHING,
     "auditor_NUM_BYTES_READ": _COPIES_NOTHING,

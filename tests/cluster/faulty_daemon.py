@@ -50,7 +50,8 @@ class Striker:
         if point is not self._point or self._is_done:
             return False
         self._is_done = True
-        print(f'{{"event": "struck", "point": "{point.value}"}}', file=sys.stderr, flush=True)
+        # Not ``sys.stderr``, which writes on a thread: the signal may come first.
+        os.write(2, f'{{"event": "struck", "point": "{point.value}"}}\n'.encode())
         os.kill(os.getpid(), self._number)
         time.sleep(STOP_S)
         return True
