@@ -219,12 +219,16 @@ TRANSLATIONS: Mapping[str, Translation] = {
 OF_BOOKIE_ID = ("advertisedAddress", "bookiePort")
 """The ID of the bookie in files without ``bookieId``, if the address is set."""
 BOOKIE_PORT = "3181"
-LEGACY_ADDRESS = ("zkServers", "zkLedgersRootPath", "ledgerManagerFactoryClass")
-"""The address of the cluster in files without ``metadataServiceUri``."""
 ADDRESS = ("metadataServiceUri", "zkServers", "zkLedgersRootPath")
+"""The address of the cluster: the first, or the other two."""
+ADDRESSES = (*ADDRESS, "ledgerManagerFactoryClass")
 LEDGERS_ROOT = "/ledgers"
-LISTS = frozenset({"zkServers"})
-"""Settings of which Java reads all values."""
+LISTS = frozenset({"zkServers", "metadataServiceUri"})
+"""Settings of which all values are kept. Java uses all of the first, and one of the second."""
+FILE_BYTES_MAX = 1 << 20
+FILES_MAX = 100
+REFERENCES_MAX = 100
+"""Variables that one value may use, with those in their values: each may double the value."""
 BLANKS = "".join(map(chr, range(0x21)))
 """What Java's ``String.trim`` removes."""
 ESCAPES = dict(zip("tnrbf\\'\"=:#!", "\t\n\r\b\f\\'\"=:#!", strict=True))
@@ -237,46 +241,59 @@ def read_properties(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
     uses a variable that is not known here. Raises SettingsError if a file cannot be read.
     """
     read: dict[str, list[str]] = {}
-    for name, value in _lines_of(path, environ, ()):
+    for name, value in _lines_of(path, environ, []):
         read.setdefault(name, []).append(value)
-    # Java divides values at commas, also after a backslash.
-    firsts = {name: re.split(r"\\*,", values[0])[0].strip() for name, values in read.items()}
+    firsts = {name: _first_value(values[0]) for name, values in read.items()}
     for name in LISTS & read.keys():
         firsts[name] = ",".join(read[name])
     found = {name: _interpolated(value, firsts, environ) for name, value in firsts.items()}
     return {name: value for name, value in found.items() if value}
 
 
+def _first_value(text: str) -> str:
+    """Return the text up to the first comma, where Java divides values, also after a backslash."""
+    first, comma, _ = text.partition(",")
+    return (first.rstrip("\\") if comma else first).strip()
+
+
 def _lines_of(
-    path: Path, environ: Mapping[str, str], including: tuple[Path, ...]
+    path: Path, environ: Mapping[str, str], begun: list[Path]
 ) -> Iterator[tuple[str, str]]:
     """Yield the names and values of a file and of those that it includes, in order. Java's
-    characters are Latin-1."""
-    if path in including:
-        raise SettingsError(f"{path}: the file includes itself")
+    characters are Latin-1. ``begun``: the files so far."""
+    begun.append(path)
+    if len(begun) > FILES_MAX:
+        raise SettingsError(
+            f"{begun[0]}: more than {FILES_MAX} includes. Does a file include itself?"
+        )
     try:
-        text = path.read_text("latin-1")
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    before = ""
+        with path.open(encoding="latin-1") as file:
+            text = file.read(FILE_BYTES_MAX + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or error
+        raise SettingsError(f"{printable(str(path))}: cannot be read: {reason}") from error
+    if len(text) > FILE_BYTES_MAX:
+        raise SettingsError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes. Give bk_server.conf")
+    parts: list[str] = []
     for line in text.split("\n"):  # all kinds of line ends are \n by now
         line = line.strip(BLANKS)
         if not line or line[0] in "#!":  # also in the middle of a continued line
             continue
-        before += line
         if (len(line) - len(line.rstrip("\\"))) % 2:
-            before = before[:-1]
+            parts.append(line[:-1])
             continue
         pair = re.fullmatch(
-            r"((?:[^\s\\=:]|\\.)*)(?:\s*[=:]\s*|\s+|)(.*)", before, re.ASCII | re.DOTALL
+            r"((?:[^\s\\=:]|\\.)*)(?:\s*[=:]\s*|\s+|)(.*)",
+            "".join((*parts, line)),
+            re.ASCII | re.DOTALL,
         )
-        before = ""
+        parts.clear()
         assert pair, line
         name, value = (_unescaped(part, path) for part in pair.groups())
         if name.lower() in ("include", "includeoptional"):
             other = path.parent / _interpolated(value, {}, environ)
             if name.lower() == "include" or other.exists():
-                yield from _lines_of(other, environ, (*including, path))
+                yield from _lines_of(other, environ, begun)
         else:
             yield name.replace("\\ ", " "), value
 
@@ -296,26 +313,33 @@ def _unescaped(text: str, path: Path) -> str:
     return re.sub(r"\\(u.{0,4}|.)", character, text, flags=re.DOTALL)
 
 
-def _interpolated(
-    text: str,
-    values: Mapping[str, str],
-    environ: Mapping[str, str],
-    within: frozenset[str] = frozenset(),
-) -> str:
+_REFERENCE = re.compile(r"\$?\$\{((?:[^${}:]|:(?!-))*+)(?::-((?:[^${}]|\$\{[^${}]*+\})*+))?\}")
+"""Possessive: what was read is never tried again, so the time is linear."""
+
+
+def _interpolated(text: str, values: Mapping[str, str], environ: Mapping[str, str]) -> str:
     """Return the text with ``${name}`` and ``${env:NAME}`` replaced, each with an optional default
     after ``:-``. What is not known here stays, such as ``${sys:name}``: only the bookie's own
-    process knows its properties."""
+    process knows its properties. Raises SettingsError."""
+    count = 0
 
-    def value(reference: re.Match[str]) -> str:
-        name, default = reference.groups()
-        found = environ.get(name[4:]) if name.startswith("env:") else values.get(name)
-        if found is None and (name.startswith("env:") or ":" not in name):
-            found = default
-        if found is None or name in within:
-            return reference[0]
-        return _interpolated(found, values, environ, within | {name})
+    def replaced(text: str, within: frozenset[str]) -> str:
+        def value(reference: re.Match[str]) -> str:
+            nonlocal count
+            count += 1
+            if count > REFERENCES_MAX:
+                raise SettingsError(f"a value uses more than {REFERENCES_MAX} variables")
+            name, default = reference.groups()
+            found = environ.get(name[4:]) if name.startswith("env:") else values.get(name)
+            if found is None and (name.startswith("env:") or ":" not in name):
+                found = default
+            if found is None or name in within:
+                return reference[0]
+            return replaced(found, within | {name})
 
-    return re.sub(r"\$?\$\{([^${}]*?)(?::-((?:[^${}]|\$\{[^${}]*\})*))?\}", value, text)
+        return _REFERENCE.sub(value, text)
+
+    return replaced(text, frozenset())
 
 
 def metadata_uri(properties: Mapping[str, str]) -> str:
@@ -326,7 +350,7 @@ def metadata_uri(properties: Mapping[str, str]) -> str:
             "in the environment, or write the value into a copy of the file"
         )
     if uri := properties.get("metadataServiceUri"):
-        return uri
+        return _first_value(uri)
     if servers := properties.get("zkServers"):
         hosts = ";".join(part.strip() for part in re.split("[,;]", servers) if part.strip())
         # Without a layout it is read from the cluster, which knows better than the file.
@@ -356,7 +380,9 @@ def translate(properties: Mapping[str, str]) -> Imported:
     """Translate Java's settings. Raises SettingsError if the file names no cluster."""
     uri = metadata_uri(properties)
     MetadataUri.parse(uri)
-    values: dict[str, tuple[Value, str]] = {"metadata_service_uri": (uri, "")}
+    given = properties.get("metadataServiceUri", "")
+    note = f"Java and the bookies use only what is before the comma. Write ; in: {given}"
+    values: dict[str, tuple[Value, str]] = {"metadata_service_uri": (uri, note * ("," in given))}
     notes: dict[str, str] = {}
     wrong: list[str] = []
     others: list[str] = []
@@ -368,7 +394,7 @@ def translate(properties: Mapping[str, str]) -> Imported:
         else:
             values["node.bookie_id"] = (bookie_id, "advertisedAddress and bookiePort")
     for name, text in properties.items():
-        if name in LEGACY_ADDRESS or (address and name in OF_BOOKIE_ID):
+        if name in ADDRESSES or (address and name in OF_BOOKIE_ID):
             continue
         if (found := TRANSLATIONS.get(name)) is None:
             others.append(name)
@@ -398,7 +424,8 @@ def _is_secret(name: str) -> bool:
 def to_toml(imported: Imported) -> str:
     """Return a settings file, with comments for what has no counterpart."""
     lines = ["# Translated from Java's settings. Check it: bookmender config check -c FILE"]
-    uri, _ = imported.values["metadata_service_uri"]
+    uri, note = imported.values["metadata_service_uri"]
+    lines += [f"# {printable(note)}"] if note else []
     lines.append(f"metadata_service_uri = {_toml(uri)}")
     sections: dict[str, list[str]] = {}
     for key, (value, note) in imported.values.items():

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from checkpoints.codec import CheckpointDecoder, decode_page, encode_checkpoint,
 from checkpoints.model import Checkpoint
 from checkpoints.stores.zookeeper import decode_client
 from daemon.cli.doctor import parse_server
+from daemon.java_settings import read_properties
 from daemon.placement import parse_rack_file
 from ledgers.codec.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from ledgers.codec.layout import Layout, parse_layout, serialize_layout
@@ -90,6 +93,12 @@ def answer_challenge(data: bytes) -> None:
     DigestMd5(Credentials(user="u", password=Secret("p")), service="s", server="s").answer(data)
 
 
+def java_file(data: bytes) -> None:
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(data)
+        read_properties(Path(file.name), {})
+
+
 @dataclass(frozen=True)
 class Decoder:
     """``errors``: the documented ones. ``valid``: bytes that are accepted."""
@@ -145,6 +154,7 @@ DECODERS = {
     "rack file": Decoder(
         lambda data: parse_rack_file(data.decode("latin-1")), b"a:1 = /r # comment\n"
     ),
+    "Java's settings": Decoder(java_file, b"a=${b:-\\u0041}, c\n", (SettingsError,)),
     "SASL": Decoder(
         answer_challenge,
         b'realm="r",nonce="n\\"",qop="auth",algorithm=md5-sess,charset=utf-8',
@@ -211,6 +221,7 @@ PIECES = (
         b"-",
     ),
     *(b"a=", b'a="",', b'"a"', b"0", b"9", b"a:1\t", b"#", b"{", b"[", b'{"a":', b"segment {\n"),
+    *(b"${", b":-", b"a=${", b"a\\\n"),
     *(b'a: "b"\n', b"1\t", b"0\ta:1\n", b'ensembleMember: "a:1" ', b"\0", b"\xff", b"\x80"),
     *(b"\x0a\x00", b"\x32\x00", b"\x91", b"\xc1", b"\0\0\0\x01a", b"version: 1.", b"\xc3\xa4"),
 )

@@ -384,7 +384,20 @@ def test_a_file_is_read_as_javas_loader_reads_it(
     ("text", "error"),
     [
         pytest.param("include=missing\n", "missing: cannot be read", id="no such file"),
-        pytest.param("include=bk_server.conf\n", "the file includes itself", id="a circle"),
+        pytest.param("include=bk_server.conf\n", "include itself", id="a circle"),
+        pytest.param("include=below/../bk_server.conf\n", "include itself", id="a long one"),
+        pytest.param("include=a\\u0000b\n", "cannot be read", id="no file name"),
+        pytest.param("a=" + "b" * 2**20, "larger than", id="no settings file"),
+        pytest.param(
+            "".join(f"k{i}=${{k{i + 1}}}${{k{i + 1}}}\n" for i in range(40)),
+            "more than 100 variables",
+            id="values that double",
+        ),
+        pytest.param(
+            "".join(f"k{i}=${{k{i + 1}}}\n" for i in range(3_000)) + "k3000=a\n",
+            "more than 100 variables",
+            id="a long chain",
+        ),
         pytest.param("a=\\u00zz\n", "wrong escape", id="no character"),
         pytest.param(
             "metadataServiceUri=${env:URI}\n", r"\$\{env:URI\} uses a variable", id="cluster"
@@ -392,6 +405,7 @@ def test_a_file_is_read_as_javas_loader_reads_it(
     ],
 )
 def test_a_file_that_java_would_not_load_is_refused(java_file: Path, text: str, error: str) -> None:
+    (java_file.parent / "below").mkdir()
     java_file.write_text(text)
 
     with pytest.raises(SettingsError, match=error):
@@ -470,7 +484,12 @@ def test_what_the_translation_still_lacks_is_told(java_file: Path) -> None:
         pytest.param("metadataServiceUri=zk://c:1/l\nzkServers=a:1\n", "zk://c:1/l", id="URI wins"),
         pytest.param(
             "metadataServiceUri=metadata-store:zk:a:1,b:2/c1\n",
-            "metadata-store:zk:a:1,b:2/c1",
+            "metadata-store:zk:a:1",
+            id="Java uses no more than the first server",
+        ),
+        pytest.param(
+            "metadataServiceUri=metadata-store:zk:a:1;b:2/c1\n",
+            "metadata-store:zk:a:1;b:2/c1",
             id="Pulsar's metadata driver",
         ),
     ],
@@ -479,6 +498,15 @@ def test_the_old_form_of_the_address_is_understood(java_file: Path, text: str, u
     java_file.write_text(text)
 
     assert translate(read_properties(java_file, {})).values["metadata_service_uri"][0] == uri
+
+
+def test_an_address_that_java_cuts_off_is_told(java_file: Path) -> None:
+    java_file.write_text("metadataServiceUri=metadata-store:zk:a:1,b:2/c1\n")
+
+    result = CliRunner().invoke(config, ["import", str(java_file)])
+
+    assert "before the comma. Write ; in: metadata-store:zk:a:1,b:2/c1\n" in result.stdout
+    assert 'metadata_service_uri = "metadata-store:zk:a:1"\n' in result.stdout
 
 
 def test_a_file_that_names_no_cluster_is_refused(java_file: Path) -> None:
