@@ -93,7 +93,8 @@ def split_version(data: bytes) -> tuple[int, bytes]:
     """
     header = _HEADER.match(data)
     if header is None:
-        raise CorruptionError("ledger metadata does not begin with its version", data=data[:80])
+        # No more of the bytes: what follows may contain the ledger's password.
+        raise CorruptionError("ledger metadata does not begin with its version", data=data[:16])
     return int(header[1]), data[header.end() :]
 
 

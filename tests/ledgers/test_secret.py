@@ -2,12 +2,16 @@
 
 import json
 import pickle
+import traceback
+from dataclasses import replace
 
 import pytest
 
 from auditor.fsck.options import FsckOptions
 from checkpoints.spark import StreamOptions
 from daemon.cli.feed_follow import FollowOptions
+from ledgers.codec.metadata import parse_metadata, serialize_metadata
+from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.secret import Secret
@@ -66,3 +70,17 @@ def test_a_secret_reaches_executors() -> None:
 
     assert received == options
     assert received.default_password.reveal() == "hunter2"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_damaged_metadata_does_not_show_the_password(version: int) -> None:
+    data = serialize_metadata(replace(METADATA, metadata_version=version))
+    shown = []
+    for index in range(len(data)):
+        for other in (b"", b'"', b"\\", b"\xff"):
+            try:
+                parse_metadata(data[:index] + other + data[index + 1 :])
+            except CorruptionError as error:
+                shown += traceback.format_exception(error)
+
+    assert "unter" not in "".join(shown)
