@@ -500,9 +500,14 @@ def _reason(error: DBAPIError) -> str:
 def _engine(text: str) -> Engine:
     """Return an engine with one connection. Raises SettingsError."""
     try:
-        url = make_url(text)
-    except ArgumentError:
+        return _engine_of(make_url(text))
+    except (ArgumentError, ValueError):
         raise SettingsError(WRONG_URL) from None  # the cause may quote the URL
+    except ImportError as error:
+        raise SettingsError(f"the driver of the database is not installed: {error.name}") from None
+
+
+def _engine_of(url: URL) -> Engine:
     match url.get_backend_name():
         case "sqlite":
             return _sqlite(url)

@@ -34,6 +34,9 @@ from tests.checkpoints.stores import receipts
         pytest.param(
             "postgresql://a:b@127.0.0.1:1/feed", "a", UnavailableError, id="nobody listens"
         ),
+        pytest.param("postgresql://a:x@b:c@d/feed", "a", SettingsError, id="no port"),
+        pytest.param("postgresql+no://a:b@d/feed", "a", SettingsError, id="no such driver"),
+        pytest.param("postgresql+psycopg2://a@d/feed", "a", SettingsError, id="missing driver"),
     ],
 )
 def test_a_store_that_cannot_be_opened(
