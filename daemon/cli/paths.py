@@ -4,23 +4,26 @@
 import os
 import re
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 import click
 
 from daemon.cli.progress import printable
 from ledgers.errors import SettingsError
 
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)(?://([^/]*))?(.*)", re.DOTALL)
+"""Scheme, host and path. As in Hadoop, # and ? belong to the path."""
+
 
 def local_path(text: str) -> str:
     """Return the path that a ``file:`` URL names, or the text itself if it is no URL. Raises
     SettingsError for another URL: as a path it would name a folder ``s3a:`` here."""
-    scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/", text)
-    if scheme is None:
+    url = _URL.fullmatch(text)
+    if url is None:
         return text
-    url = urlsplit(text)
-    if url.scheme == "file" and url.netloc in ("", "localhost"):
-        return unquote(url.path)
+    scheme, host, path = url.groups()
+    if scheme.lower() == "file" and host in (None, "", "localhost") and "%00" not in path:
+        return unquote(path)
     raise SettingsError(
         f"{printable(text)} is a URL, but bookmender reads and writes only files of this host. "
         "Give a local or mounted path, and copy from or to other storage with its own tool, such "

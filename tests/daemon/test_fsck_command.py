@@ -137,13 +137,13 @@ def test_wrong_options_are_refused(runs: FakeRuns, tmp_path: Path, arguments: li
     assert runs.wanted is None
 
 
-@pytest.mark.parametrize("form", ["file://{}", "file:{}", "file://localhost{}"])
+@pytest.mark.parametrize("form", ["file://{}", "file:{}", "File://localhost{}"])
 def test_the_url_of_a_file_is_a_path(runs: FakeRuns, tmp_path: Path, form: str) -> None:
-    said = call_run(tmp_path, "--output", form.format(tmp_path / "my%20results"))
+    said = call_run(tmp_path, "--output", form.format(tmp_path / "my%20results#1?"))
 
     assert said.exit_code == 0
     assert runs.wanted is not None
-    assert runs.wanted.output == tmp_path / "my results"
+    assert runs.wanted.output == tmp_path / "my results#1?"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,8 @@ def test_the_url_of_a_file_is_a_path(runs: FakeRuns, tmp_path: Path, form: str) 
         ["fsck", "mark", "s3a://bucket/fsck"],
         ["fsck", "report", "s3a://bucket/fsck"],
         ["fsck", "show", "s3a://bucket/fsck", "1"],
-        ["fsck", "diff", "s3a://bucket/fsck"],
+        ["fsck", "report", "file:/fsck%00"],
+        ["fsck", "report", "file://[/fsck"],
         ["local", "up", "--data", "s3a://bucket/cluster"],
         ["config", "check", "-c", "https://host/bookmender.toml"],
         ["config", "import", "s3a://bucket/bk_server.conf"],
