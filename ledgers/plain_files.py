@@ -31,11 +31,10 @@ def plain(path: str, flags: int) -> int:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise OSError if another user may write to the folder and it contains a link, for example in
-    the place of one of its folders."""
-    found = folder.stat()
-    if found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH:
-        return
+    """Raise OSError if the folder contains a link that another user made, or may have made, for
+    example in the place of one of its folders."""
+    found, user = folder.stat(), os.geteuid()
+    is_shared = found.st_uid != user or found.st_mode & stat.S_IWOTH
     for each in folder.iterdir():
-        if each.is_symlink():
+        if each.is_symlink() and (is_shared or each.lstat().st_uid != user):
             raise OSError(ELOOP, IS_A_LINK, str(each))

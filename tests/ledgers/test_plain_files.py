@@ -67,3 +67,12 @@ def test_a_link_is_refused_where_others_may_write(
             refuse_links(folder)
     else:
         refuse_links(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a link to another user")
+def test_a_link_of_another_user_is_refused_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "state").symlink_to(tmp_path)
+    os.lchown(tmp_path / "state", 12_345, -1)
+
+    with pytest.raises(OSError, match="delete it"):
+        refuse_links(tmp_path)
