@@ -12,7 +12,8 @@ last one that this process could read (``OrderStore``). If there was none:
 
 - a hold or a pause of the checks: it is in force, also if the last order said otherwise;
 - a drain: it is in force, and fences no ledger;
-- a maintenance window: it is in force until a day after it was written;
+- a maintenance window: it is in force until a day after it was written, or without an end if an ACL
+  hides that time;
 - limits: the settings of the node apply;
 - retries: none is ordered;
 - trusted identities: none is trusted, also if the last order said otherwise (rule S5).
@@ -52,7 +53,7 @@ retries were ordered since."""
 TRIES_TOLD_MAX = 1_000
 WINDOW_IN_DOUBT_MS = 86_400_000
 """Length of a maintenance window that cannot be read. It has an end, because the bookie may be lost
-for good."""
+for good, unless an ACL hides when it was written."""
 
 LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
     "bytes_per_s": (0, 10**12),

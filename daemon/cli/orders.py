@@ -93,8 +93,9 @@ def _what(path: str) -> str:
             )
         case "maintenance", bookie:
             return (
-                f"The maintenance window of {bookie} cannot be read, so nodes assume one that ends "
-                "a day after the order was written. End it: "
+                f"The maintenance window of {bookie} cannot be read, so nodes assume that it lasts "
+                "until a day after the order was written, or longer if the last one that they read "
+                "did. If an ACL hides that time, they assume no end. End it: "
                 f"bookmender bookie maintenance {bookie} --end"
             )
         case "limits", _:
