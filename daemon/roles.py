@@ -378,7 +378,7 @@ async def _audit(
     )
     if settings.auditor.standbys_keep_ledger_map:
         tasks.create_task(updater.run())
-    cluster = await read_instance_id(session.store, settings.uri.root)
+    cluster = await read_instance_id(session.store, session.manager.root)
     disk = ChainFile(state_dir(settings), cluster=cluster or str(settings.uri))
     restores = RestoreWatch(session.store, session.paths, disk, clock=session.clock)
     tasks.create_task(restores.run())
