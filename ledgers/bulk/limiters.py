@@ -436,18 +436,22 @@ class BookieWindow(Window):
 
     It starts small. Every reply widens it by the size of the entries, up to the maximum, so it
     doubles with each round trip. ``adapt`` narrows it to what the bookie answers between two
-    checks, if more than that waits for the bookie.
+    checks, or within two reply times if these are longer, if more than that waits for the bookie.
+    So a distant bookie, whose replies take long but are many, keeps a wide window. The shortest
+    reply time counts, because in the others requests wait behind our own.
 
     ``start``: the window begins with this multiple of the smallest one.
     """
 
     __slots__ = (
+        "_adapted_s",
         "_bytes_cap",
         "_count_cap",
         "_count_limit",
         "_followed_count",
         "_recent_bytes",
         "_recent_count",
+        "_reply_s",
         "_seen_bytes",
         "_seen_count",
         "_start",
@@ -462,12 +466,14 @@ class BookieWindow(Window):
         self._count_limit = count_max
         self.replied_count = self.replied_bytes = 0
         """Entries that the bookie answered since the start, and their size."""
+        self._adapted_s = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Start small again, because nothing is known of the next connection."""
         self._seen_count, self._seen_bytes = self.replied_count, self.replied_bytes
         self._recent_count = self._recent_bytes = 0
+        self._reply_s = 0.0  # not measured
         self._follow(self._start * WINDOW_ENTRIES_MIN, self._start * WINDOW_BYTES_MIN)
 
     def limit_count(self, count_max: int) -> None:
@@ -482,12 +488,19 @@ class BookieWindow(Window):
         if self._followed_count < self._count_cap or self.bytes_max < self._bytes_cap:
             self._follow(self._followed_count + count, self.bytes_max + entry_bytes)
 
-    def adapt(self, waiting_count: int) -> None:
+    def note_reply_time(self, reply_s: float) -> None:
+        """Record a measured reply time."""
+        self._reply_s = min(self._reply_s or reply_s, reply_s)
+
+    def adapt(self, waiting_count: int, now_s: float) -> None:
         """Narrow the window if the bookie is slow. Called at each check.
 
         ``waiting_count``: how many of the entries in flight wait for this bookie, and not for
         another one. The rate falls slowly, because a bookie may pause for a moment.
         """
+        if now_s - self._adapted_s < 2 * self._reply_s:
+            return
+        self._adapted_s = now_s
         self._recent_count = max(self.replied_count - self._seen_count, self._recent_count // 2)
         self._recent_bytes = max(self.replied_bytes - self._seen_bytes, self._recent_bytes // 2)
         self._seen_count, self._seen_bytes = self.replied_count, self.replied_bytes

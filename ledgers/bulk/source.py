@@ -261,6 +261,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         now_s = self._loop.time()
         reply_s = self._stopwatch.read(now_s)
         if reply_s is not None:
+            self._window.note_reply_time(reply_s)
             is_limiting = self._in_flight >= self._reply_times.limit
             self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
 
@@ -318,7 +319,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         if self._transport is None or self._full_targets:
             return
         self._note_received()
-        self._window.adapt(self._window.count)
+        self._window.adapt(self._window.count, now_s)
         waiting = [part for part in self._all_parts() if part.request_count]
         slow = [p for p in waiting if p.is_slow(self._window, now_s, self._shared.timeout_s)]
         stalled = [p for p in waiting if now_s - p.progress_s > self._shared.timeout_s]

@@ -174,6 +174,7 @@ class TargetConnection(BulkConnection):
         now_s = self._loop.time()
         reply_s = self._stopwatch.read(now_s)
         if reply_s is not None:
+            self._window.note_reply_time(reply_s)
             is_limiting = self.limiter.is_limiting
             self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
             self.apply_limit()
@@ -215,7 +216,7 @@ class TargetConnection(BulkConnection):
         if self._transport is None:
             return
         waiting = [part for part in self._all_parts() if part.unacknowledged]
-        self._window.adapt(sum(len(part.unacknowledged) for part in waiting))
+        self._window.adapt(sum(len(part.unacknowledged) for part in waiting), now_s)
         self.limiter.wake_if_half_free()
         timeout_s = self._shared.timeout_s
         slow = [part for part in waiting if part.is_slow(self._window, now_s, timeout_s)]

@@ -216,6 +216,18 @@ def test_a_bookie_is_not_slow_because_few_entries_are_sent_to_it() -> None:
     play(act)
 
 
+def test_a_distant_bookie_is_not_a_slow_one() -> None:
+    async def act(copies: Copies) -> None:
+        source, target = copies.bookie(), copies.bookie()
+        source.latency_s = target.latency_s = 0.5  # longer than the time between two checks
+
+        copied_s = await copies.copy_s(source, target)
+
+        assert copied_s < 12, "a full window at a time, and few round trips to widen it"
+
+    play(act)
+
+
 def test_the_window_follows_the_replies() -> None:
     window = BookieWindow(count_max=1_000, bytes_max=8 << 20)
     narrowest = (WINDOW_ENTRIES_MIN, WINDOW_BYTES_MIN)
@@ -227,16 +239,16 @@ def test_the_window_follows_the_replies() -> None:
     for _ in range(10):  # it doubles, up to its maximum
         window.note_replies(window.bytes_max, count=window.count_max)
     assert limits() == (1_000, 8 << 20)
-    window.adapt(1_000)  # the bookie answered more than waits now
+    window.adapt(1_000, 0)  # the bookie answered more than waits now
     assert limits() == (1_000, 8 << 20)
     for _ in range(3):
         window.note_replies(800_000, count=100)
-        window.adapt(0)  # nothing waits for it
+        window.adapt(0, 0)  # nothing waits for it
     assert limits() == (1_000, 8 << 20)
     for _ in range(20):
         window.note_replies(800_000, count=100)
-        window.adapt(1_000)
+        window.adapt(1_000, 0)
     assert limits() == (100, 800_000)
     for _ in range(20):
-        window.adapt(100)
+        window.adapt(100, 0)
     assert limits() == narrowest
