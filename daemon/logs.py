@@ -166,11 +166,13 @@ class LogThread(io.TextIOBase):
         self._waiting: queue.SimpleQueue[str | threading.Event] = queue.SimpleQueue()
 
     def __enter__(self) -> Self:
-        sys.stderr = self
         thread = threading.Thread(target=self._run, name="log", daemon=True)
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        thread.start()  # a signal must wake the main thread, not this one
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        try:
+            thread.start()  # a signal must wake the main thread, not this one
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sys.stderr = self  # not before: without a thread nothing would be written
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -103,6 +103,8 @@ class TransferResult(Struct, frozen=True, kw_only=True):
     target_error: BookmenderError | None = None
     unresponsive: frozenset[BookieId] = frozenset()
     """Sources that could not be connected or did not reply in time."""
+    not_asked: frozenset[BookieId] = frozenset()
+    """Bookies that were not asked, because this process can open no further file or thread."""
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
     """By source, the fingerprints of its entries; empty unless ``takes_fingerprints``."""
 

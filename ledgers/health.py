@@ -222,9 +222,9 @@ class QuarantiningBookies:
             is_asked = has_answered or bool(failures)
         if has_answered:
             self._note_answer(bookie)
-        elif is_asked:
+        elif is_asked and bookie not in result.not_asked:
             self._note_silence(bookie)
-        else:  # not asked, because another bookie failed before
+        else:  # not asked, because another bookie failed before, or this process lacks a file
             self._quarantine.note_nothing(bookie)
 
     def source_health(self, bookie: BookieId) -> SourceHealth:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -13,11 +14,13 @@ import pytest
 import uvloop
 
 from daemon import node
+from daemon.logs import LogThread
 from ledgers.bookie_auth import SecureConnector
+from ledgers.bookies import Bookies
 from ledgers.client import BookieClientSettings
 from ledgers.codec.registration import Address
 from ledgers.errors import JournalError, LocalLimitError
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import WAIT_MIN_S, Quarantine, QuarantiningBookies
 from ledgers.host_names import HostNames, connect
 from ledgers.security import Security, SecuritySettings
 from ledgers.zookeeper.kazoo_session import KazooSession
@@ -72,6 +75,28 @@ def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.
             assert quarantine.is_empty
             assert await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
             assert not (await bookies.transfer(bulk.halves(4))).failures
+
+    runner.run(run())
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+def test_no_quarantine_becomes_longer(runner: asyncio.Runner, is_written: bool) -> None:
+    async def run() -> None:
+        clock = ManualClock()
+        quarantine = Quarantine(clock, lambda bookie: 1)
+        async with scene() as bulk:
+            bookies = QuarantiningBookies(cast(Bookies, bulk.bulk), quarantine)
+            bulk.fill(range(4))
+            transfer = bulk.halves(4) if is_written else bulk.halves(4, target=None)
+            for bookie in (bulk.a, bulk.b, *[bulk.target] * is_written):
+                quarantine.note_silence(bookie.bookie_id)
+            clock.advance(WAIT_MIN_S)
+            with no_files():
+                await bookies.transfer(transfer)  # the probe of all
+
+            assert not quarantine.shut()
+            assert not (await bookies.transfer(transfer)).failures
+            assert quarantine.is_empty
 
     runner.run(run())
 
@@ -177,3 +202,13 @@ def test_a_name_does_not_count_as_unknown_without_a_thread() -> None:
         assert await names.addresses("bookie-1") == ["127.0.0.1"]
 
     asyncio.run(run())
+
+
+def test_a_node_without_a_thread_for_its_log_can_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    before = sys.stderr
+
+    with pytest.raises(RuntimeError), LogThread():
+        pass
+
+    assert sys.stderr is before

@@ -383,12 +383,15 @@ class SourceConnection(BulkConnection, Generic[R]):
         self.wake()
 
     def _fail_all(self, error: BookmenderError) -> None:
-        if self._parts and not isinstance(error, LocalLimitError):
+        is_asked = not isinstance(error, LocalLimitError)
+        if self._parts and is_asked:
             self._mark_unhealthy()
         self._full_targets.clear()
         self._turns.clear()
         is_unresponsive = isinstance(error, NoAnswerError)
         for part in self._all_parts():
+            if not is_asked:
+                part.state.not_asked.add(self.bookie)
             part.state.fail_read_part(part, is_unresponsive=is_unresponsive)
             self._give_up(part)
         self._window.reset()

@@ -32,6 +32,7 @@ from ledgers.errors import (
     BookmenderError,
     BusyError,
     CorruptionError,
+    LocalLimitError,
     NoAnswerError,
     UnavailableError,
 )
@@ -263,6 +264,8 @@ class TargetConnection(BulkConnection):
         self._is_full = False
         self._resume_sources()
         for part in self._all_parts():
+            if isinstance(error, LocalLimitError):
+                part.state.not_asked.add(self.bookie)
             part.state.fail_write_part(error)
             self._give_up(part)
 

@@ -89,6 +89,8 @@ class TransferState:
         self._fingerprints: dict[BookieId, Fingerprints] = {}
         self._failures: dict[BookieId, dict[int, Answer]] = {}
         self._unresponsive: set[BookieId] = set()
+        self.not_asked: set[BookieId] = set()
+        """Bookies to which no connection was tried (LocalLimitError)."""
 
     def digest_check_for(self, bookie: BookieId) -> DigestCheck:
         """Return the digest check for the entries of this source."""
@@ -190,6 +192,7 @@ class TransferState:
                     unwritten=unwritten,
                     target_error=target_error,
                     unresponsive=frozenset(self._unresponsive),
+                    not_asked=frozenset(self.not_asked),
                     fingerprints=self._fingerprints,
                 )
             )
