@@ -192,6 +192,28 @@ def test_a_session_ends_without_a_thread_for_its_end(
     assert asyncio.run(run()) == ["broken"]
 
 
+@pytest.mark.parametrize("thread_count", [0, 1], ids=["for kazoo", "for its end"])
+def test_a_session_is_not_opened_without_a_thread(
+    monkeypatch: pytest.MonkeyPatch, thread_count: int
+) -> None:
+    start, left = threading.Thread.start, [threading.Thread.start] * thread_count
+
+    async def run() -> None:
+        session = KazooSession("127.0.0.1:1", session_timeout_s=4.0)
+        monkeypatch.setattr(
+            threading.Thread, "start", lambda thread: (left.pop() if left else no_thread)(thread)
+        )
+        with pytest.raises(LocalLimitError, match="TasksMax"):
+            await session.open(timeout_s=0.1)
+
+    before = threading.enumerate()
+    asyncio.run(run())
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for thread in set(threading.enumerate()).difference(before):
+        thread.join(5.0)
+        assert not thread.is_alive(), "kazoo would try to connect forever"
+
+
 def test_a_name_does_not_count_as_unknown_without_a_thread() -> None:
     async def run() -> None:
         names = HostNames(lambda host: ["127.0.0.1"])

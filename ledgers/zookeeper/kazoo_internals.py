@@ -139,6 +139,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         self._on_ping = on_ping
         self._xid: int = 0
         self._received = bytearray()
+        self._is_abandoned = False
         self._is_woken = False
         self._has_event = False
         """True if events were handled since the last wait."""
@@ -153,6 +154,16 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         if not self._is_woken:
             self._is_woken = True
             self._wake()
+
+    def abandon(self) -> None:
+        """Let kazoo's thread end, and close its sockets. Waits for nothing."""
+        self._is_abandoned = True
+        self.client._stopped.set()
+
+    def zk_loop(self) -> None:
+        super().zk_loop()
+        if self._is_abandoned:
+            self.close()
 
     def _wake(self) -> None:
         wake_socket = self._write_sock

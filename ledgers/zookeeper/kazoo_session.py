@@ -157,8 +157,9 @@ class KazooSession(Session):
         """
         try:
             self._client.start_async()
-        except OSError as error:  # the sockets that wake kazoo's thread, which does not run yet
+        except (OSError, RuntimeError) as error:  # kazoo's thread does not run yet
             self._is_closed = True
+            self._client.close()
             raise LocalLimitError.of(error) or error from error
         try:
             await self._wait_opened(timeout_s)
@@ -241,7 +242,10 @@ class KazooSession(Session):
         self._handle_lost(session_lost)
         stopping = asyncio.ensure_future(in_daemon_thread(self._stop_client))
         _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
-        if late or stopping.exception() is not None:  # no thread: the session must end all the same
+        has_no_thread = not late and stopping.exception() is not None
+        if has_no_thread:  # the session, and kazoo's thread, must end all the same
+            self._connection.abandon()
+        if late or has_no_thread:
             self._handler.break_connection()
             _, late = await asyncio.wait([stopping], timeout=THREAD_END_MAX_S)
         if late:
