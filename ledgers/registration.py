@@ -34,6 +34,7 @@ from ledgers.codec.registration import (
 )
 from ledgers.errors import (
     CorruptionError,
+    LocalLimitError,
     NameNotResolvedError,
     NoNodeError,
     UnauthorizedError,
@@ -69,7 +70,7 @@ class RegisteredBookie:
     is_writable: bool
     endpoints: frozenset[Address] = frozenset()
     """The numeric addresses to which the host of ``address`` resolves, with the port; none if it
-    does not resolve."""
+    does not resolve, or if this process can look up no name now."""
 
     @property
     def spots(self) -> frozenset[Address]:
@@ -90,6 +91,8 @@ class BookieView:
     zxid: int = field(default=0, compare=False)
     """The zxid of the last change of the lists: the bookies that are missing here disappeared by
     then."""
+    change_count: int = field(default=0, compare=False)
+    """Number of registrations and deregistrations until then."""
 
     @cached_property
     def available(self) -> Mapping[BookieId, RegisteredBookie]:
@@ -156,7 +159,7 @@ SESSION_EXPIRED_S = 60.0
 """Time after which ZooKeeper has deleted the registration of a bookie whose process has ended."""
 
 ResolveHost = Callable[[str], Awaitable[Sequence[str]]]
-"""Returns the numeric addresses of a host. Raises NameNotResolvedError."""
+"""Returns the numeric addresses of a host. Raises NameNotResolvedError, LocalLimitError."""
 
 
 async def as_spelled(host: str) -> Sequence[str]:
@@ -207,12 +210,14 @@ class Registration:
         if not self._known:
             raise UnavailableError("no bookie is registered at all", path=self._available)
         # Read after the lists, so they contain the deletion of every bookie that is missing there.
-        lists = await asyncio.gather(*map(self._get, (self._available, self._read_only)))
+        found_lists = await asyncio.gather(*map(self._get, (self._available, self._read_only)))
+        lists = [each[1] for each in found_lists if each is not None]
         placed = await self._placed(self._known.values())
         return BookieView(
             writable={each.bookie_id: each for each in placed if each.is_writable},
             read_only={each.bookie_id: each for each in placed if not each.is_writable},
-            zxid=max((each[1].pzxid for each in lists if each is not None), default=HIDDEN_CZXID),
+            zxid=max((each.pzxid for each in lists), default=HIDDEN_CZXID),
+            change_count=sum(each.cversion for each in lists),
         )
 
     async def _placed(self, bookies: Collection[RegisteredBookie]) -> list[RegisteredBookie]:
@@ -225,7 +230,7 @@ class Registration:
             host, port = registered.address
             try:
                 hosts = await self._resolve(host)
-            except NameNotResolvedError:
+            except (NameNotResolvedError, LocalLimitError):
                 hosts = ()
             endpoints = frozenset(Address(host=each, port=port) for each in hosts)
             return replace(registered, endpoints=endpoints)

@@ -29,6 +29,8 @@ class Stat(Struct, frozen=True, kw_only=True):
     mzxid: int = 0
     pzxid: int = 0
     """The zxid of the last creation or deletion of a child."""
+    cversion: int = 0
+    """Number of creations and deletions of children."""
     ctime_ms: int = 0
     mtime_ms: int = 0
     ephemeral_owner: int = 0

@@ -58,6 +58,8 @@ ORDERS_POLL_S = 5.0
 WINDOW_CHECK_S = 60.0
 """Longest wait before the wall clock is read again during a maintenance window. The wait is in
 elapsed time, and the wall clock may be changed."""
+RESOLVE_AGAIN_S = 60.0
+"""Interval at which bookies are read again while two seem to have the same address."""
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots: the properties are computed once
@@ -139,10 +141,14 @@ class SeenAbsences:
     """The absences of bookies with a cookie, as this process saw them.
 
     What it did not see is unknown, and the careful answer holds: a bookie is absent only since this
-    process first missed it, and a mark was made while its bookies were registered.
+    process first missed it, and a mark was made while its bookies were registered. Between two
+    views an absent bookie may register, be marked, and disappear again. The number of changes of
+    the lists tells whether the views show all of them.
     """
 
     def __init__(self) -> None:
+        self._seen: tuple[int, frozenset[object]] = (0, frozenset())
+        """The last view: the number of changes, and the registrations."""
         self._now: dict[BookieId, tuple[float, int]] = {}
         """By absent bookie: since when it is missing, in monotonic seconds, and a zxid since when
         it is absent."""
@@ -151,6 +157,15 @@ class SeenAbsences:
         it."""
 
     def note(self, view: "ClusterView", *, now_s: float) -> None:
+        bookies = view.bookies
+        registrations = frozenset(
+            (each.bookie_id, each.czxid, each.is_writable)
+            for each in (*bookies.writable.values(), *bookies.read_only.values())
+        )
+        change_count, before = self._seen
+        self._seen = bookies.change_count, registrations
+        if bookies.change_count - change_count != len(registrations ^ before):
+            self._now = {b: (since_s, bookies.zxid) for b, (since_s, _) in self._now.items()}
         absent = view.cookies.keys() - view.available
         for bookie in self._now.keys() - absent:
             _, since_zxid = self._now.pop(bookie)
@@ -335,6 +350,7 @@ class ViewSource(Changing):
             if self._order_store is not None:
                 tasks.create_task(self._follow_orders(self._order_store))
                 tasks.create_task(self._end_windows())
+            tasks.create_task(self._resolve_again())
 
     async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -408,6 +424,14 @@ class ViewSource(Changing):
             if self.change_count == seen:
                 async with self._reading:
                     self._show_orders()
+
+    async def _resolve_again(self) -> None:
+        """Read the bookies again while two of them seem to have the same address. DNS may have been
+        out of date: an address that one of them had before may now be the other's."""
+        while True:
+            await self._clock.sleep(RESOLVE_AGAIN_S)
+            if self._current is not None and self._current.bookies.superseded:
+                await self._try(self.refresh)
 
     async def _follow(
         self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]

@@ -278,6 +278,7 @@ class Node:
             czxid=self.czxid,
             mzxid=self.mzxid,
             pzxid=self.pzxid,
+            cversion=2 * self.made_count - len(self.names),
             ctime_ms=self.ctime_ms,
             mtime_ms=self.mtime_ms,
             ephemeral_owner=self.ephemeral_owner,

@@ -340,6 +340,7 @@ def stat_of(stat: ZnodeStat) -> Stat:
         czxid=stat.czxid,
         mzxid=stat.mzxid,
         pzxid=stat.pzxid,
+        cversion=stat.cversion,
         ctime_ms=stat.ctime,
         mtime_ms=stat.mtime,
         ephemeral_owner=stat.ephemeralOwner,

@@ -206,6 +206,21 @@ async def test_sequential_names_count_all_children_ever_made(backend: Backend) -
 
 
 @on_loop
+async def test_every_creation_and_deletion_of_a_child_is_counted(backend: Backend) -> None:
+    store = await backend.open()
+    directory = f"{backend.root}/directory"
+    await store.create(directory)
+    counts = []
+    for _ in range(2):
+        await store.create(f"{directory}/child", is_ephemeral=True)
+        counts.append((await store.get(directory))[1].cversion)
+        await store.delete(f"{directory}/child")
+        counts.append((await store.get(directory))[1].cversion)
+
+    assert counts == [1, 2, 3, 4]
+
+
+@on_loop
 async def test_a_listing_of_any_length_is_complete(backend: Backend) -> None:
     store = await backend.open()
     names = {f"{number:0120d}" for number in range(10_000)}  # a reply of more than a megabyte

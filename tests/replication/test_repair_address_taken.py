@@ -7,17 +7,18 @@ from collections import Counter
 import pytest
 
 from daemon.cli.close_ledger import CloseRefusedError
-from ledgers.errors import NameNotResolvedError, NoAnswerError, UnavailableError
+from ledgers.errors import LocalLimitError, NameNotResolvedError, NoAnswerError, UnavailableError
 from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import SESSION_EXPIRED_S
+from replication.cluster import RESOLVE_AGAIN_S
 from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
 from replication.outcome import Outcome, OutcomeKind
 from replication.reasons import Reason
 from tests.daemon.closing import close
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.ledger_values import B1, B2, B3, B4
+from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, Node
 from tests.replication.repairs import blocked_by, open_ledger, watch_fencing
 
@@ -222,6 +223,40 @@ async def test_a_host_that_does_not_resolve_delays_recoveries_for_one_session_ti
 
     assert "newcomer, whose host is unknown, may have" in blocked_by(early).facts.errors[0]
     assert (await cluster.metadata()).is_closed
+
+
+@in_virtual_time
+async def test_a_bookie_that_only_an_outdated_name_placed_at_anothers_address_answers_again() -> (
+    None
+):
+    """B4 received the address that B1 had before, and DNS still says that it is B1's."""
+    cluster = await Cluster.start()
+    hosts = {"b1": "10.0.0.9", "b4": "10.0.0.9"}
+
+    async def resolve(host: str) -> list[str]:
+        return [hosts.get(host, host)]
+
+    async with cluster.node(resolve=resolve) as node:
+        await asyncio.sleep(5)
+        assert node.views.current.bookies.superseded == {B1}
+        hosts["b1"] = "10.0.0.10"
+        await asyncio.sleep(RESOLVE_AGAIN_S)
+
+        assert B1 in node.views.current.answering
+
+
+@in_virtual_time
+async def test_bookies_are_seen_although_this_process_can_look_up_no_name() -> None:
+    cluster = await Cluster.start()
+
+    async def resolve(host: str) -> list[str]:
+        raise LocalLimitError("this process can open no further file", host=host)
+
+    async with cluster.node(resolve=resolve) as node:
+        await cluster.kill(B1)
+        await asyncio.sleep(1)
+
+        assert node.views.current.available == frozenset(BOOKIES) - {B1}
 
 
 # --- By hand --------------------------------------------------------------------------------------

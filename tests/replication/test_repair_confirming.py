@@ -17,6 +17,7 @@ from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, Node
+from tests.replication.overload import overload
 from tests.replication.repairs import lost_b2, once_copied, open_ledger, repair_with, touch
 
 
@@ -230,6 +231,32 @@ async def test_a_bookie_is_asked_for_its_ends_only_if_it_was_marked_while_absent
 
 
 @in_virtual_time
+async def test_a_bookie_that_was_registered_between_two_views_may_have_been_missed_by_a_check() -> (
+    None
+):
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
+    cluster.bookie(B2).lose(LEDGER, 100)
+    async with cluster.node() as node:
+        await cluster.kill(B2)
+        await asyncio.sleep(1)
+        throttled = overload(node.store, f"{ROOT}/available")
+        await cluster.revive(B2)
+        await cluster.mark(B2)
+        await cluster.kill(B2)
+        await asyncio.sleep(5)
+        throttled.clear()
+        await asyncio.sleep(5)
+        await cluster.revive(B2)
+        await asyncio.sleep(1)
+
+        await repair_with(node)
+
+    assert await cluster.marked() == []
+    await cluster.assert_whole()
+
+
+@in_virtual_time
 async def test_a_bookie_that_may_have_been_missed_is_believed_in_a_recovery() -> None:
     """No node saw that B2 and B3 were lost, but nothing says that they lack entries."""
     cluster = await open_ledger()
@@ -263,20 +290,34 @@ def test_an_absence_covers_a_mark_only_as_a_whole(
     from_zxid: int, to_zxid: int, was_absent: bool
 ) -> None:
     absences = SeenAbsences()
-    for since, back in ((10, 20), (30, 40)):
-        absences.note(view_of(B1, zxid=since), now_s=0)
-        absences.note(view_of(B1, B2, zxid=back), now_s=0)
+    for change_count, (b2_czxid, zxid) in enumerate([(0, 10), (20, 20), (0, 30), (40, 40)]):
+        absences.note(view_of(b2_czxid, zxid=zxid, change_count=change_count), now_s=0)
 
     assert absences.was_absent(B2, from_zxid=from_zxid, to_zxid=to_zxid) is was_absent
 
 
-def view_of(*registered: BookieId, zxid: int) -> ClusterView:
-    """Return a view of a change at this zxid. B1 and B2 have cookies."""
+@pytest.mark.parametrize(("change_count", "was_absent"), [(3, True), (4, False), (5, False)])
+def test_an_absence_covers_no_mark_if_a_change_was_not_seen(
+    change_count: int, was_absent: bool
+) -> None:
+    absences = SeenAbsences()
+    absences.note(view_of(0, zxid=10, change_count=1), now_s=0)
+    absences.note(view_of(0, zxid=10, change_count=1), now_s=0)
+    absences.note(view_of(0, B3, zxid=20, change_count=2), now_s=0)
+    absences.note(view_of(30, B3, zxid=30, change_count=change_count), now_s=0)
+
+    assert absences.was_absent(B2, from_zxid=15, to_zxid=15) is was_absent
+
+
+def view_of(b2_czxid: int, *others: BookieId, zxid: int, change_count: int) -> ClusterView:
+    """Return a view in which B2 is registered at this czxid, 0: not at all. B1 and B2 have
+    cookies."""
+    czxids = dict.fromkeys((B1, *others), 1) | ({B2: b2_czxid} if b2_czxid else {})
     bookies = {
-        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=zxid, is_writable=True)
-        for bookie in registered
+        bookie: RegisteredBookie(bookie_id=bookie, address=None, czxid=czxid, is_writable=True)
+        for bookie, czxid in czxids.items()
     }
     return ClusterView(
-        bookies=BookieView(writable=bookies, zxid=zxid),
+        bookies=BookieView(writable=bookies, zxid=zxid, change_count=change_count),
         cookies=dict.fromkeys((B1, B2), Stat(version=0)),
     )
