@@ -141,6 +141,7 @@ class CheckpointLog:
         return logs[0].previous_id if logs else self.last_id
 
     def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        self._require_followed()
         is_same = self._chain.generation == self._generation
         return self._chain.log_of(checkpoint_id) if is_same else None
 

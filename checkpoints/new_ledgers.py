@@ -49,9 +49,14 @@ class NewLedgers:
 
         A restored ZooKeeper hands out ids of ledgers whose entries bookies still have. Readers
         would take these entries for ours. So such ids are skipped; or RestoredError is raised
-        unless ``skips_used``.
+        unless ``skips_used``. An id that a client chose for its ledger is skipped in any case.
         """
-        while await self._is_used(ledger_id := await self._manager.new_ledger_id()):
+        while True:
+            ledger_id = await self._manager.new_ledger_id()
+            if await self._manager.find(ledger_id) is not None:
+                continue
+            if not await self._is_used(ledger_id):
+                break
             if not skips_used:
                 raise RestoredError("bookies have entries of a new ledger id", ledger_id=ledger_id)
         self._in_use.add(ledger_id)

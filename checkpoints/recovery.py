@@ -518,7 +518,11 @@ class RecoveryService:
     async def _write_all(self, book: ReceiptBook, unstored: Unstored) -> None:
         # First: a receipt without its log would not tell that ZooKeeper was restored.
         furthest = max(unstored.low_watermark or 0, *(each.end for each in unstored.ranges), 0)
-        log_id, known = self._source.log_of(furthest), self._stored_log
+        try:
+            log_id, known = self._source.log_of(furthest), self._stored_log
+        except PositionUnknownError as error:
+            self._fail(error)
+            raise
         if log_id not in (None, known) and (not known or log_id.previous_id >= known.previous_id):
             await self._write(lambda: self._store.store_log(log_id))
             self._stored_log = log_id

@@ -51,5 +51,7 @@ class CheckpointSource(Protocol):
         ...
 
     def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
-        """Return which ledger of the log has this checkpoint; None if this is not known."""
+        """Return which ledger of the log has this checkpoint; None if this is not known. Raises
+        PositionUnknownError if the log lacks what listeners were sent: another ledger that begins
+        at the same place would pass for it."""
         ...

@@ -204,8 +204,10 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         offset = Offset.parse(end)
 
         async def store(client: FeedClient) -> None:
-            # Receipts belong to one feed. Those of an earlier one mean nothing any more.
-            if client.log.chain.generation == offset.generation:
+            # Receipts belong to one feed. Those of an earlier one mean nothing any more, nor do
+            # those of a log that a restore of ZooKeeper undid.
+            chain = client.log.chain
+            if chain.generation == offset.generation and chain.knows(offset.log):
                 await client.store_low_watermark(offset.checkpoint)
 
         self._call(store)

@@ -19,6 +19,7 @@ from ledgers.errors import (
     UnsupportedError,
 )
 from ledgers.placement import Candidate
+from ledgers.writing import LedgerOptions, LedgerWriter
 from tests.checkpoints.feed_cluster import BOOKIES, PATHS, FeedCluster, Follower
 from tests.ledgers.hooked_bookies import Call
 from tests.replication.cluster import in_virtual_time, shut_out
@@ -335,6 +336,31 @@ async def test_two_bookies_are_enough() -> None:
         (segment,) = (await cluster.chain()).logs
         metadata = (await cluster.manager.read(segment.ledger_id)).metadata
         assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (2, 2, 2)
+
+
+@pytest.mark.parametrize("has_entries", [True, False])
+@in_virtual_time
+async def test_an_id_that_a_client_chose_for_its_ledger_is_skipped(has_entries: bool) -> None:
+    """ZooKeeper hands it out all the same. That proves no restore, and the ledger is not ours."""
+    cluster = await FeedCluster.start()
+    writing = LedgerWriter.create(
+        LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2),
+        manager=cluster.manager,
+        bookies=cluster.bookies,
+        pool=cluster.pool,
+        clock=cluster.clock,
+        random=cluster.random,
+        ledger_id=0,
+    )
+    async with writing as client, cluster.leader():
+        if has_entries:
+            await client.add(b"before")
+        await cluster.enable()
+        await asyncio.sleep(30)
+
+        await client.add(b"the feed has not fenced it")
+        chain = await cluster.chain()
+        assert (chain.generation, [each.ledger_id for each in chain.logs]) == (1, [1])
 
 
 @in_virtual_time

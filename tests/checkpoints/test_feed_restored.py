@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -348,6 +348,51 @@ async def test_a_session_that_survives_believes_nothing_that_it_knew(has_new_log
         )
         assert last.fingerprint == cluster.ledgers()[1002], "it has its old metadata again"
         following.cancel()
+
+
+@in_virtual_time
+async def test_receipts_that_a_slow_client_still_submits_do_not_hide_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its session survives, and it dies before it asks for the next checkpoint."""
+    keep_receipts_outside(monkeypatch)
+    cluster, slow = await FeedCluster.start(), SlowListener()
+    async with cluster.leader():
+        await cluster.enable()
+        await cluster.create()
+        await asyncio.sleep(10)
+    backup = cluster.back_up()
+    with suppress(FeedChangedError):
+        async with opened(cluster, ClientProcess()) as client:
+            async with cluster.leader():
+                await asyncio.sleep(1)
+                await client.service.subscribe(slow)
+                for _ in range(2):
+                    await cluster.create()
+                    await asyncio.sleep(10)
+            first, second = slow.received
+            client.service.submit_receipt(first.key, first.version)
+            await asyncio.sleep(1)
+            cluster.restore(backup, epochs=0, sessions_survive=True)
+            async with cluster.leader():
+                await asyncio.sleep(60)
+                client.service.submit_receipt(second.key, second.version)
+                await asyncio.sleep(1)
+
+    async with opened(cluster, ClientProcess()) as client:
+        assert client.was_reset
+
+
+class SlowListener:
+    """Handles the first change at once, and the next one never."""
+
+    def __init__(self) -> None:
+        self.received: list[CommittedVersion] = []
+
+    async def receive(self, committed: CommittedVersion) -> None:
+        self.received.append(committed)
+        if len(self.received) > 1:
+            await asyncio.sleep(3_600)
 
 
 @EPOCHS
