@@ -6,15 +6,15 @@ from ledgers.errors import BookmenderError, ConflictError
 
 
 class FeedChangedError(ConflictError):
-    """An operator disabled the feed or enabled it again, or the leader began it again after a
-    loss. ``lost_ledger_id``: the lost ledger, in the latter case."""
+    """An operator disabled the feed or enabled it again, or a node began it again after a loss or a
+    restore of ZooKeeper. ``lost_ledger_id``: the lost ledger; else None."""
 
     lost_ledger_id: int | None = None
 
 
 class PositionUnknownError(FeedChangedError):
     """A client has followed checkpoints that the log does not have, so ZooKeeper was restored from
-    a backup. Its receipts were deleted: opened again, the client begins again."""
+    a backup. Opened again, the client begins again, without its receipts."""
 
     def __init__(self, **context: object) -> None:
         super().__init__(

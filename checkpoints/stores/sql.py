@@ -482,6 +482,13 @@ def _translated(work: Callable[[], T], engine: Engine) -> T:
         raise UnavailableError(NO_STORE, database=database, error=str(error)) from error
     except SQLAlchemyError as error:
         raise RejectedError("the database cannot be used", error=str(error)) from error
+    except TypeError as error:
+        if "keyword argument" not in str(error):
+            raise
+        raise SettingsError(
+            f"the database driver {engine.url.drivername!r} does not know an option in the query "
+            f"of the URL: {error}"
+        ) from error
 
 
 def shown(url: URL) -> str:
@@ -520,13 +527,19 @@ def _engine_of(url: URL) -> Engine:
             connect_args: dict[str, Any] = {"timeout": ANSWER_TIMEOUT_S} if is_pg8000 else {}
             if is_pg8000 and url.password is None and "password" not in url.query:
                 connect_args["password"] = ""  # pg8000 fails if the server wants one
-            return create_engine(
-                url,
-                pool_size=1,
-                max_overflow=0,
-                pool_pre_ping=True,
-                connect_args=connect_args,
-            )
+            try:
+                return create_engine(
+                    url,
+                    pool_size=1,
+                    max_overflow=0,
+                    pool_pre_ping=True,
+                    connect_args=connect_args,
+                )
+            except (ImportError, ArgumentError) as error:
+                raise SettingsError(
+                    f"the database driver {url.drivername!r} cannot be loaded: {error}. Install "
+                    "it, or begin the URL with postgresql://"
+                ) from error
         case name:
             raise SettingsError(f"the database is {name!r}; allowed: sqlite, postgresql")
 

@@ -74,6 +74,21 @@ def test_an_error_names_the_database_without_its_password(url: str) -> None:
     assert "127.0.0.1:1/feed" in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("postgresql://a:hunter2@127.0.0.1:port/feed", "not a URL"),
+        ("postgresql+none://a:hunter2@127.0.0.1:1/feed", "cannot be loaded"),
+        ("postgresql://a:hunter2@127.0.0.1:1/feed?sslmode=hunter2", "'sslmode'"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_a_wrong_setting(url: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says) as failed:
+        asyncio.run(SqlReceiptStore.open(url, client="a"))
+
+    assert "hunter2" not in "".join(traceback.format_exception(failed.value))
+
+
 def test_an_operator_who_looks_creates_no_file(tmp_path: Path) -> None:
     file = tmp_path / "feed.db"
 
