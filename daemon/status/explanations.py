@@ -225,9 +225,9 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         summary="operator orders cannot be read",
         meaning="The znode of an order cannot be parsed, or an ACL denies access. Nodes keep "
         "the last order that they could read. A node that read none assumes the careful order: a "
-        "drain that fences nothing, a maintenance window until a day after the order was written (without "
-        "an end if an ACL hides that time), the limits of its settings. An unreadable hold, or pause of the checks, is always in "
-        "force. Unreadable trust in identities is not.",
+        "drain that fences nothing, a maintenance window until a day after the order was written "
+        "(without an end if an ACL hides that time), the limits of its settings. An unreadable "
+        "hold, or pause of the checks, is always in force. Unreadable trust in identities is not.",
         causes="A znode that was written by hand or by a newer release, or an ACL.",
         action="status names the command that cancels each order. Give the order again afterwards.",
         clears="when the order is replaced or its znode is deleted.",
