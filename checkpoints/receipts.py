@@ -150,7 +150,8 @@ class ReceiptStore(Protocol):
 
     Opening a store fences the process that opened it for the same client before: all calls of that
     process raise ClientFencedError from then on, and so does opening the store again
-    (``ClientProcess``). Every call may raise UnavailableError. After a
+    (``ClientProcess``). If the store was restored from a backup meanwhile, they raise
+    PositionUnknownError instead. Every call may raise UnavailableError. After a
     failed write it is unknown whether the write was applied, and it may even be applied later. So
     each write may be repeated, and a late write undoes nothing: see each method.
     """

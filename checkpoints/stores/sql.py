@@ -41,6 +41,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError,
 from sqlalchemy.exc import ProgrammingError as SqlProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from checkpoints.errors import PositionUnknownError
 from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import (
     CLIENT_CHARS_MAX,
@@ -54,6 +55,7 @@ from checkpoints.receipts import (
     first_epoch,
 )
 from ledgers.errors import (
+    BookmenderError,
     ClientDeletedError,
     ClientFencedError,
     ConflictError,
@@ -347,11 +349,14 @@ class SqlReceiptStore:
                 raise self._fenced(connection)
             return work(connection)
 
-    def _fenced(self, connection: Connection) -> ClientFencedError:
+    def _fenced(self, connection: Connection) -> BookmenderError:
         """Return why this process may not use the store any longer."""
         query = select(CLIENTS.c.epoch).where(CLIENTS.c.client == self._client)
-        if connection.scalar(query) is None:
+        epoch = connection.scalar(query)
+        if epoch is None:
             return ClientDeletedError(DELETED, client=self._client)
+        if epoch < self._epoch:  # no later process: the row is from a backup
+            return PositionUnknownError(client=self._client)
         return ClientFencedError(FENCED, client=self._client)
 
     async def _write(self, work: Callable[[Connection], object]) -> None:

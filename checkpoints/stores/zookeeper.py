@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
+from checkpoints.errors import PositionUnknownError
 from checkpoints.model import CheckpointId, Key, LogId, Version
 from checkpoints.receipts import (
     DELETED,
@@ -314,7 +315,9 @@ class ZooKeeperReceiptStore:
         except NoNodeError:
             raise _deleted(self._path) from None
         record = decode_client(data, path=self._path)
-        if record.epoch != self._epoch:
+        if record.epoch < self._epoch:  # no later process: the record is from a backup
+            raise PositionUnknownError(path=self._path)
+        if record.epoch > self._epoch:
             raise _fenced(self._path)
         return _Read(record, stat.version)
 

@@ -1,12 +1,15 @@
 """What the recovery relies on, for every kind of receipt store."""
 
 import asyncio
+import sqlite3
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from checkpoints.compaction import compact
+from checkpoints.errors import PositionUnknownError
 from checkpoints.model import LogId, ledger_key
 from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
@@ -423,6 +426,36 @@ def test_a_process_is_not_fenced_by_a_store_that_was_restored(kind: str, tmp_pat
         await (await open_store(ClientProcess())).close()
         with pytest.raises(ClientFencedError):
             await open_store(today, is_restored=True)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+def test_an_open_store_that_was_restored_is_not_fenced(kind: str, tmp_path: Path) -> None:
+    """The session of ZooKeeper, or the connection, survived."""
+
+    async def main() -> None:
+        tree, file, process = MemoryTree(), tmp_path / "feed.db", ClientProcess()
+        session, store = MemoryStore(tree), cast(ReceiptStore | None, None)
+        for _ in range(2):
+            nodes = tree.nodes.copy()
+            if kind == "znodes":
+                store = await ZooKeeperReceiptStore.open(
+                    session, folder="/c", client="a", process=process
+                )
+            else:
+                store = await SqlReceiptStore.open(f"sqlite:///{file}", client="a", process=process)
+        tree.nodes = nodes
+        if kind == "sqlite":
+            with sqlite3.connect(file) as database:
+                database.execute("UPDATE feed_clients SET epoch = epoch - 1")
+
+        assert store is not None
+        with pytest.raises(PositionUnknownError):
+            await store.get_low_watermark()
+        with pytest.raises(PositionUnknownError):
+            await store.store_low_watermark(5)
+        await store.close()
 
     asyncio.run(main())
 
