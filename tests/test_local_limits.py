@@ -198,12 +198,12 @@ def test_a_session_is_not_opened_without_a_thread(
 ) -> None:
     start, left = threading.Thread.start, [threading.Thread.start] * thread_count
 
-    def start_while_left(thread: threading.Thread) -> None:
+    def limited(thread: threading.Thread) -> None:
         (left.pop() if left else no_thread)(thread)
 
     async def run() -> None:
         session = KazooSession("127.0.0.1:1", session_timeout_s=4.0)
-        monkeypatch.setattr(threading.Thread, "start", start_while_left)
+        monkeypatch.setattr(threading.Thread, "start", limited)
         with pytest.raises(LocalLimitError, match="TasksMax"):
             await session.open(timeout_s=0.1)
 
