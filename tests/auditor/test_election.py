@@ -240,6 +240,22 @@ async def test_a_candidate_that_waits_for_pulsars_driver_learns_that_its_vote_is
     await pulsar.close()
 
 
+@pytest.mark.parametrize("name", ["node-1", "node-2"], ids=["the same node again", "another node"])
+@in_virtual_time
+async def test_a_successor_waits_for_the_end_of_a_leader_whose_vote_is_deleted(name: str) -> None:
+    cluster = await Cluster.start()
+    former = await Candidate.stand(cluster, "node-1")
+    successor = await Candidate.stand(cluster, name)
+
+    await cluster.store.delete((await former.leadership()).vote_path)
+    await settle()
+    assert not successor.has_won
+
+    await former.end()
+    await successor.leadership()
+    await successor.end()
+
+
 @in_virtual_time
 async def test_unknown_znodes_beside_the_votes_are_ignored() -> None:
     cluster = await Cluster.start()
