@@ -371,4 +371,8 @@ def test_each_reason_has_a_sentence() -> None:
             "not acknowledged: the feed has deleted changes of this run meanwhile. The next run "
             "with --changed checks all ledgers"
         ],
+        Acknowledged.RESTORED: [
+            "not acknowledged: ZooKeeper was restored from a backup during the run. The next run "
+            "with --changed checks all ledgers"
+        ],
     }
