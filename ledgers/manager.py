@@ -44,7 +44,16 @@ from ledgers.errors import (
     UnknownOutcomeError,
 )
 from ledgers.model import LedgerMetadata
-from ledgers.store import Check, Create, MetadataStore, MultiFailed, Operation, SetData, Stat
+from ledgers.store import (
+    Check,
+    Create,
+    MetadataStore,
+    MultiFailed,
+    Operation,
+    SetData,
+    Stat,
+    children_if_any,
+)
 
 TRIES_MAX = 10
 """A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
@@ -312,8 +321,8 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
     """Return the URI with the one root at which there is a cluster. Without LAYOUT it also names
     the layout: its own, or BookKeeper's default, which Pulsar's metadata driver always uses.
 
-    Raises UnavailableError if there is no cluster, or only a part of one: the path is wrong, or
-    ZooKeeper has lost its data (rule S8). Raises SettingsError if both roots that the URI may mean
+    Raises UnavailableError if there is no cluster, or only a part of one, or one whose ledgers have
+    another layout: the path is wrong, or ZooKeeper has lost its data (rule S8). Raises SettingsError if both roots that the URI may mean
     have znodes of a cluster: one of the two may be old and empty, and every check would find all
     its ledgers healthy.
     """
@@ -349,7 +358,26 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
             f"{', '.join((LAYOUT, *missing))}. If it is new, start its bookies; otherwise "
             "ZooKeeper has lost data: restore it from a backup"
         )
+    if uri.layout is None and (other := await _foreign_layout(store, root)) is not None:
+        raise UnavailableError(
+            f"the BookKeeper cluster at {root} of {uri.hosts} has ledgers of the layout "
+            f"{other.name.lower()}, but no {LAYOUT}: ZooKeeper has lost data. Restore it from a "
+            "backup, or give the layout in the metadata service URI"
+        )
     return replace(uri, root=root, pulsar_root="", layout=uri.layout or Layout.HIERARCHICAL)
+
+
+async def _foreign_layout(store: MetadataStore, root: str) -> Layout | None:
+    """Return the layout of a ledger's znode that BookKeeper's default layout would not find, and
+    would take for deleted (rule S8)."""
+    if Layout.FLAT.ledgers_among(root, root, await children_if_any(store, root))[0]:
+        return Layout.FLAT
+    parent, long = f"{root}/000/0000", Layout.LONG_HIERARCHICAL
+    for directory in [f"{parent}/{name}" for name in await children_if_any(store, parent)]:
+        is_parent = long.is_parent(root, directory)
+        if is_parent and not Layout.HIERARCHICAL.ids_below(root, directory):
+            return long
+    return None
 
 
 async def walk_ledger_ids(

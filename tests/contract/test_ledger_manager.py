@@ -77,6 +77,22 @@ async def test_without_a_layout_three_other_znodes_prove_a_cluster(
     assert manager.layout is (layout or Layout.HIERARCHICAL)
 
 
+@pytest.mark.parametrize("layout", [Layout.FLAT, Layout.LONG_HIERARCHICAL])
+@on_loop
+async def test_rule_s8_a_lost_layout_is_not_guessed_if_ledgers_contradict_it(
+    backend: Backend, layout: Layout
+) -> None:
+    store = await backend.open()
+    for name in ("INSTANCEID", "available", "cookies"):
+        await store.create(f"{backend.root}/{name}")
+    await store.create(layout.path(backend.root, 5), with_parents=True)
+
+    with pytest.raises(UnavailableError, match=f"{layout.name.lower()}, but no LAYOUT"):
+        await LedgerManager.open(store, uri(backend))
+
+    assert (await LedgerManager.open(store, uri(backend, layout))).layout is layout
+
+
 @pytest.mark.parametrize("missing", ["INSTANCEID", "available", "cookies"])
 @on_loop
 async def test_rule_s8_a_part_of_a_cluster_without_a_layout_is_an_error_that_names_the_rest(
