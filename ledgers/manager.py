@@ -322,9 +322,9 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
     the layout: its own, or BookKeeper's default, which Pulsar's metadata driver always uses.
 
     Raises UnavailableError if there is no cluster, or only a part of one, or one whose ledgers have
-    another layout: the path is wrong, or ZooKeeper has lost its data (rule S8). Raises SettingsError if both roots that the URI may mean
-    have znodes of a cluster: one of the two may be old and empty, and every check would find all
-    its ledgers healthy.
+    another layout: the path is wrong, or ZooKeeper has lost its data (rule S8). Raises
+    SettingsError if both roots that the URI may mean have znodes of a cluster: one of the two may
+    be old and empty, and every check would find all its ledgers healthy.
     """
     await store.sync(uri.root)
     roots = [root for root in (uri.root, uri.pulsar_root) if root]
