@@ -143,6 +143,8 @@ def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
             assert java.metadata(uri, opened.ledger).state == "OPEN"
             module_cluster.start_bookie(victim)
             await on.wait_idle()
+            # Later tests lose bookies of this cluster, and wait until no ledger is marked.
+            await on.seen.manager.delete(opened.ledger, version=-1)
 
     asyncio.run(run())
     assert {java.metadata(uri, w.ledger).ack_quorum for w in needy} == {0}

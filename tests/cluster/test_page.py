@@ -128,7 +128,7 @@ def test_a_foreign_name_runs_no_script() -> None:
         async with opened() as (tab, _, cluster):
             vote = f"{PATHS.election}/V_0000000003"
             await cluster.store.set(vote, vote_to_bytes(evil), version=-1)
-            await tab.wait_for("document.getElementById('leader').textContent.includes('<img')")
+            await tab.wait_for("document.getElementById('leader')?.textContent.includes('<img')")
             assert await tab.value("document.querySelectorAll('img').length") == 0
             assert await tab.value(IS_LIVE)
             assert tab.errors == []
