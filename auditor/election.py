@@ -74,7 +74,7 @@ class Leadership:
 
     @property
     def candidacy(self) -> tuple[Guard, ...]:
-        """What a node proves before it creates its ``leader_path``."""
+        """Guards of the transaction that creates ``leader_path``: session and vote."""
         vote = Guard(check=Check(path=self.vote_path), error=LeadershipLostError)
         return (self.membership.guard, vote)
 

@@ -5,7 +5,7 @@ A ledger that is created, changed or deleted is read again, unless this node wro
 (``RecentWrites``). After a reconnection, which may have lost events, all ledgers are read again. An
 unreadable ledger stops nothing, and is read again from time to time. Nor does a directory that an
 ACL hides: its known ledgers are read one by one, and events tell of others. Only ledgers that were
-created there while nobody watched are missing, so the map is not complete until an ACL opens it.
+created there while no node watched are missing, so the map is not complete until an ACL opens it.
 
 The ledgers root also holds marks, locks and lists of bookies, many of which change during repairs.
 So there is one watch for each directory of ledgers right below the root (a *tree*), and one for the

@@ -123,7 +123,7 @@ class ClientProcess:
         self.id: Final = secrets.token_hex(8)
         """The store keeps the id of the process that opened it last."""
         self.epoch: int | None = None
-        """Of the client, when this process opened the store last; None: it has not opened it. A
+        """Epoch of the client when this process last opened the store; None: it has not yet. A
         first try whose outcome is unknown does not count."""
         self.log: tuple[int, LogId | None] = (0, None)
         """The generation of the feed and the ledger of its log that this process followed last."""

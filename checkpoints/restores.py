@@ -57,7 +57,7 @@ NEXT_STEP = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownChain(Record):
-    """What a node keeps of the chain that it read last.
+    """The record that a node keeps of the chain that it read last.
 
     ``znode_version``: of the znode. ``digest``: of its content. ``log``: the last log ledger that
     is known to have a checkpoint, because the one after it begins later.

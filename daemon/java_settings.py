@@ -230,7 +230,7 @@ FILES_MAX = 100
 REFERENCES_MAX = 100
 """Variables that one value may use, with those in their values: each may double the value."""
 BLANKS = "".join(map(chr, range(0x21)))
-"""What Java's ``String.trim`` removes."""
+"""The characters that Java's ``String.trim`` removes."""
 ESCAPES = dict(zip("tnrbf\\'\"=:#!", "\t\n\r\b\f\\'\"=:#!", strict=True))
 
 

@@ -267,7 +267,7 @@ class AckWindow:
     def __init__(
         self, *, confirmed: int, ensemble_size: int, write_quorum: int, ack_quorum: int
     ) -> None:
-        assert ack_quorum >= 1, ack_quorum  # else entries that nobody stores would be confirmed
+        assert ack_quorum >= 1, ack_quorum  # else entries without a copy would be confirmed
         self.confirmed = confirmed
         self._ensemble_size, self._write_quorum = ensemble_size, write_quorum
         self._ack_quorum = ack_quorum

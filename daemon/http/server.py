@@ -53,7 +53,7 @@ NEXT_STEPS = {
     errno.EMFILE: "raise the limit of open files (LimitNOFILE of systemd, ulimit -n)",
     errno.EACCES: "set http.port to 1024 or more, or grant CAP_NET_BIND_SERVICE",
 }
-"""What to do, by the reason why the port cannot be opened."""
+"""The next step, by the errno with which the port could not be opened."""
 GOODBYE_S = 0.5
 """How long requests may go on when the server stops."""
 THREAD_STOP_S = 0.3
