@@ -178,9 +178,7 @@ def test_clients_are_told_that_zookeeper_was_restored(
 ) -> None:
     """First the disk of a node tells. Then nothing but the receipts in SQLite does."""
 
-    async def main() -> None:
-        cluster = RealCluster(zookeepers)
-        await cluster.connect()
+    async def main(cluster: RealCluster) -> None:
         await cluster.prepare()
         await cluster.enable()
         in_zookeeper = Catalogue(cluster)
@@ -204,10 +202,12 @@ def test_clients_are_told_that_zookeeper_was_restored(
             await wait_equal(cluster, in_zookeeper, in_sqlite)
         generation = (await cluster.chain()).generation
         assert (await cluster.chain()).is_after_restore
-        assert [in_zookeeper.comparison_count, in_sqlite.comparison_count] == [2, 2]
+        assert in_zookeeper.comparison_count >= 2  # once more if ZooKeeper fails meanwhile
+        assert in_sqlite.comparison_count >= 2
 
         async with cluster.node(MemoryDisk()), running(in_sqlite):
             await asyncio.to_thread(zookeepers.back_up, tmp_path / "second")
+        told_count = in_sqlite.comparison_count
         async with cluster.node(MemoryDisk()), running(in_sqlite):
             await cluster.delete(901)
             await wait_equal(cluster, in_sqlite)
@@ -221,11 +221,18 @@ def test_clients_are_told_that_zookeeper_was_restored(
                 await cluster.create()
             await wait_equal(cluster, in_sqlite)
         assert 901 in in_sqlite.ledger_ids
-        assert in_sqlite.comparison_count == 3
+        assert in_sqlite.comparison_count > told_count
         assert (await cluster.chain()).generation == generation
-        await cluster.store.close()
 
-    asyncio.run(main())
+    async def connected() -> None:
+        cluster = RealCluster(zookeepers)
+        await cluster.connect()
+        try:
+            await main(cluster)
+        finally:
+            await cluster.store.close()
+
+    asyncio.run(connected())
 
 
 @asynccontextmanager
