@@ -17,13 +17,13 @@ from auditor.safety_hold import SafetyHolds
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.history import HistoryWriter
 from replication.nodes import Membership, Role
 from replication.orders import OrderStore
 from replication.transactions import Batcher
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import PATHS, ROOT, node_info
 

@@ -31,7 +31,6 @@ from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication import znodes
@@ -43,6 +42,7 @@ from replication.orders import OrderStore
 from replication.transactions import Batcher
 from replication.znodes import Audit
 from tests.auditor.scenes import with_ledgers
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT, node_info

@@ -8,8 +8,8 @@ from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater, RecentWrites
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT
 from tests.virtual_time import LoopClock

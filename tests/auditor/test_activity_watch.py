@@ -11,11 +11,11 @@ import pytest
 from auditor.activity import ACTIVE_FOR_S, GO_ON_S, IDLE_INTERVAL_S, LOOK_INTERVAL_S, ActivityWatch
 from ledgers.bulk.flow_control import Activity
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import FEED_MARKER, BookieId, LedgerState
 from replication.client_activity import STALE_AFTER_S, read_activity
 from replication.nodes import Membership, Role
 from tests.auditor.auditing import leading
+from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, node_info

@@ -11,7 +11,6 @@ from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.marker import MarkSource
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
-from ledgers.memory.store import Fault
 from ledgers.store import Delete
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import (
@@ -23,6 +22,7 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
+from tests.memory.store import Fault
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT

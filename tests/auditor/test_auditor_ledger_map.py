@@ -9,11 +9,11 @@ import pytest
 
 from auditor import marker
 from auditor.marker import SLICE
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
 from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT

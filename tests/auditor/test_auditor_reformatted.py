@@ -7,7 +7,6 @@ from typing import Any
 from auditor.auditor import RETRY_S, STANDSTILL_MAX_S
 from auditor.records import read_identities
 from ledgers.errors import UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
 from replication.orders import HoldOrder, hold_znode
@@ -19,6 +18,7 @@ from tests.auditor.scenes import (
     replicas,
     with_ledgers,
 )
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT

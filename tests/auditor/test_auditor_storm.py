@@ -24,7 +24,6 @@ from ledgers.errors import (
     NoSuchLedgerError,
     SessionLostError,
 )
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Operation
 from replication import znodes
@@ -37,6 +36,7 @@ from replication.orders import (
 )
 from tests.auditor.auditing import Leader, auditing
 from tests.auditor.scenes import set_delay
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import BOOKIES
 from tests.replication.nodes import PATHS, ROOT

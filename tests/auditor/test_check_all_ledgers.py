@@ -12,7 +12,6 @@ from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer
 from ledgers.errors import UnreadableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from tests.auditor.checking import (
     asked_of,
@@ -26,6 +25,7 @@ from tests.auditor.checking import (
     running,
 )
 from tests.auditor.scenes import replicas, with_ledgers
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (
     Cluster,
     in_virtual_time,

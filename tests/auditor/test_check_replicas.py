@@ -10,12 +10,12 @@ from auditor.checks.records import REPLICAS
 from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.copy_reader import ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.auditor.checking import checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger, fragment
 from tests.replication.nodes import PATHS

@@ -14,7 +14,6 @@ from ledgers.errors import (
     NoAnswerError,
     UnavailableError,
 )
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from tests.auditor.checking import (
     LEDGERS,
@@ -26,6 +25,7 @@ from tests.auditor.checking import (
     lose_the_ledger,
 )
 from tests.auditor.scenes import with_ledgers
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (
     DIGEST,
     WRONG_DIGEST,

@@ -10,7 +10,6 @@ from structlog.testing import capture_logs
 from auditor.draining import LOOK_S, RELIST_S
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.records import read_drains
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication import znodes
@@ -18,6 +17,7 @@ from replication.orders import drain_znode
 from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS

@@ -6,10 +6,10 @@ import pytest
 
 from auditor.election import Election, Leader, Leadership, current_leader, in_order
 from ledgers.errors import LeadershipLostError, SessionLostError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, SetData
 from replication.nodes import Membership, Role
 from replication.transactions import Batcher
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload

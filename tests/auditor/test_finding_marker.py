@@ -15,9 +15,9 @@ from auditor.mark_reasons import (
 )
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Delete, MetadataStore, Operation
 from tests.auditor.auditing import leading
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS

@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 from auditor import ledger_map_updater
 from auditor import ledger_map_updater as updater_module
 from ledgers.errors import UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
 from tests.auditor.ledger_map_scenes import (
     keeping,
@@ -17,6 +16,7 @@ from tests.auditor.ledger_map_scenes import (
     store_of,
     with_ledgers,
 )
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B4
 from tests.replication.nodes import ROOT

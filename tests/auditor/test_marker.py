@@ -15,7 +15,6 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import (
     Check,
@@ -31,6 +30,7 @@ from replication import znodes
 from replication.transactions import BATCH_BYTES_MAX
 from replication.znodes import Mark
 from tests.auditor.auditing import leading
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS

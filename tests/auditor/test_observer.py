@@ -16,7 +16,6 @@ from auditor.safety_hold import CALM_S, SafetyHoldPolicy, SimulatedHolds
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.store import ReadOnlyStore
@@ -28,6 +27,7 @@ from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.replication.nodes import PATHS, ROOT

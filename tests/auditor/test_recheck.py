@@ -10,9 +10,9 @@ from auditor.mark_reasons import read_findings
 from auditor.recheck import ADOPT_INTERVAL_S, RETRY_MIN_S, orphans
 from ledgers.bookies import Transfer
 from ledgers.errors import NoAnswerError
-from ledgers.memory.bookies import NO_FAULT, Fault
 from replication.recent_copies import CopiesToRead, CopyRecord
 from tests.auditor.rechecking import recheck_of
+from tests.memory.bookies import NO_FAULT, Fault
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working

@@ -11,11 +11,11 @@ import pytest
 from auditor.safety_hold import SafetyHolds
 from auditor.settings import HoldSettings
 from ledgers.errors import LeadershipLostError, UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
 from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
 from tests.auditor.auditing import Leader, leading
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS

@@ -7,9 +7,9 @@ import pytest
 from auditor import scan
 from auditor.scan import Scan, may_be_named, scan_ledgers
 from ledgers.errors import UnavailableError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 

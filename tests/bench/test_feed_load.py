@@ -14,8 +14,8 @@ from ledgers.codec.layout import Layout
 from ledgers.codec.metadata import parse_metadata
 from ledgers.errors import UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId
+from tests.memory.store import MemoryStore, MemoryTree
 
 BOOKIES = tuple(BookieId(f"b{number}:3181") for number in range(3))
 

@@ -22,7 +22,6 @@ from ledgers.appending import BookiePool
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoNodeError, SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore, MemoryTree, Nodes
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.recovery import recover_ledger
@@ -31,6 +30,7 @@ from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
 from tests.ledgers.hooked_bookies import HookedBookies
+from tests.memory.store import MemoryStore, MemoryTree, Nodes
 from tests.virtual_time import LoopClock
 
 ROOT = "/ledgers"

@@ -13,8 +13,8 @@ from checkpoints.receipts import ClientProcess, ReceiptRange, ReceiptStore
 from checkpoints.stores.memory import MemoryReceipts
 from checkpoints.stores.sql import SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.store import MetadataStore
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.zookeeper_server import ZooKeeperServer, opened
 
 KINDS = [

@@ -24,9 +24,9 @@ from ledgers.errors import (
     SessionLostError,
     UnavailableError,
 )
-from ledgers.memory.store import MemoryStore
 from tests.checkpoints.feed_cluster import BOOKIES, ROOT, Catalogue, FeedCluster
 from tests.checkpoints.test_feed_random import FIRST, SEEDS, Simulation
+from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
 EVENTS = 60

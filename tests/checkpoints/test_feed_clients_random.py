@@ -25,13 +25,13 @@ from ledgers.errors import (
     SessionLostError,
     UnavailableError,
 )
-from ledgers.memory.store import MemoryStore
 from ledgers.store import Delete, Operation, SetData
 from ledgers.tasks import task_scope
 from tests.checkpoints.clients import ledger_of
 from tests.checkpoints.faulty_store import FaultyStore, StoreFault
 from tests.checkpoints.feed_cluster import PATHS, Catalogue, FeedCluster, Follower
 from tests.checkpoints.test_feed_random import FIRST, SEEDS, Simulation
+from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
 EVENTS = 60

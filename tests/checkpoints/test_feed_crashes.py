@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from checkpoints.leader_state import FeedSettings
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
 from tests.checkpoints.feed_cluster import FeedCluster, Leader
+from tests.memory.store import Fault, MemoryStore
 from tests.virtual_time import run
 
 STEPS_MAX = 400

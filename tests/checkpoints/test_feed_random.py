@@ -18,11 +18,11 @@ from structlog.testing import capture_logs
 from checkpoints.leader_state import FeedSettings
 from checkpoints.model import Checkpoint
 from ledgers.errors import BookmenderError, NoAnswerError
-from ledgers.memory.bookies import Fault as BookieFault
-from ledgers.memory.bookies import Op
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Operation
 from tests.checkpoints.feed_cluster import BOOKIES, Catalogue, FeedCluster, Leader, apply
+from tests.memory.bookies import Fault as BookieFault
+from tests.memory.bookies import Op
+from tests.memory.store import Fault, MemoryStore
 from tests.virtual_time import run
 
 SEEDS = int(os.environ.get("BOOKMENDER_TEST_FEED_SEEDS", "5"))

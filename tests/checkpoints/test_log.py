@@ -21,10 +21,10 @@ from ledgers.errors import (
     RejectedError,
     UnavailableError,
 )
-from ledgers.memory.store import MemoryStore
 from ledgers.tasks import task_scope
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster, NodeBookies
 from tests.ledgers.hooked_bookies import Call, nothing
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import in_virtual_time
 
 CLIENT = "catalogue"

@@ -17,10 +17,10 @@ from checkpoints.recovery import RecoveryService, RecoverySettings, StoredReceip
 from checkpoints.stores.memory import MemoryReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from ledgers.errors import QuotaError, UnavailableError
-from ledgers.memory.store import MemoryStore, MemoryTree
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipted
 from tests.checkpoints.test_recovery import known_client
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.virtual_time import run
 
 

@@ -15,8 +15,8 @@ from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRan
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
 from ledgers.errors import ClientDeletedError, ClientFencedError, ConflictError
-from ledgers.memory.store import MemoryStore, MemoryTree
 from tests.checkpoints.stores import KINDS, OpenStore, RunScenario, receipted, receipts, run_on
+from tests.memory.store import MemoryStore, MemoryTree
 
 OpenGeneration = Callable[[str, int], Awaitable[ReceiptStore]]
 """Opens the store of a client for the feed of this generation."""

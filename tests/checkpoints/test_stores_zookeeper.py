@@ -22,9 +22,9 @@ from ledgers.errors import (
     SettingsError,
     UnavailableError,
 )
-from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Operation
 from tests.checkpoints.stores import receipts
+from tests.memory.store import Fault, MemoryStore, MemoryTree
 
 FOLDER = "/clients"
 Scenario = Callable[[MemoryTree, MemoryStore, ZooKeeperReceiptStore], Awaitable[None]]

@@ -18,8 +18,8 @@ from ledgers.codec.registration import spelled_address
 from ledgers.digest import EntryDigest, master_key
 from ledgers.errors import NoSuchEntryError
 from ledgers.health import Quarantine, QuarantiningBookies
-from ledgers.memory.bookies import MemoryBookies
 from ledgers.model import BookieId, DigestType
+from tests.memory.bookies import MemoryBookies
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
 KEY = DIGEST.master_key

@@ -8,9 +8,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from kazoo.client import KazooClient
 
-from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import MetadataStore, Operation
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.memory.store import Fault, MemoryStore, MemoryTree
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 

@@ -12,7 +12,6 @@ from daemon.cli.close_ledger import CloseRefusedError, CollectedEvents, doubts_a
 from daemon.cli.idle import closing_text
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import LedgerState, Segment
 from replication import znodes
 from replication.history import Kind
@@ -21,6 +20,7 @@ from replication.orders import HoldOrder, hold_znode, tries_znode
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
 from tests.daemon.closing import DAY_S, close, closer, idle_ledger, unproven_ledger
+from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working

@@ -8,9 +8,9 @@ from auditor.checks.idle import LastChange
 from daemon.cli.close_ledger import CloseRefusedError, whom_to_start
 from daemon.cli.idle import closing_text
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from tests.daemon.closing import DAY_S, close, closer, remember, unproven_ledger
+from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER

@@ -50,12 +50,12 @@ from ledgers.errors import (
     SessionLostError,
     SettingsError,
 )
-from ledgers.memory.store import MemoryStore
 from ledgers.reading import OpenedLedger
 from replication.znodes import ensure_znode
 from tests.checkpoints.feed_cluster import BOOKIES, ROOT, FeedCluster
 from tests.daemon.in_memory import run_in_memory
 from tests.ledgers.hooked_bookies import Call, nothing
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import LEDGER, PATHS
 

@@ -8,8 +8,8 @@ from checkpoints.chain import RETENTION_DEFAULT_S
 from checkpoints.stalls import FeedStateRecord, StallReason
 from daemon.cli.feed import FeedState
 from daemon.cli.feed_stall import FeedStall, read_stall
-from ledgers.memory.store import MemoryStore
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import in_virtual_time
 
 STATE = FeedStateRecord(

@@ -30,9 +30,9 @@ from daemon.fsck.changes import (
     why_whole,
 )
 from ledgers.errors import SettingsError, UnavailableError
-from ledgers.memory.store import MemoryStore
 from tests.checkpoints.feed_cluster import ROOT, FeedCluster
 from tests.daemon.test_feed_follow import pass_time
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import PATHS
 

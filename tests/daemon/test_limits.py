@@ -25,7 +25,6 @@ from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.flow_control import Activity, FlowControl, FlowLimits, flow_limits
 from ledgers.bulk.limiters import Budgets
 from ledgers.errors import CorruptionError
-from ledgers.memory.store import MemoryStore
 from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity
 from replication.nodes import Membership, Role
 from replication.orders import LIMIT_RANGES, LimitsOrder, OrderStore, limits_znode
@@ -34,6 +33,7 @@ from replication.transactions import LINGER_S, Batcher
 from tests.auditor.scenes import SOON_S
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS, node_info

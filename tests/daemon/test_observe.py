@@ -25,7 +25,6 @@ from daemon.previews import Previews
 from ledgers.codec.layout import Layout
 from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.placement.topology import Racks
@@ -41,6 +40,7 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.targets import TargetSelector
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
 from tests.replication.nodes import PATHS, ROOT

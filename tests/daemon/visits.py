@@ -9,10 +9,10 @@ from daemon.cli.queue import queue_rows
 from daemon.settings import Settings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication.marks import read_marks
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import PATHS, ROOT
 

@@ -15,13 +15,13 @@ from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
 from ledgers.secret import Secret
 from ledgers.store import ReadOnlyStore
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, PAYLOAD_BYTES, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, ROOT

@@ -19,8 +19,8 @@ from auditor.fsck.budget import (
 )
 from auditor.fsck.options import FsckOptions
 from ledgers.errors import SessionLostError
-from ledgers.memory.store import MemoryStore, MemoryTree
 from replication.nodes import Membership, Role
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload

@@ -9,11 +9,11 @@ from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.copy_reader import CopyReader, ReadFailures, Retries
 from replication.entry_runs import EntryRuns
 from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4
 from tests.replication.nodes import LEDGER

@@ -9,7 +9,6 @@ from auditor.fsck.executor import inspect_ledger, recheck_ledger
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import NoAnswerError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import FEED_MARKER, BookieId, LedgerState
 from ledgers.placement import RackRule
 from tests.fsck.inspections import (
@@ -24,6 +23,7 @@ from tests.fsck.inspections import (
     replace_payload,
     told,
 )
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER

@@ -8,9 +8,9 @@ import pytest
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import BookmenderError, NoAnswerError, UnreadableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from tests.fsck.inspections import inspect_twice, replace_payload, told
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER

@@ -16,11 +16,11 @@ from daemon.fsck.advice import report_texts, tails_text
 from daemon.fsck.texts import history_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from tests.fsck.inspections import ALL, inspect_once, inspect_twice, one_ledger
 from tests.fsck.results import leave_results, whole
 from tests.fsck.test_report import Page
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import LEDGER

@@ -11,7 +11,6 @@ from auditor.fsck.verdicts import Finding, Grade
 from ledgers.bookies import Transfer
 from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnreadableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, Segment
 from ledgers.secret import Secret
 from tests.fsck.inspections import (
@@ -25,6 +24,7 @@ from tests.fsck.inspections import (
     options,
     told,
 )
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER

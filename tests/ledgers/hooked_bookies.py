@@ -8,8 +8,8 @@ from typing import TypeVar
 from ledgers.bookies import LacAnswer
 from ledgers.clock import Clock
 from ledgers.digest import EntryHeader
-from ledgers.memory.bookies import MemoryBookies
 from ledgers.model import BookieId
+from tests.memory.bookies import MemoryBookies
 
 T = TypeVar("T")
 

@@ -10,7 +10,6 @@ from ledgers.codec.layout import Layout
 from ledgers.digest import EntryDigest
 from ledgers.errors import UnavailableError
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId, DigestType, LedgerMetadata, Segment
 from ledgers.placement import Candidate, RandomPlacement
 from ledgers.reading import LedgerReader, OpenedLedger, find_end
@@ -18,6 +17,7 @@ from ledgers.recovery import recover_ledger
 from ledgers.store import Operation
 from ledgers.writing import LedgerOptions, LedgerWriter
 from tests.ledgers.hooked_bookies import Call, HookedBookies
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.virtual_time import LoopClock
 
 ROOT = "/ledgers"

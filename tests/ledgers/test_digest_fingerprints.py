@@ -6,10 +6,10 @@ import pytest
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
-from ledgers.memory.bookies import MemoryBookies
 from ledgers.model import BookieId, DigestType
 from tests.fake_bookie import FakeBookie
 from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
+from tests.memory.bookies import MemoryBookies
 from tests.virtual_time import LoopClock, run
 
 by_digest = pytest.mark.parametrize("digest_type", DigestType)

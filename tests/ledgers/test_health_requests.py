@@ -10,8 +10,8 @@ from ledgers.bookies import Answer, Bookies, Transfer
 from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnavailableError
 from ledgers.health import WAIT_MIN_S, Quarantine, QuarantiningBookies
-from ledgers.memory.bookies import Fault, MemoryBookies, Op
 from ledgers.model import BookieId, DigestType
+from tests.memory.bookies import Fault, MemoryBookies, Op
 from tests.virtual_time import LoopClock, run
 
 A, B, TARGET = BookieId("a:3181"), BookieId("b:3181"), BookieId("t:3181")

@@ -7,9 +7,9 @@ import pytest
 
 from ledgers.errors import ConflictError, NotEnoughBookiesError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState
 from tests.ledgers.memory_cluster import LEDGER_ID, A, B, C, D, E, F, MemoryCluster
+from tests.memory.bookies import Fault, Op
 from tests.virtual_time import run
 
 

@@ -12,15 +12,15 @@ from random import Random
 import pytest
 
 from ledgers.errors import BookmenderError, UnavailableError
-from ledgers.memory.bookies import Fault, Op, no_faults
-from ledgers.memory.store import Fault as StoreFault
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.reading import replicas_in
 from ledgers.store import Operation
 from ledgers.writing import LedgerWriter
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, A, B, C, MemoryCluster
+from tests.memory.bookies import Fault, Op, no_faults
+from tests.memory.store import Fault as StoreFault
+from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
 ENTRY_COUNT_MAX = 40

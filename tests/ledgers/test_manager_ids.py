@@ -7,8 +7,8 @@ import pytest
 from ledgers.codec.layout import Layout
 from ledgers.errors import UnavailableError
 from ledgers.manager import create_with_parents, new_ledger_id
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.store import Create
+from tests.memory.store import MemoryStore, MemoryTree
 
 COUNTER_END = 2**31 - 1
 

@@ -16,8 +16,8 @@ from ledgers.errors import (
     ReadOnlyError,
     UnavailableError,
 )
-from ledgers.memory.bookies import NO_FAULT, Fault, MemoryBookie, MemoryBookies, Op
 from ledgers.model import BookieId, DigestType
+from tests.memory.bookies import NO_FAULT, Fault, MemoryBookie, MemoryBookies, Op
 from tests.virtual_time import LoopClock, run
 
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")

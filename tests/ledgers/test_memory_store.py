@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError, UnknownOutcomeError
-from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Create, Operation, SessionState, SetData
+from tests.memory.store import Fault, MemoryStore, MemoryTree
 from tests.virtual_time import LoopClock, run
 
 

@@ -10,10 +10,10 @@ from ledgers.errors import (
     NoSuchEntryError,
     UnavailableError,
 )
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState
 from ledgers.reading import LedgerEntry, LedgerReader
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
+from tests.memory.bookies import Fault, Op
 from tests.virtual_time import run
 
 

@@ -13,11 +13,11 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment
 from ledgers.quorum import Result, raise_if_denied
 from ledgers.reading import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
+from tests.memory.bookies import Fault, Op
 from tests.virtual_time import run
 
 NO = Result[Tail](error=NoSuchEntryError("ENOENTRY"))

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ledgers.errors import ConflictError, LockLostError, NoSuchLedgerError
-from ledgers.memory.store import Fault as StoreFault
-from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerMetadata, LedgerState, Segment
 from ledgers.store import Check, Operation
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import LEDGER_ID, A, B, C, D, E, MemoryCluster
+from tests.memory.store import Fault as StoreFault
+from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
 

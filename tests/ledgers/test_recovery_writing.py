@@ -13,10 +13,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, DigestType, LedgerState, Segment
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, E, MemoryCluster
+from tests.memory.bookies import Fault, Op
 from tests.virtual_time import run
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.registration import read_instance_id
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.virtual_time import run
 
 

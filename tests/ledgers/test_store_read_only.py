@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.store import Check, Create, EventKind, MetadataStore, ReadOnlyStore
+from tests.memory.store import MemoryStore, MemoryTree
 from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import LoopClock
 

@@ -12,12 +12,12 @@ from ledgers.errors import (
     NoSuchLedgerError,
     RejectedError,
 )
-from ledgers.memory.bookies import Fault, Op
-from ledgers.memory.store import Fault as StoreFault
 from ledgers.model import DigestType, LedgerState
 from ledgers.writing import PAYLOAD_BYTES_MAX
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, MemoryCluster
+from tests.memory.bookies import Fault, Op
+from tests.memory.store import Fault as StoreFault
 from tests.virtual_time import run
 
 # --- Adding ---------------------------------------------------------------------------------------

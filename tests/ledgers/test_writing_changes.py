@@ -14,11 +14,11 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerMetadata, LedgerState, Segment
 from ledgers.writing import changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, A, B, C, D, MemoryCluster
+from tests.memory.bookies import Fault, Op
 from tests.virtual_time import run
 
 

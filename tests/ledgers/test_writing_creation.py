@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import pytest
 
 from ledgers.errors import NodeExistsError, NotEnoughBookiesError
-from ledgers.memory.store import Fault as StoreFault
-from ledgers.memory.store import MemoryStore
 from ledgers.model import DigestType, LedgerMetadata, Segment
 from ledgers.store import Operation
 from tests.ledgers.memory_cluster import BOOKIES, PASSWORD, MemoryCluster
+from tests.memory.store import Fault as StoreFault
+from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 
 

@@ -18,8 +18,6 @@ from ledgers.codec.registration import spelled_address
 from ledgers.digest import EntryDigest
 from ledgers.errors import NoNodeError, UnauthorizedError
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
-from ledgers.memory.bookies import MemoryBookie
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Segment, write_set
 from ledgers.registration import ResolveHost, as_spelled
 from ledgers.store import Create, MetadataStore, Operation, Stat
@@ -27,6 +25,8 @@ from replication import znodes
 from replication.marks import marked_ledger_ids, prepare_tree
 from replication.settings import ReplicationSettings
 from replication.znodes import Mark, MarkPaths
+from tests.memory.bookies import MemoryBookie
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, Node, running_node
 from tests.replication.watched import RecordingBookies, WatchedTree

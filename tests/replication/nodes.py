@@ -12,7 +12,6 @@ from ledgers.codec.layout import Layout
 from ledgers.digest import EntryDigest
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore, MemoryTree
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
 from ledgers.registration import Registration, ResolveHost, as_spelled
@@ -36,6 +35,7 @@ from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker
 from replication.znodes import ClusterPaths
+from tests.memory.store import MemoryStore, MemoryTree
 
 ROOT = "/ledgers"
 PATHS = ClusterPaths.below(ROOT)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import ParamSpec, TypeVar
 
 from ledgers.errors import UnavailableError, UnknownOutcomeError
-from ledgers.memory.store import MemoryStore
 from ledgers.store import MetadataStore, Operation, OperationResult
+from tests.memory.store import MemoryStore
 
 P = ParamSpec("P")
 T = TypeVar("T")

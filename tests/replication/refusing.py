@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from ledgers.errors import BookmenderError
-from ledgers.memory.store import MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, SetData
+from tests.memory.store import MemoryStore
 
 
 def refuse(

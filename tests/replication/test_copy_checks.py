@@ -7,7 +7,6 @@ import pytest
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.copy_reader import (
     ReadFailures,
@@ -17,6 +16,7 @@ from replication.copy_reader import (
     plan_reads,
     transfer_slices,
 )
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 

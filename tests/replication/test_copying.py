@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from ledgers.bookies import Answer, Bookies, SourceHealth, Transfer, TransferResult
 from ledgers.errors import BusyError, FencedError, ReadOnlyError, UnavailableError
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId
 from replication.copying import LACKING_MAX, RESUME_PAUSE_S, CopyOutcome, copy_index
 from replication.entry_runs import EntryRuns
+from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes, in_virtual_time
 from tests.replication.copies import ALL, cluster_with_ledger, copy, job, whole_ledger
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES

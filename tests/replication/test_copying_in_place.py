@@ -3,8 +3,8 @@
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from replication.copying import CopyJob
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.copies import cluster_with_ledger, copy
 from tests.replication.ledger_values import B2, B3, BOOKIES, fragment

@@ -8,9 +8,9 @@ import pytest
 from ledgers.bookies import LAST_ENTRY, Answer, Transfer
 from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import NoAnswerError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment
 from replication.copying import lac_for_copies, replace_lac, transfer_replacing_lac
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working

@@ -10,7 +10,6 @@ import pytest
 from ledgers.bookies import DiskSpace
 from ledgers.errors import AuthenticationRequiredError, UnavailableError
 from ledgers.health import Quarantine
-from ledgers.memory.bookies import Fault, MemoryBookies, Op
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
@@ -24,6 +23,7 @@ from replication.disk_space import (
     is_short,
     spare_bytes,
 )
+from tests.memory.bookies import Fault, MemoryBookies, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT

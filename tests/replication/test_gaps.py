@@ -9,12 +9,12 @@ from msgspec import structs
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState, Segment, fragments
 from replication.copy_reader import Verdict, judge, plan_reads
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
 from tests.replication.nodes import LEDGER

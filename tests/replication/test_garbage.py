@@ -18,7 +18,6 @@ from auditor.mark_reasons import (
 )
 from auditor.records import read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
-from ledgers.memory.store import MemoryStore
 from replication.client_activity import ClientActivity, read_activity
 from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
 from replication.marks import UrgentLedgers, read_urgent
@@ -38,6 +37,7 @@ from replication.orders import (
 from replication.racks import remembered_racks
 from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import RECORD_BYTES_MAX
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from ledgers.errors import UnauthorizedError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.model import BookieId
 from ledgers.store import Operation
 from replication.history import (
@@ -38,6 +37,7 @@ from replication.history import (
     record_order,
 )
 from replication.znodes import ACL_HINT
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, working

@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.memory import bookies as memory_bookies
-from ledgers.memory import store as memory_store
-from ledgers.memory.bookies import NO_FAULT, Op
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.settings import ReplicationSettings
+from tests.memory import bookies as memory_bookies
+from tests.memory import store as memory_store
+from tests.memory.bookies import NO_FAULT, Op
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT, Node

@@ -7,9 +7,9 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.memory.store import MemoryStore
 from replication.orders import DisableSwitch
 from replication.settings import ReplicationSettings
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.nodes import PATHS, working
 from tests.replication.overload import overload

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec import structs
 
-from ledgers.memory.bookies import NO_FAULT, Fault, Op, no_faults
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import (
     DEFAULT_RACK,
@@ -26,6 +24,8 @@ from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.repair import SPLIT_AFTER_S
 from replication.targets import TargetSelector
+from tests.memory.bookies import NO_FAULT, Fault, Op, no_faults
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT

@@ -8,7 +8,6 @@ import pytest
 
 from auditor.election import Election
 from ledgers.errors import LeadershipLostError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.store import Operation
@@ -16,6 +15,7 @@ from replication.cluster import ViewSource
 from replication.nodes import Membership, Role
 from replication.racks import RETRY_S, RackKeeper, RackMemory, remembered_racks
 from replication.transactions import Batcher
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT, node_info

@@ -8,7 +8,6 @@ import pytest
 
 from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.errors import LocalLimitError, NameNotResolvedError, NoAnswerError, UnavailableError
-from ledgers.memory.bookies import NO_FAULT, Fault, Op
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import SESSION_EXPIRED_S
 from replication.cluster import RESOLVE_AGAIN_S
@@ -17,6 +16,7 @@ from replication.open_ledgers import WriterSighting
 from replication.outcome import Outcome, OutcomeKind
 from replication.reasons import Reason
 from tests.daemon.closing import close
+from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, Node

@@ -5,11 +5,11 @@ import pytest
 
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError, UnreadableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId
 from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (
     WRONG_DIGEST,
     Cluster,

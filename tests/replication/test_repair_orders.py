@@ -4,10 +4,10 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import LedgerState
 from replication.outcome import OutcomeKind
 from replication.reasons import Exclusion, Facts, Reason
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER

@@ -6,13 +6,13 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.errors import LockLostError, UnavailableError
-from ledgers.memory.bookies import Fault, Op
-from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import SetData
 from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
 from replication.reasons import Reason
 from replication.repair import ROUNDS_MAX
+from tests.memory.bookies import Fault, Op
+from tests.memory.store import Fault as StoreFault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, PATHS

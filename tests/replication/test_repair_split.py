@@ -5,12 +5,12 @@ import asyncio
 import pytest
 
 from ledgers.errors import UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.commit import LOST_PLACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
 from replication.repair import SPLIT_AFTER_S
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import LEDGER, ROOT, working

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from replication.open_ledgers import GRACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS

@@ -24,16 +24,16 @@ from ledgers.errors import (
     ReadOnlyError,
     UnavailableError,
 )
-from ledgers.memory import bookies as memory_bookies
-from ledgers.memory import store as memory_store
-from ledgers.memory.bookies import NO_FAULT, Op
-from ledgers.memory.store import MemoryStore
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication.orders import drain_znode, maintenance_znode
 from replication.settings import ReplicationSettings
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
+from tests.memory import bookies as memory_bookies
+from tests.memory import store as memory_store
+from tests.memory.bookies import NO_FAULT, Op
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, named_by, until
 from tests.replication.ledger_values import BOOKIES
 from tests.replication.nodes import PATHS, working

@@ -13,7 +13,6 @@ from ledgers.errors import (
     SessionLostError,
     UnknownOutcomeError,
 )
-from ledgers.memory.store import Fault, MemoryStore, MemoryTree
 from ledgers.store import Check, Create, MultiFailed
 from ledgers.zookeeper.session import REQUEST_BYTES_MAX
 from replication.transactions import (
@@ -25,6 +24,7 @@ from replication.transactions import (
     WithdrawnError,
 )
 from tests import virtual_time
+from tests.memory.store import Fault, MemoryStore, MemoryTree
 
 GUARD = Guard(check=Check(path="/guard"), error=SessionLostError)
 

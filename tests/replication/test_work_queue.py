@@ -8,12 +8,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import SessionLostError, UnauthorizedError
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.locks import QueuedLedger
 from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, VersionedMark
 from replication.work_queue import Queue
 from replication.znodes import Mark
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS

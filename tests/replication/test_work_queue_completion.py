@@ -3,9 +3,9 @@
 import pytest
 
 from ledgers.errors import ConflictError, LockLostError, UnknownOutcomeError
-from ledgers.memory.store import Fault
 from ledgers.model import BookieId
 from ledgers.store import Delete, SetData
+from tests.memory.store import Fault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS

@@ -5,12 +5,12 @@ import random
 import pytest
 
 from ledgers.errors import UnknownOutcomeError
-from ledgers.memory.store import Fault
 from ledgers.store import Delete
 from replication import znodes
 from replication.locks import QueuedLedger
 from replication.work_queue import Queue
 from replication.znodes import Mark
+from tests.memory.store import Fault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS

@@ -6,7 +6,6 @@ import asyncio
 import pytest
 
 from ledgers.errors import FencedError
-from ledgers.memory.bookies import Fault, Op
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
@@ -15,6 +14,7 @@ from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.orders import DrainOrder, Orders, drain_znode
 from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
+from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from ledgers.errors import NoAnswerError
-from ledgers.memory.bookies import NO_FAULT, Fault
 from ledgers.model import BookieId, LedgerState
 from replication.settings import ReplicationSettings
+from tests.memory.bookies import NO_FAULT, Fault
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import working

@@ -7,12 +7,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
-from ledgers.memory.store import MemoryStore
 from ledgers.model import LedgerState
 from ledgers.store import Delete, Operation
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import LEDGER, PATHS, working

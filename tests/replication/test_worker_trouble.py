@@ -10,13 +10,13 @@ from structlog.testing import capture_logs
 from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.memory.bookies import Fault, Op
-from ledgers.memory.store import Fault as StoreFault
 from ledgers.store import Create, Operation, OperationResult
 from replication.locks import LedgerLease
 from replication.outcome import Outcome
 from replication.settings import ReplicationSettings
 from replication.work_queue import QueueListing
+from tests.memory.bookies import Fault, Op
+from tests.memory.store import Fault as StoreFault
 from tests.replication.cluster import (
     Cluster,
     fault_once,

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from ledgers.memory.store import Fault
 from ledgers.model import BookieId
 from ledgers.store import Delete
 from replication import znodes
@@ -18,6 +17,7 @@ from replication.outcome import DONE, Outcome, waiting
 from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
 from replication.znodes import Mark
+from tests.memory.store import Fault
 from tests.replication.cluster import (
     Cluster,
     fault_once,

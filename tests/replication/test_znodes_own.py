@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from ledgers.errors import SettingsError
-from ledgers.memory.store import MemoryStore
 from replication import znodes
 from replication.ledger_record import WaitingNote
 from replication.marks import (
@@ -19,6 +18,7 @@ from replication.marks import (
 from replication.nodes import LiveNode, Membership, Role, live_nodes
 from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import Mark
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info

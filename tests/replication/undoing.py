@@ -5,7 +5,6 @@ import random
 
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.memory.store import MemoryStore
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
@@ -14,6 +13,7 @@ from replication.marks import marked_ledger_ids
 from replication.nodes import Membership
 from replication.orders import OrderStore
 from replication.restore import Restorer, Restoring
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info

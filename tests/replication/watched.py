@@ -8,10 +8,10 @@ from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
 from ledgers.codec.metadata import parse_metadata
 from ledgers.errors import CorruptionError
-from ledgers.memory.bookies import MemoryBookies
-from ledgers.memory.store import MemoryTree
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.store import Operation, OperationResult, SetData
+from tests.memory.bookies import MemoryBookies
+from tests.memory.store import MemoryTree
 from tests.replication.nodes import ROOT
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
-from ledgers.memory.store import Fault, MemoryStore
 from ledgers.store import Create, Operation
 from replication import znodes
 from replication.settings import ReplicationSettings
+from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, Node, working
