@@ -141,8 +141,20 @@ class FeedHousekeeper:
             self._state.loss = await self._find_loss(last)
             if self._state.loss is not None:
                 self._state.wake.set()
+            else:
+                await self._leave_if_drained(last)
         if older:
             await self._check_older(older, collector, generation)
+
+    async def _leave_if_drained(self, last: Segment) -> None:
+        """Let the log go on in a new ledger if one of this one's bookies takes no new ledgers:
+        a drain of the bookie waits for its open ledgers."""
+        found = await self._manager.find(last.ledger_id)
+        if found is None or found.metadata.is_closed:
+            return
+        if not await self._new.would_choose(found.metadata.last_segment.ensemble):
+            self._state.leaving = last.ledger_id
+            self._state.wake.set()
 
     async def _check_older(
         self, logs: Sequence[Segment], collector: ChangeCollector, generation: int

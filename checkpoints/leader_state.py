@@ -57,6 +57,9 @@ class LeaderState:
     """When the last base was begun, or the feed was taken over. Monotonic."""
     loss: FeedLostError | None = None
     """The loss of the log ledger that is being written, found by the housekeeper."""
+    leaving: int | None = None
+    """A log ledger that is to be closed soon, because a drain waits for it. The housekeeper
+    finds it."""
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     """Wakes the publisher."""
 

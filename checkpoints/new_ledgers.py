@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -64,6 +64,10 @@ class NewLedgers:
             yield ledger_id
         finally:
             self._in_use.discard(ledger_id)
+
+    async def would_choose(self, bookies: Collection[BookieId]) -> bool:
+        """Return True if all these bookies may be chosen for a new ledger."""
+        return {each.bookie for each in await self._pool.writable()}.issuperset(bookies)
 
     async def _is_used(self, ledger_id: int) -> bool:
         """Return True if a writable bookie has entries of this ledger id."""

@@ -521,6 +521,8 @@ class FeedPublisher:
                 break
             if written_bytes and now_s >= roll_s:
                 break
+            if written_bytes and self._state.leaving == writer.ledger_id:
+                break
             if collector.is_overfull and not collector.is_closing:
                 break
             if (loss := self._state.loss) is not None and loss.ledger_id == writer.ledger_id:

@@ -338,6 +338,29 @@ async def test_two_bookies_are_enough() -> None:
         assert (metadata.ensemble_size, metadata.write_quorum, metadata.ack_quorum) == (2, 2, 2)
 
 
+@in_virtual_time
+async def test_the_log_leaves_a_bookie_that_is_drained() -> None:
+    """The drain waits for its open ledgers, so it would otherwise take hours."""
+    cluster = await FeedCluster.start()
+    async with cluster.leader(), cluster.follower() as follower:
+        await cluster.enable()
+        await cluster.create()
+        await cluster.wait_published(follower)
+        before = (await cluster.chain()).logs[-1].ledger_id
+        metadata = (await cluster.manager.read(before)).metadata
+        cluster.unwritable = {metadata.last_segment.ensemble[0]}
+
+        await asyncio.sleep(60)
+        await cluster.create()
+        await cluster.wait_published(follower)
+
+        after = (await cluster.chain()).logs[-1].ledger_id
+        metadata = (await cluster.manager.read(after)).metadata
+        assert not metadata.bookies & cluster.unwritable
+        assert (await cluster.manager.read(before)).metadata.is_closed
+    await cluster.assert_log_is_right()
+
+
 @pytest.mark.parametrize("has_entries", [True, False])
 @in_virtual_time
 async def test_an_id_that_a_client_chose_for_its_ledger_is_skipped(has_entries: bool) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -186,8 +187,10 @@ def start_node(
     *,
     command: Sequence[str] = ("daemon", "daemon"),
     settings: Mapping[str, str] | None = None,
+    tree: Path | None = None,
 ) -> Child:
-    """Start a daemon process. ``settings`` have no prefix, as in ``AUDITOR_ENABLED``."""
+    """Start a daemon process. ``settings`` have no prefix, as in ``AUDITOR_ENABLED``. ``tree``: the
+    source tree to run, if it is not this one."""
     ours = {
         "METADATA_SERVICE_URI": uri,
         "NODE_STATE_DIR": str(folder / name),
@@ -202,7 +205,11 @@ def start_node(
     }
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     environment |= {f"BOOKMENDER_{key}": value for key, value in ours.items()}
-    return ForkedChild(name, command, log=folder / f"{name}.log", environment=environment)
+    log = folder / f"{name}.log"
+    if tree is None:
+        return ForkedChild(name, command, log=log, environment=environment)
+    environment["PYTHONPATH"] = str(tree)
+    return Child(name, [sys.executable, "-P", "-m", *command], log=log, environment=environment)
 
 
 @asynccontextmanager
