@@ -296,10 +296,10 @@ def load_settings_and_sources(
     path: Path | None, environment: Mapping[str, str]
 ) -> tuple[Settings, Mapping[str, str]]:
     """Return the settings, and the source of each setting that is not a default, by full key
-    (``section.key``). Raises SettingsError as ``load_settings`` does."""
+    (``section.key``), the retired ones too. Raises SettingsError as ``load_settings`` does."""
     errors: list[SettingsError] = []
     given = {**_from_file(path, errors), **_from_environment(environment, errors)}
-    settings = _build(given, errors)
+    settings = _build({key: given[key] for key in given.keys() - RETIRED}, errors)
     if settings is None or errors:
         raise _together(errors)
     return settings, {key: source for key, (source, _) in given.items()}
@@ -424,6 +424,7 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
     given: _Given = {}
     for key, value in flat.items():
         if key in RETIRED:
+            given[key] = (str(path), value)
             continue
         try:
             given[key] = (str(path), _convert(str(path), key, value, is_text=False))
@@ -434,7 +435,7 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
 
 def _from_environment(environment: Mapping[str, str], errors: list[SettingsError]) -> _Given:
     names = {variable_of(key): key for key in _types()}
-    retired = set(map(variable_of, RETIRED))
+    retired = {variable_of(key): key for key in RETIRED}
     given: _Given = {}
     for name, value in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX):
@@ -444,6 +445,7 @@ def _from_environment(environment: Mapping[str, str], errors: list[SettingsError
         if is_of_service(name, value, is_setting=name in names):
             continue
         if name in retired:
+            given[retired[name]] = (f"environment variable {name}", value)
             continue
         if name not in names:
             hint = _hint(name, names, prefix=ENVIRONMENT_PREFIX)

@@ -22,6 +22,7 @@ from daemon.http.tls import ServerTls
 from daemon.java_settings import read_properties, to_toml, translate
 from daemon.placement import check_rack_sources
 from daemon.settings import (
+    RETIRED,
     Settings,
     load_settings,
     load_settings_and_sources,
@@ -121,7 +122,8 @@ def _as_toml(settings: list[Setting]) -> Iterator[str]:
 @config_option
 @output_option
 def check(config: Path | None, output: str) -> None:
-    """Check the settings: wrong values, and settings that fight each other.
+    """Check the settings: wrong values, settings that fight each other, and
+    those that have no effect any more.
 
     It reads the files that the settings name, so run it as the user of the service. It asks no
     server. bookmender doctor checks the cluster, too.
@@ -129,16 +131,20 @@ def check(config: Path | None, output: str) -> None:
     Exit codes: 0 nothing was found. 1 some settings fight each other, or a secret is exposed. 2 a
     value is wrong, or a file that the settings name is missing or unusable.
     """
-    settings = load_settings(config, os.environ)
+    settings, sources = load_settings_and_sources(config, os.environ)
     check_rack_sources(settings.placement)
     security_for(settings.security).check()
     if settings.http.token_file:
         read_token(settings.http.token_file)
     ServerTls(settings.http).context()
     found = [*conflicts(settings), *exposed_secrets(settings, config)]
+    retired = sorted(RETIRED & sources.keys())
     if output == "json":
-        click.echo(json.dumps({"conflicts": [_record(each) for each in found]}, indent=2))
+        record = {"conflicts": [_record(each) for each in found], "retired": retired}
+        click.echo(json.dumps(record, indent=2))
     else:
+        for key in retired:
+            click.echo(f"{key} ({sources[key]}): has no effect any more; CHANGELOG.md says why")
         for each in found:
             click.echo(f"{', '.join(each.keys)}: {each.text}. {each.advice}")
         click.echo(f"the settings are valid; {counted(len(found), 'conflict')}")

@@ -251,6 +251,15 @@ def test_a_secret_in_a_file_that_all_may_read_is_found(call: Call, tmp_path: Pat
     assert "hunter2" not in told.stdout
 
 
+def test_a_setting_without_effect_is_named(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOOKMENDER_CHECKS_OVERDUE_AFTER_S", "60")
+
+    told = call("check")
+
+    assert told.exit_code == 0
+    assert "checks.overdue_after_s" in told.stdout
+
+
 def test_the_files_of_the_http_server_are_checked(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
