@@ -13,11 +13,10 @@ and a worker reads the whole copy and repairs it.
 """
 
 import asyncio
-import heapq
 from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 import structlog
@@ -31,6 +30,7 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,
     NoNodeError,
+    NoSuchLedgerError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -38,12 +38,7 @@ from ledgers.model import BookieId
 from ledgers.store import Delete, MetadataStore, children_if_any
 from ledgers.tasks import task_scope, wait_woken
 from replication.cluster import ViewSource
-from replication.recent_copies import (
-    CopiesToRead,
-    CopyRecord,
-    RecentCopies,
-    session_of,
-)
+from replication.recent_copies import CopiesToRead, CopyRecord, RecentCopies, session_of
 from replication.records import children_if_allowed, read_stored
 from replication.transactions import Batcher
 from replication.work_queue import Queue
@@ -61,9 +56,8 @@ WAITING = Gauge(
     "Ledgers whose recent copies this node must still read again.",
 )
 GOOD, DAMAGED, OBSOLETE, UNANSWERED = "good", "damaged", "obsolete", "unanswered"
-_COUNTERS = {
-    outcome: RECHECKED.labels(outcome=outcome) for outcome in (GOOD, DAMAGED, OBSOLETE, UNANSWERED)
-}
+for _outcome in (GOOD, DAMAGED, OBSOLETE, UNANSWERED):
+    RECHECKED.labels(_outcome)  # so that every label exists from the start
 
 SAMPLE_ENTRIES = 1
 """Entries read of a copy between its ends. A late deletion removes all entries of a ledger."""
@@ -79,14 +73,11 @@ ADOPTED_MAX = 1_000
 """Records taken over in one search."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Waiting:
-    """Copies to read. ``retry_s``: the wait before the next attempt if some do not answer."""
-
-    copies: CopiesToRead
-    retry_s: float = RETRY_MIN_S
+Due = tuple[CopiesToRead, float]
+"""Copies to read, and the wait before the next attempt if some do not answer, in seconds."""
 
 
+@dataclass(kw_only=True)
 class CopyRecheck:
     """Reads the recent copies of one worker session. ``run`` ends only by cancellation or with the
     session.
@@ -94,34 +85,24 @@ class CopyRecheck:
     ``after_s``: must exceed the bookies' ``flushInterval``.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        queue: Queue,
-        views: ViewSource,
-        inspector: CopyInspector,
-        reports: FindingReporter,
-        after_s: float,
-        clock: Clock,
-    ) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-        self._queue, self._views = queue, views
-        self._inspector, self._reports = inspector, reports
-        self._after_s, self._clock = after_s, clock
-        self._due: dict[int, list[_Waiting]] = {}
-        """By the monotonic second after which they are due."""
-        self._seconds: list[int] = []
-        """A heap of these seconds."""
-        self._adopted: set[str] = set()
-        """Names of records of other sessions whose copies are not read yet."""
-        self._wake = asyncio.Event()
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    queue: Queue
+    views: ViewSource
+    inspector: CopyInspector
+    reports: FindingReporter
+    after_s: float
+    clock: Clock
+    _due: dict[int, list[Due]] = field(default_factory=dict, init=False)
+    """By the monotonic second after which they are due."""
+    _adopted: set[str] = field(default_factory=set, init=False)
+    """Names of records of other sessions whose copies are not read yet."""
+    _wake: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     def expect(self, ended: CopiesToRead) -> None:
         """Schedule the copies of a repair that has just ended."""
-        self._put_off([_Waiting(copies=ended)], wait_s=self._after_s)
+        self._put_off([(ended, RETRY_MIN_S)], wait_s=self.after_s)
 
     async def run(self) -> None:
         """Raises SessionLostError."""
@@ -134,87 +115,76 @@ class CopyRecheck:
     async def _read_when_due(self) -> None:
         while True:
             self._wake.clear()
-            wait_s = self._seconds[0] - self._clock.now_s() if self._seconds else None
-            if wait_s is None or wait_s > 0:
+            second = min(self._due, default=None)
+            wait_s = None if second is None else second - self.clock.now_s()
+            if second is None or wait_s is None or wait_s > 0:
                 await wait_woken(self._wake, timeout_s=wait_s)
                 continue
-            due = self._due.pop(heapq.heappop(self._seconds))
-            if await self._may_mark():
-                await self._read_all(due)
-            else:
+            due = self._due.pop(second)
+            try:  # a damaged copy must be marked, so wait while auto-recovery is disabled
+                is_disabled = await self.queue.switch.is_on()
+            except (UnavailableError, UnauthorizedError):
+                is_disabled = True
+            if is_disabled:
                 self._put_off(due, wait_s=RETRY_MIN_S)
+            else:
+                await self._read_all(due)
             WAITING.set(sum(map(len, self._due.values())))
 
-    async def _may_mark(self) -> bool:
-        """True if auto-recovery is enabled: a damaged copy must be marked."""
-        try:
-            return not await self._queue.switch.is_on()
-        except (UnavailableError, UnauthorizedError):
-            return False
-
-    async def _read_all(self, due: Sequence[_Waiting]) -> None:
+    async def _read_all(self, due: Sequence[Due]) -> None:
         """Read these copies, at no more than ``LEDGERS_PER_S``. A slow bookie delays only a few of
-        the readers."""
+        the readers. Copies without an answer are read again later."""
         counts: Counter[str] = Counter()
         left = iter(due)
 
         async def read_some() -> None:
-            for waiting in left:
-                began_s = self._clock.now_s()
-                counts[await self._read(waiting)] += 1
-                took_s = self._clock.now_s() - began_s
-                await self._clock.sleep(max(0.0, LEDGERS_AT_ONCE / LEDGERS_PER_S - took_s))
+            for copies, retry_s in left:
+                began_s = self.clock.now_s()
+                try:
+                    outcome, unanswered = await self._read(copies)
+                    if not unanswered:
+                        await self._settle(copies.record)
+                except (UnavailableError, UnauthorizedError) as error:
+                    log.warning(
+                        "recent_copies.read_failed", ledger_id=copies.ledger_id, error=str(error)
+                    )
+                    outcome, unanswered = UNANSWERED, copies.targets
+                if unanswered:
+                    later = replace(copies, targets=unanswered)
+                    self._put_off([(later, min(2 * retry_s, RETRY_MAX_S))], wait_s=retry_s)
+                counts[outcome] += 1
+                took_s = self.clock.now_s() - began_s
+                await self.clock.sleep(max(0.0, LEDGERS_AT_ONCE / LEDGERS_PER_S - took_s))
 
         async with task_scope() as scope:
             for reading in [scope.start(read_some()) for _ in range(LEDGERS_AT_ONCE)]:
                 await reading
         for outcome, count in counts.items():
-            _COUNTERS[outcome].inc(count)
+            RECHECKED.labels(outcome).inc(count)
         log.debug("recent_copies.read", **counts)
 
-    async def _read(self, waiting: _Waiting) -> str:
-        """Read the copies of one repair and return the outcome. Copies without an answer are read
-        again later."""
-        copies = waiting.copies
-        try:
-            outcome, unanswered = await self._outcome(copies)
-            if not unanswered:
-                await self._settle(copies.record)
-                return outcome
-        except (UnavailableError, UnauthorizedError) as error:
-            log.warning("recent_copies.read_failed", ledger_id=copies.ledger_id, error=str(error))
-            outcome, unanswered = UNANSWERED, copies.targets
-        later = _Waiting(
-            copies=replace(copies, targets=unanswered),
-            retry_s=min(2 * waiting.retry_s, RETRY_MAX_S),
-        )
-        self._put_off([later], wait_s=waiting.retry_s)
-        return outcome
-
-    async def _outcome(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
-        """Return the outcome, and the targets to ask again.
+    async def _read(self, copies: CopiesToRead) -> tuple[str, frozenset[BookieId]]:
+        """Read the copies of one repair. Return the outcome, and the targets to ask again.
 
         A target that metadata names and that is not registered must be asked when it returns,
         because nothing marks its ledgers within the recovery delay.
         """
-        ledger_id = copies.ledger_id
         try:
-            versioned = await self._inspector.metadata(ledger_id)
-        except CorruptionError:  # the leader's ledger map reports that
+            versioned = await self.inspector.manager.read(copies.ledger_id)
+            metadata, named = versioned.metadata, copies.targets & versioned.metadata.bookies
+            registered = named & self.views.current.available
+            # Of an open ledger only what lies before its last segment is read.
+            entry_count = max(metadata.last_entry_id + 1, metadata.last_segment.first_entry_id, 1)
+            share = min(1.0, SAMPLE_ENTRIES / entry_count)
+            found = await self.inspector.inspect(versioned, share=share, among=registered)
+        except (NoSuchLedgerError, CorruptionError):  # the leader's ledger map reports damage
             return OBSOLETE, frozenset()
-        named = frozenset() if versioned is None else copies.targets & versioned.metadata.bookies
-        if versioned is None or not named:
-            return OBSOLETE, frozenset()
-        registered = named & self._views.current.available
-        found = await self._inspector.inspect_bookies(
-            versioned, registered, sample_entries=SAMPLE_ENTRIES
-        )
-        if found is None or found.is_key_suspect:
+        if not named or found.is_key_suspect:
             return OBSOLETE, frozenset()
         unanswered = (named - registered) | found.unknown
         if found.damaged:
             detail = f"the copies of a recent repair are damaged: {found.detail}"
-            await self._reports.report(RECENT_COPIES, ledger_id, found.visibility, detail)
+            await self.reports.report(RECENT_COPIES, copies.ledger_id, found.visibility, detail)
             return DAMAGED, unanswered
         return (UNANSWERED if unanswered else GOOD), unanswered
 
@@ -224,16 +194,15 @@ class CopyRecheck:
             record.unread -= 1
             return
         with suppress(NoNodeError):  # another node took the record over and deleted it
-            await self._batcher.apply(Delete(path=record.path))
+            await self.batcher.apply(Delete(path=record.path))
         record.unread = 0
         self._adopted.discard(record.path.rpartition("/")[2])
 
-    def _put_off(self, waiting: Sequence[_Waiting], *, wait_s: float) -> None:
-        second = ceil(self._clock.now_s() + wait_s)
+    def _put_off(self, copies: Sequence[Due], *, wait_s: float) -> None:
+        second = ceil(self.clock.now_s() + wait_s)
         if second not in self._due:
-            heapq.heappush(self._seconds, second)
             self._wake.set()
-        self._due.setdefault(second, []).extend(waiting)
+        self._due.setdefault(second, []).extend(copies)
 
     # --- Records of sessions that have ended ------------------------------------------------------
 
@@ -243,18 +212,18 @@ class CopyRecheck:
                 await self.adopt()
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("recent_copies.read_failed", error=str(error), retry_s=ADOPT_INTERVAL_S)
-            await self._clock.sleep(ADOPT_INTERVAL_S)
+            await self.clock.sleep(ADOPT_INTERVAL_S)
 
     async def adopt(self) -> None:
         """Take over the records of ended sessions, if this session is the one to do so."""
         # The names first: a session that joins in between has no record among them.
-        names = await children_if_allowed(self._store, self._paths.recent_copies)
-        if not names or self._queue.session_id != min(await self._queue.workers()):
+        names = await children_if_allowed(self.store, self.paths.recent_copies)
+        if not names or self.queue.session_id != min(await self.queue.workers()):
             return
-        alive = await children_if_any(self._store, self._paths.nodes)
+        alive = await children_if_any(self.store, self.paths.nodes)
         for name in orphans(names, alive=alive, known=self._adopted)[:ADOPTED_MAX]:
-            path = f"{self._paths.recent_copies}/{name}"
-            copies = (await read_stored(self._store, path, RecentCopies.parse)).permitted_value
+            path = f"{self.paths.recent_copies}/{name}"
+            copies = (await read_stored(self.store, path, RecentCopies.parse)).permitted_value
             self._adopted.add(name)  # a record that cannot be parsed is of a later release: keep it
             if copies is None:
                 continue

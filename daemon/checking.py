@@ -6,13 +6,11 @@ disturbed.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
 
 from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
-from auditor.checks.idle import IdleOpenCheck, IdleRecords
+from auditor.checks.idle import IdleOpenCheck
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRecords
 from auditor.checks.runner import CheckRunner
@@ -24,7 +22,6 @@ from daemon.live_settings import LiveSettings
 from daemon.placement import SessionPlacement
 from daemon.session import Session, tell_of_returns
 from daemon.settings import Settings
-from ledgers.bookies import Bookies
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.health import Quarantine, QuarantiningBookies
@@ -38,139 +35,101 @@ MEMORY_BYTES_MAX = 8 * 1024 * 1024
 """Bound on the entries in memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaderChecks:
-    """Builds and runs the checks of one leader. ``batcher``: guards every write by the leader's
-    vote."""
+async def run_checks(
+    live: LiveSettings,
+    session: Session,
+    *,
+    batcher: Batcher,
+    updater: LedgerMapUpdater,
+    findings: Findings,
+    placement: SessionPlacement,
+    is_audit_pending: Callable[[], bool],
+    history: History,
+) -> None:
+    """Run the checks of one leader until cancelled. ``batcher``: guards every write by the leader's
+    vote. Raises what ``CheckRunner.run`` raises."""
+    store, paths, views, clock = session.store, session.paths, session.views, session.clock
+    ours = live.current.checks
+    budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
+    bulk = BulkTransfers(
+        budgets,
+        resolve=views.resolve,
+        memory_bytes_max=MEMORY_BYTES_MAX,
+        limits_check_rate=True,
+        connector=session.connector,
+    )
+    client = session.bookie_client(budgets, bulk)
+    bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
+    inspector = CopyInspector(
+        manager=session.manager,
+        bookies=bookies,
+        views=views,
+        clock=clock,
+        rng=session.rng,
+        fallback_digest=live.current.replication.fallback_digest,
+    )
+    reports = FindingReporter(FindingMarker(store, batcher, paths, clock), findings)
+    checks: list[Check] = [
+        AllLedgersCheck(inspector, reports, share=ours.all_ledgers_share),
+        ReplicasCheck(inspector, reports, MarkTree(store, paths)),
+        PlacementCheck(
+            ledger_map=updater.ledger_map,
+            views=views,
+            policy=placement.policy,
+            rack_of=placement.racks.rack,
+            has_rack_source=placement.rack_keeper is not None,
+            reports=reports if ours.repairs_placement else None,
+        ),
+    ]
+    idle_open = IdleOpenCheck(
+        store=store,
+        batcher=batcher,
+        paths=paths,
+        ledger_map=updater.ledger_map,
+        manager=session.manager,
+        bookies=bookies,
+        views=views,
+        after_s=ours.idle_open_after_s,
+        reads_per_s=ours.reads_per_s,
+        clock=clock,
+    )
+    if ours.idle_open_after_s:
+        checks.append(idle_open)
+    runner = CheckRunner(
+        checks=checks,
+        store=store,
+        paths=paths,
+        ledger_map=updater.ledger_map,
+        is_ledger_map_ready=lambda: updater.completed_count > 0,
+        views=views,
+        records=CheckRecords(store, batcher, paths),
+        is_audit_pending=is_audit_pending,
+        settings=ours,
+        clock=clock,
+        history=history,
+    )
 
-    live: LiveSettings
-    session: Session
-    batcher: Batcher
-    updater: LedgerMapUpdater
-    findings: Findings
-    placement: SessionPlacement
-    is_audit_pending: Callable[[], bool]
-    history: History
+    def apply(settings: Settings) -> None:
+        now = settings.checks
+        bulk.rate_limit.set(bytes_per_s=now.bytes_per_s, entries_per_s=now.reads_per_s)
+        idle_open.reads_per_s = now.reads_per_s
+        runner.apply(now)
 
-    async def run(self) -> None:
-        """Run the checks until cancelled. Raises what ``CheckRunner.run`` raises."""
-        budgets = Budgets(reads_in_flight_max=READS_IN_FLIGHT_MAX)
-        bulk = self._bulk(budgets)
-        bookies = self.session.bookie_client(budgets, bulk)
-        records = CheckRecords(self.session.store, self.batcher, self.session.paths)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for work in (
-                    keep_to_our_share(
-                        self.live,
-                        self.session.views,
-                        self.session.membership,
-                        budgets,
-                        clock=self.session.clock,
-                        count_max=READS_IN_FLIGHT_MAX,
-                    ),
-                    tell_of_returns(self.session.views, bookies, bulk),
-                    *self._checks(bookies, bulk, records),
-                ):
-                    tasks.create_task(work)
-        finally:
-            await bookies.close()
-
-    def _checks(
-        self, bookies: Bookies, bulk: BulkTransfers, records: CheckRecords
-    ) -> Sequence[Coroutine[Any, Any, None]]:
-        """Return the tasks that run the checks and keep them to the current settings."""
-        bookies = QuarantiningBookies(
-            bookies, Quarantine(self.session.clock, self.session.views.life)
-        )
-        idle = self._idle_open(bookies)
-        runner = self._runner((*self._reading(bookies), self._placement(), *idle), records)
-
-        def apply(settings: Settings) -> None:
-            ours = settings.checks
-            bulk.rate_limit.set(bytes_per_s=ours.bytes_per_s, entries_per_s=ours.reads_per_s)
-            for check in idle:
-                check.reads_per_s = ours.reads_per_s
-            runner.apply(ours)
-
-        return (runner.run(), self.live.follow(apply, clock=self.session.clock))
-
-    # --- Reading -------------------------------------------------------------------------------
-
-    def _bulk(self, budgets: Budgets) -> BulkTransfers:
-        return BulkTransfers(
-            budgets,
-            resolve=self.session.views.resolve,
-            memory_bytes_max=MEMORY_BYTES_MAX,
-            limits_check_rate=True,
-            connector=self.session.connector,
-        )
-
-    # --- The checks ----------------------------------------------------------------------------
-
-    def _runner(self, checks: Sequence[Check], records: CheckRecords) -> CheckRunner:
-        return CheckRunner(
-            checks,
-            store=self.session.store,
-            paths=self.session.paths,
-            ledger_map=self.updater.ledger_map,
-            is_ledger_map_ready=lambda: self.updater.completed_count > 0,
-            views=self.session.views,
-            records=records,
-            is_audit_pending=self.is_audit_pending,
-            settings=self.live.current.checks,
-            clock=self.session.clock,
-            history=self.history,
-        )
-
-    def _reading(self, bookies: Bookies) -> Sequence[Check]:
-        """Return the checks that read entries. Of two checks due at the same time the first runs
-        first."""
-        session, replication = self.session, self.live.current.replication
-        inspector = CopyInspector(
-            manager=session.manager,
-            bookies=bookies,
-            views=session.views,
-            clock=session.clock,
-            rng=session.rng,
-            fallback_digest=replication.fallback_digest,
-            entry_lists=replication.entry_lists,
-        )
-        reports = self._reports()
-        return (
-            AllLedgersCheck(inspector, reports, share=self.live.current.checks.all_ledgers_share),
-            ReplicasCheck(inspector, reports, MarkTree(session.store, session.paths)),
-        )
-
-    def _placement(self) -> PlacementCheck:
-        repairs = self.live.current.checks.repairs_placement
-        return PlacementCheck(
-            ledger_map=self.updater.ledger_map,
-            views=self.session.views,
-            policy=self.placement.policy,
-            rack_of=self.placement.racks.rack,
-            has_rack_source=self.placement.rack_keeper is not None,
-            reports=self._reports() if repairs else None,
-        )
-
-    def _idle_open(self, bookies: Bookies) -> Sequence[IdleOpenCheck]:
-        """Return the check for idle open ledgers; none if it is switched off."""
-        session, ours = self.session, self.live.current.checks
-        if not ours.idle_open_after_s:
-            return ()
-        check = IdleOpenCheck(
-            ledger_map=self.updater.ledger_map,
-            manager=session.manager,
-            bookies=bookies,
-            views=session.views,
-            idle_records=IdleRecords(session.store, self.batcher, session.paths),
-            after_s=ours.idle_open_after_s,
-            reads_per_s=ours.reads_per_s,
-            clock=session.clock,
-        )
-        return (check,)
-
-    def _reports(self) -> FindingReporter:
-        session = self.session
-        queues = FindingMarker(session.store, self.batcher, session.paths, session.clock)
-        return FindingReporter(queues, self.findings)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for work in (
+                keep_to_our_share(
+                    live,
+                    views,
+                    session.membership,
+                    budgets,
+                    clock=clock,
+                    count_max=READS_IN_FLIGHT_MAX,
+                ),
+                tell_of_returns(views, client, bulk),
+                runner.run(),
+                live.follow(apply, clock=clock),
+            ):
+                tasks.create_task(work)
+    finally:
+        await client.close()

@@ -35,7 +35,7 @@ from auditor.safety_hold import SafetyHolds
 from checkpoints.feed_ledgers import FeedLostError
 from checkpoints.publisher import FeedPublisher
 from checkpoints.restores import ChainFile, RestoreWatch
-from daemon.checking import LeaderChecks
+from daemon.checking import run_checks
 from daemon.limits import keep_to_our_share, keep_to_pace, yield_to_clients
 from daemon.live_settings import LiveSettings
 from daemon.placement import SessionPlacement, session_placement
@@ -418,16 +418,6 @@ async def _lead(
     holds = _holds(settings, session, batcher, placement, history)
     auditor = _auditor(settings, session, batcher, updater, holds, records, outages, history)
     updater.is_urgent = lambda: session.views.is_reading or auditor.is_deciding
-    checks = LeaderChecks(
-        live=live,
-        session=session,
-        batcher=batcher,
-        updater=updater,
-        findings=findings,
-        placement=placement,
-        is_audit_pending=lambda: auditor.is_loss_pending,
-        history=history,
-    )
     drainer = _drainer(session, batcher, updater, records, history)
     cleaner = HistoryCleaner(session.store, batcher, session.paths, session.clock)
     reporter = LedgerMapReporter(
@@ -450,7 +440,16 @@ async def _lead(
                 findings.run(),
                 records.keep_readable(session.clock),
                 _remember_racks(session, batcher, placement),
-                checks.run(),
+                run_checks(
+                    live,
+                    session,
+                    batcher=batcher,
+                    updater=updater,
+                    findings=findings,
+                    placement=placement,
+                    is_audit_pending=lambda: auditor.is_loss_pending,
+                    history=history,
+                ),
                 reporter.run(),
                 backlog.run(),
                 meter_last(session.store, session.paths),

@@ -12,14 +12,14 @@ stored in ``<ur>/bookmender/idle``, as versioned JSON.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import structlog
 from msgspec import Meta
 
-from auditor.checks.base import Check, check_each
+from auditor.checks.base import Check
 from auditor.checks.records import IDLE_OPEN, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
@@ -74,12 +74,6 @@ def updated_change(
     return LastChange(last_entry_id=last_entry_id, since_ms=now_ms)
 
 
-def longest_idle(changes: Mapping[int, LastChange]) -> dict[int, LastChange]:
-    """Return the changes that are stored, the longest idle first."""
-    order = sorted(changes, key=lambda ledger_id: (changes[ledger_id].since_ms, ledger_id))
-    return {ledger_id: changes[ledger_id] for ledger_id in order[:KEPT_MAX]}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChanges(Record):
     """Columns instead of rows: with a key for each value the record would be three times as
@@ -115,28 +109,10 @@ async def read_last_changes(store: MetadataStore, paths: ClusterPaths) -> Stored
     return await read_stored(store, paths.idle, StoredChanges.parse)
 
 
-class IdleRecords:
-    """Reads and writes the stored changes, through ``batcher``, whose guards prove the leadership
-    (rule S9)."""
-
-    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-
-    async def read(self) -> dict[int, LastChange]:
-        """Raises UnauthorizedError."""
-        stored = (await read_last_changes(self._store, self._paths)).permitted_value
-        return {} if stored is None else stored.by_ledger()
-
-    async def write(self, changes: Mapping[int, LastChange]) -> None:
-        data = last_changes_to_json(longest_idle(changes))
-        await self._batcher.put(self._paths.idle, data)
-
-
 log = structlog.get_logger()
 
-LEDGERS_AT_ONCE = 16
 
-
+@dataclass(kw_only=True)
 class IdleOpenCheck(Check):
     """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not
     answer."""
@@ -144,113 +120,88 @@ class IdleOpenCheck(Check):
     kind = IDLE_OPEN
     part_size = 1_000
 
-    def __init__(
-        self,
-        *,
-        ledger_map: LedgerMap,
-        manager: LedgerManager,
-        bookies: Bookies,
-        views: ViewSource,
-        idle_records: IdleRecords,
-        after_s: float,
-        reads_per_s: int,
-        clock: Clock,
-    ) -> None:
-        """``after_s``, ``reads_per_s``: see ``ChecksSettings``."""
-        self._ledger_map = ledger_map
-        self._manager = manager
-        self._bookies = bookies
-        self._views = views
-        self._idle_records = idle_records
-        self._after_s = after_s
-        self.reads_per_s = reads_per_s
-        """May be changed at any time."""
-        self._clock = clock
-        self._known: dict[int, LastChange] = {}
-        self._started_ms: int | None = None
-        """Start of the run that ``_known`` belongs to, in milliseconds since 1970."""
-        self._next_read_s = 0.0
-        self._warned_of: frozenset[int] = frozenset()
-        """The idle ledgers that were logged last."""
+    store: MetadataStore
+    batcher: Batcher
+    """Its guards prove the leadership (rule S9)."""
+    paths: ClusterPaths
+    ledger_map: LedgerMap
+    manager: LedgerManager
+    bookies: Bookies
+    views: ViewSource
+    after_s: float
+    reads_per_s: int
+    """May be changed at any time. Both: see ``ChecksSettings``."""
+    clock: Clock
+    _known: dict[int, LastChange] = field(default_factory=dict, init=False)
+    _started_ms: int | None = field(default=None, init=False)
+    """Start of the run that ``_known`` belongs to, in milliseconds since 1970."""
+    _next_read_s: float = field(default=0.0, init=False)
+    _warned_of: frozenset[int] = field(default=frozenset(), init=False)
+    """The idle ledgers that were logged last."""
 
     async def begin(self, run: CheckRun) -> None:
         """Start or continue a run. The sightings that an earlier leader made in this run are lost,
         so those of the previous run are used for its ledgers."""
         if self._started_ms != run.started_ms:
-            self._known = await self._idle_records.read()
+            stored = await read_last_changes(self.store, self.paths)
+            self._known = stored.permitted_value.by_ledger() if stored.permitted_value else {}
             self._started_ms = run.started_ms
 
-    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
-        counts: Counter[str] = Counter()
-        open_ids = [ledger_id for ledger_id in ledger_ids if self._is_open(ledger_id)]
-        for start in range(0, len(open_ids), LEDGERS_AT_ONCE):
-            part = open_ids[start : start + LEDGERS_AT_ONCE]
-            counts += await check_each(self.kind, part, self._check_one)
-        return counts
-
-    async def finish(self, run: CheckRun) -> None:
-        """Forget ledgers that were closed or deleted meanwhile, store the rest, and log the idle
-        ones."""
-        self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
-        await self._idle_records.write(self._known)
-        now_ms = self._clock.wall_ms()
-        ages_s = {i: each.idle_s(now_ms) for i, each in self._known.items()}
-        self._report({i: age_s for i, age_s in ages_s.items() if age_s >= self._after_s})
-
-    def _report(self, ages_s: Mapping[int, float]) -> None:
-        """Log the idle ledgers, as a warning if they are not the ones that this leader logged
-        last."""
-        has_changed, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
-        if not ages_s:
-            return
-        oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id])
-        log_event = log.warning if has_changed else log.info
-        log_event(
-            "ledgers.idle",
-            ledger_count=len(ages_s),
-            oldest_ledger_id=oldest,
-            oldest_idle_s=round(ages_s[oldest]),
-        )
-
-    def _is_open(self, ledger_id: int) -> bool:
-        ledger = self._ledger_map.get(ledger_id)
-        return ledger is not None and ledger.state is not LedgerState.CLOSED
-
-    async def _check_one(self, ledger_id: int) -> Counter[str]:
+    async def check_ledger(self, ledger_id: int) -> Counter[str]:
+        if not self._is_open(ledger_id):
+            return Counter()
         try:
-            versioned = await self._manager.read(ledger_id)
+            versioned = await self.manager.read(ledger_id)
         except NoSuchLedgerError:
             return Counter()
         if versioned.metadata.is_closed or versioned.metadata.is_of_feed:
             self._known.pop(ledger_id, None)
             return Counter()
-        registered = self._views.current.available
+        registered = self.views.current.available
         members = [b for b in versioned.metadata.last_segment.ensemble if b in registered]
-        await self._wait_turn(len(members))
-        last, silent = await highest_entry_id(self._bookies, members, ledger_id)
+        turn_s = max(self.clock.now_s(), self._next_read_s)
+        self._next_read_s = turn_s + (len(members) / self.reads_per_s if self.reads_per_s else 0)
+        await self.clock.sleep(turn_s - self.clock.now_s())
+        last, silent = await highest_entry_id(self.bookies, members, ledger_id)
         last_entry_id = None if silent.issuperset(members) else last
         found = updated_change(
             self._known.get(ledger_id),
             last_entry_id=last_entry_id,
             written_ms=versioned.stat.mtime_ms,
-            now_ms=self._clock.wall_ms(),
+            now_ms=self.clock.wall_ms(),
         )
-        return Counter(open=1) + self._count(ledger_id, found, is_unknown=last_entry_id is None)
-
-    def _count(self, ledger_id: int, found: LastChange | None, *, is_unknown: bool) -> Counter[str]:
         if found is None:
             self._known.pop(ledger_id, None)
         else:
             self._known[ledger_id] = found
-        if is_unknown:
-            return Counter(unknown=1)
-        assert found is not None, ledger_id
-        return Counter(idle=int(found.idle_s(self._clock.wall_ms()) >= self._after_s))
+        if found is None or last_entry_id is None:
+            return Counter(open=1, unknown=1)
+        return Counter(open=1, idle=int(found.idle_s(self.clock.wall_ms()) >= self.after_s))
 
-    async def _wait_turn(self, read_count: int) -> None:
-        now_s = self._clock.now_s()
-        turn_s = max(now_s, self._next_read_s)
-        read_s = 1 / self.reads_per_s if self.reads_per_s else 0.0
-        self._next_read_s = turn_s + read_count * read_s
-        if turn_s > now_s:
-            await self._clock.sleep(turn_s - now_s)
+    async def finish(self, run: CheckRun) -> None:
+        """Forget ledgers that were closed or deleted meanwhile, store the rest, and log the idle
+        ones: as a warning if they are not the ones that this leader logged last."""
+        self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
+        order = sorted(self._known, key=lambda i: (self._known[i].since_ms, i))
+        kept = {ledger_id: self._known[ledger_id] for ledger_id in order[:KEPT_MAX]}
+        await self.batcher.put(self.paths.idle, last_changes_to_json(kept))
+        now_ms = self.clock.wall_ms()
+        ages_s = {
+            i: age_s
+            for i, each in self._known.items()
+            if (age_s := each.idle_s(now_ms)) >= self.after_s
+        }
+        has_changed, self._warned_of = ages_s.keys() != self._warned_of, frozenset(ages_s)
+        if ages_s:
+            oldest = max(ages_s, key=lambda ledger_id: ages_s[ledger_id])
+            log_event = log.warning if has_changed else log.info
+            log_event(
+                "ledgers.idle",
+                ledger_count=len(ages_s),
+                oldest_ledger_id=oldest,
+                oldest_idle_s=round(ages_s[oldest]),
+            )
+
+    def _is_open(self, ledger_id: int) -> bool:
+        ledger = self.ledger_map.get(ledger_id)
+        return ledger is not None and ledger.state is not LedgerState.CLOSED

@@ -2,7 +2,7 @@
 ``<ur>/bookmender/checks/<name>``.
 
 A new leader continues a run from its record. The time of the last run, which Java's auditor reads
-too, is in a znode of Java's (``last_run_ms``).
+too, is in a znode of Java's (``CheckKind.audit``).
 """
 
 from collections.abc import Callable, Mapping
@@ -94,52 +94,6 @@ async def read_audit_time(
     return await read_stored(store, paths.audit_time(audit), znodes.parse_audit_time)
 
 
-class CheckRecords:
-    """Writes records through ``batcher``, whose guards prove the leadership (rule S9)."""
-
-    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-
-    async def read(self, name: str) -> CheckRecord:
-        """Raises UnauthorizedError."""
-        stored = await read_stored_check(self._store, self._paths, name)
-        return stored.permitted_value or CheckRecord()
-
-    async def last_run_ms(self, name: str, audit: Audit | None) -> int | None:
-        """Return when any auditor last finished the check; None if never, or if the time cannot be
-        parsed. Raises UnauthorizedError."""
-        if audit is None:
-            return (await self.read(name)).last_ms
-        return (await read_audit_time(self._store, self._paths, audit)).permitted_value
-
-    async def write(self, name: str, record: CheckRecord) -> None:
-        await self._commit({self._paths.check(name): record.to_json()})
-
-    async def write_finished(self, name: str, record: CheckRecord, audit: Audit | None) -> None:
-        """Write the record, and the time that Java reads, in one transaction."""
-        assert record.last_ms is not None, record
-        written = {self._paths.check(name): record.to_json()}
-        if audit is not None:
-            time_data = znodes.audit_time_to_bytes(record.last_ms)
-            written[self._paths.audit_time(audit)] = time_data
-        await self._commit(written)
-
-    async def _commit(self, written: Mapping[str, bytes]) -> None:
-        """Create or replace these znodes."""
-        parent = self._paths.checks
-        operations: list[Create | SetData] = []
-        if await self._store.exists(parent) is None:
-            operations.append(Create(path=parent))
-        for path, data in written.items():
-            is_there = await self._store.exists(path) is not None
-            operations.append(
-                SetData(path=path, data=data, version=ANY_VERSION)
-                if is_there
-                else Create(path=path, data=data)
-            )
-        await self._batcher.apply(*operations)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckKind:
     """``name``: as commands and our znodes show it. ``about``: what the check does, for people."""
@@ -184,3 +138,38 @@ RECENT_COPIES = CheckKind(
 """Not a ``Check``: reads what repairs recorded (``auditor.recheck``), and cannot be requested."""
 
 KINDS = (ALL_LEDGERS, REPLICAS, PLACEMENT, IDLE_OPEN)
+
+
+@dataclass
+class CheckRecords:
+    """Reads and writes records through ``batcher``, whose guards prove the leadership (rule S9)."""
+
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+
+    async def read(self, kind: CheckKind) -> tuple[CheckRecord, int | None]:
+        """Return the record, and when any auditor last finished the check; None if never, or if the
+        time cannot be parsed. Raises UnauthorizedError."""
+        stored = await read_stored_check(self.store, self.paths, kind.name)
+        record = stored.permitted_value or CheckRecord()
+        if kind.audit is None:
+            return record, record.last_ms
+        return record, (await read_audit_time(self.store, self.paths, kind.audit)).permitted_value
+
+    async def write(self, kind: CheckKind, record: CheckRecord) -> None:
+        """Write the record; of a finished run, in one transaction with the time that Java reads."""
+        written = {self.paths.check(kind.name): record.to_json()}
+        if record.running is None and kind.audit is not None:
+            assert record.last_ms is not None, record
+            time_data = znodes.audit_time_to_bytes(record.last_ms)
+            written[self.paths.audit_time(kind.audit)] = time_data
+        operations: list[Create | SetData] = []
+        if await self.store.exists(self.paths.checks) is None:
+            operations.append(Create(path=self.paths.checks))
+        for path, data in written.items():
+            if await self.store.exists(path) is None:
+                operations.append(Create(path=path, data=data))
+            else:
+                operations.append(SetData(path=path, data=data, version=ANY_VERSION))
+        await self.batcher.apply(*operations)

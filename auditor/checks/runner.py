@@ -5,10 +5,9 @@ and counts are stored, so that another leader can continue. While no check may r
 waits. The time of the last run is written only after every ledger was checked. Java's auditor
 writes it also if it was disabled in between, and never if it could not open some ledger.
 
-``Timetable`` decides when a check is due, from the time of its last run. Times that end in ``_ms``
-are wall-clock milliseconds, as the znodes hold them, which outlive leaders. Times that end in
-``_s`` are elapsed time. Source: BookKeeper's Auditor, scheduleCheckAllLedgersTask and similar
-methods.
+Times that end in ``_ms`` are wall-clock milliseconds, as the znodes hold them, which outlive
+leaders. Times that end in ``_s`` are elapsed time. Source: BookKeeper's Auditor,
+scheduleCheckAllLedgersTask and similar methods.
 
 The metrics are set on the leader only.
 """
@@ -16,19 +15,26 @@ The metrics are set on the leader only.
 import asyncio
 import collections
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import TypeVar
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
-from auditor.checks.base import Check, PartRun
+from auditor.checks.base import Check
 from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
-from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.errors import (
+    CorruptionError,
+    LeadershipLostError,
+    NoSuchLedgerError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ViewSource
@@ -36,94 +42,7 @@ from replication.history import NO_HISTORY, Event, History, Kind
 from replication.orders import Orders
 from replication.znodes import ClusterPaths
 
-FORCED_MS = 0
-"""A last run at this time means that an operator requested the check. For Java it is a run long
-ago.
-"""
-
-
-def due_in_s(last_ms: int | None, *, interval_s: float, now_ms: int) -> float | None:
-    """Return the seconds until a check is due; negative if it is overdue; None: never.
-
-    ``last_ms``: None if it never ran. ``interval_s`` of 0: only on request. A last run in the
-    future, after the clock was set back, counts as a run now.
-    """
-    if last_ms == FORCED_MS:
-        return -inf
-    if interval_s == 0:
-        return None
-    if last_ms is None:
-        return -inf
-    age_s = max(0, now_ms - last_ms) / 1000
-    return interval_s - age_s
-
-
-def is_requested(before_ms: int | None, last_ms: int | None) -> bool:
-    """True if the time of the last run went backwards, which requests the check.
-
-    ``bookkeeper shell forceauditchecks`` sets it back by 21 days. Java's auditor itself reads these
-    times only when it starts.
-    """
-    return before_ms is not None and (last_ms is None or last_ms < before_ms)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
-    """The due time of a check, in elapsed time (None: never). ``last_ms``: the last run that it was
-    computed from."""
-
-    last_ms: int | None
-    due_s: float | None
-
-
-class Timetable:
-    """Computes when each check of one leader is due.
-
-    The wall clock is read once for each finished run. From then on elapsed time decides, so that
-    setting the clock back later postpones nothing.
-    """
-
-    def __init__(self) -> None:
-        self._due: dict[str, Due] = {}
-
-    def update(
-        self,
-        name: str,
-        last_ms: int | None,
-        *,
-        interval_s: float,
-        now_s: float,
-        now_ms: int,
-        is_unfinished: bool = False,
-    ) -> None:
-        """Set what the znode says now. ``is_unfinished``: an earlier leader left a run, which
-        continues at once."""
-        known = self._due.get(name)
-        if known is not None and known.last_ms == last_ms:
-            return
-        wait_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
-        is_resumed = known is None and is_unfinished and interval_s > 0
-        if is_resumed or (known is not None and is_requested(known.last_ms, last_ms)):
-            wait_s = -inf
-        self._due[name] = Due(last_ms=last_ms, due_s=None if wait_s is None else now_s + wait_s)
-
-    def forget(self, name: str) -> None:
-        """Forget a check that was run: the time that is written then is no request, even if it is
-        earlier."""
-        self._due.pop(name, None)
-
-    def forget_intervals(self) -> None:
-        """Forget all checks, because intervals changed; but keep those that were requested or are
-        resumed, which are due at once."""
-        self._due = {name: due for name, due in self._due.items() if due.due_s == -inf}
-
-    def next(self) -> tuple[str, float] | None:
-        """Return the check that is due first, and when. Of equals, the first one set. None if none
-        is ever due."""
-        dues = [(name, due.due_s) for name, due in self._due.items() if due.due_s is not None]
-        return min(dues, key=lambda each: each[1], default=None)
-
-
+log = structlog.get_logger()
 LEDGERS = Counter(
     "bookmender_check_ledgers_total", "Ledgers that a check has checked, by check.", ["check"]
 )
@@ -164,124 +83,6 @@ INTERVAL = Gauge(
     "Interval of the check, from the settings of the leader; 0: it runs on request only.",
     ["check"],
 )
-_ALL = (RUNNING, PAUSED, LEFT, REMAINING, COUNTED, FINISHED, INTERVAL)
-
-
-def show_running(check: str, run: CheckRun, *, checked: int = 0) -> None:
-    """Set the metrics of a run. ``checked``: ledgers checked since the last call."""
-    LEDGERS.labels(check).inc(checked)
-    RUNNING.labels(check).set(1)
-    PAUSED.labels(check).set(bool(run.pause))
-    LEFT.labels(check).set(run.ledgers_left)
-    REMAINING.labels(check).set(run.remaining_s or 0)
-
-
-def show_finished(check: str, run: CheckRun) -> None:
-    """Set the metrics of a finished run, perhaps of an earlier leader."""
-    assert run.finished_ms is not None, run
-    for gauge in (RUNNING, PAUSED, LEFT, REMAINING):
-        gauge.labels(check).set(0)
-    FINISHED.labels(check).set(run.finished_ms / 1000)
-    for kind, count in run.counts.items():
-        COUNTED.labels(check, kind).set(count)
-
-
-def clear() -> None:
-    """Remove the metrics, because this node does not lead any more."""
-    for gauge in _ALL:
-        gauge.clear()
-
-
-log = structlog.get_logger()
-
-WRITE_INTERVAL_S = 5.0
-"""Minimum interval between two writes of progress. A new leader repeats what was done since the
-last."""
-LOG_INTERVAL_S = 60.0
-
-
-class Progress:
-    """The progress of one run. ``record`` is written regularly, and whenever a pause begins or
-    ends."""
-
-    def __init__(
-        self, check: str, record: CheckRecord, *, records: CheckRecords, clock: Clock
-    ) -> None:
-        assert record.running is not None, record
-        self._check = check
-        self._records = records
-        self._clock = clock
-        self.record = record
-        self._written_s = -inf
-        self._logged_s = clock.now_s()
-
-    @property
-    def run(self) -> CheckRun:
-        assert self.record.running is not None
-        return self.record.running
-
-    async def advance(
-        self,
-        part: Sequence[int],
-        counts: collections.Counter[str],
-        *,
-        ledgers_left: int,
-        took_s: float,
-    ) -> None:
-        """Count a part that was checked. Raises SessionLostError or LeadershipLostError."""
-        run = self.run
-        self._change(
-            replace(
-                run,
-                cursor=part[-1] + 1,
-                ledger_count=run.ledger_count + len(part),
-                ledgers_left=ledgers_left,
-                active_ms=run.active_ms + int(took_s * 1000),
-                counts=dict(collections.Counter(run.counts) + counts),
-            )
-        )
-        show_running(self._check, self.run, checked=len(part))
-        now_s = self._clock.now_s()
-        if now_s - self._written_s >= WRITE_INTERVAL_S:
-            await self._write()
-        if now_s - self._logged_s >= LOG_INTERVAL_S:
-            self._logged_s = now_s
-            self._log("check.progressed")
-
-    async def set_pause(self, pause: str) -> None:
-        """Set the reason of the pause; empty: the run continues. Raises as ``advance`` does."""
-        if pause == self.run.pause:
-            return
-        self._change(replace(self.run, pause=pause))
-        show_running(self._check, self.run)
-        log.info("check.paused" if pause else "check.resumed", check=self._check, why=pause)
-        await self._write()
-
-    def _change(self, run: CheckRun) -> None:
-        self.record = replace(self.record, running=run)
-
-    async def _write(self) -> None:
-        self._written_s = self._clock.now_s()
-        try:
-            await self._records.write(self._check, self.record)
-        except UnavailableError as error:  # not essential: the next write contains everything
-            log.warning("check.progress_write_failed", check=self._check, error=str(error))
-
-    def _log(self, event: str) -> None:
-        run = self.run
-        log.info(
-            event,
-            check=self._check,
-            ledger_count=run.ledger_count,
-            ledgers_left=run.ledgers_left,
-            ledgers_per_s=round(run.ledgers_per_s or 0.0, 1),
-            remaining_s=round(run.remaining_s or 0.0),
-            counts=dict(run.counts),
-        )
-
-
-T = TypeVar("T")
-
 
 RETRY_S = 5.0
 """Wait after ZooKeeper did not answer."""
@@ -289,8 +90,36 @@ DENIED_RETRY_S = 600.0
 """Wait after ACLs denied access. No watch reports that an ACL has changed."""
 POLL_S = 2.0
 """Interval between two looks at conditions that no watch reports."""
+WRITE_INTERVAL_S = 5.0
+"""Minimum interval between two writes of progress. A new leader repeats what was done since the
+last."""
+LOG_INTERVAL_S = 60.0
 IDS_AT_ONCE = 10_000
 """Ledger ids taken from the ledger map at a time."""
+LEDGERS_PER_TURN = 100
+"""Ledgers that a check may judge without I/O before other tasks get a turn."""
+
+FORCED_MS = 0
+"""A last run at this time means that an operator requested the check. For Java it is a run long
+ago.
+"""
+
+T = TypeVar("T")
+
+
+def due_in_s(last_ms: int | None, *, interval_s: float, now_ms: int) -> float | None:
+    """Return the seconds until a check is due; negative if it is overdue; None: never.
+
+    ``last_ms``: None if it never ran. ``interval_s`` of 0: only on request. A last run in the
+    future, after the clock was set back, counts as a run now.
+    """
+    if last_ms == FORCED_MS:
+        return -inf
+    if interval_s == 0:
+        return None
+    if last_ms is None:
+        return -inf
+    return interval_s - max(0, now_ms - last_ms) / 1000
 
 
 def pause_of(orders: Orders, *, is_disabled: bool, is_audit_pending: bool) -> str:
@@ -308,232 +137,341 @@ def pause_of(orders: Orders, *, is_disabled: bool, is_audit_pending: bool) -> st
     return "an absent bookie is not lost yet" if is_audit_pending else ""
 
 
+async def check_safely(check: Check, ledger_id: int) -> collections.Counter[str]:
+    """Check one ledger. It counts as ``deleted`` or ``unreadable`` if its metadata is. After an
+    error that nobody expected it counts as ``failed``; the other ledgers are still checked.
+
+    Raises UnavailableError, SessionLostError or LeadershipLostError.
+    """
+    try:
+        return await check.check_ledger(ledger_id)
+    except (UnavailableError, SessionLostError, LeadershipLostError):
+        raise
+    except NoSuchLedgerError:
+        return collections.Counter(deleted=1)
+    except (CorruptionError, UnauthorizedError) as error:
+        name, text = check.kind.name, str(error)
+        log.warning("check.ledger_unreadable", check=name, ledger_id=ledger_id, error=text)
+        return collections.Counter(unreadable=1)
+    except Exception as error:
+        name, text = check.kind.name, repr(error)
+        log.error("check.ledger_failed", check=name, ledger_id=ledger_id, error=text)
+        return collections.Counter(failed=1)
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckState:
+    """One check: when it is due, and how far its run is.
+
+    The wall clock is read once for each finished run. From then on elapsed time decides, so that
+    setting the clock back later postpones nothing.
+    """
+
+    check: Check
+    due_s: float | None = None
+    """None: never, as far as is known."""
+    is_known: bool = False
+    """True if ``due_s`` was computed from ``last_ms``, the time of the last run."""
+    last_ms: int | None = None
+    is_denied: bool = False
+    """True while ACLs deny access to the znodes of the check. It does not run then."""
+    record: CheckRecord = field(default_factory=CheckRecord)
+    """As last read, or as changed by the run since."""
+    written_s: float = -inf
+    logged_s: float = -inf
+
+    @property
+    def run(self) -> CheckRun:
+        assert self.record.running is not None, self.record
+        return self.record.running
+
+    def update(
+        self,
+        last_ms: int | None,
+        *,
+        interval_s: float,
+        now_s: float,
+        now_ms: int,
+        is_unfinished: bool = False,
+    ) -> None:
+        """Set the time of the last run as the znode says now. ``is_unfinished``: an earlier leader
+        left a run, which continues at once.
+
+        A time that went backwards requests the check: ``bookkeeper shell forceauditchecks`` sets it
+        back by 21 days. Java's auditor itself reads these times only when it starts.
+        """
+        if self.is_known and self.last_ms == last_ms:
+            return
+        wait_s = due_in_s(last_ms, interval_s=interval_s, now_ms=now_ms)
+        is_resumed = not self.is_known and is_unfinished and interval_s > 0
+        is_requested = (
+            self.is_known
+            and self.last_ms is not None
+            and (last_ms is None or last_ms < self.last_ms)
+        )
+        if is_resumed or is_requested:
+            wait_s = -inf
+        self.due_s = None if wait_s is None else now_s + wait_s
+        self.is_known, self.last_ms = True, last_ms
+
+    def set_run(self, run: CheckRun) -> None:
+        """Set the progress of the run, and its metrics."""
+        self.record = replace(self.record, running=run)
+        name = self.check.kind.name
+        RUNNING.labels(name).set(1)
+        PAUSED.labels(name).set(bool(run.pause))
+        LEFT.labels(name).set(run.ledgers_left)
+        REMAINING.labels(name).set(run.remaining_s or 0)
+
+
+@dataclass(kw_only=True)
 class CheckRunner:
     """Runs the checks of a leader. ``run`` ends by cancellation or with the session."""
 
-    def __init__(
-        self,
-        checks: Sequence[Check],
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        ledger_map: LedgerMap,
-        is_ledger_map_ready: Callable[[], bool],
-        views: ViewSource,
-        records: CheckRecords,
-        is_audit_pending: Callable[[], bool],
-        settings: ChecksSettings,
-        clock: Clock,
-        history: History = NO_HISTORY,
-    ) -> None:
-        """``checks``: if several are due at the same time, the first runs first.
+    checks: InitVar[Sequence[Check]]
+    """If several are due at the same time, the first runs first."""
+    store: MetadataStore
+    paths: ClusterPaths
+    ledger_map: LedgerMap
+    is_ledger_map_ready: Callable[[], bool]
+    """Returns True if every ledger is known."""
+    views: ViewSource
+    records: CheckRecords
+    is_audit_pending: Callable[[], bool]
+    """Returns True if the recovery delay of an absent bookie is not over."""
+    settings: ChecksSettings
+    clock: Clock
+    history: History = NO_HISTORY
 
-        ``is_ledger_map_ready``: returns True if every ledger is known. ``is_audit_pending``:
-        returns True if the recovery delay of an absent bookie is not over.
-        """
-        self._checks = {check.kind.name: check for check in checks}
-        self._store = store
-        self._paths = paths
-        self._ledger_map = ledger_map
-        self._is_ledger_map_ready = is_ledger_map_ready
-        self._views = views
-        self._records = records
-        self._is_audit_pending = is_audit_pending
-        self._settings = settings
-        self._clock = clock
-        self._history = history
-        self._timetable = Timetable()
-        self._shown: set[str] = set()
-        """Checks whose last run is set in the metrics."""
-        self._denied: set[str] = set()
-        """Checks whose znodes ACLs denied access to. They do not run."""
+    def __post_init__(self, checks: Sequence[Check]) -> None:
+        self._states = [CheckState(check=check) for check in checks]
         self._wake = asyncio.Event()
 
     def apply(self, settings: ChecksSettings) -> None:
-        """Use these intervals from now on."""
-        if settings != self._settings:
-            self._settings = settings
-            self._timetable.forget_intervals()
+        """Use these intervals from now on. Checks that were requested or are resumed stay due."""
+        if settings != self.settings:
+            self.settings = settings
+            for state in self._states:
+                state.is_known = state.is_known and state.due_s == -inf
             self._wake.set()
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
-        watched = [self._time_path(check) for check in self._checks.values()]
+        # Operators set the time of the last run back to request a check.
+        kinds = [state.check.kind for state in self._states]
+        watched = [
+            self.paths.check(kind.name) if kind.audit is None else self.paths.audit_time(kind.audit)
+            for kind in kinds
+        ]
         try:
             async with asyncio.TaskGroup() as tasks:
-                for path in (*watched, self._paths.disable):
-                    tasks.create_task(wake_on(self._store.watch(path), self._wake))
-                tasks.create_task(wake_on(self._views.changes(), self._wake))
+                for path in (*watched, self.paths.disable):
+                    tasks.create_task(wake_on(self.store.watch(path), self._wake))
+                tasks.create_task(wake_on(self.views.changes(), self._wake))
                 while True:
-                    await wait_woken(self._wake, timeout_s=await self._try_run_once())
-        finally:
-            clear()
+                    try:
+                        wait_s = await self.run_once()
+                    except (UnavailableError, UnauthorizedError) as error:
+                        is_denied = isinstance(error, UnauthorizedError)
+                        wait_s = DENIED_RETRY_S if is_denied else RETRY_S
+                        log.warning("check.failed", error=str(error), retry_s=wait_s)
+                    await wait_woken(self._wake, timeout_s=wait_s)
+        finally:  # this node does not lead any more
+            for gauge in (RUNNING, PAUSED, LEFT, REMAINING, COUNTED, FINISHED, INTERVAL):
+                gauge.clear()
 
-    async def _try_run_once(self) -> float | None:
-        try:
-            return await self.run_once()
-        except UnavailableError as error:
-            log.warning("check.failed", error=str(error), retry_s=RETRY_S)
-            return RETRY_S
-        except UnauthorizedError as error:
-            log.warning("check.failed", error=str(error), retry_s=DENIED_RETRY_S)
-            return DENIED_RETRY_S
-
-    async def run_once(self) -> float | None:
-        """Run the check that is due. Return the seconds until the next call; None: when something
-        changes."""
+    async def run_once(self) -> float:
+        """Run the check that is due. Return the seconds until the next call; infinity: when
+        something changes."""
         self._wake.clear()
-        await self._read_times()
-        found = self._timetable.next()
-        if found is None:
-            return DENIED_RETRY_S if self._denied else None
-        name, due_s = found
-        wait_s = due_s - self._clock.now_s()
+        for state in self._states:
+            await self._read(state)
+        retry_s = DENIED_RETRY_S if any(state.is_denied for state in self._states) else inf
+        dues = [(state.due_s, state) for state in self._states if state.due_s is not None]
+        if not dues:
+            return retry_s
+        due_s, state = min(dues, key=lambda each: each[0])
+        wait_s = due_s - self.clock.now_s()
         if wait_s > 0:
-            return min(wait_s, DENIED_RETRY_S) if self._denied else wait_s
-        if not self._is_ledger_map_ready():
+            return min(wait_s, retry_s)
+        if not self.is_ledger_map_ready():
             return POLL_S
-        await self._run_check(self._checks[name])
+        await self._run_check(state)
         return 0.0
 
-    # --- Times ------------------------------------------------------------------------------------
-
-    async def _read_times(self) -> None:
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
-        for name, check in self._checks.items():
-            try:
-                last_ms = await self._records.last_run_ms(name, check.kind.audit)
-                record = await self._records.read(name)
-            except UnauthorizedError as error:
-                self._put_off(name, error)
-                continue
-            self._denied.discard(name)
-            interval_s = check.kind.interval_of(self._settings)
-            INTERVAL.labels(name).set(interval_s)
-            self._timetable.update(
-                name,
-                last_ms,
-                interval_s=interval_s,
-                now_s=now_s,
-                now_ms=now_ms,
-                is_unfinished=record.unfinished(last_ms) is not None,
-            )
-            if record.last is not None and name not in self._shown:
-                show_finished(name, record.last)
-            self._shown.add(name)
-
-    def _put_off(self, name: str, error: UnauthorizedError) -> None:
-        """Do not run the check until its znodes can be read."""
-        self._timetable.forget(name)
-        if name not in self._denied:  # once, not at each attempt
-            log.warning("check.access_denied", check=name, error=str(error), retry_s=DENIED_RETRY_S)
-        self._denied.add(name)
-
-    def _time_path(self, check: Check) -> str:
-        """Return the znode with the time of the last run. Operators set it back to request a
-        check."""
-        if check.kind.audit is None:
-            return self._paths.check(check.kind.name)
-        return self._paths.audit_time(check.kind.audit)
+    async def _read(self, state: CheckState) -> None:
+        """Read the record of the check and the time of its last run. Without access to them the
+        check does not run."""
+        kind = state.check.kind
+        now_s, now_ms = self.clock.now_s(), self.clock.wall_ms()
+        try:
+            state.record, last_ms = await self.records.read(kind)
+        except UnauthorizedError as error:
+            if not state.is_denied:  # once, not at each attempt
+                log.warning(
+                    "check.access_denied", check=kind.name, error=str(error), retry_s=DENIED_RETRY_S
+                )
+            state.is_denied, state.is_known, state.due_s = True, False, None
+            return
+        state.is_denied = False
+        interval_s = kind.interval_of(self.settings)
+        INTERVAL.labels(kind.name).set(interval_s)
+        state.update(
+            last_ms,
+            interval_s=interval_s,
+            now_s=now_s,
+            now_ms=now_ms,
+            is_unfinished=state.record.unfinished(last_ms) is not None,
+        )
+        if (last := state.record.last) is None or last.finished_ms is None:
+            return
+        for gauge in (RUNNING, PAUSED, LEFT, REMAINING):  # no run is in progress
+            gauge.labels(kind.name).set(0)
+        FINISHED.labels(kind.name).set(last.finished_ms / 1000)
+        for outcome, count in last.counts.items():
+            COUNTED.labels(kind.name, outcome).set(count)
 
     # --- One run ----------------------------------------------------------------------------------
 
-    async def _run_check(self, check: Check) -> None:
+    async def _run_check(self, state: CheckState) -> None:
         """Run the check to its end, including all pauses."""
-        name, audit = check.kind.name, check.kind.audit
-        record = await self._records.read(name)
-        run = record.unfinished(await self._records.last_run_ms(name, audit))
-        if run is None:
-            run = CheckRun(started_ms=self._clock.wall_ms(), ledgers_left=len(self._ledger_map))
-        record = replace(record, running=run)
-        progress = Progress(name, record, records=self._records, clock=self._clock)
-        log.info("check.began", check=name, cursor=run.cursor, ledger_count=len(self._ledger_map))
+        check, kind = state.check, state.check.kind
+        ledger_count = len(self.ledger_map)
+        run = state.record.unfinished(state.last_ms) or CheckRun(
+            started_ms=self.clock.wall_ms(), ledgers_left=ledger_count
+        )
+        state.record = replace(state.record, running=run)
+        state.written_s, state.logged_s = -inf, self.clock.now_s()
+        log.info("check.began", check=kind.name, cursor=run.cursor, ledger_count=ledger_count)
         await check.begin(run)
         for part in self._parts(run.cursor, check.part_size):
-            await self._check_part(check, part, progress)
-        await check.finish(progress.run)
-        await self._finish(check, progress)
+            await self._check_part(state, part)
+        await check.finish(state.run)
+        finished = state.record.finished(self.clock.wall_ms())
+        await self._retried(lambda: self.records.write(kind, finished))
+        # The time that was written is no request, even if it is earlier than the one before.
+        state.is_known = False
+        assert finished.last is not None
+        run, counts = finished.last, dict(finished.last.counts)
+        RUN_S.labels(kind.name).observe(run.active_ms / 1000)
+        log.info(
+            "check.finished",
+            check=kind.name,
+            ledger_count=run.ledger_count,
+            active_s=run.active_ms // 1000,
+            counts=counts,
+        )
+        self.history.record(
+            Event(
+                kind=Kind.CHECK_FINISHED,
+                cause=kind.name,
+                ledger_count=run.ledger_count,
+                counts=counts,
+            )
+        )
 
     def _parts(self, cursor: int, part_size: int) -> Iterator[list[int]]:
         """Yield the ledgers from ``cursor`` on, one part at a time, as the ledger map is then."""
-        while ledger_ids := self._ledger_map.ledger_ids(cursor, count_max=IDS_AT_ONCE):
+        while ledger_ids := self.ledger_map.ledger_ids(cursor, count_max=IDS_AT_ONCE):
             for start in range(0, len(ledger_ids), part_size):
                 yield ledger_ids[start : start + part_size]
             cursor = ledger_ids[-1] + 1
 
-    async def _check_part(self, check: Check, part: Sequence[int], progress: Progress) -> None:
-        """Check one part. After an interruption by ZooKeeper or a pause, continue where it
-        stopped."""
-        part_run, took_s = PartRun(check, part), 0.0
-        while not part_run.is_finished:
-            await self._wait_allowed(progress)
-            began_s = self._clock.now_s()
-            await self._retried(lambda: self._run_unless_paused(part_run))
-            took_s += self._clock.now_s() - began_s
-        left = max(0, len(self._ledger_map) - progress.run.ledger_count - len(part))
-        await progress.advance(part, part_run.counts, ledgers_left=left, took_s=took_s)
-
-    async def _run_unless_paused(self, part_run: PartRun) -> None:
-        """Run until the part is finished or a pause begins."""
-        async with task_scope() as scope:
-            running = scope.start(part_run.run())
-            pause = scope.start(self._wait_pause())
-            await asyncio.wait((running, pause), return_when=asyncio.FIRST_COMPLETED)
-            if running.done():
-                await running
-
-    async def _finish(self, check: Check, progress: Progress) -> None:
-        name, audit = check.kind.name, check.kind.audit
-        record = progress.record.finished(self._clock.wall_ms())
-        await self._retried(lambda: self._records.write_finished(name, record, audit))
-        self._timetable.forget(name)
-        run = record.last
-        assert run is not None
-        show_finished(name, run)
-        RUN_S.labels(name).observe(run.active_ms / 1000)
-        log.info(
-            "check.finished",
-            check=name,
-            ledger_count=run.ledger_count,
-            active_s=run.active_ms // 1000,
-            counts=dict(run.counts),
+    async def _check_part(self, state: CheckState, part: Sequence[int]) -> None:
+        """Check one part. After an interruption by ZooKeeper or a pause, continue with the ledgers
+        that were not finished."""
+        left, counts, took_s = dict.fromkeys(part), collections.Counter[str](), 0.0
+        while left:
+            while pause := await self._retried(self._pause):
+                await self._set_pause(state, pause)
+                await wait_woken(self._wake, timeout_s=POLL_S)
+            await self._set_pause(state, "")
+            began_s = self.clock.now_s()
+            await self._retried(lambda: self._check_until_pause(state.check, left, counts))
+            took_s += self.clock.now_s() - began_s
+        run, now_s = state.run, self.clock.now_s()
+        run = replace(
+            run,
+            cursor=part[-1] + 1,
+            ledger_count=run.ledger_count + len(part),
+            ledgers_left=max(0, len(self.ledger_map) - run.ledger_count - len(part)),
+            active_ms=run.active_ms + int(took_s * 1000),
+            counts=dict(collections.Counter(run.counts) + counts),
         )
-        self._history.record(
-            Event(
-                kind=Kind.CHECK_FINISHED,
-                cause=name,
+        state.set_run(run)
+        LEDGERS.labels(state.check.kind.name).inc(len(part))
+        if now_s - state.written_s >= WRITE_INTERVAL_S:
+            await self._write_progress(state)
+        if now_s - state.logged_s >= LOG_INTERVAL_S:
+            state.logged_s = now_s
+            log.info(
+                "check.progressed",
+                check=state.check.kind.name,
                 ledger_count=run.ledger_count,
+                ledgers_left=run.ledgers_left,
+                ledgers_per_s=round(run.ledgers_per_s or 0.0, 1),
+                remaining_s=round(run.remaining_s or 0.0),
                 counts=dict(run.counts),
             )
-        )
 
-    async def _retried(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Repeat ``work`` until ZooKeeper answers. Raises SessionLostError, and all errors other
-        than UnavailableError."""
-        return await until_answered(
-            work,
-            event="check.delayed",
-            clock=self._clock,
-            retry_min_s=RETRY_S,
-            retry_max_s=RETRY_S,
-        )
+    async def _check_until_pause(
+        self, check: Check, left: dict[int, None], counts: collections.Counter[str]
+    ) -> None:
+        """Check the ledgers of ``left``, and remove each that is finished, until a pause begins."""
+        ledger_ids = iter(list(left))
 
-    # --- Pauses -----------------------------------------------------------------------------------
+        async def check_some() -> None:
+            for number, ledger_id in enumerate(ledger_ids, start=1):
+                counts.update(await check_safely(check, ledger_id))
+                del left[ledger_id]
+                if number % LEDGERS_PER_TURN == 0:
+                    await asyncio.sleep(0)
 
-    async def _wait_allowed(self, progress: Progress) -> None:
-        while pause := await self._retried(self._pause):
-            await progress.set_pause(pause)
-            await wait_woken(self._wake, timeout_s=POLL_S)
-        await progress.set_pause("")
+        if not left:
+            return
+        async with task_scope() as scope:
+            checking = [scope.start(check_some()) for _ in range(min(check.at_once, len(left)))]
 
-    async def _wait_pause(self) -> None:
-        while not await self._pause():
-            await wait_woken(self._wake, timeout_s=POLL_S)
+            async def cancel_at_pause() -> None:
+                while not await self._pause():
+                    await wait_woken(self._wake, timeout_s=POLL_S)
+                for task in checking:
+                    task.cancel()
+
+            scope.start(cancel_at_pause())
+            await asyncio.wait(checking)
+
+    async def _set_pause(self, state: CheckState, pause: str) -> None:
+        """Store the reason of the pause; empty: the run continues."""
+        if pause == state.run.pause:
+            return
+        state.set_run(replace(state.run, pause=pause))
+        name = state.check.kind.name
+        log.info("check.paused" if pause else "check.resumed", check=name, why=pause)
+        await self._write_progress(state)
+
+    async def _write_progress(self, state: CheckState) -> None:
+        state.written_s = self.clock.now_s()
+        try:
+            await self.records.write(state.check.kind, state.record)
+        except UnavailableError as error:  # not essential: the next write contains everything
+            name = state.check.kind.name
+            log.warning("check.progress_write_failed", check=name, error=str(error))
 
     async def _pause(self) -> str:
         self._wake.clear()  # what happens from here on sets it again
         return pause_of(
-            self._views.current.orders,
-            is_disabled=await self._store.exists(self._paths.disable) is not None,
-            is_audit_pending=self._is_audit_pending(),
+            self.views.current.orders,
+            is_disabled=await self.store.exists(self.paths.disable) is not None,
+            is_audit_pending=self.is_audit_pending(),
+        )
+
+    async def _retried(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat ``work`` until ZooKeeper answers. Raises all errors but UnavailableError."""
+        return await until_answered(
+            work,
+            event="check.delayed",
+            clock=self.clock,
+            retry_min_s=RETRY_S,
+            retry_max_s=RETRY_S,
         )

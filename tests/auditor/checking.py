@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
@@ -20,7 +21,7 @@ from auditor.checks.records import (
     read_audit_time,
     read_check,
 )
-from auditor.checks.runner import CheckRunner
+from auditor.checks.runner import CheckRunner, CheckState, check_safely
 from auditor.election import Election
 from auditor.finding_marker import FindingMarker
 from auditor.ledger_map import LedgerMap
@@ -33,6 +34,7 @@ from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration
+from ledgers.tasks import gather_in_parts
 from replication import znodes
 from replication.cluster import ViewSource
 from replication.history import MemoryHistory
@@ -69,36 +71,30 @@ LEDGERS = 5
 
 
 class CountingCheck(Check):
-    """A check that needs ``part_s`` for a part or a call, and remembers the inspected ledgers."""
+    """A check that needs ``part_s`` for a part, and remembers the inspected ledgers."""
 
     def __init__(
-        self,
-        kind: CheckKind = HOURLY,
-        *,
-        part_size: int = 2,
-        call_size: int | None = None,
-        part_s: float = 1.0,
+        self, kind: CheckKind = HOURLY, *, part_size: int = 2, part_s: float = 1.0
     ) -> None:
         self.kind = kind
-        self.part_size = part_size
-        self.call_size = call_size
+        self.part_size = self.at_once = part_size
         self.part_s = part_s
         self.looked_at: list[int] = []
         self.started_at: list[int] = []
         """Cursors at which runs began, or went on."""
         self.finished_count = 0
-        self.before: Callable[[Sequence[int]], Awaitable[None]] | None = None
-        """Called before a part; may raise."""
+        self.before: Callable[[int], Awaitable[None]] | None = None
+        """Called before a ledger; may raise."""
 
     async def begin(self, run: CheckRun) -> None:
         self.started_at.append(run.cursor)
 
-    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
+    async def check_ledger(self, ledger_id: int) -> Counter[str]:
         if self.before is not None:
-            await self.before(ledger_ids)
+            await self.before(ledger_id)
         await asyncio.sleep(self.part_s)
-        self.looked_at += ledger_ids
-        return Counter(even=sum(ledger_id % 2 == 0 for ledger_id in ledger_ids))
+        self.looked_at.append(ledger_id)
+        return Counter(even=int(ledger_id % 2 == 0))
 
     async def finish(self, run: CheckRun) -> None:
         self.finished_count += 1
@@ -120,6 +116,10 @@ class Checker:
     is_ledger_map_ready: bool = True
     tasks: "list[asyncio.Task[None]]" = field(default_factory=list)
 
+    def runs(self, *checks: Check) -> None:
+        """Let the runner run these checks."""
+        self.runner._states = [CheckState(check=check) for check in checks]
+
 
 @asynccontextmanager
 async def checker(
@@ -128,7 +128,6 @@ async def checker(
     name: str = "node-1",
     settings: ChecksSettings | None = None,
     bookies: Bookies | None = None,
-    entry_lists: bool = False,
 ) -> AsyncIterator[Checker]:
     """Yield a leader that knows every ledger. Its ``runner`` has ``checks`` and does not run
     yet."""
@@ -154,7 +153,6 @@ async def checker(
             clock=cluster.clock,
             rng=random.Random(cluster.seed),
             fallback_digest=DIGEST,
-            entry_lists=entry_lists,
         )
         history = MemoryHistory(cluster.clock)
         findings = Findings(store, batcher, PATHS, cluster.clock, history)
@@ -170,7 +168,7 @@ async def checker(
             history=history,
         )
         made.runner = CheckRunner(
-            checks,
+            checks=checks,
             store=store,
             paths=PATHS,
             ledger_map=made.ledger_map,
@@ -252,7 +250,17 @@ async def look(
 ) -> Counter[str]:
     """Run the check of all ledgers on these ledgers, or on all five."""
     async with checker(cluster, settings=settings) as made:
-        return await made.all_ledgers.check_ledgers(ledger_ids or range(LEDGERS))
+        return await check_each(made.all_ledgers, ledger_ids or range(LEDGERS))
+
+
+async def check_each(check: Check, ledger_ids: Sequence[int]) -> Counter[str]:
+    """Check these ledgers as the runner does, and return the counts that are not 0."""
+    counts: Counter[str] = Counter()
+    for each in await gather_in_parts(
+        partial(check_safely, check), ledger_ids, at_once=check.at_once
+    ):
+        counts += each
+    return counts
 
 
 def asked_of(cluster: Cluster, bookie: BookieId) -> Counter[tuple[int, int]]:

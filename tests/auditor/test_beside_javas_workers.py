@@ -9,7 +9,7 @@ import pytest
 from auditor.fsck.damage_marker import damaged_ledgers
 from auditor.mark_reasons import SWEEP_S, read_findings
 from auditor.settings import ChecksSettings
-from tests.auditor.checking import checker
+from tests.auditor.checking import check_each, checker
 from tests.fsck.inspections import inspect_twice
 from tests.fsck.test_damage_marker import publishing
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -24,12 +24,12 @@ LONG_S = 10.0
 
 async def all_ledgers(cluster: Cluster) -> None:
     async with checker(cluster, settings=EVERY) as made:
-        await made.all_ledgers.check_ledgers([LEDGER])
+        await check_each(made.all_ledgers, [LEDGER])
 
 
 async def replicas(cluster: Cluster) -> None:
     async with checker(cluster) as made:
-        await made.replicas.check_ledgers([LEDGER])
+        await check_each(made.replicas, [LEDGER])
 
 
 async def fsck(cluster: Cluster) -> None:

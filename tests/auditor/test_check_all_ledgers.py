@@ -15,6 +15,7 @@ from ledgers.errors import UnreadableError
 from ledgers.model import BookieId, LedgerState
 from tests.auditor.checking import (
     asked_of,
+    check_each,
     checked_at_ms,
     checker,
     five_ledgers,
@@ -44,7 +45,7 @@ async def test_healthy_ledgers_are_all_checked_and_none_is_marked() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
 
     async with checker(cluster) as made:
-        made.runner._checks["all-ledgers"] = made.all_ledgers
+        made.runs(made.all_ledgers)
         async with running(made):
             await asyncio.sleep(10)
 
@@ -109,7 +110,7 @@ async def test_very_many_findings_are_all_marked_and_some_are_logged() -> None:
 
     async with checker(cluster) as made:
         with capture_logs() as logs:
-            counts = await made.all_ledgers.check_ledgers(range(50))
+            counts = await check_each(made.all_ledgers, range(50))
 
     assert counts["marked"] == 50
     assert sum(entry["event"] == "check.found" for entry in logs) == LOGGED_MAX
@@ -224,7 +225,7 @@ async def test_shards_smaller_than_the_cluster_cover_all_of_it() -> None:
 
     async with checker(cluster) as made:
         made.all_ledgers.part_size = 10
-        made.runner._checks["all-ledgers"] = made.all_ledgers
+        made.runs(made.all_ledgers)
         async with running(made):
             await asyncio.sleep(30)
 
@@ -244,7 +245,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_skipped() -> None:
     cluster.bookie(B2).lose(4, sorted(cluster.bookie(B2).entry_ids(4))[0])
 
     async with checker(cluster) as made:
-        made.runner._checks["all-ledgers"] = made.all_ledgers
+        made.runs(made.all_ledgers)
         async with running(made):
             await asyncio.sleep(10)
 
@@ -273,7 +274,7 @@ async def test_very_large_ledgers_are_checked_a_few_at_a_time() -> None:
 
     cluster.bookies.before_transfer, cluster.bookies.after_transfer = begin, end
     async with checker(cluster, settings=EVERY) as made:
-        counts = await made.all_ledgers.check_ledgers(range(20))
+        counts = await check_each(made.all_ledgers, range(20))
 
     assert counts == {}
     assert 1 < most <= 8

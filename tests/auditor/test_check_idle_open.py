@@ -11,7 +11,6 @@ from structlog.testing import capture_logs
 from auditor.checks import idle
 from auditor.checks.idle import (
     IdleOpenCheck,
-    IdleRecords,
     LastChange,
     last_changes_to_json,
     read_last_changes,
@@ -23,7 +22,7 @@ from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
 from replication.transactions import Batcher
-from tests.auditor.checking import filled_ledger_map
+from tests.auditor.checking import check_each, filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT
@@ -84,7 +83,9 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,
-        idle_records=IdleRecords(cluster.store, batcher, PATHS),
+        store=cluster.store,
+        batcher=batcher,
+        paths=PATHS,
         after_s=DAY_S,
         reads_per_s=1_000,
         clock=cluster.clock,
@@ -97,7 +98,7 @@ async def run(cluster: Cluster) -> Counter[str]:
     """Run the check under a new leader."""
     async with check(cluster) as made:
         await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
-        counts = await made.check_ledgers(range(100))
+        counts = await check_each(made, range(100))
         await made.finish(CheckRun(started_ms=0))
     return +counts
 
@@ -150,7 +151,7 @@ async def test_only_new_idle_ledgers_are_logged() -> None:
         async def look() -> None:
             with capture_logs() as logs:
                 await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
-                await made.check_ledgers(range(100))
+                await check_each(made, range(100))
                 await made.finish(CheckRun(started_ms=0))
             told = [each for each in logs if each["event"] == "ledgers.idle"]
             levels.append([(each["log_level"], each["ledger_count"]) for each in told])
@@ -237,7 +238,7 @@ async def test_a_run_continued_by_another_leader_forgets_nothing() -> None:
 
     async with check(cluster) as resumed:
         await resumed.begin(CheckRun(started_ms=5, cursor=2))
-        assert +(await resumed.check_ledgers([2])) == {"open": 1, "idle": 1}
+        assert +(await check_each(resumed, [2])) == {"open": 1, "idle": 1}
         await resumed.finish(CheckRun(started_ms=5))
 
     assert await idle_ids(cluster) == [1, 2]
@@ -304,6 +305,6 @@ async def test_a_pace_that_is_changed_counts_at_once() -> None:
         await made.begin(CheckRun(started_ms=cluster.clock.wall_ms()))
         made.reads_per_s = 1
         began_s = cluster.clock.now_s()
-        await made.check_ledgers(range(10))
+        await check_each(made, range(10))
 
     assert cluster.clock.now_s() - began_s >= 9 * 3, "three members of each ledger"

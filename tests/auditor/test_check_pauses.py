@@ -1,7 +1,7 @@
 """Reasons for which periodic checks wait, and how a run continues after a pause."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import pytest
@@ -152,12 +152,12 @@ async def test_a_paused_run_continues_where_it_was(
 @in_virtual_time
 async def test_an_interrupted_part_does_not_check_ledgers_twice() -> None:
     cluster = await ten_ledgers()
-    check = CountingCheck(part_size=10, call_size=1)
+    check = CountingCheck(part_size=10)
     trouble = [UnavailableError("no answer")]
 
-    async def take_longer_each(ledger_ids: Sequence[int]) -> None:
-        await asyncio.sleep(10 * ledger_ids[0])
-        if ledger_ids[0] == 6 and trouble:
+    async def take_longer_each(ledger_id: int) -> None:
+        await asyncio.sleep(10 * ledger_id)
+        if ledger_id == 6 and trouble:
             raise trouble.pop()
 
     check.before = take_longer_each

@@ -22,7 +22,7 @@ from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import OrderStore
 from replication.transactions import Batcher
-from tests.auditor.checking import filled_ledger_map
+from tests.auditor.checking import check_each, filled_ledger_map
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, ROOT
@@ -67,7 +67,7 @@ async def check(
         )
         run = CheckRun(started_ms=0)
         await checking.begin(run)
-        counts = await checking.check_ledgers(ledger_map.ledger_ids(count_max=1_000))
+        counts = await check_each(checking, ledger_map.ledger_ids(count_max=1_000))
         await checking.finish(CheckRun(started_ms=0, counts=dict(counts)))
     assert await cluster.marked() == [], "Java's workers would find them whole"
     marked = await read_marks(cluster.store, OWN, await marked_ledger_ids(cluster.store, OWN))
@@ -301,7 +301,7 @@ async def test_a_run_marks_a_limited_number_and_the_next_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(placement, "MARKS_MAX", 3)
-    monkeypatch.setattr(placement, "REPORTS_AT_ONCE", 1)
+    monkeypatch.setattr(PlacementCheck, "at_once", 1)
     cluster = await Cluster.start()
     for ledger_id in range(5):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id)

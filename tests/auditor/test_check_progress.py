@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -88,13 +87,14 @@ async def test_progress_is_written_every_few_seconds_at_most() -> None:
     writes: list[float] = []
 
     async with checker(cluster, check, settings=HOURS) as made:
-        write = made.runner._records.write
+        write = made.runner.records.write
 
-        async def counted(name: str, record: CheckRecord) -> None:
-            writes.append(cluster.clock.now_s())
-            await write(name, record)
+        async def counted(kind: CheckKind, record: CheckRecord) -> None:
+            if record.running is not None:
+                writes.append(cluster.clock.now_s())
+            await write(kind, record)
 
-        made.runner._records.write = counted  # type: ignore[method-assign]
+        made.runner.records.write = counted  # type: ignore[method-assign]
         async with running(made):
             await until(cluster, lambda: is_finished(check))
 
@@ -147,7 +147,7 @@ async def test_the_time_of_the_last_run_is_stored_as_java_writes_it(kind: CheckK
         async with checker(cluster) as made:
             last = CheckRun(started_ms=1, finished_ms=time_ms)
             written = CheckRecord(last=last, last_ms=time_ms)
-            await made.runner._records.write_finished(kind.name, written, kind.audit)
+            await made.runner.records.write(kind, written)
 
         stored, _ = await cluster.store.get(PATHS.audit_time(kind.audit))
         assert stored == bytes.fromhex(data)
@@ -176,8 +176,8 @@ async def test_a_check_unknown_to_java_stores_its_time_in_its_record() -> None:
 class _Plain(Check):
     kind = HOURLY
 
-    async def check_ledgers(self, ledger_ids: Sequence[int]) -> Counter[str]:
-        return Counter(seen=len(ledger_ids))
+    async def check_ledger(self, ledger_id: int) -> Counter[str]:
+        return Counter(seen=1)
 
 
 @in_virtual_time

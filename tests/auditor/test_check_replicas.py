@@ -13,7 +13,7 @@ from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState
 from replication.copy_reader import ReadFailures
 from replication.entry_runs import EntryRuns
-from tests.auditor.checking import checked_at_ms, checker, record, running
+from tests.auditor.checking import check_each, checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
@@ -22,14 +22,11 @@ from tests.replication.nodes import PATHS
 
 JAVA = "AuditorReplicasCheckTest"
 ON = ChecksSettings(replicas_interval_s=3_600)
-by_both_means = pytest.mark.parametrize(
-    "entry_lists", [pytest.param(False, id="reads"), pytest.param(True, id="lists")]
-)
 
 
-async def count(cluster: Cluster, *ledger_ids: int, entry_lists: bool = False) -> Counter[str]:
-    async with checker(cluster, entry_lists=entry_lists) as made:
-        return await made.replicas.check_ledgers(ledger_ids or [0])
+async def count(cluster: Cluster, *ledger_ids: int) -> Counter[str]:
+    async with checker(cluster) as made:
+        return await check_each(made.replicas, ledger_ids or [0])
 
 
 async def one_ledger(**fields: object) -> Cluster:
@@ -41,13 +38,12 @@ async def one_ledger(**fields: object) -> Cluster:
 
 
 @pytest.mark.compat("AuditorReplicasCheckTaskTest.testReplicasCheck", verdict="same")
-@by_both_means
 @in_virtual_time
-async def test_ten_healthy_ledgers_have_all_their_copies(entry_lists: bool) -> None:
+async def test_ten_healthy_ledgers_have_all_their_copies() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
 
-    async with checker(cluster, settings=ON, entry_lists=entry_lists) as made:
-        made.runner._checks["replicas"] = made.replicas
+    async with checker(cluster, settings=ON) as made:
+        made.runs(made.replicas)
         async with running(made):
             await asyncio.sleep(60)
 
@@ -59,19 +55,14 @@ async def test_ten_healthy_ledgers_have_all_their_copies(entry_lists: bool) -> N
 
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForBookieHandleNotAvailable", verdict="same")
 @pytest.mark.parametrize("is_registered", [True, False])
-@by_both_means
 @in_virtual_time
-async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
-    entry_lists: bool, is_registered: bool
-) -> None:
+async def test_a_bookie_that_cannot_be_asked_lacks_nothing(is_registered: bool) -> None:
     cluster = await one_ledger()
     cluster.bookie(B2).is_down = True
     if not is_registered:
         await cluster.unregister(B2)
 
-    assert await count(cluster, entry_lists=entry_lists) == (
-        {"unknown": 1} if is_registered else {}
-    )
+    assert await count(cluster) == ({"unknown": 1} if is_registered else {})
     assert await cluster.marked() == []
 
 
@@ -113,10 +104,9 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(
 @pytest.mark.compat(
     "G7", verdict="better", why="counts cover the whole run, and ledgers are marked"
 )
-@by_both_means
 @in_virtual_time
 async def test_the_entry_with_the_fewest_copies_decides(
-    entry_lists: bool, lacking: tuple[BookieId, ...], expected: str
+    lacking: tuple[BookieId, ...], expected: str
 ) -> None:
     """The ledger is marked in our own queue, with a finding."""
     cluster = await one_ledger()
@@ -124,7 +114,7 @@ async def test_the_entry_with_the_fewest_copies_decides(
     for bookie in lacking:
         cluster.bookie(bookie).lose(0, 4)
 
-    counts = await count(cluster, entry_lists=entry_lists)
+    counts = await count(cluster)
 
     assert counts == {expected: 1, "found": 1, "marked": 1}
     assert await replicas(cluster, 0, PATHS.private) == tuple(sorted({*lacking, B3}))
@@ -135,27 +125,25 @@ async def test_the_entry_with_the_fewest_copies_decides(
 
 
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica", verdict="better")
-@by_both_means
 @in_virtual_time
-async def test_a_ledger_unknown_to_its_bookies_has_no_copy(entry_lists: bool) -> None:
+async def test_a_ledger_unknown_to_its_bookies_has_no_copy() -> None:
     cluster = await one_ledger()
     for bookie in (B1, B2, B3):
         cluster.bookie(bookie)._ledgers.pop(0)
 
-    assert (await count(cluster, entry_lists=entry_lists))["no_copy"] == 1
+    assert (await count(cluster))["no_copy"] == 1
 
 
 @pytest.mark.compat(
     f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanWQReplicasOfAnEntry", verdict="better"
 )
-@by_both_means
 @in_virtual_time
-async def test_a_copy_outside_the_stripe_does_not_count(entry_lists: bool) -> None:
+async def test_a_copy_outside_the_stripe_does_not_count() -> None:
     cluster = await one_ledger(write_quorum=2)
     cluster.put(0, 0, B3)  # belongs on B1 and B2
     cluster.bookie(B2).lose(0, 0)
 
-    assert (await count(cluster, entry_lists=entry_lists))["below_ack_quorum"] == 1
+    assert (await count(cluster))["below_ack_quorum"] == 1
 
 
 @in_virtual_time
@@ -176,17 +164,14 @@ async def test_a_damaged_copy_does_not_count() -> None:
     ],
 )
 @pytest.mark.parametrize("is_harmed", [False, True])
-@by_both_means
 @in_virtual_time
-async def test_empty_segments_change_nothing(
-    entry_lists: bool, is_harmed: bool, starts: tuple[int, int, int]
-) -> None:
+async def test_empty_segments_change_nothing(is_harmed: bool, starts: tuple[int, int, int]) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B2, B3, B4), (B4, B3, B2), ledger_id=0, starts=starts)
     if is_harmed:
         cluster.bookie(named_by(await cluster.metadata(0), 5)[0]).lose(0, 5)
 
-    counts = await count(cluster, entry_lists=entry_lists)
+    counts = await count(cluster)
 
     expected = {"below_write_quorum": 1, "found": 1, "marked": 1}
     assert counts == (expected if is_harmed else {})
@@ -212,7 +197,7 @@ async def test_the_counts_are_of_the_whole_run() -> None:
         cluster.bookie(B1)._ledgers.pop(ledger_id)
 
     async with checker(cluster, settings=ON) as made:
-        made.runner._checks["replicas"] = made.replicas
+        made.runs(made.replicas)
         async with running(made):
             await asyncio.sleep(60)
 
@@ -220,28 +205,6 @@ async def test_the_counts_are_of_the_whole_run() -> None:
     assert last is not None
     assert last.counts == {"below_write_quorum": 3, "found": 3, "marked": 3}
     assert await cluster.marked() == [0, 25, 59]
-
-
-@in_virtual_time
-async def test_a_bookie_that_lists_its_entries_gives_only_the_ends() -> None:
-    """The others are asked for every entry."""
-    cluster = await one_ledger()
-    cluster.bookie(B2).lists_entries = False
-
-    assert await count(cluster, entry_lists=True) == {}
-
-    asked = {bookie: len(cluster.bookies.asked(bookie)) for bookie in (B1, B2, B3)}
-    assert asked == {B1: 2, B2: 10, B3: 2}
-
-
-@in_virtual_time
-async def test_an_entry_missing_in_a_list_but_found_by_a_read_is_there() -> None:
-    cluster = await one_ledger()
-    cluster.bookie(B2)._ledgers[0].unflushed.clear()
-    whole = cluster.bookie(B2).list_entries
-    cluster.bookie(B2).list_entries = lambda ledger_id: whole(ledger_id)[:0]  # type: ignore[method-assign]
-
-    assert await count(cluster, entry_lists=True) == {}
 
 
 @in_virtual_time

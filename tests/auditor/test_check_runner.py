@@ -1,7 +1,6 @@
 """Periodic checks run by the time of the last run, one at a time, and on request."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +22,9 @@ from tests.auditor.checking import (
     store_time,
     ten_ledgers,
 )
+from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
 
@@ -126,11 +127,11 @@ async def test_denied_access_to_a_checks_znodes_delays_only_this_check(
 
 @in_virtual_time
 async def test_due_checks_run_one_at_a_time_the_longest_overdue_first() -> None:
-    cluster = await ten_ledgers()
+    cluster = await with_ledgers((B1, B2, B3))
     now_ms = cluster.clock.wall_ms()
     begun: list[tuple[str, float]] = []
 
-    async def note(check: CountingCheck, ids: Sequence[int]) -> None:
+    async def note(check: CountingCheck, ledger_id: int) -> None:
         begun.append((check.kind.name, cluster.clock.now_s()))
 
     first, second = CountingCheck(ALL_LEDGERS, part_size=10), CountingCheck(REPLICAS, part_size=10)

@@ -4,7 +4,8 @@ from math import inf
 
 import pytest
 
-from auditor.checks.runner import FORCED_MS, Timetable, due_in_s, is_requested
+from auditor.checks.runner import FORCED_MS, CheckState, due_in_s
+from tests.auditor.checking import CountingCheck
 
 HOUR_S = 3_600.0
 HOUR_MS = 3_600_000
@@ -39,18 +40,22 @@ def test_a_check_is_due_an_interval_after_its_last_run(
         pytest.param(NOW_MS, None, True, id="deleted"),
         pytest.param(NOW_MS, NOW_MS + 1, False, id="another leader has run it"),
         pytest.param(None, NOW_MS, False, id="run for the first time"),
-        pytest.param(None, None, False, id="never run"),
     ],
 )
-def test_an_earlier_time_of_the_last_run_requests_the_check(
-    before_ms: int | None, last_ms: int | None, expected: bool
+@pytest.mark.parametrize("interval_s", [HOUR_S, 1_000 * HOUR_S, 0])
+def test_an_earlier_time_of_the_last_run_requests_the_check_of_any_interval(
+    before_ms: int | None, last_ms: int | None, expected: bool, interval_s: float
 ) -> None:
-    assert is_requested(before_ms, last_ms) is expected
+    state = CheckState(check=CountingCheck())
+    note(state, before_ms, interval_s=interval_s)
+
+    note(state, last_ms, interval_s=interval_s)
+
+    assert (state.due_s == -inf) is expected
 
 
 def note(
-    timetable: Timetable,
-    name: str,
+    state: CheckState,
     last_ms: int | None,
     *,
     now_s: float = 100.0,
@@ -58,41 +63,18 @@ def note(
     interval_s: float = HOUR_S,
     is_unfinished: bool = False,
 ) -> None:
-    timetable.update(
-        name,
-        last_ms,
-        interval_s=interval_s,
-        now_s=now_s,
-        now_ms=now_ms,
-        is_unfinished=is_unfinished,
+    state.update(
+        last_ms, interval_s=interval_s, now_s=now_s, now_ms=now_ms, is_unfinished=is_unfinished
     )
 
 
-def test_the_check_that_has_been_due_for_longest_comes_first() -> None:
-    timetable = Timetable()
-
-    note(timetable, "a", NOW_MS - 2 * HOUR_MS)
-    note(timetable, "b", NOW_MS - 3 * HOUR_MS)
-    note(timetable, "never", None, interval_s=0)
-
-    assert timetable.next() == ("b", 100.0 - 2 * HOUR_S)
-
-
-def test_without_enabled_checks_none_is_due() -> None:
-    timetable = Timetable()
-
-    note(timetable, "a", NOW_MS, interval_s=0)
-
-    assert timetable.next() is None
-
-
 def test_a_clock_set_back_later_delays_nothing() -> None:
-    timetable = Timetable()
-    note(timetable, "a", NOW_MS)
+    state = CheckState(check=CountingCheck())
+    note(state, NOW_MS)
 
-    note(timetable, "a", NOW_MS, now_s=200.0, now_ms=NOW_MS - 1_000 * HOUR_MS)
+    note(state, NOW_MS, now_s=200.0, now_ms=NOW_MS - 1_000 * HOUR_MS)
 
-    assert timetable.next() == ("a", 100.0 + HOUR_S)
+    assert state.due_s == 100.0 + HOUR_S
 
 
 @pytest.mark.parametrize(
@@ -105,19 +87,8 @@ def test_a_clock_set_back_later_delays_nothing() -> None:
 def test_an_earlier_leaders_unfinished_run_is_continued(
     interval_s: float, expected_s: float | None
 ) -> None:
-    timetable = Timetable()
+    state = CheckState(check=CountingCheck())
 
-    note(timetable, "a", NOW_MS, interval_s=interval_s, is_unfinished=True)
+    note(state, NOW_MS, interval_s=interval_s, is_unfinished=True)
 
-    found = timetable.next()
-    assert (found and found[1]) == expected_s
-
-
-@pytest.mark.parametrize("interval_s", [HOUR_S, 1_000 * HOUR_S, 0])
-def test_a_time_set_back_starts_a_check_of_any_interval(interval_s: float) -> None:
-    timetable = Timetable()
-    note(timetable, "a", NOW_MS, interval_s=interval_s)
-
-    note(timetable, "a", NOW_MS - 21 * 24 * HOUR_MS, interval_s=interval_s)
-
-    assert timetable.next() == ("a", -inf)
+    assert state.due_s == expected_s

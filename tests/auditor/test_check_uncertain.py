@@ -18,6 +18,7 @@ from ledgers.model import BookieId
 from tests.auditor.checking import (
     LEDGERS,
     asked_of,
+    check_each,
     checker,
     five_ledgers,
     look,
@@ -63,7 +64,7 @@ async def test_no_healthy_ledger_is_marked_when_most_reads_time_out() -> None:
 
     cluster.bookies.faults = overloaded
     async with checker(cluster, settings=EVERY) as made:
-        counts = await made.all_ledgers.check_ledgers(range(100))
+        counts = await check_each(made.all_ledgers, range(100))
 
     assert counts == {"unknown": 100}
     assert await cluster.marked() == []
@@ -103,7 +104,7 @@ async def test_an_unresponsive_bookie_is_asked_only_sometimes() -> None:
 
     async with checker(cluster) as made:
         for ledger_id in range(50):
-            await made.all_ledgers.check_ledgers([ledger_id])
+            await check_each(made.all_ledgers, [ledger_id])
 
     assert sum(asked_of(cluster, B2).values()) <= 4, "of the two entries of fifty ledgers"
 
@@ -122,7 +123,7 @@ async def after_the_first_read(
     cluster: Cluster, action: Callable[[], Awaitable[None]]
 ) -> Counter[str]:
     async with checker(cluster) as made:
-        task = asyncio.create_task(made.all_ledgers.check_ledgers([3]))
+        task = asyncio.create_task(check_each(made.all_ledgers, [3]))
         await asyncio.sleep(0.5)
         assert not task.done()
         await action()
@@ -226,7 +227,7 @@ async def test_a_bookie_that_stops_answering_does_not_prove_the_key(
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
 
     async with checker(cluster, settings=EVERY) as made:
-        counts = await made.all_ledgers.check_ledgers([0])
+        counts = await check_each(made.all_ledgers, [0])
 
     assert counts == {"unreadable": 1}
     assert await cluster.marked(PATHS.private) == []

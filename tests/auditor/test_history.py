@@ -170,7 +170,7 @@ async def test_findings_and_the_end_of_a_check_are_told() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     cluster.bookie(B1).lose(0, 0)
     async with checker(cluster, settings=ChecksSettings(replicas_interval_s=3_600)) as made:
-        made.runner._checks["replicas"] = made.replicas
+        made.runs(made.replicas)
         async with running(made):
             await asyncio.sleep(60)
 
