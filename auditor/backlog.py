@@ -75,21 +75,20 @@ MARKS_KEPT_MAX = 200_000
 PACE_WINDOW_S = 300.0
 """The estimate uses the pace of this time."""
 LABELS = ("0", "1", "2", "more")
-QUEUES = ("shared", "private")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BacklogSize:
     """The backlog at one moment. ``by_copies_left`` has every label of the metric."""
 
-    by_copies_left: Mapping[str, int]
-    missing_bytes: int
-    marked_count: int
-    private_count: int
-    waiting_count: int
-    oldest_mark_ms: int | None
+    by_copies_left: Mapping[str, int] = field(default_factory=lambda: by_label({}))
+    missing_bytes: int = 0
+    marked_count: int = 0
+    private_count: int = 0
+    waiting_count: int = 0
+    oldest_mark_ms: int | None = None
     """Wall clock. None: no mark, or none could be read."""
-    remaining_s: float | None
+    remaining_s: float | None = None
     """None: unknown."""
 
 
@@ -120,59 +119,53 @@ class RepairPace:
         return left * (now_s - then_s) / done if done > 0 and now_s > then_s else None
 
 
+@dataclass(kw_only=True)
 class Backlog:
     """Measures the backlog of one leader."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        losses: Callable[[], BookieLosses],
-        clock: Clock,
-    ) -> None:
-        """``losses``: returns the lost and reformatted bookies, whether or not a hold is in
-        force."""
-        self._store, self._paths = store, paths
-        self._updater = updater
-        self._losses = losses
-        self._clock = clock
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    losses: Callable[[], BookieLosses]
+    """Returns the lost and reformatted bookies, whether or not a hold is in force."""
+    clock: Clock
+    size: BacklogSize | None = field(default=None, init=False)
+    """The last measurement. Immutable, so that other threads may read it."""
+
+    def __post_init__(self) -> None:
         self._counted: tuple[object, Counter[int], float] | None = None
         """The last counts by copies left, and bytes, after what they were computed from."""
         self._times = MarkTimes()
         self._pace = RepairPace()
-        self._took_s = 0.0
-        self.size: BacklogSize | None = None
-        """The last measurement. Immutable, so that other threads may read it."""
 
     async def run(self) -> None:
         """Measure until cancelled. Raises SessionLostError."""
         try:
             while True:
-                await self._try_run_once()
-                await self._clock.sleep(max(INTERVAL_S, PAUSE_SHARE * self._took_s))
+                began_s = self.clock.now_s()
+                try:
+                    await self.run_once()
+                except (UnavailableError, UnauthorizedError) as error:
+                    log.warning("backlog.measure_failed", error=str(error))
+                took_s = self.clock.now_s() - began_s
+                await self.clock.sleep(max(INTERVAL_S, PAUSE_SHARE * took_s))
         finally:
             self.size = None
             publish_none()
 
-    async def _try_run_once(self) -> None:
-        try:
-            await self.run_once()
-        except (UnavailableError, UnauthorizedError) as error:
-            log.warning("backlog.measure_failed", error=str(error))
-
     async def run_once(self) -> BacklogSize:
         """Measure and publish. Raises UnavailableError."""
-        began_s = self._clock.now_s()
         counts, byte_count = await self._count_underreplicated()
         shared = array("q")
-        async for part in marked_in_parts(self._store, self._paths):
+        async for part in marked_in_parts(self.store, self.paths):
             shared.extend(part)
-        private = set(await marked_ledger_ids(self._store, self._paths.private))
-        await self._read_new_marks(shared)
-        waiting = await self._store.exists(self._paths.waiting)
-        self._took_s = self._clock.now_s() - began_s
+        private = set(await marked_ledger_ids(self.store, self.paths.private))
+        await self._times.keep(shared[:MARKS_KEPT_MAX])
+        new = self._times.unread(NEW_MARKS_MAX)
+        for each in await read_marks(self.store, self.paths, new):
+            time_ms = None if each.mark is None else each.mark.ctime_ms
+            self._times.set(each.ledger_id, time_ms or NO_TIME)
+        waiting = await self.store.exists(self.paths.waiting)
         self.size = BacklogSize(
             by_copies_left=by_label(counts),
             missing_bytes=round(byte_count),
@@ -181,18 +174,18 @@ class Backlog:
             waiting_count=0 if waiting is None else waiting.child_count,
             oldest_mark_ms=self._times.oldest_ms(),
             remaining_s=self._pace.remaining_s(
-                now_s=self._clock.now_s(),
+                now_s=self.clock.now_s(),
                 ledger_count=counts.total(),
                 byte_count=round(byte_count),
             ),
         )
-        publish(self.size, now_ms=self._clock.wall_ms())
+        publish(self.size, now_ms=self.clock.wall_ms())
         return self.size
 
     async def _count_underreplicated(self) -> tuple[Counter[int], float]:
         """Return the under-replicated ledgers by copies left, and the bytes of their missing
         copies. They are counted again only after a change."""
-        updater, losses = self._updater, self._losses()
+        updater, losses = self.updater, self.losses()
         source = losses, updater.change_count
         if self._counted is None or self._counted[0] != source:
             counts, byte_count, stream = Counter[int](), 0.0, MarkStream(updater.ledger_map, losses)
@@ -204,14 +197,6 @@ class Backlog:
                 await asyncio.sleep(0)
             self._counted = source, counts, byte_count
         return self._counted[1:]
-
-    async def _read_new_marks(self, marked: array[int]) -> None:
-        """Read the time of marks that were not read before, and forget those that are gone."""
-        await self._times.keep(marked[:MARKS_KEPT_MAX])
-        new = self._times.unread(NEW_MARKS_MAX)
-        for each in await read_marks(self._store, self._paths, new):
-            time_ms = None if each.mark is None else each.mark.ctime_ms
-            self._times.set(each.ledger_id, time_ms or NO_TIME)
 
 
 UNREAD, NO_TIME = 2**63 - 1, 2**63 - 2
@@ -285,14 +270,8 @@ def publish(size: BacklogSize, *, now_ms: int) -> None:
 
 def publish_none() -> None:
     """Set the metrics of a node that measures nothing."""
-    for label in LABELS:
-        UNDERREPLICATED.labels(copies_left=label).set(0)
-    for queue in QUEUES:
-        MARKED.labels(queue=queue).set(0)
-    for gauge in (MISSING_BYTES, WAITING):
-        gauge.set(0)
-    for gauge in (OLDEST_MARK_S, REMAINING_S):
-        gauge.set(math.nan)
+    publish(BacklogSize(), now_ms=0)
+    OLDEST_MARK_S.set(math.nan)
 
 
 publish_none()  # so that every label exists from the start

@@ -60,104 +60,76 @@ class UnavailableLedgerCounter:
         self._on_count = on_count
         self.absent: frozenset[BookieId] = frozenset()
         self._was_updated = asyncio.Event()
-        self._last: _Count | None = None
-        self._took_s = 0.0
+        self._counted: tuple[frozenset[BookieId], UnavailableLedgers, bool] | None = None
+        """The absent bookies, the result of the last count, and whether the ledger map was complete
+        when the count began."""
+        self._change_count = -1
+        """``change_count`` of the ledger map when that count began."""
 
     def update(self, absent: frozenset[BookieId]) -> None:
         """Set the absent bookies. Call this also when the ledger map may have become complete."""
-        if absent != self.absent or not self._is_valid(self._last):
+        if absent != self.absent or not self._is_valid():
             self.absent = absent
             self._was_updated.set()
 
     def found_for(self, absent: Collection[BookieId]) -> UnavailableLedgers | None:
         """Return the result for exactly these bookies; None if there is none yet, or if the ledger
         map became complete after the count."""
-        last = self._last
-        return last.found if last and last.absent == absent and self._is_valid(last) else None
+        if self._counted is None or self._counted[0] != absent or not self._is_valid():
+            return None
+        return self._counted[1]
+
+    def _is_valid(self) -> bool:
+        return self._counted is not None and (self._counted[2] or not self._updater.is_complete)
 
     async def run(self) -> None:
         """Count until cancelled."""
         try:
             while True:
+                began_s = self._clock.now_s()
                 await self.run_once()
-                pause_s = max(PAUSE_S, PAUSE_SHARE * self._took_s) if self.absent else math.inf
+                took_s = self._clock.now_s() - began_s
+                pause_s = max(PAUSE_S, PAUSE_SHARE * took_s) if self.absent else math.inf
                 await wait_woken(self._was_updated, timeout_s=pause_s)
         finally:
             UNAVAILABLE.set(0)
 
     async def run_once(self) -> None:
-        """Count if something has changed."""
+        """Count if something has changed. If other bookies are absent meanwhile, the count ends
+        without a result, and starts over."""
         self._was_updated.clear()
-        absent, updater, began_s = self.absent, self._updater, self._clock.now_s()
-        change, is_complete = updater.change_count, updater.is_complete
-        last = self._last
-        if self.found_for(absent) is not None and last is not None and last.change == change:
+        absent, updater, ledger_map = self.absent, self._updater, self._updater.ledger_map
+        change_count, is_complete = updater.change_count, updater.is_complete
+        if self.found_for(absent) is not None and change_count == self._change_count:
             return
-        found = await self._count(absent)
-        if found is None:
-            return
-        self._took_s = self._clock.now_s() - began_s
-        UNAVAILABLE.set(found.count)
-        self._last = _Count(absent=absent, found=found, change=change, is_complete=is_complete)
-        before = last and (last.absent, last.found, last.is_complete)
-        if before != (absent, found, is_complete):
-            self._on_count()
-
-    def _is_valid(self, last: _Count | None) -> bool:
-        return last is not None and (last.is_complete or not self._updater.is_complete)
-
-    async def _count(self, absent: frozenset[BookieId]) -> UnavailableLedgers | None:
-        """Return None if other bookies are absent meanwhile; then the count starts over."""
-        ledger_map, counted, first = self._updater.ledger_map, _CountSoFar(absent), 0
-        count_least = ledger_map.write_quorum_least
+        count, ids, restored_by = 0, list[int](), Counter[BookieId]()
+        count_least, first = ledger_map.write_quorum_least, 0
         while True:
             ledger_ids, next_first = ledger_map.naming_several(
                 absent, count_least=count_least, first=first
             )
             for ledger_id in ledger_ids:
                 ledger = ledger_map.get(ledger_id)
-                if ledger is not None and has_unavailable_entry(ledger, absent):
-                    counted.add(ledger)
+                if ledger is None or not has_unavailable_entry(ledger, absent):
+                    continue
+                count += 1
+                ids += [ledger_id] if len(ids) < IDS_KEPT_MAX else []
+                named = ledger.bookies & absent
+                for bookie in named:  # a bookie that does not suffice alone is listed with 0
+                    restored_by[bookie] += not has_unavailable_entry(ledger, named - {bookie})
             if next_first is None:
-                return counted.result()
+                break
             first = next_first
             await asyncio.sleep(0)
             if self.absent != absent:
-                return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Count:
-    """A finished count. ``change``: ``change_count`` of the ledger map when the count began.
-    ``is_complete``: True if the ledger map was complete then."""
-
-    absent: frozenset[BookieId]
-    found: UnavailableLedgers
-    change: int
-    is_complete: bool
-
-
-class _CountSoFar:
-    """A count in progress. Ledgers are added in the order of their ids."""
-
-    def __init__(self, absent: frozenset[BookieId]) -> None:
-        self._absent = absent
-        self._count = 0
-        self._first: list[int] = []
-        self._restored_by: Counter[BookieId] = Counter()
-
-    def add(self, ledger: MappedLedger) -> None:
-        self._count += 1
-        if len(self._first) < IDS_KEPT_MAX:
-            self._first.append(ledger.ledger_id)
-        absent = ledger.bookies & self._absent
-        for bookie in absent:  # a bookie that does not suffice alone is listed with 0
-            self._restored_by[bookie] += not has_unavailable_entry(ledger, absent - {bookie})
-
-    def result(self) -> UnavailableLedgers:
-        return UnavailableLedgers(
-            count=self._count, first=tuple(self._first), restored_by=dict(self._restored_by)
-        )
+                return
+        UNAVAILABLE.set(count)
+        found = UnavailableLedgers(count=count, first=tuple(ids), restored_by=dict(restored_by))
+        counted = absent, found, is_complete
+        has_changed, self._counted = counted != self._counted, counted
+        self._change_count = change_count
+        if has_changed:
+            self._on_count()
 
 
 def has_unavailable_entry(ledger: MappedLedger, absent: Collection[BookieId]) -> bool:
