@@ -19,8 +19,9 @@ a limit (``bookmender limits``).
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 
 import structlog
 
@@ -127,18 +128,10 @@ class LedgerGrowth:
         if last is not None:
             self._highest[ledger_id] = last if known is None else max(known, last)
             if known is not None and last > known:
-                self._add_client(ledger_id, ensemble, now_s)
+                self.add_client(ledger_id, ensemble, now_s=now_s)
 
-    def end(
-        self,
-        new_ids: Sequence[int],
-        ensemble_of: Callable[[int], Sequence[BookieId]],
-        *,
-        now_s: float,
-    ) -> None:
-        """Finish the look: clients created ``new_ids`` since the last one."""
-        for ledger_id in new_ids:
-            self._add_client(ledger_id, ensemble_of(ledger_id), now_s)
+    def end(self) -> None:
+        """Finish the look."""
         if not self._left:
             self._rounds_over += 1
 
@@ -147,18 +140,17 @@ class LedgerGrowth:
     ) -> ClientActivity:
         """Return the current activity of these bookies."""
         active = {b for b in bookies if self._active_until_s.get(b, now_s) > now_s}
-        quiet = {b for b in bookies - active if self._is_quiet(b)}
+        # Quiet: a whole round has passed since the last round with a doubt.
+        last = self._rounds_over - 1
+        quiet = {b for b in bookies - active if self._doubted_in.get(b, -1) < last}
         return ClientActivity(
             active=frozenset(active),
             quiet=frozenset(quiet),
             copying_node_count=max(1, copying_node_count),
         )
 
-    def _is_quiet(self, bookie: BookieId) -> bool:
-        """True if a whole round has passed since the last round with a doubt."""
-        return self._rounds_over > self._doubted_in.get(bookie, -1) + 1
-
-    def _add_client(self, ledger_id: int, ensemble: Sequence[BookieId], now_s: float) -> None:
+    def add_client(self, ledger_id: int, ensemble: Sequence[BookieId], *, now_s: float) -> None:
+        """Record that a client created the ledger, or added an entry to it."""
         self.doubt(ensemble)
         for bookie in ensemble:
             self._active_until_s[bookie] = now_s + ACTIVE_FOR_S
@@ -169,24 +161,20 @@ class LedgerGrowth:
         self._doubted_in |= dict.fromkeys(bookies, self._rounds_over)
 
 
+@dataclass(kw_only=True)
 class ActivityWatch:
     """Watches client activity and publishes it. Runs on the leader until it is cancelled or the
     session is lost."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        views: ViewSource,
-        bookies: Bookies,
-        records: Records,
-        clock: Clock,
-    ) -> None:
-        self._store, self._paths = store, paths
-        self._updater, self._views, self._bookies = updater, views, bookies
-        self._records, self._clock = records, clock
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    views: ViewSource
+    bookies: Bookies
+    records: Records
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._nodes: dict[str, LiveNode | None] = {}
         self._lock_count = 0
         self._worker_count = 1
@@ -195,25 +183,25 @@ class ActivityWatch:
         """``LedgerMap.opened_count`` at the last look; None before the first."""
         self._silent_until_s: dict[BookieId, float] = {}
         """Bookies that did not answer in time, and until when they are not asked."""
-        self._available = views.current.available
-        self._last_reason_s = clock.now_s()
+        self._available = self.views.current.available
+        self._last_reason_s = self.clock.now_s()
         """Time of the last copies or the last loss. Leadership begins as if a bookie had just been
         lost."""
 
     async def run(self) -> None:
         """Raises SessionLostError."""
         while True:
-            seen = self._views.change_count
+            seen = self.views.change_count
             await self._count()
             if self._is_expected():
                 await self._watch()
             else:
-                await self._views.wait_change(seen, timeout_s=IDLE_INTERVAL_S)
+                await self.views.wait_change(seen, timeout_s=IDLE_INTERVAL_S)
 
     def _is_expected(self) -> bool:
         """True while ledgers are copied, and for ``GO_ON_S`` after that or after the loss of a
         bookie."""
-        now_s, available = self._clock.now_s(), self._views.current.available
+        now_s, available = self.clock.now_s(), self.views.current.available
         if self._lock_count or self._available - available:
             self._last_reason_s = now_s
         self._available = available
@@ -223,47 +211,58 @@ class ActivityWatch:
         growth = LedgerGrowth()
         self._opened_count = None
         published: ClientActivity | None = None
-        published_s = counted_s = self._clock.now_s()
+        published_s = counted_s = self.clock.now_s()
         while self._is_expected():
-            began_s = self._clock.now_s()
-            if self._updater.is_complete:
+            began_s = self.clock.now_s()
+            if self.updater.is_complete:
                 await self._look(growth)
             if began_s - counted_s >= LOCKS_INTERVAL_S:
                 await self._count()
                 counted_s = began_s
-            now_s = self._clock.now_s()
+            now_s = self.clock.now_s()
             found = growth.activity(
-                self._views.current.available,
+                self.views.current.available,
                 copying_node_count=min(self._worker_count, self._lock_count),
                 now_s=now_s,
             )
             if found != published or now_s - published_s >= WRITTEN_EVERY_S:
-                await self._publish(found, published)
+                before = published and (published.active, published.quiet)
+                if before != (found.active, found.quiet):
+                    log.info(
+                        "activity.changed",
+                        active_count=len(found.active),
+                        quiet_count=len(found.quiet),
+                    )
+                try:
+                    await self.records.write_activity(found)
+                except UnavailableError as error:
+                    log.debug("activity.write_failed", error=str(error))
                 published, published_s = found, now_s
-            await self._clock.sleep(max(0.0, LOOK_INTERVAL_S - (self._clock.now_s() - began_s)))
+            await self.clock.sleep(max(0.0, LOOK_INTERVAL_S - (self.clock.now_s() - began_s)))
 
     async def _look(self, growth: LedgerGrowth) -> None:
-        ledger_map, open_ids = self._updater.ledger_map, self._updater.ledger_map.open_ids
-        now_s = self._clock.now_s()
-        count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))
-        opened_count = ledger_map.opened_count
-        new_ids = [] if self._opened_count is None else ledger_map.opened_since(self._opened_count)
+        ledger_map, now_s = self.updater.ledger_map, self.clock.now_s()
+        opened_count, before = ledger_map.opened_count, self._opened_count
+        new_ids = [] if before is None else ledger_map.opened_since(before)
         self._opened_count = opened_count
         self._silent_until_s = {b: s for b, s in self._silent_until_s.items() if now_s < s}
         growth.doubt(self._silent_until_s)
-        wanted = growth.begin(open_ids, new_ids, count_max=count_max, now_s=now_s)
+        count_max = max(1, min(READS_PER_LOOK, BYTES_PER_LOOK // self._entry_bytes))
+        wanted = growth.begin(ledger_map.open_ids, new_ids, count_max=count_max, now_s=now_s)
         ensembles = {ledger_id: self._ensemble(ledger_id) for ledger_id in wanted}
         found = await asyncio.gather(*(self._last(i, of) for i, of in ensembles.items()))
         for (ledger_id, ensemble), last in zip(ensembles.items(), found, strict=True):
             last_id = None if last is None else last.last_entry_id
             growth.add_reading(ledger_id, ensemble, last_id, now_s=now_s)
-        growth.end(new_ids, self._ensemble, now_s=now_s)
+        for ledger_id in new_ids:
+            growth.add_client(ledger_id, self._ensemble(ledger_id), now_s=now_s)
+        growth.end()
         weights = [last.stored_bytes for last in found if last is not None]
         if weights:
             self._entry_bytes = max(1, sum(weights) // len(weights))
 
     def _ensemble(self, ledger_id: int) -> Sequence[BookieId]:
-        ledger = self._updater.ledger_map.get(ledger_id)
+        ledger = self.updater.ledger_map.get(ledger_id)
         return () if ledger is None else ledger.ensembles[-1]
 
     async def _last(self, ledger_id: int, ensemble: Sequence[BookieId]) -> LastEntry | None:
@@ -273,37 +272,24 @@ class ActivityWatch:
         different last entries.
         """
         start = ledger_id % max(1, len(ensemble))
-        answering = self._views.current.answering - self._silent_until_s.keys()
+        answering = self.views.current.answering - self._silent_until_s.keys()
         member = next((b for b in (*ensemble[start:], *ensemble[:start]) if b in answering), None)
         if member is None:
             return None
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                return await last_entry_of(self._bookies, member, ledger_id)
+                return await last_entry_of(self.bookies, member, ledger_id)
         except TimeoutError:
-            self._silent_until_s[member] = self._clock.now_s() + UNANSWERED_PAUSE_S
+            self._silent_until_s[member] = self.clock.now_s() + UNANSWERED_PAUSE_S
             return None
 
     async def _count(self) -> None:
         """Count the locked ledgers and the workers."""
         try:
-            locks = await self._store.exists(self._paths.locks)
-            nodes = await live_nodes(self._store, self._paths, self._nodes)
+            locks = await self.store.exists(self.paths.locks)
+            nodes = await live_nodes(self.store, self.paths, self._nodes)
         except (UnavailableError, UnauthorizedError) as error:
             log.debug("activity.count_failed", error=str(error))
             return
         self._lock_count = 0 if locks is None else locks.child_count
         self._worker_count = sum(node.info.role is Role.WORKER for node in nodes)
-
-    async def _publish(self, found: ClientActivity, published: ClientActivity | None) -> None:
-        if published is None or (found.active, found.quiet) != (
-            published.active,
-            published.quiet,
-        ):
-            log.info(
-                "activity.changed", active_count=len(found.active), quiet_count=len(found.quiet)
-            )
-        try:
-            await self._records.write_activity(found)
-        except UnavailableError as error:
-            log.debug("activity.write_failed", error=str(error))

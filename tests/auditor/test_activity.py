@@ -38,7 +38,9 @@ class Ledgers:
                 self.growth.add_reading(
                     ledger_id, self.ensembles[ledger_id], last, now_s=self.now_s
                 )
-            self.growth.end(new_ids, self.ensembles.__getitem__, now_s=self.now_s)
+            for ledger_id in new_ids:
+                self.growth.add_client(ledger_id, self.ensembles[ledger_id], now_s=self.now_s)
+            self.growth.end()
 
     def of(self, bookie: BookieId) -> Activity:
         return self.growth.activity(ALL, copying_node_count=1, now_s=self.now_s).of(bookie)
