@@ -145,40 +145,35 @@ class Observation:
         return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
+@dataclass(kw_only=True)
 class Observer:
-    """Observes during one session."""
+    """Observes during one session. The caller runs ``updater`` and prepares ``tracker``, which uses
+    ``SimulatedHolds``."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        tracker: LossTracker,
-        clock: Clock,
-    ) -> None:
-        """The caller runs ``updater`` and prepares ``tracker``, which uses ``SimulatedHolds``."""
-        self._store, self._paths = store, paths
-        self._updater = updater
-        self._tracker = tracker
-        self._clock = clock
-        self._found: tuple[object, Sequence[UnderreplicatedLedger], int] | None = None
-        """The under-replicated ledgers and ``lost_bytes``, after what they were computed from."""
-        self._marks: dict[int, Collection[BookieId]] = {}
-        """The shared queue as last read: by ledger, the replicas that its mark names."""
-        self._private = PrivateQueue()
-        """Our private queue as last read."""
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    tracker: LossTracker
+    clock: Clock
+    _found: tuple[object, Sequence[UnderreplicatedLedger], int] | None = field(
+        default=None, init=False
+    )
+    """The under-replicated ledgers and ``lost_bytes``, after what they were computed from."""
+    _marks: dict[int, Collection[BookieId]] = field(default_factory=dict, init=False)
+    """The shared queue as last read: by ledger, the replicas that its mark names."""
+    _private: PrivateQueue = field(default_factory=PrivateQueue, init=False)
+    """Our private queue as last read."""
 
     async def run(self) -> None:
         """Follow the recovery delay until cancelled."""
-        async with aclosing(self._tracker.delay_changes()) as changes:
+        async with aclosing(self.tracker.delay_changes()) as changes:
             async for _ in changes:
                 pass
 
     async def observe(self) -> Observation:
         """Return what the leader would do now. Raises UnavailableError if something could not be
         read completely."""
-        tracker, ledger_map = self._tracker, self._updater.ledger_map
+        tracker, ledger_map = self.tracker, self.updater.ledger_map
         await tracker.read_records()  # a leader of ours may have changed them
         view = await tracker.refresh()
         await tracker.update_hold(view)
@@ -186,11 +181,11 @@ class Observer:
         underreplicated, weight = await self._underreplicated(losses)
         await self._read_marks(underreplicated)
         self._private = await read_private_queue(
-            self._store, self._paths, shared=self._marks, known_damaged=self._private.damaged
+            self.store, self.paths, shared=self._marks, known_damaged=self._private.damaged
         )
         return Observation(
-            seen_ms=self._clock.wall_ms(),
-            is_ledger_map_complete=self._updater.is_complete,
+            seen_ms=self.clock.wall_ms(),
+            is_ledger_map_complete=self.updater.is_complete,
             ledger_count=len(ledger_map),
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
@@ -207,7 +202,7 @@ class Observer:
             marked_count=len(self._marks),
             difference=compare(underreplicated, self._marks),
             private=self._private,
-            is_disabled=await self._store.exists(self._paths.disable) is not None,
+            is_disabled=await self.store.exists(self.paths.disable) is not None,
             hold=tracker.hold,
             is_hold_ordered=tracker.hold is not None and view.orders.is_held,
         )
@@ -215,14 +210,14 @@ class Observer:
     @property
     def wait_s(self) -> float:
         """Seconds until ``observe`` may return something else without any event."""
-        return self._tracker.wait_s
+        return self.tracker.wait_s
 
     async def _underreplicated(
         self, losses: BookieLosses
     ) -> tuple[Sequence[UnderreplicatedLedger], int]:
         """Return the under-replicated ledgers, most urgent first, and ``lost_bytes`` of all of
         them, whether or not a hold is in force. They are computed again only after a change."""
-        ledger_map, source = self._updater.ledger_map, (losses, self._updater.change_count)
+        ledger_map, source = self.updater.ledger_map, (losses, self.updater.change_count)
         if self._found is None or self._found[0] != source:
             stream = MarkStream(ledger_map, losses)
             found: list[UnderreplicatedLedger] = []
@@ -244,7 +239,7 @@ class Observer:
         If such a mark was deleted, its ledger was repaired and is no longer under-replicated. A
         later mark of it is then read again.
         """
-        listed = await marked_ledger_ids(self._store, self._paths)
+        listed = await marked_ledger_ids(self.store, self.paths)
         agreed = {
             each.ledger_id
             for each in underreplicated
@@ -252,7 +247,7 @@ class Observer:
         }
         marks = {i: self._marks[i] for i in listed if i in agreed}
         rest = [i for i in listed if i not in agreed]
-        for marked in await read_marks(self._store, self._paths, rest):
+        for marked in await read_marks(self.store, self.paths, rest):
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
 
@@ -294,20 +289,13 @@ def affected_bookies(
     out, as it is like any other.
     """
     counts = Counter(bookie for each in underreplicated for bookie in each.lost)
-    rows = [
-        AffectedBookie(
-            bookie=bookie, condition=BookieCondition.ABSENT, left_s=s, ledger_count=naming[bookie]
-        )
-        for bookie, s in left_s.items()
-    ]
+    rows = [(bookie, BookieCondition.ABSENT, s, naming[bookie]) for bookie, s in left_s.items()]
     for bookie in losses.bookies:
-        if bookie in losses.lost_since_s or counts[bookie]:
-            condition = (
-                BookieCondition.LOST
-                if bookie in losses.lost_since_s
-                else BookieCondition.REFORMATTED
-            )
-            rows.append(
-                AffectedBookie(bookie=bookie, condition=condition, ledger_count=counts[bookie])
-            )
-    return tuple(sorted(rows, key=lambda row: (-row.ledger_count, row.bookie)))
+        is_lost = bookie in losses.lost_since_s
+        if is_lost or counts[bookie]:
+            condition = BookieCondition.LOST if is_lost else BookieCondition.REFORMATTED
+            rows.append((bookie, condition, 0.0, counts[bookie]))
+    return tuple(
+        AffectedBookie(bookie=bookie, condition=condition, left_s=s, ledger_count=count)
+        for bookie, condition, s, count in sorted(rows, key=lambda row: (-row[3], row[0]))
+    )
