@@ -11,7 +11,6 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from auditor.absence import Outages
@@ -46,7 +45,7 @@ from daemon.state import state_dir
 from ledgers.appending import BookiePool
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, open_bookies
+from ledgers.client import open_bookies
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     DamagedEndError,
@@ -64,7 +63,7 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.client_activity import ActivitySource
 from replication.copier import Copier
 from replication.disk_space import DiskSpaceSource
-from replication.history import Event, History, HistoryWriter, Kind
+from replication.history import Event, HistoryWriter, Kind
 from replication.inspection import Inspector
 from replication.journal import MetadataJournal
 from replication.ledger_record import WaitingNotesWriter
@@ -118,61 +117,128 @@ async def open_worker(
     """Open a session and build a worker in it. Raises what ``open_session`` raises; the end of the
     session ends the body."""
     async with AsyncExitStack() as stack:
-        settings = live.current
+        settings, ours = live.current, live.current.replication
         session = await stack.enter_async_context(open_session(live, role, journal))
-        budgets = Budgets(reads_in_flight_max=settings.replication.reads_in_flight_per_bookie)
-        bulk = BulkTransfers(budgets, resolve=session.views.resolve, connector=session.connector)
+        store, paths, views, clock = session.store, session.paths, session.views, session.clock
+        budgets = Budgets(reads_in_flight_max=ours.reads_in_flight_per_bookie)
+        bulk = BulkTransfers(budgets, resolve=views.resolve, connector=session.connector)
         bookies = session.bookie_client(budgets, bulk)
         stack.push_async_callback(bookies.close)
-        batcher = Batcher(session.store, [session.membership.guard])
+        batcher = Batcher(store, [session.membership.guard])
         placement = await session_placement(session, settings.placement)
-        quarantine = Quarantine(session.clock, session.views.life)
+        quarantine = Quarantine(clock, views.life)
         disk_spaces = DiskSpaceSource(
             bookies,
-            session.views,
-            floor_share=settings.replication.free_disk_share_min,
-            clock=session.clock,
+            views,
+            floor_share=ours.free_disk_share_min,
+            clock=clock,
             rng=session.rng,
             quarantine=quarantine,
         )
         await disk_spaces.start()
-        parts = _Parts(
-            settings=settings,
-            session=session,
-            batcher=batcher,
-            queue=make_queue(session, batcher),
-            bookies=bookies,
-            placement=placement,
-            disk_spaces=disk_spaces,
-            quarantine=quarantine,
-            on_written=on_written,
-            history=_history(session, batcher),
+        queue = make_queue(session, batcher)
+        history = _history(session, batcher)
+        answering = QuarantiningBookies(bookies, quarantine)
+        recorder = CopyRecorder(
+            store,
+            batcher,
+            paths,
+            session=session.membership.uuid,
+            is_enabled=ours.copies_reread_after_s > 0,
         )
-        worker = parts.worker()
-        activity = ActivitySource(session.store, session.paths, session.clock)
+        target_selector = TargetSelector(
+            placement.policy,
+            clock=clock,
+            local=session.local,
+            is_local_only=ours.target == "local",
+            disk_spaces=disk_spaces,
+            rack=placement.racks.rack,
+            quarantine=quarantine,
+            allowed=placement.groups.allowed,
+        )
+        repairer = Repairer(
+            queue=queue,
+            manager=session.manager,
+            views=views,
+            inspector=Inspector(
+                manager=session.manager,
+                bookies=answering,
+                clock=clock,
+                rng=session.rng,
+                fallback_digest=ours.fallback_digest,
+                checked_share=ours.checked_share,
+                entry_lists=ours.entry_lists,
+            ),
+            open_ledgers=OpenLedgers(
+                manager=session.manager,
+                # Without quarantine: before fencing, each bookie is asked directly (rules S5, S13).
+                bookies=bookies,
+                views=views,
+                fallback_digest=ours.fallback_digest,
+                target_selector=target_selector,
+                clock=clock,
+                history=history,
+            ),
+            copier=Copier(answering, target_selector),
+            recorder=recorder,
+            clock=clock,
+            moves_misplaced=settings.checks.repairs_placement,
+            on_written=on_written,
+        )
+        worker = ReplicationWorker(
+            queue=queue,
+            repairer=repairer,
+            views=views,
+            notes=WaitingNotesWriter(store, batcher, paths),
+            manager=session.manager,
+            settings=ours,
+            node=session.node,
+            clock=clock,
+            rng=session.rng,
+            history=history,
+        )
+        activity = ActivitySource(store, paths, clock)
+        works: list[Coroutine[Any, Any, None]] = [
+            batcher.run(),
+            history.run(),
+            recorder.run(),
+            keep_to_our_share(live, views, session.membership, budgets, clock=clock),
+            keep_to_pace(live, views, bulk, batcher),
+            live.follow(lambda now: worker.apply(now.replication), clock=clock),
+            activity.run(),
+            yield_to_clients(activity, session.membership, bulk, batcher, clock=clock),
+            _pause_while_suspended(store, bulk),
+            tell_of_returns(views, bookies, bulk),
+            placement.run(),
+            disk_spaces.run(),
+        ]
+        # A repair by hand ends before its copies are due.
+        if role is Role.WORKER and ours.copies_reread_after_s:
+            recheck = CopyRecheck(
+                store=store,
+                batcher=batcher,
+                paths=paths,
+                queue=queue,
+                views=views,
+                inspector=CopyInspector(
+                    manager=session.manager,
+                    bookies=answering,
+                    views=views,
+                    clock=clock,
+                    rng=session.rng,
+                    fallback_digest=ours.fallback_digest,
+                ),
+                reports=FindingReporter(
+                    FindingMarker(store, batcher, paths, clock),
+                    Findings(store, batcher, paths, clock, history),
+                ),
+                after_s=ours.copies_reread_after_s,
+                clock=clock,
+            )
+            recorder.on_ended = recheck.expect
+            works.append(recheck.run())
         async with asyncio.TaskGroup() as tasks:
-            beside = [
-                tasks.create_task(work)
-                for work in (
-                    batcher.run(),
-                    parts.history.run(),
-                    parts.recorder.run(),
-                    *parts.rechecks(role),
-                    keep_to_our_share(
-                        live, session.views, session.membership, budgets, clock=session.clock
-                    ),
-                    keep_to_pace(live, session.views, bulk, batcher),
-                    live.follow(lambda now: worker.apply(now.replication), clock=session.clock),
-                    activity.run(),
-                    yield_to_clients(
-                        activity, session.membership, bulk, batcher, clock=session.clock
-                    ),
-                    _pause_while_suspended(session.store, bulk),
-                    tell_of_returns(session.views, bookies, bulk),
-                    placement.run(),
-                    disk_spaces.run(),
-                )
-            ]
+            beside = [tasks.create_task(work) for work in works]
             yield OpenWorker(session=session, batcher=batcher, worker=worker)
             for task in beside:
                 task.cancel()
@@ -186,125 +252,6 @@ def _history(session: Session, batcher: Batcher) -> HistoryWriter:
         node=session.node,
         clock=session.clock,
     )
-
-
-@dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs a __dict__
-class _Parts:
-    """Builds the parts of one worker."""
-
-    settings: Settings
-    session: Session
-    batcher: Batcher
-    queue: Queue
-    bookies: BookieClient
-    placement: SessionPlacement
-    disk_spaces: DiskSpaceSource
-    quarantine: Quarantine
-    on_written: OnWritten
-    history: HistoryWriter
-
-    @cached_property
-    def recorder(self) -> CopyRecorder:
-        return CopyRecorder(
-            self.session.store,
-            self.batcher,
-            self.session.paths,
-            session=self.session.membership.uuid,
-            is_enabled=self.settings.replication.copies_reread_after_s > 0,
-        )
-
-    def rechecks(self, role: Role) -> list[Coroutine[Any, Any, None]]:
-        """Return the task that reads recent copies again. A repair by hand has none: it ends before
-        they are due."""
-        after_s = self.settings.replication.copies_reread_after_s
-        if role is not Role.WORKER or not after_s:
-            return []
-        session, batcher = self.session, self.batcher
-        recheck = CopyRecheck(
-            store=session.store,
-            batcher=batcher,
-            paths=session.paths,
-            queue=self.queue,
-            views=session.views,
-            inspector=CopyInspector(
-                manager=session.manager,
-                bookies=QuarantiningBookies(self.bookies, self.quarantine),
-                views=session.views,
-                clock=session.clock,
-                rng=session.rng,
-                fallback_digest=self.settings.replication.fallback_digest,
-            ),
-            reports=FindingReporter(
-                FindingMarker(session.store, batcher, session.paths, session.clock),
-                Findings(session.store, batcher, session.paths, session.clock, self.history),
-            ),
-            after_s=after_s,
-            clock=session.clock,
-        )
-        self.recorder.on_ended = recheck.expect
-        return [recheck.run()]
-
-    def worker(self) -> ReplicationWorker:
-        session = self.session
-        return ReplicationWorker(
-            queue=self.queue,
-            repairer=self._repairer(),
-            views=session.views,
-            notes=WaitingNotesWriter(session.store, self.batcher, session.paths),
-            manager=session.manager,
-            settings=self.settings.replication,
-            node=session.node,
-            clock=session.clock,
-            rng=session.rng,
-            history=self.history,
-        )
-
-    def _repairer(self) -> Repairer:
-        session, ours = self.session, self.settings.replication
-        answering = QuarantiningBookies(self.bookies, self.quarantine)
-        fallback_digest = ours.fallback_digest
-        target_selector = self._target_selector()
-        return Repairer(
-            queue=self.queue,
-            manager=session.manager,
-            views=session.views,
-            inspector=Inspector(
-                manager=session.manager,
-                bookies=answering,
-                clock=session.clock,
-                rng=session.rng,
-                fallback_digest=fallback_digest,
-                checked_share=ours.checked_share,
-                entry_lists=ours.entry_lists,
-            ),
-            open_ledgers=OpenLedgers(
-                manager=session.manager,
-                # Without quarantine: before fencing, each bookie is asked directly (rules S5, S13).
-                bookies=self.bookies,
-                views=session.views,
-                fallback_digest=fallback_digest,
-                target_selector=target_selector,
-                clock=session.clock,
-                history=self.history,
-            ),
-            copier=Copier(answering, target_selector),
-            recorder=self.recorder,
-            clock=session.clock,
-            moves_misplaced=self.settings.checks.repairs_placement,
-            on_written=self.on_written,
-        )
-
-    def _target_selector(self) -> TargetSelector:
-        return TargetSelector(
-            self.placement.policy,
-            clock=self.session.clock,
-            local=self.session.local,
-            is_local_only=self.settings.replication.target == "local",
-            disk_spaces=self.disk_spaces,
-            rack=self.placement.racks.rack,
-            quarantine=self.quarantine,
-            allowed=self.placement.groups.allowed,
-        )
 
 
 async def _pause_while_suspended(store: ZooKeeperStore, bulk: BulkTransfers) -> None:
@@ -351,52 +298,41 @@ async def run_auditor_session(
     ``recent_writes``: metadata writes of this node's worker, which the ledger map takes over
     without reading them again. ``state``: where the service publishes what it does.
     """
+    settings = live.current
     async with (
         open_session(live, Role.AUDITOR, journal) as session,
         asyncio.TaskGroup() as tasks,
     ):
         with state.in_session(session.store), state.working():
-            await _audit(live, session, tasks, outages, recent_writes, state)
-
-
-async def _audit(
-    live: LiveSettings,
-    session: Session,
-    tasks: asyncio.TaskGroup,
-    outages: Outages,
-    recent_writes: RecentWrites,
-    state: RoleState,
-) -> None:
-    settings = live.current
-    tasks.create_task(outages.follow(session.store))
-    updater = LedgerMapUpdater(
-        store=session.store,
-        manager=session.manager,
-        clock=session.clock,
-        rescan_interval_s=settings.auditor.rescan_interval_s,
-        recent_writes=recent_writes,
-    )
-    if settings.auditor.standbys_keep_ledger_map:
-        tasks.create_task(updater.run())
-    cluster = await read_instance_id(session.store, session.manager.root)
-    disk = ChainFile(state_dir(settings), cluster=cluster or str(settings.uri))
-    restores = RestoreWatch(session.store, session.paths, disk, clock=session.clock)
-    tasks.create_task(restores.run())
-    # Prepared before the election, so that a new leader can act at once.
-    placement = await session_placement(session, settings.placement)
-    tasks.create_task(placement.run())
-    election = Election(
-        session.store,
-        session.paths,
-        session.membership,
-        candidate=session.node,
-        clock=session.clock,
-    )
-    leadership = await election.win()
-    tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
-    if not settings.auditor.standbys_keep_ledger_map:
-        tasks.create_task(updater.run())
-    await _lead(live, session, leadership, updater, placement, outages, state)
+            tasks.create_task(outages.follow(session.store))
+            updater = LedgerMapUpdater(
+                store=session.store,
+                manager=session.manager,
+                clock=session.clock,
+                rescan_interval_s=settings.auditor.rescan_interval_s,
+                recent_writes=recent_writes,
+            )
+            if settings.auditor.standbys_keep_ledger_map:
+                tasks.create_task(updater.run())
+            cluster = await read_instance_id(session.store, session.manager.root)
+            disk = ChainFile(state_dir(settings), cluster=cluster or str(settings.uri))
+            restores = RestoreWatch(session.store, session.paths, disk, clock=session.clock)
+            tasks.create_task(restores.run())
+            # Prepared before the election, so that a new leader can act at once.
+            placement = await session_placement(session, settings.placement)
+            tasks.create_task(placement.run())
+            election = Election(
+                session.store,
+                session.paths,
+                session.membership,
+                candidate=session.node,
+                clock=session.clock,
+            )
+            leadership = await election.win()
+            tasks.create_task(_end_with_vote(election.wait_lost(leadership)))
+            if not settings.auditor.standbys_keep_ledger_map:
+                tasks.create_task(updater.run())
+            await _lead(live, session, leadership, updater, placement, outages, state)
 
 
 async def _lead(
@@ -410,108 +346,106 @@ async def _lead(
 ) -> None:
     """Run all tasks of the leader until its session or its leadership ends."""
     settings = live.current
-    batcher = Batcher(session.store, leadership.guards)
+    store, paths, views, clock = session.store, session.paths, session.views, session.clock
+    batcher = Batcher(store, leadership.guards)
     history = _history(session, batcher)
     history.record(Event(kind=Kind.LEADER_ELECTED))
-    records = Records(session.store, batcher, session.paths)
-    findings = Findings(session.store, batcher, session.paths, session.clock, history)
-    holds = _holds(settings, session, batcher, placement, history)
-    auditor = _auditor(settings, session, batcher, updater, holds, records, outages, history)
-    updater.is_urgent = lambda: session.views.is_reading or auditor.is_deciding
-    drainer = _drainer(session, batcher, updater, records, history)
-    cleaner = HistoryCleaner(session.store, batcher, session.paths, session.clock)
-    reporter = LedgerMapReporter(
-        updater, records.write_ledger_map, session_id=session.store.session_id, clock=session.clock
-    )
-    backlog = Backlog(
-        store=session.store,
-        paths=session.paths,
-        updater=updater,
-        losses=lambda: auditor.losses,
-        clock=session.clock,
-    )
-    with state.leading(backlog):
-        async with asyncio.TaskGroup() as tasks:
-            for work in (
-                batcher.run(),
-                history.run(),
-                cleaner.run(),
-                drainer.run(),
-                findings.run(),
-                records.keep_readable(session.clock),
-                _remember_racks(session, batcher, placement),
-                run_checks(
-                    live,
-                    session,
-                    batcher=batcher,
-                    updater=updater,
-                    findings=findings,
-                    placement=placement,
-                    is_audit_pending=lambda: auditor.is_loss_pending,
-                    history=history,
-                ),
-                reporter.run(),
-                backlog.run(),
-                meter_last(session.store, session.paths),
-                _watch_activity(session, updater, records),
-                _write_feed(session, batcher, updater, placement),
-                live.follow(lambda now: holds.apply(now.hold), clock=session.clock),
-            ):
-                tasks.create_task(work)
-            await auditor.run()
-
-
-def _holds(
-    settings: Settings,
-    session: Session,
-    batcher: Batcher,
-    placement: SessionPlacement,
-    history: History,
-) -> SafetyHolds:
-    return SafetyHolds(
-        store=session.store,
+    records = Records(store, batcher, paths)
+    findings = Findings(store, batcher, paths, clock, history)
+    holds = SafetyHolds(
+        store=store,
         batcher=batcher,
-        paths=session.paths,
+        paths=paths,
         settings=settings.hold,
-        clock=session.clock,
+        clock=clock,
         rack_of=placement.racks.rack,
         history=history,
     )
-
-
-def _auditor(
-    settings: Settings,
-    session: Session,
-    batcher: Batcher,
-    updater: LedgerMapUpdater,
-    holds: SafetyHolds,
-    records: Records,
-    outages: Outages,
-    history: History,
-) -> Auditor:
     tracker = LossTracker(
-        store=session.store,
-        paths=session.paths,
+        store=store,
+        paths=paths,
         updater=updater,
-        views=session.views,
+        views=views,
         holds=holds,
         settings=settings.auditor,
-        clock=session.clock,
+        clock=clock,
         outages=outages,
     )
-    return Auditor(
-        store=session.store,
-        paths=session.paths,
+    auditor = Auditor(
+        store=store,
+        paths=paths,
         updater=updater,
-        views=session.views,
+        views=views,
         tracker=tracker,
-        marker=Marker(session.store, batcher, session.paths, session.clock),
+        marker=Marker(store, batcher, paths, clock),
         records=records,
         settings=settings.auditor,
-        clock=session.clock,
+        clock=clock,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
         history=history,
     )
+    updater.is_urgent = lambda: views.is_reading or auditor.is_deciding
+    drainer = Drainer(
+        store=store,
+        paths=paths,
+        manager=session.manager,
+        updater=updater,
+        views=views,
+        marker=Marker(store, batcher, paths.private, clock),
+        records=records,
+        clock=clock,
+        history=history,
+    )
+    reporter = LedgerMapReporter(
+        updater, records.write_ledger_map, session_id=store.session_id, clock=clock
+    )
+    backlog = Backlog(
+        store=store,
+        paths=paths,
+        updater=updater,
+        losses=lambda: auditor.losses,
+        clock=clock,
+    )
+    works: list[Coroutine[Any, Any, None]] = [
+        batcher.run(),
+        history.run(),
+        HistoryCleaner(store, batcher, paths, clock).run(),
+        drainer.run(),
+        findings.run(),
+        records.keep_readable(clock),
+        run_checks(
+            live,
+            session,
+            batcher=batcher,
+            updater=updater,
+            findings=findings,
+            placement=placement,
+            is_audit_pending=lambda: auditor.is_loss_pending,
+            history=history,
+        ),
+        reporter.run(),
+        backlog.run(),
+        meter_last(store, paths),
+        _watch_activity(session, updater, records),
+        _write_feed(session, batcher, updater, placement),
+        live.follow(lambda now: holds.apply(now.hold), clock=clock),
+    ]
+    if placement.rack_keeper is not None:
+        memory = RackMemory(
+            store=store,
+            batcher=batcher,
+            paths=paths,
+            racks=placement.racks,
+            rack_keeper=placement.rack_keeper,
+            views=views,
+            clock=clock,
+        )
+        works.append(memory.run())
+    with state.leading(backlog):
+        async with asyncio.TaskGroup() as tasks:
+            for work in works:
+                tasks.create_task(work)
+            await auditor.run()
 
 
 async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: Records) -> None:
@@ -602,40 +536,6 @@ async def _write_feed(
 
 def _switch_threads_often(is_writing_feed: bool) -> None:
     sys.setswitchinterval(FEED_SWITCH_INTERVAL_S if is_writing_feed else SWITCH_INTERVAL_S)
-
-
-def _drainer(
-    session: Session,
-    batcher: Batcher,
-    updater: LedgerMapUpdater,
-    records: Records,
-    history: History,
-) -> Drainer:
-    return Drainer(
-        store=session.store,
-        paths=session.paths,
-        manager=session.manager,
-        updater=updater,
-        views=session.views,
-        marker=Marker(session.store, batcher, session.paths.private, session.clock),
-        records=records,
-        clock=session.clock,
-        history=history,
-    )
-
-
-async def _remember_racks(session: Session, batcher: Batcher, placement: SessionPlacement) -> None:
-    if placement.rack_keeper is not None:
-        memory = RackMemory(
-            store=session.store,
-            batcher=batcher,
-            paths=session.paths,
-            racks=placement.racks,
-            rack_keeper=placement.rack_keeper,
-            views=session.views,
-            clock=session.clock,
-        )
-        await memory.run()
 
 
 async def _end_with_vote(vote_lost: Awaitable[None]) -> None:
