@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeVar
@@ -43,11 +43,10 @@ from ledgers.errors import (
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
-    UnsupportedError,
 )
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
-from ledgers.tasks import Changing, until_answered, wait_woken
+from ledgers.tasks import Changing, until_answered
 from replication.records import Count, Record, TimeMs, read_record
 from replication.znodes import ClusterPaths
 
@@ -146,16 +145,13 @@ class LedgerMapUpdater(Changing):
         store: MetadataStore,
         manager: LedgerManager,
         clock: Clock,
-        rescan_interval_s: float,
         recent_writes: RecentWrites | None = None,
     ) -> None:
-        """``rescan_interval_s``: interval of scans if the server does not report changes.
-        ``recent_writes``: of this node's worker."""
+        """``recent_writes``: of this node's worker."""
         super().__init__()
         self._store = store
         self._manager = manager
         self._clock = clock
-        self._rescan_interval_s = rescan_interval_s
         self._recent_writes = recent_writes or RecentWrites()
         self.ledger_map = LedgerMap()
         self.completed_count = 0
@@ -176,8 +172,6 @@ class LedgerMapUpdater(Changing):
         """Trees that must be scanned."""
         self._is_listed = False
         """True if the root's children were read."""
-        self._are_changes_reported = True
-        """True if the server reports changes in a tree."""
         self._stale = StaleLedgers()
         self._touched: set[int] = set()
         self._has_due = asyncio.Event()
@@ -211,9 +205,9 @@ class LedgerMapUpdater(Changing):
 
     @property
     def is_up_to_date(self) -> bool:
-        """True if all changes are reported, and no scan is in progress or due. There may be
-        ledgers in hidden directories that are not known."""
-        return self._are_changes_reported and not self._is_unfinished
+        """True if no scan is in progress or due. There may be ledgers in hidden directories that
+        are not known."""
+        return not self._is_unfinished
 
     # --- For observers ------------------------------------------------------------------------
 
@@ -232,12 +226,6 @@ class LedgerMapUpdater(Changing):
         for start in range(0, len(wanted), READS_AT_ONCE):
             part = wanted[start : start + READS_AT_ONCE]
             self._report_changes(await self._reader.read(part))
-
-    @property
-    def are_changes_reported(self) -> bool:
-        """False after ZooKeeper refused a watch of a tree, as before 3.6. Then the map is never
-        ``is_gapless``."""
-        return self._are_changes_reported
 
     @property
     def is_gapless(self) -> bool:
@@ -265,12 +253,8 @@ class LedgerMapUpdater(Changing):
         3. If the connection broke meanwhile, events may be lost. Then wait for the scan that
            follows, which shows everything, and start over. The same holds for new trees, which are
            not watched yet.
-
-        Raises UnsupportedError if ZooKeeper does not report changes.
         """
         while True:
-            if not self._are_changes_reported:  # also found out while this waits
-                raise UnsupportedError("ZooKeeper before 3.6 does not report which ledgers change")
             break_count = self._store.break_count
             for _ in range(SETTLE_TURNS):
                 await asyncio.sleep(0)
@@ -355,8 +339,6 @@ class LedgerMapUpdater(Changing):
                     if tree not in self._trees:
                         self._add_tree(tree, tasks)
                 self._is_listing = False
-                if event.kind is EventKind.RESET and not self._are_changes_reported:
-                    self.rescan()
                 if not self._is_listed:
                     self._is_listed = True
                     self._has_due.set()  # there may be no tree at all
@@ -368,20 +350,10 @@ class LedgerMapUpdater(Changing):
         tasks.create_task(self._follow_tree(tree))
 
     async def _follow_tree(self, tree: str) -> None:
-        with suppress(UnsupportedError):
-            async with aclosing(
-                self._store.watch(tree, is_recursive=True, events_max=EVENTS_MAX)
-            ) as events:
-                async for event in events:
-                    self._handle(event, tree)
-        if self._are_changes_reported:
-            self._are_changes_reported = False
-            log.warning(
-                "ledger_map.watch_unsupported",
-                error="ZooKeeper before 3.6 does not report which ledgers change",
-                rescan_interval_s=self._rescan_interval_s,
-            )
-        self._scan_soon(tree)
+        watch = self._store.watch(tree, is_recursive=True, events_max=EVENTS_MAX)
+        async with aclosing(watch) as events:
+            async for event in events:
+                self._handle(event, tree)
 
     def _handle(self, event: Event, tree: str) -> None:
         if event.kind is EventKind.RESET:
@@ -407,7 +379,7 @@ class LedgerMapUpdater(Changing):
 
     async def _scan_what_is_due(self) -> None:
         while True:
-            await self._wait_due()
+            await self._has_due.wait()
             await self._retrying(self._scan_trees, "all metadata")
 
     async def _try_hidden_again(self) -> None:
@@ -430,11 +402,6 @@ class LedgerMapUpdater(Changing):
         except NoNodeError:
             pass
         return True
-
-    async def _wait_due(self) -> None:
-        timeout_s = None if self._are_changes_reported else self._rescan_interval_s
-        if not await wait_woken(self._has_due, timeout_s=timeout_s):
-            self.rescan()
 
     async def _scan_trees(self) -> None:
         """Scan all trees that are due, one after the other. A tree whose scan fails stays due."""

@@ -20,8 +20,6 @@ class AuditorSettings:
     Java."""
     bookie_check_interval_s: float = 86_400.0
     """Interval of audits of all ledgers, whether or not a change was noticed."""
-    rescan_interval_s: float = 3_600.0
-    """Interval of scans of all metadata if ZooKeeper (before 3.6) does not report changes."""
     standbys_keep_ledger_map: bool = False
     """True: this node keeps the ledger map also while another node leads, so that it can take over
     at once. That costs about 100 bytes of memory per ledger and the reads of one scan."""
@@ -30,7 +28,6 @@ class AuditorSettings:
         delay_s = self.lost_bookie_recovery_delay_s
         _require("lost_bookie_recovery_delay_s", delay_s, 0, 604_800)
         _require("bookie_check_interval_s", self.bookie_check_interval_s, 1, YEAR_S)
-        _require("rescan_interval_s", self.rescan_interval_s, 1, YEAR_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

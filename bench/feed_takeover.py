@@ -330,7 +330,6 @@ async def open_ground(ledger_count: int) -> AsyncIterator[Ground]:
                 store=store,
                 manager=ZnodeCluster(store).manager,
                 clock=clock,
-                rescan_interval_s=3_600,
             )
             info = NodeInfo(role=Role.AUDITOR, host="bench", pid=1, bookie_id=None, started_ms=0)
             membership = await Membership.join(store, PATHS, info)

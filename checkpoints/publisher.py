@@ -82,7 +82,6 @@ from ledgers.errors import (
     NodeExistsError,
     SessionLostError,
     UnauthorizedError,
-    UnsupportedError,
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.store import EventKind, MetadataStore
@@ -242,8 +241,6 @@ class FeedPublisher:
             return StallReason.ACCESS_DENIED, updater.refusal
         if isinstance(error, RestoredError):
             return StallReason.RESTORED, error
-        if isinstance(error, UnsupportedError):
-            return StallReason.UNSUPPORTED, error
         if error is not None:
             known = error if isinstance(error, BookmenderError) else None
             return StallReason.WRITE_FAILED, known

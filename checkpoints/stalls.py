@@ -64,8 +64,6 @@ class StallReason(enum.Enum):
     """The leader still reads the metadata of all ledgers."""
     WRITE_FAILED = "write-failed"
     """The feed's ledgers cannot be written or read."""
-    UNSUPPORTED = "unsupported"
-    """ZooKeeper is too old: it does not report which ledgers change."""
     RESTORED = "zookeeper-restored"
     """ZooKeeper's transactions are older than the log, as after a restore from a backup."""
     SLOW = "slow"

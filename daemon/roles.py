@@ -309,7 +309,6 @@ async def run_auditor_session(
                 store=session.store,
                 manager=session.manager,
                 clock=session.clock,
-                rescan_interval_s=settings.auditor.rescan_interval_s,
                 recent_writes=recent_writes,
             )
             if settings.auditor.standbys_keep_ledger_map:

@@ -373,12 +373,6 @@ class Registration:
             async for _ in events:
                 yield
 
-    def listing_changes(self) -> Sequence[AsyncGenerator[Event, None]]:
-        """Return watches of both lists, for a server without recursive watches (``changes`` raises
-        UnsupportedError there)."""
-        lists = (self._available, self._read_only)
-        return [self._store.watch(path, events_max=1) for path in lists]
-
     def cookie_changes(self) -> AsyncGenerator[Event, None]:
         """Return a watch of the list of cookies. A decommission deletes a cookie, and changes
         nothing below ``available``."""

@@ -236,9 +236,6 @@ class MetadataStore(Protocol):
         The watch is persistent. The first event is a RESET, sent after the watch is registered, so
         a reader that lists after it misses nothing. Another RESET follows each reconnection. Ends
         with SessionLostError. Closing the iterator (``aclosing``) removes the watch.
-
-        On servers before ZooKeeper 3.6 several events may be merged into one, and a recursive watch
-        raises UnsupportedError instead of yielding a RESET.
         """
         ...
 

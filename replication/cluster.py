@@ -28,7 +28,6 @@ from ledgers.errors import (
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
-    UnsupportedError,
 )
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
@@ -53,8 +52,6 @@ RETRY_S = 1.0
 RESTORE_COOKIES = (
     "write the cookies again (bookkeeper shell cookie_create): a bookie does not start without one"
 )
-ORDERS_POLL_S = 5.0
-"""Interval at which orders are read if ZooKeeper (before 3.6) has no recursive watches."""
 WINDOW_CHECK_S = 60.0
 """Longest wait before the wall clock is read again during a maintenance window. The wait is in
 elapsed time, and the wall clock may be changed."""
@@ -344,20 +341,14 @@ class ViewSource(Changing):
     async def run(self) -> None:
         """Refresh at every change, until cancelled. A failing read keeps the view as it is."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_bookies(tasks))
+            tasks.create_task(self._follow(self._registration.changes(), self.refresh))
             cookie_changes = self._registration.cookie_changes()
             tasks.create_task(self._follow(cookie_changes, self._refresh_cookies))
             if self._order_store is not None:
-                tasks.create_task(self._follow_orders(self._order_store))
+                changes = self._order_store.changes()
+                tasks.create_task(self._follow(changes, self._refresh_orders))
                 tasks.create_task(self._end_windows())
             tasks.create_task(self._resolve_again())
-
-    async def _follow_bookies(self, tasks: asyncio.TaskGroup) -> None:
-        try:
-            await self._follow(self._registration.changes(), self.refresh)
-        except UnsupportedError:  # ZooKeeper before 3.6
-            for changes in self._registration.listing_changes():
-                tasks.create_task(self._follow(changes, self.refresh))
 
     async def _refresh_cookies(self) -> None:
         """Read only the cookies. Before the first view there is nothing to refresh: its reading
@@ -366,14 +357,6 @@ class ViewSource(Changing):
             cookies = await self._registration.cookies()
             if self._current is not None:
                 self._show(self._current.bookies, cookies)
-
-    async def _follow_orders(self, order_store: OrderStore) -> None:
-        try:
-            await self._follow(order_store.changes(), self._refresh_orders)
-        except UnsupportedError:
-            while True:
-                await self._try(self._refresh_orders)
-                await self._clock.sleep(ORDERS_POLL_S)
 
     async def _refresh_orders(self) -> None:
         """Read only the orders, so that a change of an order does not make every node read all

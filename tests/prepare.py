@@ -1,7 +1,7 @@
 """``python -m tests.prepare``: download what no test should wait for, and show the progress.
 
 The jars of every BookKeeper version that the suite runs, about 100 MB each, once on a machine;
-those of BookKeeper's HTTP server and metrics, of Pulsar's metadata driver, and of an old ZooKeeper.
+those of BookKeeper's HTTP server and metrics, and of Pulsar's metadata driver.
 With ``--default-only``, only those of the default version of a local cluster.
 """
 
@@ -13,8 +13,6 @@ from daemon.local.java import Java
 from ledgers.errors import BookmenderError
 
 VERSIONS = (jars.BOOKKEEPER_DEFAULT, "4.17.3", "4.16.6")
-OLD_ZOOKEEPER = "3.5.10"
-"""The last version without recursive watches and joined reads."""
 HTTP_SERVER = jars.Module("org.apache.bookkeeper.http", "vertx-http-server")
 """BookKeeper's own HTTP server and the Vert.x that it needs: 15 MB."""
 METRICS_PROVIDER = jars.Module("org.apache.bookkeeper.stats", "prometheus-metrics-provider")
@@ -54,7 +52,6 @@ def main() -> None:
                 )
                 jars.fetch(version, java, on_progress=_Progress().show)
         if not is_default_only:
-            jars.fetch(OLD_ZOOKEEPER, java, module=jars.ZOOKEEPER)
             jars.fetch(VERSIONS[0], java, module=HTTP_SERVER)
             jars.fetch(VERSIONS[0], java, module=METRICS_PROVIDER)
             fetch_pulsar_driver(java)

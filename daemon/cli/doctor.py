@@ -73,8 +73,7 @@ SKEW_WARN_S, SKEW_ERROR_S = 2.0, 30.0
 BOOKIE_SLOW_S = 1.0
 FREE_BYTES_MIN = 1 << 30
 """Twice the size that the journal may reach."""
-OLDEST_WATCHING_TREES = (3, 6)
-"""ZooKeeper before this version cannot watch a whole tree."""
+OLDEST_ZOOKEEPER = (3, 6)
 SHOWN_MAX = 20
 
 
@@ -201,8 +200,12 @@ async def _in_cluster(
     try:
         store = await open_store(hasty)
     except BookmenderError as error:
-        is_ours = isinstance(error, SettingsError | SecureConnectionError)
-        return [_error("zookeeper", str(error), WRONG_SECURITY if is_ours else NO_SERVER)]
+        advice = NO_SERVER
+        if isinstance(error, SettingsError | SecureConnectionError):
+            advice = WRONG_SECURITY
+        elif isinstance(error, UnsupportedError):
+            advice = OLD_SERVER
+        return [_error("zookeeper", str(error), advice)]
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             cluster = await AdminSession.on(store, settings)
@@ -219,6 +222,7 @@ async def _in_cluster(
 
 
 NO_SERVER = "Check metadata_service_uri, the network, and that the servers have a quorum."
+OLD_SERVER = "Upgrade it to ZooKeeper 3.6 or later."
 WRONG_SECURITY = "Correct the section [security] of the settings, or the file that it names."
 
 AskBookies = Callable[[BookieView], Awaitable[Mapping[BookieId, float | BookmenderError]]]
@@ -356,12 +360,9 @@ def server_findings(servers: Mapping[str, Server]) -> Iterator[Finding]:
                 text=f"{host} cannot be reached: {server.error}",
                 advice=server.advice,
             )
-        elif server.version and _numbers(server.version) < OLDEST_WATCHING_TREES:
-            yield _warn(
-                "zookeeper",
-                f"{host} is ZooKeeper {server.version}, which cannot watch a whole tree",
-                "Upgrade it to 3.6 or later. Until then auditor.rescan_interval_s counts.",
-            )
+        elif server.version and _numbers(server.version) < OLDEST_ZOOKEEPER:
+            text = f"{host} is ZooKeeper {server.version}, which is too old for bookmender"
+            yield _error("zookeeper", text, OLD_SERVER)
         else:
             told = f"ZooKeeper {server.version}, {server.mode}" if server.version else "reachable"
             yield _ok("zookeeper", f"{host} is {told}")

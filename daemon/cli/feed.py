@@ -234,8 +234,7 @@ def feed() -> None:
       bookmender feed disable                 end it, and delete its ledgers
 
     The leader writes each change to ledgers in BookKeeper, on up to three bookies. So programs
-    learn which ledgers changed, without listing all of them. The feed needs ZooKeeper 3.6 or later.
-    Its failures never delay a repair.
+    learn which ledgers changed, without listing all of them. Its failures never delay a repair.
     """
 
 

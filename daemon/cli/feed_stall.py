@@ -61,8 +61,6 @@ def _why(reason: StallReason, state: FeedStateRecord) -> str:
         case StallReason.WRITE_FAILED:
             detail = f": {state.detail[:DETAIL_CHARS]}" if state.detail else ""
             return f"its ledgers cannot be written or read{detail}"
-        case StallReason.UNSUPPORTED:
-            return "ZooKeeper before 3.6 does not report which ledgers change"
         case StallReason.RESTORED:
             return "ZooKeeper's transactions are older than the feed, as after a restore"
         case StallReason.SLOW:
@@ -82,8 +80,6 @@ def _action(reason: StallReason) -> str:
                 "Start absent bookies, and free disk space on read-only ones. If data of the feed "
                 "is lost for good: bookmender feed disable, then bookmender feed enable"
             )
-        case StallReason.UNSUPPORTED:
-            return "Use ZooKeeper 3.6 or later, or run: bookmender feed disable"
         case StallReason.RESTORED:
             return (
                 "Begin again: bookmender feed disable, then bookmender feed enable. Its clients "

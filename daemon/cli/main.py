@@ -31,6 +31,7 @@ from ledgers.errors import (
     SettingsError,
     UnauthorizedError,
     UnavailableError,
+    UnsupportedError,
 )
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN, EXIT_FENCED = 1, 2, 3, 4
@@ -251,7 +252,9 @@ def _exit_code(error: BookmenderError) -> int:
     match error:
         case SettingsError():
             return EXIT_WRONG_USE
-        case UnavailableError() | SessionLostError() | LockLostError() | UnauthorizedError():
+        case UnavailableError() | SessionLostError() | LockLostError():
+            return EXIT_UNKNOWN
+        case UnauthorizedError() | UnsupportedError():
             return EXIT_UNKNOWN
         case ClientFencedError():
             return EXIT_FENCED

@@ -63,6 +63,7 @@ from ledgers.errors import (
     SettingsError,
     UnauthorizedError,
     UnavailableError,
+    UnsupportedError,
 )
 from ledgers.model import BookieId
 from ledgers.tasks import in_daemon_thread
@@ -455,7 +456,7 @@ def _answer_to(error: Exception, endpoint: Endpoint) -> web.Response:
             return _error(400, str(error))
         case UnknownBookieError():
             return _error(404, str(error))
-        case UnavailableError() | SessionLostError() | UnauthorizedError():
+        case UnavailableError() | SessionLostError() | UnauthorizedError() | UnsupportedError():
             return _error(503, str(error), headers={"Retry-After": str(RETRY_AFTER_S)})
         case ConflictError():
             return _error(409, f"another client changed it at the same time. Try again ({error})")

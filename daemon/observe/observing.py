@@ -158,7 +158,6 @@ async def observe(
         store=cluster.store,
         manager=cluster.manager,
         clock=clock,
-        rescan_interval_s=settings.auditor.rescan_interval_s,
     )
     tracker = LossTracker(
         store=cluster.store,

@@ -262,8 +262,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         "them. Clients of the feed learn of them later. Marks and repairs go on.",
         causes="The bookies of the feed's ledgers are absent, or fewer than needed accept writes. "
         "An ACL of ZooKeeper hides the root of the ledgers from the leader. Bookies or ZooKeeper "
-        "are slow. ZooKeeper is older than 3.6, or was restored from a backup. Java's "
-        "auditor leads.",
+        "are slow. ZooKeeper was restored from a backup. Java's auditor leads.",
         action="status names the cause and the next step. If data of the feed is lost for good, "
         "bookmender feed disable and bookmender feed enable begin it again; then its clients "
         "compare their state with all ledgers.",

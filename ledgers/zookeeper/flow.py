@@ -28,7 +28,6 @@ from kazoo.exceptions import (
     ConnectionLoss,
     SessionExpiredError,
     ThrottledOpError,
-    UnimplementedError,
 )
 from kazoo.protocol.serialization import GetData
 from prometheus_client import Counter, Histogram
@@ -80,12 +79,11 @@ class Outbox:
     """Sends requests on a session in their order, as the window and the rate limit allow.
 
     Consecutive waiting reads are joined: the reads of one turn of the loop, and more if they wait
-    longer. A server that does not support this (before 3.6) gets them one by one. All requests wait
-    while the session is suspended. The queue has no limit of its own: each request has a caller
-    that awaits it, so the number of callers is the limit.
+    longer. All requests wait while the session is suspended. The queue has no limit of its own:
+    each request has a caller that awaits it, so the number of callers is the limit.
     """
 
-    def __init__(self, session: Sender, *, can_join: bool = True) -> None:
+    def __init__(self, session: Sender) -> None:
         self._session = session
         session.on_not_suspended = self._send_all
         self._window = RequestWindow()
@@ -98,8 +96,6 @@ class Outbox:
         self._alarm: asyncio.Handle | None = None
         """The scheduled call of ``_send_all``. None if nothing waits, or if a reply or a new state
         of the session will trigger the next call."""
-        self.can_join = can_join
-        """False if the server does not support joined reads."""
 
     @property
     def usage(self) -> RequestUsage:
@@ -191,7 +187,7 @@ class Outbox:
             if not future.done():  # else the caller was cancelled
                 if group and not (are_reads and isinstance(request, GetData)):
                     break
-                are_reads = self.can_join and isinstance(request, GetData)
+                are_reads = isinstance(request, GetData)
                 group.append((request, future))
             self._waiting.popleft()
         return group
@@ -234,10 +230,7 @@ class Outbox:
     def _hand_out(
         self, reads: Sequence[Waiting], parts: Sequence[Any], error: BaseException | None
     ) -> None:
-        if isinstance(error, UnimplementedError):
-            self.can_join = False
-            self._waiting.extendleft(reversed(reads))
-        elif error is not None:
+        if error is not None:
             for _, future in reads:
                 resolve(future, None, error)
         else:

@@ -19,8 +19,6 @@ against a real ZooKeeper (``tests/cluster``), and change the pin and ``KAZOO_VER
   can cover all descendants of its znode. Its events do not name their watch, so readers match them
   by path. The store registers watches again after a reconnection; events in between are not
   reported.
-- ``AddOneShotWatch`` is for servers before 3.6. Two of them, one of each kind, cover a single znode
-  if they are registered again after each event.
 - ``MultiRead`` reads several znodes with one request (ZooKeeper 3.6, opcode 22). Each read succeeds
   or fails on its own, and the reads are not atomic.
 """
@@ -608,34 +606,3 @@ class RemoveWatches:
 
 _ANY_KIND = 3
 """ZooKeeper's Watcher.WatcherType.Any."""
-
-
-class OneShotWatch(enum.IntEnum):
-    """The kinds of one-shot watches. The value is the opcode of the read that registers it."""
-
-    ZNODE = 3
-    """Fires when the znode is created, changed or deleted (``exists``)."""
-    CHILDREN = 8
-    """Fires when the list of children changes or the znode is deleted (``getChildren``). The znode
-    must exist."""
-
-
-@dataclass(frozen=True, slots=True)
-class AddOneShotWatch:
-    """Request for a one-shot watch. Does nothing if the watch is already registered.
-
-    The watch is not registered in kazoo's own tables, where watches that never fire would pile up.
-    """
-
-    type: OneShotWatch
-    path: str
-
-    def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + _AND_WATCH)
-
-    @classmethod
-    def deserialize(cls, reply: bytes, offset: int) -> bool:
-        return True
-
-
-_AND_WATCH = b"\1"

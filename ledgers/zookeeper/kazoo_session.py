@@ -22,12 +22,10 @@ import structlog
 from kazoo.client import KazooClient
 from kazoo.exceptions import (
     ConnectionDropped,
-    ConnectionLoss,
     KazooException,
     SessionClosedRequireSaslError,
     UnimplementedError,
 )
-from kazoo.protocol.serialization import Exists
 from kazoo.protocol.states import KazooState, KeeperState
 from kazoo.retry import KazooRetry
 
@@ -38,6 +36,7 @@ from ledgers.errors import (
     SettingsError,
     UnauthorizedError,
     UnavailableError,
+    UnsupportedError,
 )
 from ledgers.security import OPEN, Security, security_for
 from ledgers.store import Event, EventKind, SessionState
@@ -105,8 +104,6 @@ class KazooSession(Session):
         Raises SettingsError if ``hosts`` is malformed or contains a path.
         """
         super().__init__()
-        self.is_old = False
-        """True if the first server is older than 3.6: no joined reads, no recursive watches."""
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
         self._hosts = hosts
@@ -153,7 +150,8 @@ class KazooSession(Session):
         """Connect to a server. After an error the session is closed.
 
         Raises UnavailableError if no server answers, SecureConnectionError if TLS fails,
-        UnauthorizedError if ZooKeeper refuses our credentials.
+        UnauthorizedError if ZooKeeper refuses our credentials, UnsupportedError if the server is
+        older than 3.6.
         """
         try:
             self._client.start_async()
@@ -171,7 +169,8 @@ class KazooSession(Session):
         try:
             async with asyncio.timeout(timeout_s):
                 await self._opened
-                await self._learn_age()  # returns only after the credentials were accepted
+                # Answered only after the credentials were accepted. Fails if the server is too old.
+                await self.ask(MultiRead(["/"]))
         except SessionClosedRequireSaslError as error:
             raise UnauthorizedError(SASL_REQUIRED, hosts=self._hosts) from error
         except (TimeoutError, KazooException) as error:
@@ -183,24 +182,6 @@ class KazooSession(Session):
             if unresolved := await unresolved_names(self._client.hosts):
                 context["no_address_of"] = ",".join(unresolved)
             raise UnavailableError("no ZooKeeper server answers", **context) from error
-
-    async def _learn_age(self) -> None:
-        """Set ``is_old``. A server before 3.6 closes the connection after a request that it does
-        not know. So the request is tried once, now, while nothing else is in flight."""
-        try:
-            await self.ask(MultiRead(["/"]))
-        except UnimplementedError:
-            self.is_old = True
-            while not await self._is_answering():
-                pass
-
-    async def _is_answering(self) -> bool:
-        await self.wait_connected()
-        try:
-            await self.ask(Exists("/", None))
-        except ConnectionLoss:
-            return False
-        return True
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
         """Send a request and return the future of its reply.
@@ -367,6 +348,13 @@ class KazooSession(Session):
     def _refused(self) -> UnauthorizedError:
         return UnauthorizedError(self._handler.failure or "ZooKeeper refuses our credentials")
 
+    def _too_old(self) -> UnsupportedError:
+        return UnsupportedError(
+            "this ZooKeeper server is older than 3.6, and bookmender needs 3.6 or later: upgrade "
+            "all ZooKeeper servers",
+            hosts=self._hosts,
+        )
+
     def _stop_timer(self) -> None:
         if self._suspended_timer is not None:
             self._suspended_timer.cancel()
@@ -374,6 +362,10 @@ class KazooSession(Session):
     def _settle(
         self, reply: _Reply, value: Any, error: BaseException | None, latency_s: float
     ) -> None:
+        if isinstance(error, UnimplementedError):
+            # Servers before 3.6 know neither joined reads nor persistent watches. The session ends
+            # also if it moved to such a server: there it would miss changes.
+            self._handle_lost(self._too_old)
         if reply in self._in_flight:  # else the session was lost before the reply arrived
             self._in_flight.discard(reply)
             reply.on_reply(value, error, latency_s)

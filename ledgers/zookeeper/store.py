@@ -19,7 +19,6 @@ import asyncio
 import re
 import struct
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import suppress
 from typing import Any
 
 from kazoo import exceptions as kazoo
@@ -43,7 +42,6 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
     UnknownOutcomeError,
-    UnsupportedError,
 )
 from ledgers.security import OPEN, SecuritySettings, security_for
 from ledgers.store import (
@@ -61,14 +59,7 @@ from ledgers.store import (
 )
 from ledgers.tasks import in_daemon_thread, until_answered
 from ledgers.zookeeper.flow import Outbox, RequestUsage
-from ledgers.zookeeper.kazoo_internals import (
-    AddOneShotWatch,
-    AddWatch,
-    MultiRead,
-    OneShotWatch,
-    RemoveWatches,
-    WatchMode,
-)
+from ledgers.zookeeper.kazoo_internals import AddWatch, MultiRead, RemoveWatches, WatchMode
 from ledgers.zookeeper.kazoo_session import SASL_REQUIRED, KazooSession
 from ledgers.zookeeper.session import (
     READ_TRIES_MAX,
@@ -102,10 +93,7 @@ class ZooKeeperStore(SessionStore):
         self.request_bytes_max = request_bytes_max
         self._is_secured = is_secured
         self._clock = SystemClock()
-        self._outbox = Outbox(session, can_join=not session.is_old)
-        self._has_persistent_watches = not session.is_old
-        """False after any server, also one connected to later, has replied that it does not support
-        them (before 3.6)."""
+        self._outbox = Outbox(session)
 
     @classmethod
     async def open(
@@ -124,7 +112,8 @@ class ZooKeeperStore(SessionStore):
         TLS, SASL and ACLs. ``ends_with_loop``: end the session if the event loop is blocked for
         three session timeouts, so that its locks become free for other nodes.
         ``request_bytes_max``: limit given by the servers' jute.maxbuffer. Raises UnavailableError
-        if no server answers, UnauthorizedError, SettingsError.
+        if no server answers, UnauthorizedError, SettingsError, UnsupportedError if the server is
+        older than 3.6.
         """
         if security != OPEN:
             await in_daemon_thread(security_for(security).check)
@@ -166,17 +155,11 @@ class ZooKeeperStore(SessionStore):
     async def get_each(
         self, paths: Sequence[str]
     ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
-        if not self._outbox.can_join:
-            return await super().get_each(paths)
         size = READ_TOGETHER_MAX
         parts = [paths[start : start + size] for start in range(0, len(paths), size)]
-        try:
-            replies = await asyncio.gather(
-                *(self._read(MultiRead(part), part[0], is_background=True) for part in parts)
-            )
-        except UnsupportedError:  # another server, before 3.6
-            self._outbox.can_join = False
-            return await super().get_each(paths)
+        replies = await asyncio.gather(
+            *(self._read(MultiRead(part), part[0], is_background=True) for part in parts)
+        )
         return [
             _got(reply, path)
             for part, found in zip(parts, replies, strict=True)
@@ -212,36 +195,18 @@ class ZooKeeperStore(SessionStore):
             try:
                 while True:
                     event = await subscription.next()
-                    if event.kind is EventKind.RESET or not self._has_persistent_watches:
-                        await self._renew_watch(path, mode, after=event.kind)
+                    if event.kind is EventKind.RESET:  # a new connection has no watches
+                        # An UnavailableError here would end the reader, although no event was lost.
+                        await until_answered(
+                            lambda: self._read(AddWatch(path, mode), path),
+                            event="watch.request_failed",
+                            clock=self._clock,
+                            path=path,
+                        )
                     yield event
             finally:
                 if self._session.subscription_count(path) == 1:
                     self._session.send_without_reply(RemoveWatches(path))
-
-    async def _renew_watch(self, path: str, mode: WatchMode, *, after: EventKind) -> None:
-        """Register the watch again if needed, so that changes after the event ``after`` are
-        reported.
-
-        A persistent watch ends only with its connection, so it is renewed after a RESET. One-shot
-        watches are renewed after each event. The reader gets the event after the renewal, so the
-        renewed watch reports every change that the reader's next read does not show.
-        """
-        if self._has_persistent_watches:
-            if after is not EventKind.RESET:
-                return
-            try:  # a new connection has no watches
-                await self._answered(AddWatch(path, mode), path)
-                return
-            except UnsupportedError:
-                self._has_persistent_watches = False
-        if mode is WatchMode.PERSISTENT_RECURSIVE:
-            raise UnsupportedError("ZooKeeper before 3.6 does not watch whole trees", path=path)
-        for what in OneShotWatch:
-            # CHILDREN fails if the znode does not exist. ZNODE then reports its creation, after
-            # which both watches are renewed.
-            with suppress(NoNodeError):
-                await self._answered(AddOneShotWatch(what, path), path)
 
     async def is_restricted(self, path: str) -> bool | None:
         """Return False if everybody has all permissions on the znode; None if there is no znode."""
@@ -255,16 +220,6 @@ class ZooKeeperStore(SessionStore):
 
     async def close(self) -> None:
         await self._session.close()
-
-    async def _answered(self, request: Any, path: str) -> Any:
-        """Repeat ``_read`` until it succeeds. An UnavailableError here would end the reader of the
-        watch, although no event was lost."""
-        return await until_answered(
-            lambda: self._read(request, path),
-            event="watch.request_failed",
-            clock=self._clock,
-            path=path,
-        )
 
     async def _read(self, request: Any, path: str, *, is_background: bool = False) -> Any:
         for _ in range(READ_TRIES_MAX):
@@ -417,7 +372,6 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
     ),
     (kazoo.BadArgumentsError, RejectedError, "ZooKeeper refuses the arguments"),
     (kazoo.MarshallingError, RejectedError, "ZooKeeper cannot read the request"),
-    (kazoo.UnimplementedError, UnsupportedError, "this ZooKeeper server does not know the request"),
     (kazoo.SessionExpiredError, SessionLostError, "the ZooKeeper session is lost"),
     (kazoo.ConnectionLoss, UnavailableError, "the connection broke again and again"),
     (kazoo.OperationTimeoutError, UnavailableError, "ZooKeeper did not finish in time"),

@@ -76,7 +76,6 @@ async def leading(
             store=store,
             manager=manager,
             clock=cluster.clock,
-            rescan_interval_s=settings.rescan_interval_s,
         )
         holds = SafetyHolds(
             store=store,

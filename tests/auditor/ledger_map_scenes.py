@@ -87,7 +87,6 @@ async def keeping(
         store=store,
         manager=LedgerManager(store, ROOT, ledgers.manager.layout),
         clock=ledgers.clock,
-        rescan_interval_s=RESCAN_S,
         recent_writes=recent_writes,
     )
     task = asyncio.create_task(updater.run())

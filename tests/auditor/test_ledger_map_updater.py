@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 from prometheus_client import REGISTRY
-from structlog.testing import capture_logs
 
 from auditor import ledger_map_updater
 from auditor import ledger_map_updater as updater_module
@@ -12,7 +11,6 @@ from auditor.ledger_map_updater import CHANGES_PAUSE_S, GIVE_WAY_CHECK_S, GIVE_W
 from ledgers.codec.layout import Layout
 from ledgers.errors import SessionLostError
 from tests.auditor.ledger_map_scenes import (
-    RESCAN_S,
     SOON_S,
     contents,
     keeping,
@@ -269,53 +267,3 @@ async def test_the_updater_ends_with_the_session() -> None:
         with pytest.raises(ExceptionGroup) as ended:
             await running
         assert ended.group_contains(SessionLostError)
-
-
-# --- ZooKeeper before 3.6 -------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_without_events_all_ledgers_are_read_periodically() -> None:
-    ledgers = await with_ledgers(3)
-    ledgers.tree.has_recursive_watches = False
-    with capture_logs() as logs:
-        async with keeping(ledgers) as updater:
-            await ledgers.write(1, B1, B4)
-            await asyncio.sleep(RESCAN_S - 1)
-            assert updater.ledger_map.naming(B4) == []
-
-            await asyncio.sleep(2)
-            assert updater.ledger_map.naming(B4) == [1]
-            assert updater.completed_count == 2
-            await asyncio.sleep(RESCAN_S)
-            assert updater.completed_count == 3
-
-    assert [x["log_level"] for x in logs if x["event"] == "ledger_map.watch_unsupported"] == [
-        "warning"
-    ]
-
-
-@in_virtual_time
-async def test_without_events_a_rescan_is_made_at_once_when_requested() -> None:
-    ledgers = await with_ledgers(3)
-    ledgers.tree.has_recursive_watches = False
-    async with keeping(ledgers) as updater:
-        await ledgers.delete(1)
-        updater.rescan()
-
-        assert await soon(updater) == [0, 2]
-
-
-@in_virtual_time
-async def test_without_events_new_directories_are_noticed() -> None:
-    """Reconnections too."""
-    ledgers = await with_ledgers(3)
-    ledgers.tree.has_recursive_watches = False
-    async with keeping(ledgers) as updater:
-        await ledgers.write(LONG)
-        assert await soon(updater) == [0, 1, 2, LONG]
-
-        ledgers.tree.suspend(store_of(updater))
-        await ledgers.delete(0)
-        ledgers.tree.resume(store_of(updater))
-        assert await soon(updater) == [1, 2, LONG]

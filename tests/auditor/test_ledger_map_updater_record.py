@@ -25,7 +25,6 @@ def unbuilt(cluster: Cluster) -> LedgerMapUpdater:
         store=cluster.store,
         manager=cluster.manager,
         clock=cluster.clock,
-        rescan_interval_s=3_600,
     )
 
 

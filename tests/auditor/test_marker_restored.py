@@ -87,17 +87,3 @@ async def test_nothing_is_listed_while_no_bookie_is_lost(monkeypatch: pytest.Mon
             await asyncio.sleep(3 * LIST_S)
 
     assert [each for each in logs if each["event"] == "marks.list_failed"] == []
-
-
-@in_virtual_time
-async def test_without_recursive_watches_no_mark_is_restored() -> None:
-    """ZooKeeper before 3.6: the ledger map may be an hour old."""
-    cluster = await with_ledgers((B1, B2))
-    cluster.tree.has_recursive_watches = False
-    await cluster.kill(B1)
-    async with auditing(cluster):
-        assert await marked_soon(cluster) == [0]
-        await unmark(cluster, 0)
-        await asyncio.sleep(5 * LIST_S)
-
-        assert await cluster.marked() == []

@@ -53,7 +53,6 @@ async def observing(
         store=store,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
         clock=cluster.clock,
-        rescan_interval_s=settings.rescan_interval_s,
     )
     tracker = LossTracker(
         store=store,

@@ -244,7 +244,6 @@ class FeedCluster:
             store=leader.store,
             manager=self.new_manager(leader.store),
             clock=self.clock,
-            rescan_interval_s=3_600,
         )
 
     async def _lead_in_session(self, leader: Leader, disk: MemoryDisk) -> None:

@@ -5,9 +5,7 @@ import itertools
 from contextlib import aclosing
 
 import pytest
-from structlog.testing import capture_logs
 
-from auditor.ledger_map_updater import LedgerMapUpdater
 from checkpoints.chain import Kind, Segment, order_change
 from checkpoints.leader_state import FeedSettings
 from checkpoints.model import ledger_key
@@ -16,7 +14,6 @@ from ledgers.errors import (
     NoAnswerError,
     NoSuchEntryError,
     UnavailableError,
-    UnsupportedError,
 )
 from ledgers.placement import Candidate
 from ledgers.writing import LedgerOptions, LedgerWriter
@@ -442,37 +439,6 @@ async def test_a_ledger_that_is_created_after_the_feed_was_disabled_is_deleted()
 
     assert cluster.ledgers() == {}
     assert (await cluster.chain()).deleting == ()
-
-
-@in_virtual_time
-async def test_the_feed_reports_a_zookeeper_that_is_too_old() -> None:
-    cluster = await FeedCluster.start()
-    cluster.tree.has_recursive_watches = False
-    await cluster.create()
-    with capture_logs() as logs:
-        async with cluster.leader() as leader:
-            await cluster.enable()
-            await asyncio.sleep(60)
-            assert leader.is_leading
-
-    (failure,) = [each for each in logs if each["event"] == "feed.write_failed"]
-    assert "3.6" in failure["error"]
-
-
-@in_virtual_time
-async def test_the_wait_for_changes_ends_when_zookeeper_turns_out_to_be_too_old() -> None:
-    cluster = await FeedCluster.start()
-    cluster.tree.has_recursive_watches = False
-    await cluster.create()
-    updater = LedgerMapUpdater(
-        store=cluster.store, manager=cluster.manager, clock=cluster.clock, rescan_interval_s=3_600
-    )
-    waiting = asyncio.ensure_future(updater.wait_known())
-    running = asyncio.ensure_future(updater.run())
-
-    with pytest.raises(UnsupportedError):
-        await asyncio.wait_for(waiting, 60)
-    running.cancel()
 
 
 @in_virtual_time

@@ -21,7 +21,6 @@ async def running_updater(store: MetadataStore, root: str) -> AsyncIterator[Ledg
         store=store,
         manager=LedgerManager(store, root, Layout.HIERARCHICAL),
         clock=SystemClock(),
-        rescan_interval_s=3_600,
     )
     task = asyncio.create_task(updater.run())
     try:

@@ -154,7 +154,6 @@ class RealCluster(FeedCluster):
                         store=leader.store,
                         manager=self.new_manager(leader.store),
                         clock=self.clock,
-                        rescan_interval_s=3_600,
                     )
                     await self._lead(leader, disk)
                 finally:

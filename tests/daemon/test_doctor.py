@@ -231,7 +231,7 @@ GONE = Server(error="connection refused")
         pytest.param({"a": NEW}, [Level.OK], id="one that answers"),
         pytest.param({"a": GONE}, [Level.ERROR], id="the only one is gone"),
         pytest.param({"a": NEW, "b": GONE}, [Level.OK, Level.WARN], id="one of two is gone"),
-        pytest.param({"a": OLD}, [Level.WARN], id="too old to watch trees"),
+        pytest.param({"a": OLD}, [Level.ERROR], id="too old"),
         pytest.param(
             {"a": NEW, "b": Server(version="3.8.4")},
             [Level.OK, Level.OK, Level.WARN],

@@ -15,10 +15,7 @@ SOON_S = 0.001
 
 
 class ScriptedSession:
-    """A session. ``is_old``: its server joins no reads."""
-
-    def __init__(self, *, is_old: bool = False) -> None:
-        self.is_old = is_old
+    def __init__(self) -> None:
         self.sent: list[Any] = []
         self.replies: list[OnReply] = []
         self.sent_at_s: list[float] = []

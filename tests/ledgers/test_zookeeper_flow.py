@@ -8,7 +8,6 @@ from kazoo.exceptions import (
     ConnectionLoss,
     NoNodeError,
     ThrottledOpError,
-    UnimplementedError,
 )
 from kazoo.protocol.serialization import Exists, GetData
 
@@ -90,26 +89,6 @@ def test_the_number_of_joined_reads_is_bounded() -> None:
         *joined, last = session.sent_paths()
         assert [len(paths) for paths in joined] == [READS_MAX, READS_MAX]
         assert last == f"/{2 * READS_MAX}"
-
-    asyncio.run(scenario())
-
-
-def test_a_server_that_cannot_join_gets_single_reads() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
-        await turn()
-
-        session.reply(0, error=UnimplementedError())
-        outbox.ask(read("/c"))
-        outbox.ask(read("/d"))
-        await turn()
-
-        assert session.sent_paths() == [["/a", "/b"], "/a", "/b", "/c", "/d"]
-        for value, index in (("A", 1), ("B", 2)):
-            session.reply(index, value)
-        assert await asyncio.gather(*futures) == ["A", "B"]
 
     asyncio.run(scenario())
 

@@ -18,7 +18,7 @@ from kazoo.protocol.connection import WATCH_XID
 from kazoo.protocol.serialization import Close, GetData, SetData
 
 from daemon.local.ports import LOOPBACK
-from ledgers.errors import UnavailableError
+from ledgers.errors import UnavailableError, UnsupportedError
 from ledgers.security import OPEN, Security, SecuritySettings, security_for
 from ledgers.zookeeper import kazoo_session
 from ledgers.zookeeper.kazoo_internals import (
@@ -408,6 +408,35 @@ def event_bytes(number: int, path: str, *, zxid: int) -> bytes:
     header = (-1).to_bytes(4, signed=True) + zxid.to_bytes(8) + bytes(4)
     name = path.encode()
     return header + number.to_bytes(4) + (3).to_bytes(4) + len(name).to_bytes(4) + name
+
+
+# --- An old server --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def old_zookeeper() -> Iterator[int]:
+    """The port of a server before 3.6, which refuses a joined read and closes the connection."""
+
+    def serve() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(framed(struct.pack("!iiqi16s?", 0, 4_000, 77, 16, b"", False)))
+            xid = connection.recv(4096)[4:8]
+            connection.sendall(framed(xid + struct.pack("!qi", 1, -6)))
+
+    with socket.create_server((LOOPBACK, 0)) as listening:
+        serving = threading.Thread(target=serve)
+        serving.start()
+        yield listening.getsockname()[1]
+        serving.join()
+
+
+def test_a_server_that_is_too_old_is_refused_with_the_version_that_is_needed(
+    old_zookeeper: int,
+) -> None:
+    with pytest.raises(UnsupportedError, match=r"older than 3\.6.* upgrade all ZooKeeper servers"):
+        asyncio.run(ZooKeeperStore.open(f"{LOOPBACK}:{old_zookeeper}"))
 
 
 # --- The end --------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_a_read_is_sent_again_if_its_connection_has_broken(
     error: Exception,
 ) -> None:
     async def scenario() -> None:
-        session = ScriptedSession(is_old=True)
+        session = ScriptedSession()
         reading = asyncio.create_task(store_on(session).children("/a"))
         await is_sent(session, 1)
         session.reply(0, error=error)
@@ -45,7 +45,7 @@ def test_a_read_is_sent_again_only_after_the_break_is_known() -> None:
     """kazoo fails each request with the same break until it has reported it."""
 
     async def scenario() -> None:
-        session = ScriptedSession(is_old=True)
+        session = ScriptedSession()
         session.break_is_told.clear()
         reading = asyncio.create_task(store_on(session).children("/a"))
         await is_sent(session, 1)
@@ -85,7 +85,7 @@ def test_a_caller_waits_until_a_break_is_reported(is_told_before: bool) -> None:
 
 def test_a_read_is_not_repeated_for_ever() -> None:
     async def scenario() -> None:
-        session = ScriptedSession(is_old=True)
+        session = ScriptedSession()
         reading = asyncio.create_task(store_on(session).children("/a"))
         for attempt in range(READ_TRIES_MAX):
             await is_sent(session, attempt + 1)
@@ -99,7 +99,7 @@ def test_a_read_is_not_repeated_for_ever() -> None:
 
 def test_a_read_refused_by_an_overloaded_server_is_not_repeated() -> None:
     async def scenario() -> None:
-        session = ScriptedSession(is_old=True)
+        session = ScriptedSession()
         reading = asyncio.create_task(store_on(session).children("/a"))
         await is_sent(session, 1)
         session.reply(0, error=ThrottledOpError())

@@ -6,11 +6,11 @@ from contextlib import aclosing, contextmanager
 from typing import Any, cast
 
 import pytest
-from kazoo.exceptions import ConnectionLoss, KazooException, NoNodeError, ThrottledOpError
+from kazoo.exceptions import ConnectionLoss, KazooException, ThrottledOpError
 
 from ledgers.errors import SessionLostError
 from ledgers.store import Event, EventKind
-from ledgers.zookeeper.kazoo_internals import AddOneShotWatch, AddWatch, OneShotWatch
+from ledgers.zookeeper.kazoo_internals import AddWatch
 from ledgers.zookeeper.session import READ_TRIES_MAX, Session, Subscription
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession
@@ -22,8 +22,8 @@ LONG_S = 60.0
 class WatchingSession(ScriptedSession):
     """A session with readers of its watches. ``life`` tells them what happens to it."""
 
-    def __init__(self, *, is_old: bool = False) -> None:
-        super().__init__(is_old=is_old)
+    def __init__(self) -> None:
+        super().__init__()
         self.life = Session()
 
     @contextmanager
@@ -71,23 +71,6 @@ def test_rule_s8_a_watch_is_requested_until_it_is_set(
 
         session.reply(request_count, True)
         assert (await watching).kind is EventKind.RESET
-
-    run(scenario())
-
-
-def test_the_watches_of_an_old_server_are_requested_again_too() -> None:
-    async def scenario() -> None:
-        session = WatchingSession(is_old=True)
-        watching = asyncio.create_task(first(store_on(session).watch("/a")))
-        for index, error in enumerate(
-            (ThrottledOpError(), None, ThrottledOpError(), NoNodeError())
-        ):
-            await asyncio.sleep(LONG_S)
-            session.reply(index, error=error)
-        assert (await watching).kind is EventKind.RESET
-
-        asked = [each.type for each in session.sent if isinstance(each, AddOneShotWatch)]
-        assert asked == [*[OneShotWatch.ZNODE] * 2, *[OneShotWatch.CHILDREN] * 2]
 
     run(scenario())
 

@@ -26,7 +26,6 @@ from ledgers.errors import (
     RejectedError,
     UnavailableError,
     UnknownOutcomeError,
-    UnsupportedError,
 )
 from ledgers.store import (
     ANY_VERSION,
@@ -113,8 +112,6 @@ class MemoryStore(SessionStore):
         self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
     ) -> AsyncGenerator[Event, None]:
         await self.wait_connected()
-        if is_recursive and not self._tree.has_recursive_watches:
-            raise UnsupportedError("this tree is not watched as a whole", path=path)
         with self.session.subscription(
             path, is_recursive=is_recursive, events_max=events_max
         ) as subscription:
@@ -180,8 +177,6 @@ class MemoryTree:
         """``latency``: awaited by every request, once on the way there and once on the way back."""
         self.latency = latency
         self.faults: FaultHook | None = None
-        self.has_recursive_watches = True
-        """False: like ZooKeeper before 3.6."""
         self.tells_zxids = True
         """False: events have no zxid, like ZooKeeper before 3.9."""
         self.nodes = Nodes()

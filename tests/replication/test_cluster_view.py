@@ -10,7 +10,7 @@ from ledgers.codec.registration import Address
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster import ORDERS_POLL_S, RETRY_S, ViewSource
+from replication.cluster import RETRY_S, ViewSource
 from replication.orders import (
     DrainOrder,
     LimitsOrder,
@@ -314,36 +314,3 @@ async def test_a_maintenance_may_end_while_the_view_is_read() -> None:
 
     assert not view.orders.maintenance
     assert B1 in view.available
-
-
-# --- ZooKeeper before 3.6 -------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_without_tree_watches_each_list_of_bookies_is_watched() -> None:
-    cluster = await Cluster.start()
-    cluster.tree.has_recursive_watches = False
-    await cluster.unregister(B1)
-    await cluster.register(B1, is_read_only=True)
-    async with cluster.node() as node:
-        await settle()
-
-        await cluster.unregister(B1)
-        await settle()
-        assert B1 not in node.views.current.available
-        await cluster.unregister(B2)
-        await settle()
-        assert B2 not in node.views.current.available
-
-
-@in_virtual_time
-async def test_without_tree_watches_orders_are_read_periodically() -> None:
-    cluster = await Cluster.start()
-    cluster.tree.has_recursive_watches = False
-    async with cluster.node() as node:
-        await settle()
-        orders = OrderStore(cluster.store, PATHS)
-        await orders.give(drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None)
-        await asyncio.sleep(ORDERS_POLL_S + 0.1)
-
-        assert set(node.views.current.orders.draining) == {B1}
