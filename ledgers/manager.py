@@ -13,8 +13,6 @@ Below it:
   (ZkLedgerIdGenerator). When short ids run out, long ids come from ``idgen-long``
   (LongZkLedgerIdGenerator). An id is x * 2^32 + y: x is the number of a ``HOB-`` directory, and y
   the number of a sequential child in it.
-- ``create_with_parents`` creates a znode with its parents, while other clients may delete these
-  parents.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ from ledgers.errors import (
 from ledgers.model import LedgerMetadata
 from ledgers.store import (
     Check,
-    Create,
     MetadataStore,
     MultiFailed,
     Operation,
@@ -55,9 +52,7 @@ from ledgers.store import (
     children_if_any,
 )
 
-TRIES_MAX = 10
-"""A client that deletes a ledger also deletes the parents that this leaves empty. So a parent that
-is created here may be deleted before its child is created."""
+HIGH_ORDER_TRIES_MAX = 10
 HIGH_ORDER_KEPT = 3
 """Number of newest ``HOB-`` directories to keep; older ones are deleted."""
 LISTINGS_AT_ONCE = 32
@@ -179,7 +174,7 @@ class LedgerManager:
         Raises NodeExistsError if the id is in use, possibly by this client after a lost reply.
         """
         data = serialize_metadata(metadata)
-        await create_with_parents(self._store, Create(path=self.path(ledger_id), data=data))
+        await self._store.create(self.path(ledger_id), data, with_parents=True)
         return VersionedMetadata(
             ledger_id=ledger_id, metadata=metadata, stat=Stat(version=0), data=data
         )
@@ -479,7 +474,7 @@ async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
 
 
 async def _long(store: MetadataStore, parent: str) -> int:
-    for _ in range(TRIES_MAX):
+    for _ in range(HIGH_ORDER_TRIES_MAX):
         names = await store.children(parent)
         high_orders = sorted(int(name[4:]) for name in names if _HIGH_ORDER.fullmatch(name))
         high = high_orders[-1] if high_orders else 1
@@ -499,35 +494,7 @@ _HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
 
 async def _sequence(store: MetadataStore, prefix: str) -> int:
     """Create a sequential child, delete it again, and return its number."""
-    path = await create_with_parents(
-        store, Create(path=prefix, is_ephemeral=True, is_sequential=True)
-    )
+    path = await store.create(prefix, is_ephemeral=True, is_sequential=True, with_parents=True)
     with suppress(NoNodeError):
         await store.delete(path)
     return int(path[len(prefix) :])
-
-
-async def create_with_parents(store: MetadataStore, create: Create) -> str:
-    """Do ``MetadataStore.create``, and create missing parents, persistent and empty.
-
-    1. If creating the znode fails for lack of its parent, create the parent (and its parents).
-    2. Try again. Another client may have deleted the parent in between, so repeat from 1.
-
-    Raises UnavailableError after ``TRIES_MAX`` tries, and what ``create`` raises.
-    """
-    for _ in range(TRIES_MAX):
-        try:
-            return await store.create(
-                create.path,
-                create.data,
-                is_ephemeral=create.is_ephemeral,
-                is_sequential=create.is_sequential,
-            )
-        except NoNodeError:
-            await _ensure(store, create.path.rpartition("/")[0])
-    raise UnavailableError("other clients keep deleting its parent znodes", path=create.path)
-
-
-async def _ensure(store: MetadataStore, path: str) -> None:
-    with suppress(NodeExistsError):
-        await create_with_parents(store, Create(path=path))

@@ -42,7 +42,7 @@ from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager, VersionedMetadata, find_cluster
 from ledgers.registration import Registration
 from ledgers.security import SecuritySettings
-from ledgers.store import MetadataStore, ReadOnlyStore
+from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
@@ -257,7 +257,7 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
     async with AsyncExitStack() as stack:
         store = await _open_session_here(uri, options)
         stack.push_async_callback(store.close)
-        only_reads = ReadOnlyStore(store)
+        only_reads = store.as_read_only()
         clock = SystemClock()
         manager = await LedgerManager.open(only_reads, uri)
         # The ZooKeeper server of this session may lag behind what the driver was told of changes.
@@ -357,7 +357,7 @@ async def read_session(
     """Yield a read-only store, and the URI with the root of the cluster. Raises UnavailableError,
     SettingsError."""
     uri = MetadataUri.parse(metadata_service_uri)
-    store = ReadOnlyStore(await open_session(uri, timeouts, security))
+    store = (await open_session(uri, timeouts, security)).as_read_only()
     try:
         yield store, await find_cluster(store, uri)
     finally:

@@ -1,9 +1,9 @@
 """Observe mode: one read-only session, and what a node of ours would mark and repair.
 
 For use beside Java's AutoRecovery, or before a node is trusted. The session casts no vote, takes no
-lock, registers no node and writes nothing else to ZooKeeper (``ReadOnlyStore``). No ledger is
-fenced. The leader's own code decides what would be marked, and the worker's own code plans what
-would be repaired, as in ``bookmender plan``.
+lock, registers no node and writes nothing else to ZooKeeper (``MetadataStore.as_read_only``). No
+ledger is fenced. The leader's own code decides what would be marked, and the worker's own code
+plans what would be repaired, as in ``bookmender plan``.
 """
 
 import random
@@ -32,7 +32,6 @@ from daemon.zookeeper import open_store
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.placement.topology import Racks
-from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
@@ -107,7 +106,7 @@ async def open_observing(
     UnauthorizedError.
     """
     zookeeper, clock = await open_store(settings), SystemClock()
-    store, state = ReadOnlyStore(zookeeper), state or RoleState("observer")
+    store, state = zookeeper.as_read_only(), state or RoleState("observer")
     try:
         cluster = await AdminSession.on(store, settings)
         views = ViewSource(cluster.registration, clock, OrderStore(store, cluster.paths))

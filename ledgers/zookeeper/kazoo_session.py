@@ -39,10 +39,9 @@ from ledgers.errors import (
     UnsupportedError,
 )
 from ledgers.security import OPEN, Security, security_for
-from ledgers.store import Event, EventKind, SessionState
+from ledgers.store import Event, EventKind, Session, SessionState, session_lost
 from ledgers.tasks import in_daemon_thread
 from ledgers.zookeeper.kazoo_internals import MultiRead, OneSessionHandler, replace_connection
-from ledgers.zookeeper.session import Session, session_lost
 
 log = structlog.get_logger()
 

@@ -46,11 +46,14 @@ from ledgers.errors import (
 from ledgers.security import OPEN, SecuritySettings, security_for
 from ledgers.store import (
     EVENTS_MAX,
+    READ_TRIES_MAX,
+    REQUEST_BYTES_MAX,
     Check,
     Create,
     Delete,
     Event,
     EventKind,
+    MetadataStore,
     MultiFailed,
     Operation,
     OperationResult,
@@ -61,12 +64,6 @@ from ledgers.tasks import in_daemon_thread, until_answered
 from ledgers.zookeeper.flow import Outbox, RequestUsage
 from ledgers.zookeeper.kazoo_internals import AddWatch, MultiRead, RemoveWatches, WatchMode
 from ledgers.zookeeper.kazoo_session import SASL_REQUIRED, KazooSession
-from ledgers.zookeeper.session import (
-    READ_TRIES_MAX,
-    REQUEST_BYTES_MAX,
-    SessionStore,
-    check_size,
-)
 
 READ_TOGETHER_MAX = 200
 """Largest number of znodes that ``get_each`` reads with one request."""
@@ -74,7 +71,7 @@ REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 """Errors that kazoo raises for a reply: the server's error, or a reply that kazoo cannot parse."""
 
 
-class ZooKeeperStore(SessionStore):
+class ZooKeeperStore(MetadataStore):
     """A ``MetadataStore`` on one ZooKeeper session.
 
     Create it with ``open``. Call ``close`` even after the session is lost.
@@ -88,9 +85,8 @@ class ZooKeeperStore(SessionStore):
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> None:
         """``is_secured``: only our identity may access the znodes that we create."""
-        super().__init__(session)
+        super().__init__(session, request_bytes_max=request_bytes_max)
         self._session: KazooSession = session
-        self.request_bytes_max = request_bytes_max
         self._is_secured = is_secured
         self._clock = SystemClock()
         self._outbox = Outbox(session)
@@ -177,14 +173,6 @@ class ZooKeeperStore(SessionStore):
     async def sync(self, path: str) -> None:
         await self._read(Sync(path), path)
 
-    async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        if not operations:
-            return []
-        requests = [request_of(each, is_secured=self._is_secured) for each in operations]
-        check_size(operations, request_bytes_max=self.request_bytes_max)
-        replies = await self._write(Transaction(requests), operations[0].path)
-        return results_of(operations, replies)
-
     async def watch(
         self, path: str, *, is_recursive: bool = False, events_max: int = EVENTS_MAX
     ) -> AsyncGenerator[Event, None]:
@@ -235,19 +223,18 @@ class ZooKeeperStore(SessionStore):
                 raise error_of(error, path=path, is_write=False) from error
         raise UnavailableError("the connection broke again and again", path=path) from lost
 
-    async def _write_one(self, operation: Operation) -> OperationResult:
-        check_size([operation], request_bytes_max=self.request_bytes_max)
-        request = request_of(operation, is_secured=self._is_secured)
-        return _result_of(operation, await self._write(request, operation.path))
-
-    async def _write(self, request: Any, path: str) -> Any:
+    async def _send(
+        self, operations: Sequence[Operation], *, is_multi: bool
+    ) -> list[OperationResult]:
+        requests = [request_of(each, is_secured=self._is_secured) for each in operations]
         try:
-            return await self._ask(request)
+            if is_multi:
+                replies = await self._outbox.ask(Transaction(requests))
+            else:
+                replies = [await self._outbox.ask(requests[0])]
         except REPLY_ERRORS as error:
-            raise error_of(error, path=path, is_write=True) from error
-
-    async def _ask(self, request: Any) -> Any:
-        return await self._outbox.ask(request)
+            raise error_of(error, path=operations[0].path, is_write=True) from error
+        return results_of(operations, replies)
 
 
 _EPHEMERAL, _SEQUENTIAL = 1, 2

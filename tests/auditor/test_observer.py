@@ -18,7 +18,6 @@ from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration
-from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication import znodes
 from replication.cluster import ViewSource
@@ -46,7 +45,7 @@ async def observing(
     outages: Outages | None = None,
 ) -> AsyncIterator[Observer]:
     """An observer in a session that refuses every write, with a complete ledger map."""
-    store, settings = ReadOnlyStore(MemoryStore(cluster.tree)), settings or AuditorSettings()
+    store, settings = MemoryStore(cluster.tree).as_read_only(), settings or AuditorSettings()
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     updater = LedgerMapUpdater(

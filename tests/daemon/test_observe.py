@@ -29,7 +29,6 @@ from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
-from ledgers.store import ReadOnlyStore
 from ledgers.tasks import task_scope
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
@@ -110,7 +109,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
 
     ``shut``: znodes that ACLs deny.
     """
-    store = ReadOnlyStore(MemoryStore(cluster.tree))
+    store = MemoryStore(cluster.tree).as_read_only()
     shut_out(store, *shut)
     manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
     registration = Registration(store, ROOT)

@@ -18,7 +18,6 @@ from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
 from ledgers.secret import Secret
-from ledgers.store import ReadOnlyStore
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
 from tests.memory.store import MemoryStore
@@ -49,7 +48,7 @@ def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
 
 
 async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = None) -> Executor:
-    store = ReadOnlyStore(MemoryStore(cluster.tree))
+    store = MemoryStore(cluster.tree).as_read_only()
     clock = clock or cluster.clock
     views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()

@@ -5,10 +5,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from ledgers.store import SessionState
+from ledgers.store import SessionState, session_lost
 from ledgers.zookeeper.kazoo_internals import MultiRead
 from ledgers.zookeeper.kazoo_session import OnReply
-from ledgers.zookeeper.session import session_lost
 
 SOON_S = 0.001
 """A latency that is nothing special."""

@@ -6,8 +6,7 @@ import pytest
 
 from ledgers.codec.layout import Layout
 from ledgers.errors import UnavailableError
-from ledgers.manager import create_with_parents, new_ledger_id
-from ledgers.store import Create
+from ledgers.manager import new_ledger_id
 from tests.memory.store import MemoryStore, MemoryTree
 
 COUNTER_END = 2**31 - 1
@@ -17,7 +16,7 @@ async def new_store(*paths: str) -> tuple[MemoryTree, MemoryStore]:
     tree = MemoryTree()
     store = MemoryStore(tree)
     for path in ("/ledgers", *paths):
-        await create_with_parents(store, Create(path=path))
+        await store.create(path, with_parents=True)
     return tree, store
 
 

@@ -5,7 +5,7 @@ from contextlib import aclosing
 
 import pytest
 
-from ledgers.store import Check, Create, EventKind, MetadataStore, ReadOnlyStore
+from ledgers.store import Check, Create, EventKind, MetadataStore
 from tests.memory.store import MemoryStore, MemoryTree
 from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import LoopClock
@@ -32,7 +32,7 @@ async def test_every_write_is_a_mistake_of_ours_and_is_not_sent(
     before, sent = tree.snapshot(), inner.request_count
 
     with pytest.raises(AssertionError, match="must not write"):
-        await write(ReadOnlyStore(inner))
+        await write(inner.as_read_only())
 
     assert (tree.snapshot(), inner.request_count) == (before, sent)
 
@@ -42,7 +42,7 @@ async def test_reads_return_what_the_inner_store_returns() -> None:
     tree = MemoryTree(clock=LoopClock())
     other = MemoryStore(tree)
     await other.create("/a", b"1")
-    store: MetadataStore = ReadOnlyStore(MemoryStore(tree))
+    store = MemoryStore(tree).as_read_only()
 
     async with aclosing(store.watch("/a")) as events:
         assert (await anext(events)).kind is EventKind.RESET

@@ -7,7 +7,7 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, SessionMovedError, ThrottledOpError
 
 from ledgers.errors import UnavailableError
-from ledgers.zookeeper.session import READ_TRIES_MAX, Session
+from ledgers.store import READ_TRIES_MAX, Session
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession, turn
 

@@ -9,9 +9,8 @@ import pytest
 from kazoo.exceptions import ConnectionLoss, KazooException, ThrottledOpError
 
 from ledgers.errors import SessionLostError
-from ledgers.store import Event, EventKind
+from ledgers.store import READ_TRIES_MAX, Event, EventKind, Session, Subscription
 from ledgers.zookeeper.kazoo_internals import AddWatch
-from ledgers.zookeeper.session import READ_TRIES_MAX, Session, Subscription
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession
 from tests.virtual_time import run

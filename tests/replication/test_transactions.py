@@ -13,8 +13,7 @@ from ledgers.errors import (
     SessionLostError,
     UnknownOutcomeError,
 )
-from ledgers.store import Check, Create, MultiFailed
-from ledgers.zookeeper.session import REQUEST_BYTES_MAX
+from ledgers.store import REQUEST_BYTES_MAX, Check, Create, MultiFailed
 from replication.transactions import (
     BATCH_BYTES_MAX,
     BATCH_TRANSACTIONS_MAX,
