@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, TypeVar
@@ -39,13 +39,12 @@ from ledgers.codec.layout import Layout
 from ledgers.codec.metadata import parse_outline
 from ledgers.errors import (
     CorruptionError,
-    NoNodeError,
     SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
 from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
-from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat
+from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import Changing, until_answered
 from replication.records import Count, Record, TimeMs, read_record
 from replication.znodes import ClusterPaths
@@ -92,6 +91,8 @@ GIVE_WAY_CHECK_S = 0.002
 UNREADABLE_AGAIN_S = 600.0
 """Interval between two attempts to read an unreadable ledger: no watch reports that an ACL has
 changed."""
+HIDDEN_AGAIN_S = 60.0
+"""Interval between two attempts to list a hidden directory, which costs one request."""
 HIDDEN_MAX = 20
 """Hidden directories of a tree that are remembered, and tried again."""
 EVENTS_MAX = 100_000
@@ -108,8 +109,6 @@ GAP_CHECK_S = 1.0
 """Longest wait in ``wait_known`` before it checks the connection again."""
 REFUSAL_LOG_INTERVAL_S = 60.0
 """How often it is logged that ``wait_known`` waits because an ACL hides the root."""
-PROBE_INTERVAL_S = 60.0
-"""Interval at which one request finds out whether an ACL still hides a directory."""
 SETTLE_TURNS = 2
 """Turns of the event loop after which a task has run that an earlier event woke."""
 
@@ -382,27 +381,6 @@ class LedgerMapUpdater(Changing):
             await self._has_due.wait()
             await self._retrying(self._scan_trees, "all metadata")
 
-    async def _try_hidden_again(self) -> None:
-        """Scan a tree again when one of its hidden directories is opened. The rest of the tree was
-        read, which is expensive to repeat."""
-        while True:
-            await self._clock.sleep(PROBE_INTERVAL_S)
-            for tree, denied in list(self._hidden.items()):
-                for error in denied:
-                    if await self._is_opened(str(error.context["path"])):
-                        self._scan_soon(tree)
-                        break
-
-    async def _is_opened(self, path: str) -> bool:
-        """True if access to the directory is not denied any more."""
-        try:
-            await self._store.children(path)
-        except (UnauthorizedError, UnavailableError):
-            return False
-        except NoNodeError:
-            pass
-        return True
-
     async def _scan_trees(self) -> None:
         """Scan all trees that are due, one after the other. A tree whose scan fails stays due."""
         if self._unwatched or not self._is_listed:
@@ -523,8 +501,18 @@ class LedgerMapUpdater(Changing):
     async def _try_unreadable_again(self) -> None:
         while True:
             await self._clock.sleep(UNREADABLE_AGAIN_S)
-            if self.ledger_map.unreadable:
-                self.read_again(self.ledger_map.unreadable)
+            self.read_again(self.ledger_map.unreadable)
+
+    async def _try_hidden_again(self) -> None:
+        """Scan a tree again when an ACL has opened one of its hidden directories. The rest of the
+        tree was read, which is expensive to repeat."""
+        while True:
+            await self._clock.sleep(HIDDEN_AGAIN_S)
+            for tree, denied in list(self._hidden.items()):
+                for error in denied:
+                    with suppress(*READ_FAILED):
+                        await children_if_any(self._store, str(error.context["path"]))
+                        self._scan_soon(tree)
 
     async def _retrying(
         self,

@@ -2,8 +2,9 @@
 
 ``Outbox`` is the queue. Many ledgers are repaired at a time, and each repair reads a mark and
 metadata. Without joining, these reads would be most of the load that a repair puts on ZooKeeper.
-kazoo's pings do not pass through this queue, so a long queue does not endanger the session.
-Background requests, which read changed ledgers, give way to all others, which may be about marks.
+kazoo's pings do not pass through this queue, so a long queue does not endanger the session. A
+caller that can wait, such as the reading of changed ledgers, gives way to all others, which may be
+about marks.
 
 Two limits apply: ``RequestRate``, which the operator sets, and ``RequestWindow``, which adapts the
 number of requests in flight to ZooKeeper's latency. The window works like congestion control: it is
@@ -20,6 +21,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -64,7 +66,7 @@ BEST_PERIOD_S = 300.0
 """The best latency covers the last one to two of these periods. An older one no longer applies, for
 example after ZooKeeper moved to other hosts."""
 GIVE_WAY_MAX_S = 0.02
-"""Longest time for which a background request gives way to others, which may never end."""
+"""Longest time for which a caller gives way to the requests of others, which may never end."""
 READS_MAX = 50
 """Largest number of reads joined into one request. Its reply holds as many ledgers' metadata."""
 
@@ -89,10 +91,9 @@ class Outbox:
         self._window = RequestWindow()
         self._rate = RequestRate()
         self._waiting: deque[Waiting] = deque()
-        self._background: deque[tuple[float, Waiting]] = deque()
-        """Background requests, each with the time after which it gives way no longer."""
-        self._background_in_flight = 0
-        self._background_alarm: asyncio.Handle | None = None
+        self._is_idle = asyncio.Event()
+        """Set while no request waits or is in flight."""
+        self._is_idle.set()
         self._alarm: asyncio.Handle | None = None
         """The scheduled call of ``_send_all``. None if nothing waits, or if a reply or a new state
         of the session will trigger the next call."""
@@ -101,7 +102,7 @@ class Outbox:
     def usage(self) -> RequestUsage:
         """Return how much of its limits this queue uses now. May be read on any thread."""
         return RequestUsage(
-            waiting_count=len(self._waiting) + len(self._background),
+            waiting_count=len(self._waiting),
             in_flight_count=self._window.in_flight,
             in_flight_max=self._window.size,
             per_s_max=self._rate.per_s,
@@ -117,21 +118,20 @@ class Outbox:
         self._rate.per_s = per_s
         self._send_all()
 
-    def ask(self, request: Any, *, is_background: bool = False) -> asyncio.Future[Any]:
+    def ask(self, request: Any) -> asyncio.Future[Any]:
         """Queue a request and return the future of its reply. Unlike ``KazooSession.ask``, a lost
-        session also fails the future.
-
-        ``is_background``: send the request when no other request waits or is in flight, or after
-        ``GIVE_WAY_MAX_S``.
-        """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
-        if is_background:
-            self._background.append((loop.time() + GIVE_WAY_MAX_S, (request, future)))
-        else:
-            self._waiting.append((request, future))
+        session also fails the future."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        self._is_idle.clear()
         self._send_in(0)
         return future
+
+    async def give_way(self) -> None:
+        """Return when no request waits or is in flight, or after ``GIVE_WAY_MAX_S``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GIVE_WAY_MAX_S):
+                await self._is_idle.wait()
 
     def _send_in(self, delay_s: float) -> None:
         if self._alarm is None:
@@ -150,22 +150,8 @@ class Outbox:
         while self._waiting and self._may_send():
             if group := self._next_group():
                 self._send(group)
-        while self._background and self._may_send_background() and self._may_send():
-            _, (request, future) = self._background.popleft()
-            if not future.done():
-                self._send([(request, future)], is_background=True)
-
-    def _may_send_background(self) -> bool:
-        if not self._waiting and self._window.in_flight == self._background_in_flight:
-            return True
-        loop = asyncio.get_running_loop()
-        wait_s = self._background[0][0] - loop.time()
-        if wait_s <= 0:
-            return True
-        if self._background_alarm is not None:
-            self._background_alarm.cancel()
-        self._background_alarm = loop.call_later(wait_s, self._send_all)
-        return False
+        if not (self._waiting or self._window.in_flight):  # their callers were cancelled
+            self._is_idle.set()
 
     def _may_send(self) -> bool:
         if self._session.state is not SessionState.CONNECTED:
@@ -192,29 +178,26 @@ class Outbox:
             self._waiting.popleft()
         return group
 
-    def _send(self, group: Sequence[Waiting], *, is_background: bool = False) -> None:
+    def _send(self, group: Sequence[Waiting]) -> None:
         request, on_reply = group[0][0], partial(resolve, group[0][1])
         if len(group) > 1:
             request = MultiRead([read.path for read, _ in group])
             on_reply = partial(self._hand_out, group)
         try:
-            self._session.send(request, partial(self._answered, on_reply, is_background))
+            self._session.send(request, partial(self._answered, on_reply))
         except BookmenderError as error:  # the session was lost since ``ask``
             on_reply(None, error)
         else:
             self._window.sent()
-            self._background_in_flight += is_background
             self._rate.took(asyncio.get_running_loop().time())
 
     def _answered(
         self,
         on_reply: Callable[[Any, BaseException | None], None],
-        is_background: bool,
         value: Any,
         error: BaseException | None,
         latency_s: float,
     ) -> None:
-        self._background_in_flight -= is_background
         if isinstance(error, _NO_ANSWER):
             self._window.unanswered()
             UNANSWERED.inc()
@@ -224,8 +207,10 @@ class Outbox:
                 latency_s = math.inf
             self._window.answered(latency_s, now_s=asyncio.get_running_loop().time())
         on_reply(value, error)
-        if self._waiting or self._background:
+        if self._waiting:
             self._send_in(0)
+        elif not self._window.in_flight:
+            self._is_idle.set()
 
     def _hand_out(
         self, reads: Sequence[Waiting], parts: Sequence[Any], error: BaseException | None

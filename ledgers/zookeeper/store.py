@@ -153,9 +153,8 @@ class ZooKeeperStore(MetadataStore):
     ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
         size = READ_TOGETHER_MAX
         parts = [paths[start : start + size] for start in range(0, len(paths), size)]
-        replies = await asyncio.gather(
-            *(self._read(MultiRead(part), part[0], is_background=True) for part in parts)
-        )
+        await self._outbox.give_way()
+        replies = await asyncio.gather(*(self._read(MultiRead(part), part[0]) for part in parts))
         return [
             _got(reply, path)
             for part, found in zip(parts, replies, strict=True)
@@ -209,11 +208,11 @@ class ZooKeeperStore(MetadataStore):
     async def close(self) -> None:
         await self._session.close()
 
-    async def _read(self, request: Any, path: str, *, is_background: bool = False) -> Any:
+    async def _read(self, request: Any, path: str) -> Any:
         for _ in range(READ_TRIES_MAX):
             break_count = self._session.break_count
             try:
-                return await self._outbox.ask(request, is_background=is_background)
+                return await self._outbox.ask(request)
             except ConnectionLoss as error:
                 lost = error
                 await self._session.wait_break_reported(break_count)

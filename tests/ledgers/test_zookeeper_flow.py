@@ -320,60 +320,35 @@ def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
     asyncio.run(scenario())
 
 
-def test_a_background_request_gives_way_to_others() -> None:
+def test_a_caller_gives_way_to_the_requests_of_others() -> None:
     async def scenario() -> None:
         session = ScriptedSession()
         outbox = Outbox(session)
         outbox.ask(exists("/mark"))
-        background = [outbox.ask(exists(path), is_background=True) for path in ("/l1", "/l2")]
-        await turn()
-        assert session.sent_paths() == ["/mark"]
+        waiting = asyncio.ensure_future(outbox.give_way())
+        await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
+        assert not waiting.done()
 
         session.reply(0)
-        await turn()
-        outbox.ask(exists("/next"))
+        await asyncio.sleep(0)
         await turn()
 
-        assert session.sent_paths() == ["/mark", "/l1", "/l2", "/next"]
-        session.reply(1, "L1")
-        session.reply(2, error=NoNodeError())
-        assert await background[0] == "L1"
-        with pytest.raises(NoNodeError):
-            await background[1]
+        assert waiting.done()
 
     virtual_time.run(scenario())
 
 
-def test_a_background_request_does_not_give_way_for_ever() -> None:
+def test_a_caller_does_not_give_way_for_ever() -> None:
     async def scenario() -> None:
         session = ScriptedSession()
         outbox = Outbox(session)
         outbox.ask(exists("/never-answered"))
-        outbox.ask(exists("/l"), is_background=True)
-
+        waiting = asyncio.ensure_future(outbox.give_way())
         await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
-        assert session.sent_paths() == ["/never-answered"]
+        assert not waiting.done()
+
         await asyncio.sleep(0.2 * GIVE_WAY_MAX_S)
 
-        assert session.sent_paths() == ["/never-answered", "/l"]
-
-    virtual_time.run(scenario())
-
-
-@pytest.mark.parametrize("is_sent", [True, False], ids=["in flight", "waiting"])
-def test_a_background_request_ends_with_the_session(is_sent: bool) -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        if not is_sent:
-            session.state = SessionState.SUSPENDED
-        background = outbox.ask(exists("/l"), is_background=True)
-        await turn()
-        session.become(SessionState.LOST)
-        if is_sent:
-            session.reply(0, error=SessionLostError("lost"))
-
-        with pytest.raises(SessionLostError):
-            await background
+        assert waiting.done()
 
     virtual_time.run(scenario())
