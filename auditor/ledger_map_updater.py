@@ -659,7 +659,7 @@ class TreeScan:
         waiting: list[int] = []
         ids = self._manager.layout.ids_below(self._manager.root, self._tree)
         passed_id = ids.start
-        async for listed in self._manager.ledger_ids_of(
+        async for listed in self._manager.ledger_ids(
             self._tree, on_stray=self._on_stray, on_hidden=self._note_hidden
         ):
             self._note_unlisted(passed_id, listed[-1] + 1, listed)

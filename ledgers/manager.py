@@ -4,15 +4,15 @@
 the version that its decision was based on (rule S2). Before the write, the bytes before and after
 are given to the journal.
 
-Below it:
-
-- ``walk_ledger_ids`` lists the ledgers. It returns every ledger id or raises an error (rule S8). A
-  directory that vanishes during the walk was empty: the client that deletes the last ledger of a
+- ``ledger_ids`` lists the ledgers. It returns every ledger id or raises an error (rule S8). A
+  directory that vanishes during the listing was empty: the client that deletes the last ledger of a
   directory deletes the directory too.
 - ``new_ledger_id`` generates ids as BookKeeper does. A short id is the number of a sequential child
   (ZkLedgerIdGenerator). When short ids run out, long ids come from ``idgen-long``
   (LongZkLedgerIdGenerator). An id is x * 2^32 + y: x is the number of a ``HOB-`` directory, and y
   the number of a sequential child in it.
+
+``find_cluster`` proves that there is a cluster, and finds its root and layout.
 """
 
 from __future__ import annotations
@@ -275,36 +275,129 @@ class LedgerManager:
             except (NotEmptyError, NoNodeError, UnknownOutcomeError):
                 return
 
-    async def new_ledger_id(self) -> int:
-        """Return a ledger id that was never given out before."""
-        return await new_ledger_id(self._store, self.root, self.layout)
+    # --- Listing ----------------------------------------------------------------------------------
 
-    def ledger_ids(self, *, on_hidden: OnHidden | None = None) -> AsyncIterator[Sequence[int]]:
-        """Yield the ids of all ledgers, one leaf directory at a time. An incomplete listing raises
-        an error (rule S8), except for the directories that ``on_hidden`` gets."""
-        return walk_ledger_ids(self._store, self.root, self.layout, on_hidden=on_hidden)
-
-    def ledger_ids_of(
-        self, tree: str, *, on_stray: OnStray, on_hidden: OnHidden
+    async def ledger_ids(
+        self,
+        tree: str | None = None,
+        *,
+        on_stray: OnStray = lambda path: None,
+        on_hidden: OnHidden | None = None,
     ) -> AsyncIterator[Sequence[int]]:
-        """Yield the ledger ids below one of ``trees``, ascending from one directory to the next.
+        """Yield the ids of all ledgers, one leaf directory at a time, ascending from one directory
+        to the next.
 
-        ``on_stray`` gets each znode that belongs to no ledger. ``on_hidden`` gets each directory
-        that an ACL hides; any other incomplete listing raises an error.
+        ``tree``: list only the ledgers below this one of ``trees``. ``on_stray`` gets each znode
+        that belongs to no ledger. An incomplete listing raises UnavailableError (rule S8). If an
+        ACL denied access to a directory, and ``on_hidden`` does not take this, raises
+        UnauthorizedError after all other directories.
         """
-        return walk_ledger_ids(
-            self._store,
-            self.root,
-            self.layout,
-            tree=tree,
-            on_stray=on_stray,
-            on_hidden=on_hidden,
-        )
+        root, layout = self.root, self.layout
+        await self._store.sync(tree or root)
+        directories = deque([tree or root])
+        refusal: UnauthorizedError | None = None
+        while directories:
+            count = min(LISTINGS_AT_ONCE, len(directories))
+            batch = [directories.popleft() for _ in range(count)]
+            listings = await asyncio.gather(*map(self._children_if_allowed, batch))
+            for path, names in zip(batch, listings, strict=True):
+                if isinstance(names, UnauthorizedError):
+                    if on_hidden is not None:
+                        on_hidden(names)
+                    else:
+                        refusal = refusal or names
+                    continue
+                ledger_ids, others = layout.ledgers_among(root, path, names)
+                for child in sorted(f"{path}/{name}" for name in others):
+                    if layout.is_parent(root, child):
+                        directories.append(child)
+                    elif path != root or not _is_reserved(child[len(root) + 1 :]):
+                        on_stray(child)
+                if ledger_ids:
+                    yield sorted(ledger_ids)
+        if refusal is not None:
+            raise refusal
 
     async def trees(self) -> list[str]:
-        """Return the topmost znodes that hold all ledgers. Except in a flat layout, they hold
-        nothing else."""
-        return await ledger_trees(self._store, self.root, self.layout)
+        """Return the directories directly below the root that hold all ledgers, and nothing else.
+
+        For a flat layout, return the root. The other directories hold no ledgers, but marks, locks
+        and lists of bookies, which change all the time. Raises UnavailableError.
+        """
+        if self.layout is Layout.FLAT:
+            return [self.root]
+        await self._store.sync(self.root)
+        children = [f"{self.root}/{name}" for name in await self._children(self.root)]
+        return sorted(child for child in children if self.layout.is_parent(self.root, child))
+
+    async def _children_if_allowed(self, path: str) -> Sequence[str] | UnauthorizedError:
+        try:
+            return await self._children(path)
+        except UnauthorizedError as error:
+            return error
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return await self._store.children(path)
+        except NoNodeError as error:
+            if path == self.root:
+                raise UnavailableError("the ledgers root does not exist", path=path) from error
+            return []
+
+    # --- New ids ----------------------------------------------------------------------------------
+
+    async def new_ledger_id(self) -> int:
+        """Return a ledger id that was never given out before. Raises UnavailableError if the layout
+        has no ids left."""
+        if self.layout is Layout.FLAT:
+            return await self._short_id(f"{self.root}/ID-")
+        if self.layout is Layout.LEGACY_HIERARCHICAL:
+            return await self._short_id(f"{self.root}/idgen/ID-")
+        long_ids = f"{self.root}/idgen-long"
+        if await self._store.exists(long_ids) is None:
+            number = await self._next_number(f"{self.root}/idgen/ID-")
+            if 0 <= number < SHORT_ID_STOP:
+                return number
+            with suppress(NodeExistsError):
+                await self._store.create(long_ids)
+        return await self._long_id(long_ids)
+
+    async def _short_id(self, prefix: str) -> int:
+        number = await self._next_number(prefix)
+        if not 0 <= number < SHORT_ID_STOP:
+            raise UnavailableError("no ledger id is left in this layout", layout=self.layout.name)
+        return number
+
+    async def _long_id(self, parent: str) -> int:
+        for _ in range(HIGH_ORDER_TRIES_MAX):
+            names = await self._store.children(parent)
+            high_orders = sorted(int(name[4:]) for name in names if _HIGH_ORDER.fullmatch(name))
+            high = high_orders[-1] if high_orders else 1
+            low = await self._next_number(f"{parent}/HOB-{high:010d}/ID-")
+            if 0 <= low < SHORT_ID_STOP:
+                return (high << 32) + low
+            with suppress(NodeExistsError):
+                await self._store.create(f"{parent}/HOB-{high + 1:010d}")
+            for old in high_orders[: -(HIGH_ORDER_KEPT - 1)]:
+                with suppress(NoNodeError, NotEmptyError):
+                    await self._store.delete(f"{parent}/HOB-{old:010d}")
+        raise UnavailableError("no ledger id could be generated", path=parent)
+
+    async def _next_number(self, prefix: str) -> int:
+        """Create a sequential child, delete it again, and return its number."""
+        path = await self._store.create(
+            prefix, is_ephemeral=True, is_sequential=True, with_parents=True
+        )
+        with suppress(NoNodeError):
+            await self._store.delete(path)
+        return int(path[len(prefix) :])
+
+
+_HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
+
+
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED or name.startswith(COUNTER_PREFIX)
 
 
 LAYOUT = "LAYOUT"
@@ -373,128 +466,3 @@ async def _foreign_layout(store: MetadataStore, root: str) -> Layout | None:
         if is_parent and not Layout.HIERARCHICAL.ids_below(root, directory):
             return long
     return None
-
-
-async def walk_ledger_ids(
-    store: MetadataStore,
-    root: str,
-    layout: Layout,
-    *,
-    tree: str | None = None,
-    on_stray: OnStray = lambda path: None,
-    on_hidden: OnHidden | None = None,
-) -> AsyncIterator[Sequence[int]]:
-    """Yield the ledger ids of one directory at a time, ascending from one directory to the next.
-
-    ``tree``: walk only this directory below the root (``ledger_trees``). Raises UnavailableError.
-    If an ACL denied access to a directory, and ``on_hidden`` does not take this, raises
-    UnauthorizedError after all other directories.
-    """
-    await store.sync(tree or root)
-    directories = deque([tree or root])
-    refusal: UnauthorizedError | None = None
-    while directories:
-        count = min(LISTINGS_AT_ONCE, len(directories))
-        batch = [directories.popleft() for _ in range(count)]
-        listings = await asyncio.gather(*(_if_allowed(store, root, path) for path in batch))
-        for path, names in zip(batch, listings, strict=True):
-            if isinstance(names, UnauthorizedError):
-                if on_hidden is not None:
-                    on_hidden(names)
-                else:
-                    refusal = refusal or names
-                continue
-            ledger_ids, others = layout.ledgers_among(root, path, names)
-            for child in sorted(f"{path}/{name}" for name in others):
-                if layout.is_parent(root, child):
-                    directories.append(child)
-                elif path != root or not _is_reserved(child[len(root) + 1 :]):
-                    on_stray(child)
-            if ledger_ids:
-                yield sorted(ledger_ids)
-    if refusal is not None:
-        raise refusal
-
-
-async def ledger_trees(store: MetadataStore, root: str, layout: Layout) -> list[str]:
-    """Return the directories directly below the root that hold all ledgers.
-
-    For a flat layout, return the root. The other directories hold no ledgers, but marks, locks and
-    lists of bookies, which change all the time. Raises UnavailableError.
-    """
-    if layout is Layout.FLAT:
-        return [root]
-    await store.sync(root)
-    children = [f"{root}/{name}" for name in await _children(store, root, root)]
-    return sorted(child for child in children if layout.is_parent(root, child))
-
-
-def _is_reserved(name: str) -> bool:
-    return name in RESERVED or name.startswith(COUNTER_PREFIX)
-
-
-async def _if_allowed(
-    store: MetadataStore, root: str, path: str
-) -> Sequence[str] | UnauthorizedError:
-    try:
-        return await _children(store, root, path)
-    except UnauthorizedError as error:
-        return error
-
-
-async def _children(store: MetadataStore, root: str, path: str) -> list[str]:
-    try:
-        return await store.children(path)
-    except NoNodeError as error:
-        if path == root:
-            raise UnavailableError("the ledgers root does not exist", path=root) from error
-        return []
-
-
-async def new_ledger_id(store: MetadataStore, root: str, layout: Layout) -> int:
-    """Return a new ledger id. Raises UnavailableError if the layout has no ids left."""
-    if layout is Layout.FLAT:
-        return await _short(store, f"{root}/ID-", layout)
-    if layout is Layout.LEGACY_HIERARCHICAL:
-        return await _short(store, f"{root}/idgen/ID-", layout)
-    if await store.exists(f"{root}/idgen-long") is None:
-        number = await _sequence(store, f"{root}/idgen/ID-")
-        if 0 <= number < SHORT_ID_STOP:
-            return number
-        with suppress(NodeExistsError):
-            await store.create(f"{root}/idgen-long")
-    return await _long(store, f"{root}/idgen-long")
-
-
-async def _short(store: MetadataStore, prefix: str, layout: Layout) -> int:
-    number = await _sequence(store, prefix)
-    if not 0 <= number < SHORT_ID_STOP:
-        raise UnavailableError("no ledger id is left in this layout", layout=layout.name)
-    return number
-
-
-async def _long(store: MetadataStore, parent: str) -> int:
-    for _ in range(HIGH_ORDER_TRIES_MAX):
-        names = await store.children(parent)
-        high_orders = sorted(int(name[4:]) for name in names if _HIGH_ORDER.fullmatch(name))
-        high = high_orders[-1] if high_orders else 1
-        low = await _sequence(store, f"{parent}/HOB-{high:010d}/ID-")
-        if 0 <= low < SHORT_ID_STOP:
-            return (high << 32) + low
-        with suppress(NodeExistsError):
-            await store.create(f"{parent}/HOB-{high + 1:010d}")
-        for old in high_orders[: -(HIGH_ORDER_KEPT - 1)]:
-            with suppress(NoNodeError, NotEmptyError):
-                await store.delete(f"{parent}/HOB-{old:010d}")
-    raise UnavailableError("no ledger id could be generated", path=parent)
-
-
-_HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
-
-
-async def _sequence(store: MetadataStore, prefix: str) -> int:
-    """Create a sequential child, delete it again, and return its number."""
-    path = await store.create(prefix, is_ephemeral=True, is_sequential=True, with_parents=True)
-    with suppress(NoNodeError):
-        await store.delete(path)
-    return int(path[len(prefix) :])

@@ -69,7 +69,7 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
     """The scan is repeated."""
     ledgers = await with_ledgers(5)
     async with keeping(ledgers) as updater:
-        listing, failures = updater._manager.ledger_ids_of, iter([True, True])
+        listing, failures = updater._manager.ledger_ids, iter([True, True])
 
         async def break_off(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
@@ -77,7 +77,7 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
                     raise UnavailableError("broken off")
                 yield ledger_ids
 
-        updater._manager.ledger_ids_of = break_off  # type: ignore[method-assign]
+        updater._manager.ledger_ids = break_off  # type: ignore[method-assign]
         updater.rescan()
         await asyncio.sleep(updater_module.RETRY_MIN_S - 0.1)
         assert not updater.is_complete
@@ -97,13 +97,13 @@ async def test_rule_s8_an_unlisted_ledger_is_read_before_it_is_removed(
     monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 2)
     ledgers = await with_ledgers(9)
     async with keeping(ledgers) as updater:
-        listing = updater._manager.ledger_ids_of
+        listing = updater._manager.ledger_ids
 
         async def forget_some(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
                 yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
 
-        updater._manager.ledger_ids_of = forget_some  # type: ignore[method-assign]
+        updater._manager.ledger_ids = forget_some  # type: ignore[method-assign]
         updater.rescan()
         assert await soon(updater) == list(range(9))
         assert updater.is_complete

@@ -89,7 +89,7 @@ async def test_a_ledger_deleted_during_the_scan_is_no_failure() -> None:
             await cluster.manager.delete(2, version=0)
             yield ledger_ids
 
-    cluster.manager.ledger_ids = delete_once_listed  # type: ignore[method-assign]
+    cluster.manager.ledger_ids = delete_once_listed  # type: ignore[assignment,method-assign]
 
     found = await scanned(cluster, {B1})
 

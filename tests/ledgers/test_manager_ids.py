@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.codec.layout import Layout
 from ledgers.errors import UnavailableError
-from ledgers.manager import new_ledger_id
+from ledgers.manager import LedgerManager
 from tests.memory.store import MemoryStore, MemoryTree
 
 COUNTER_END = 2**31 - 1
@@ -32,10 +32,10 @@ def test_a_layout_of_short_ids_runs_out_of_ids(layout: Layout, parent: str) -> N
         tree, store = await new_store("/ledgers/idgen")
         tree.nodes[parent].made_count = COUNTER_END - 1
 
-        assert await new_ledger_id(store, "/ledgers", layout) == COUNTER_END - 1
+        assert await LedgerManager(store, "/ledgers", layout).new_ledger_id() == COUNTER_END - 1
         for _ in range(2):
             with pytest.raises(UnavailableError, match="no ledger id is left"):
-                await new_ledger_id(store, "/ledgers", layout)
+                await LedgerManager(store, "/ledgers", layout).new_ledger_id()
 
     asyncio.run(scenario())
 
@@ -46,7 +46,9 @@ def test_long_ids_begin_when_short_ones_have_run_out(layout: Layout) -> None:
         tree, store = await new_store("/ledgers/idgen")
         tree.nodes["/ledgers/idgen"].made_count = COUNTER_END - 1
 
-        ledger_ids = [await new_ledger_id(store, "/ledgers", layout) for _ in range(3)]
+        ledger_ids = [
+            await LedgerManager(store, "/ledgers", layout).new_ledger_id() for _ in range(3)
+        ]
 
         assert ledger_ids == [COUNTER_END - 1, 2**32, 2**32 + 1]
 
@@ -61,7 +63,7 @@ def test_the_upper_range_follows_the_lower_one() -> None:
         )
         tree.nodes["/ledgers/idgen-long/HOB-0000000003"].made_count = COUNTER_END
 
-        ledger_id = await new_ledger_id(store, "/ledgers", Layout.HIERARCHICAL)
+        ledger_id = await LedgerManager(store, "/ledgers", Layout.HIERARCHICAL).new_ledger_id()
 
         assert ledger_id == 4 * 2**32
         assert sorted(await store.children("/ledgers/idgen-long")) == [*kept, "HOB-0000000004"]
