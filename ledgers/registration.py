@@ -247,11 +247,7 @@ class Registration:
         registered = view.available[bookie]
         if registered.czxid == 0:  # an ACL hides the znode: nothing to compare
             return True
-        try:
-            znode = await self._get(f"{self._parent(registered.is_writable)}/{bookie}")
-        except UnauthorizedError:
-            return False
-        return znode is not None and znode[1].czxid == registered.czxid
+        return await self.czxid_now(registered) == registered.czxid
 
     async def czxid_now(self, registered: RegisteredBookie) -> int:
         """Return the czxid of the registration's znode, as this session reads it now; 0 if the

@@ -21,14 +21,12 @@ PATIENT_SESSION_S = 60.0
 def running_zookeeper(
     folder: Path,
     *,
-    version: str | None = None,
     heap_mib: int = ZOOKEEPER_HEAP_MIB,
     flags: Sequence[str] = (),
     settings: Mapping[str, str] | None = None,
 ) -> Iterator["ZooKeeperServer"]:
-    """Run a server. ``version``: with downloaded jars; None: pyspark's. ``flags``: of the JVM.
-    ``settings``: more settings of the server."""
-    server = ZooKeeperServer(folder, version, heap_mib=heap_mib, flags=flags, settings=settings)
+    """Run a server. ``flags``: of the JVM. ``settings``: more settings of the server."""
+    server = ZooKeeperServer(folder, heap_mib=heap_mib, flags=flags, settings=settings)
     server.start()
     try:
         yield server
@@ -42,14 +40,13 @@ class ZooKeeperServer:
     def __init__(
         self,
         folder: Path,
-        version: str | None = None,
         *,
         heap_mib: int = ZOOKEEPER_HEAP_MIB,
         flags: Sequence[str] = (),
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self._settings = settings or {}
-        self._version, self._heap_mib, self._flags = version, heap_mib, flags
+        self._heap_mib, self._flags = heap_mib, flags
         (self.port,) = free_ports(1)
         self._servers = Servers(data=folder, java=Java.find())
         self._process: Child | None = None
@@ -65,7 +62,7 @@ class ZooKeeperServer:
 
     def start(self) -> None:
         self._process = self._servers.zookeeper(
-            self._spec, version=self._version, heap_mib=self._heap_mib, flags=self._flags
+            self._spec, heap_mib=self._heap_mib, flags=self._flags
         )
         wait_until(
             lambda: is_zookeeper_ready(self.port), [self._process], timeout_s=START_TIMEOUT_S

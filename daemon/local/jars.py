@@ -42,8 +42,6 @@ class Module(NamedTuple):
 
 
 BOOKKEEPER = Module("org.apache.bookkeeper", "bookkeeper-server")
-ZOOKEEPER = Module("org.apache.zookeeper", "zookeeper")
-"""For servers of a release other than that of pyspark's jars."""
 
 # The jars of Spark that a ZooKeeper server needs. No others are on its class path.
 ZOOKEEPER_JARS = (
@@ -76,12 +74,8 @@ def bookkeeper_classpath(version: str) -> str:
     return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
 
 
-def zookeeper_classpath(version: str | None = None) -> str:
-    """Return the class path of ZooKeeper. ``version``: a release in the cache, which must have been
-    downloaded (``fetch``); None: the release in pyspark."""
-    if version is not None:
-        folder = jars_folder(version, module=ZOOKEEPER)
-        return os.pathsep.join(map(str, sorted(folder.glob("*.jar"))))
+def zookeeper_classpath() -> str:
+    """Return the class path of the ZooKeeper in pyspark."""
     folder = spark_jars_folder()
     jars = sorted(jar for pattern in ZOOKEEPER_JARS for jar in folder.glob(f"{pattern}.jar"))
     if not any(jar.name.startswith("zookeeper-3") for jar in jars):

@@ -84,12 +84,10 @@ class Servers:
         self,
         spec: ClusterSpec,
         *,
-        version: str | None = None,
         heap_mib: int = ZOOKEEPER_HEAP_MIB,
         flags: Sequence[str] = (),
     ) -> Child:
-        """Start ZooKeeper. ``version``: None: the version of pyspark's jars. ``heap_mib``: 1 GiB
-        holds a million ledgers.
+        """Start ZooKeeper. ``heap_mib``: 1 GiB holds a million ledgers.
 
         ``flags``: JVM flags that override the defaults, which keep the JVM small.
         """
@@ -108,7 +106,7 @@ class Servers:
                 **spec.zookeeper_settings,
             },
             properties=ZOOKEEPER_PROPERTIES,
-            classpath=jars.zookeeper_classpath(version),
+            classpath=jars.zookeeper_classpath(),
             heap_mib=heap_mib,
             direct_mib=ZOOKEEPER_DIRECT_MIB,
             flags=[*flags, *spec.zookeeper_jvm_flags],

@@ -252,7 +252,9 @@ class RequestWindow:
         self.size = REQUESTS_FIRST
         self.in_flight = 0
         """May exceed ``size`` for a while after ``size`` was lowered."""
-        self._best = _RecentBest()
+        self._best_s = self._best_before_s = math.inf
+        """The shortest latency of this period, and of the one before it."""
+        self._period_end_s = -math.inf
         self._passed_over = 0
         """Number of coming replies that are not judged: replies to requests sent before the window
         was halved. They are slow for the same reason, which must not count twice. ZooKeeper replies
@@ -267,7 +269,7 @@ class RequestWindow:
     @property
     def slow_s(self) -> float:
         """Replies that took longer are slow."""
-        return max(SLOW_MIN_S, SLOW_TIMES * self._best.latency_s)
+        return max(SLOW_MIN_S, SLOW_TIMES * min(self._best_s, self._best_before_s))
 
     def sent(self) -> None:
         self.in_flight += 1
@@ -283,7 +285,10 @@ class RequestWindow:
         """Count a reply. ``latency_s``: infinite if the server replied that it is overloaded."""
         self.in_flight -= 1
         assert self.in_flight >= 0, self.in_flight
-        self._best.learn(latency_s, now_s=now_s)
+        if now_s >= self._period_end_s:
+            self._best_before_s, self._best_s = self._best_s, math.inf
+            self._period_end_s = now_s + BEST_PERIOD_S
+        self._best_s = min(self._best_s, latency_s)
         if self._passed_over:
             self._passed_over -= 1
             return
@@ -300,25 +305,6 @@ class RequestWindow:
             self.size = min(REQUESTS_MAX, self.size + max(1, int(self.size * GROWTH)))
         self._answered = self._slow = 0
         self._was_full = self.is_full
-
-
-class _RecentBest:
-    """The shortest latency of this period and the one before it."""
-
-    def __init__(self) -> None:
-        self._now_s = self._before_s = math.inf
-        self._period_end_s = -math.inf
-
-    @property
-    def latency_s(self) -> float:
-        """Infinite before the first reply."""
-        return min(self._now_s, self._before_s)
-
-    def learn(self, latency_s: float, *, now_s: float) -> None:
-        if now_s >= self._period_end_s:
-            self._before_s, self._now_s = self._now_s, math.inf
-            self._period_end_s = now_s + BEST_PERIOD_S
-        self._now_s = min(self._now_s, latency_s)
 
 
 class RequestRate:

@@ -243,7 +243,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             try:
                 header, reply, offset = self._read_header(timeout)
             except ConnectionDropped:
-                self.handler.note_failure(f"ZooKeeper closed the connection, perhaps {_REFUSED}")
+                self.handler.failure = f"ZooKeeper closed the connection, perhaps {_REFUSED}"
                 raise
             if header.err in (AuthFailedError.code, SessionClosedRequireSaslError.code):
                 self._fail_authentication(_REFUSED)
@@ -261,13 +261,13 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         try:
             credentials = self.sasl_options.zookeeper_credentials()
         except SettingsError as error:
-            self.handler.note_failure(str(error))
+            self.handler.failure = str(error)
             raise ConnectionDropped(str(error)) from error
         return DigestMd5(credentials, service="zookeeper", server="zk-sasl-md5")
 
     def _fail_authentication(self, why: str) -> NoReturn:
         failure = f"ZooKeeper refuses our SASL credentials {why}"
-        self.handler.note_failure(failure)
+        self.handler.failure = failure
         raise AuthFailedError(failure)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
@@ -421,20 +421,15 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
                 # Not the method of SSLSocket: it would take TLS away from the thread that reads.
                 socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
-    def note_failure(self, failure: str) -> None:
-        self.failure = failure
-
     def note_tls_failure(
         self, error: Exception, host: str, *, is_established: bool = False
     ) -> None:
-        self.note_failure(
-            tls_failure(
-                error,
-                self._security.settings,
-                server="ZooKeeper",
-                host=host,
-                is_established=is_established,
-            )
+        self.failure = tls_failure(
+            error,
+            self._security.settings,
+            server="ZooKeeper",
+            host=host,
+            is_established=is_established,
         )
 
     def create_connection(
@@ -485,7 +480,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
             )
         except (OSError, ValueError, SettingsError) as error:
             connection.close()
-            self.note_failure(str(error))
+            self.failure = str(error)
             raise ConnectionDropped(str(error)) from error
         self._socket = secured  # so that ``break_connection`` can end a handshake that hangs
         try:

@@ -316,6 +316,8 @@ class KazooSession(Session):
         self._loop_asked_s = None
 
     def _handle_suspended(self) -> None:
+        if self.state is SessionState.LOST:
+            return
         log.warning("session.suspended", session=f"{self.session_id:#x}")
         self._stop_timer()
         self._suspended_timer = self._loop.call_later(self._suspended_max_s, self._give_up)
