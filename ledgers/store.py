@@ -195,7 +195,7 @@ class MetadataStore(ABC):
 
     async def wait_lost(self) -> None:
         """Return when the session is lost."""
-        await self._session.wait_lost()
+        await self._session.lost.wait()
 
     async def wait_connected(self) -> None:
         """Return when CONNECTED. Raises SessionLostError when the session is lost."""
@@ -203,7 +203,7 @@ class MetadataStore(ABC):
 
     async def wait_disconnected(self) -> None:
         """Return when the session is not CONNECTED."""
-        await self._session.wait_disconnected()
+        await self._session.disconnected.wait()
 
     @abstractmethod
     async def get(self, path: str) -> tuple[bytes, Stat]:
@@ -357,8 +357,8 @@ class Session:
         belong to different connections."""
         self._not_suspended = asyncio.Event()
         self._not_suspended.set()
-        self._disconnected = asyncio.Event()
-        self._lost = asyncio.Event()
+        self.disconnected = asyncio.Event()
+        self.lost = asyncio.Event()
         self._subscriptions: dict[Subscription, None] = {}
         self._by_path: dict[str, list[Subscription]] = {}
         self.on_not_suspended: Callable[[], None] = lambda: None
@@ -369,13 +369,13 @@ class Session:
             self.state = SessionState.SUSPENDED
             self.break_count += 1
             self._not_suspended.clear()
-            self._disconnected.set()
+            self.disconnected.set()
 
     def resume(self) -> None:
         if self.state is SessionState.SUSPENDED:
             self.state = SessionState.CONNECTED
             self._not_suspended.set()
-            self._disconnected.clear()
+            self.disconnected.clear()
             for subscription in self._subscriptions:
                 subscription.reset()
             self.on_not_suspended()
@@ -384,8 +384,8 @@ class Session:
         self.break_count += 1
         self.state = SessionState.LOST
         self._not_suspended.set()
-        self._disconnected.set()
-        self._lost.set()
+        self.disconnected.set()
+        self.lost.set()
         for subscription in self._subscriptions:
             subscription.fail(session_lost())
         self.on_not_suspended()
@@ -399,9 +399,6 @@ class Session:
         while self.state is SessionState.SUSPENDED:
             await self._not_suspended.wait()
         self.raise_if_lost()
-
-    async def wait_disconnected(self) -> None:
-        await self._disconnected.wait()
 
     async def wait_break_reported(self, break_count: int) -> None:
         """Wait until the break that failed a request is reported, ``BREAK_REPORT_MAX_S`` at most.
@@ -417,10 +414,7 @@ class Session:
         if self.break_count == break_count:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BREAK_REPORT_MAX_S):
-                    await self._disconnected.wait()
-
-    async def wait_lost(self) -> None:
-        await self._lost.wait()
+                    await self.disconnected.wait()
 
     def publish(self, events: Iterable[Event]) -> None:
         """Give each event to every subscription that wants it: those of its path, and the recursive
@@ -428,14 +422,13 @@ class Session:
         by_path = self._by_path
         for event in events:
             path = event.path
-            while path:
-                for subscription in by_path.get(path, ()):
+            while True:
+                for subscription in by_path.get(path or "/", ()):
                     if subscription.wants(event):
                         subscription.put(event)
+                if path in ("", "/"):
+                    break
                 path = path.rpartition("/")[0]
-            for subscription in by_path.get("/", ()) if event.path != "/" else ():
-                if subscription.wants(event):
-                    subscription.put(event)
 
     @contextmanager
     def subscription(
