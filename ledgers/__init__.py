@@ -19,5 +19,4 @@ In reading order, which is also the order of the import layers (``pyproject.toml
 - Ledgers: ``quorum`` asks the bookies of an ensemble and judges their answers. With it, ``reading``
   opens and reads a ledger, ``appending`` and ``writing`` write one, and ``fencing`` and
   ``recovery`` close one whose writer is gone.
-- Tests: ``memory`` implements both interfaces in memory.
 """
