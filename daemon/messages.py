@@ -11,7 +11,7 @@ from typing import Any, assert_never
 
 from daemon.cli.progress import shortened
 from ledgers.model import BookieId
-from replication.commit import CopyDoubt
+from replication.by_hand import CopyDoubt
 from replication.copy_reader import Verdict
 from replication.reasons import Blocked, Exclusion, Facts, Reason
 

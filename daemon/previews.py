@@ -23,13 +23,13 @@ from ledgers.digest import EntryDigest
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId
 from ledgers.tasks import gather_in_parts
+from replication.by_hand import Preview, Previewer
 from replication.cluster import ClusterView, ViewSource
 from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, all_unproven, unproven_among
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
 from replication.orders import DrainOrder, OrderStore
-from replication.preview import Preview, Previewer
 from replication.targets import TargetSelector
 
 READS_IN_FLIGHT = 8

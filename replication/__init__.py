@@ -4,9 +4,9 @@ A repair, in reading order: ``worker`` leases ledgers and runs their ``repair``s
 ``slots`` allow. ``inspection`` finds what a ledger lacks, with ``copy_reader`` and ``entry_runs``.
 ``open_ledgers`` decides about ledgers that are not closed. ``plan`` decides what is copied where,
 among the ``targets``. ``copier`` and ``copying`` copy. ``commit`` decides which metadata may be
-written. ``outcome`` and ``reasons`` say how it ended, and ``preview`` shows all that in advance.
+written. ``outcome`` and ``reasons`` say how it ended.
 
-The queue: ``work_queue`` uses the tree of ``marks``, ``locks`` and ``lock_by_hand``.
+The queue: ``work_queue`` uses the tree of ``marks`` and ``locks``.
 ``ledger_picker`` decides what comes next. ``backoff`` and ``ledger_record`` are for ledgers that
 cannot be repaired now, and ``recent_copies`` for copies that must be read again. ``transactions``
 batches writes; ``records`` reads and writes bookmender's own znodes; ``znodes`` has all paths, and
@@ -14,5 +14,6 @@ the contents of the znodes shared with Java.
 
 The cluster: its bookies (``cluster``, ``racks``, ``disk_space``), our ``nodes``, the ``orders`` of
 operators and ``client_activity``. ``history`` records what happened. ``journal`` records every
-write of metadata, and ``restore`` undoes one. ``settings`` is what an operator may set.
+write of metadata. Commands use ``by_hand``: it plans a repair without doing it, holds a ledger's
+lock, and undoes a write. ``settings`` is what an operator may set.
 """

@@ -1,9 +1,7 @@
 """Decides what is written after the copies of a plan: the metadata (rule S1), and what blocks the
 rest.
 
-``CopyResults`` is a pure function of a plan and of the outcomes of its copies. ``PlannedOutcome``
-predicts such outcomes for the dry run, and for copies without a target, which are never tried.
-``copy_doubts`` says what speaks against metadata that an operator wants to restore.
+``CopyResults`` is a pure function of a plan and of the outcomes of its copies.
 
 If entries of a closed ledger have no good copy anywhere, their segment is split around them. They
 keep the bookies that once had them, in a small segment of their own, and all other entries get
@@ -14,7 +12,6 @@ A split moves no entry: the bookie index of an entry depends on its id, not on w
 begins. A target is named only for entries that it has acknowledged (rule S1).
 """
 
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +22,10 @@ from itertools import islice
 from msgspec import Struct, structs
 
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
-from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding, Verdict
-from replication.copying import LACKING_MAX, CopyOutcome, split_ends, withheld_end
+from replication.copying import LACKING_MAX, CopyOutcome
 from replication.entry_runs import NO_ENTRIES, EntryRuns
-from replication.inspection import Inspection, RecoveryRequired
+from replication.inspection import Inspection
 from replication.plan import Plan, Repair
 from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 
@@ -38,6 +34,9 @@ LOST_PLACES_MAX = 10
 have too many segments to be useful."""
 ENTRIES_NAMED_MAX = 5
 """Entry ids in the facts of a blocked repair. The others are counted."""
+UNTARGETED_TOLD_MAX = 1_000
+"""Entries without a copy that are counted for a copy without a target. Counting more would take
+long for a large ledger, at every attempt."""
 
 # --- Metadata -------------------------------------------------------------------------------------
 
@@ -106,208 +105,25 @@ def _parts(segment: Segment, changes: Sequence[Change]) -> list[Segment]:
     """Return the segment, split around its lost entries."""
     if not changes:
         return [segment]
-    places = lost_places(changes)
-    if not places:
-        return [_with_changes(segment, changes)]
+
+    def part(first_entry_id: int, made: Iterable[Change]) -> Segment:
+        begun = replace(segment, first_entry_id=first_entry_id)
+        return begun.with_bookies({change.index: change.target for change in made})
+
     last_entry_id = changes[0].fragment.last_entry_id
-    assert last_entry_id is not None, changes[0]
+    assert last_entry_id is not None, changes[0]  # open fragments are not copied (rule S4)
+    places = lost_places(changes)
     parts: list[Segment] = []
     start = segment.first_entry_id
     for place in places:
         if start < place.start:
-            parts.append(_with_changes(_from(segment, start), changes))
+            parts.append(part(start, changes))
         kept = [change for change in changes if not change.lost.between(place[0], place[-1])]
-        parts.append(_with_changes(_from(segment, place.start), kept))
+        parts.append(part(place.start, kept))
         start = place.stop
-    if start <= last_entry_id:
-        parts.append(_with_changes(_from(segment, start), changes))
+    if start <= last_entry_id or not places:  # without a place, the fragment may be empty
+        parts.append(part(start, changes))
     return parts
-
-
-def _from(segment: Segment, first_entry_id: int) -> Segment:
-    return replace(segment, first_entry_id=first_entry_id)
-
-
-def _with_changes(segment: Segment, changes: Iterable[Change]) -> Segment:
-    return segment.with_bookies({change.index: change.target for change in changes})
-
-
-# --- Restored metadata ----------------------------------------------------------------------------
-
-
-class CopyDoubt(Struct, frozen=True, kw_only=True):
-    """A bookie that restored metadata would name although its copies may be incomplete.
-
-    ``bad_count``: how many of its ``entry_count`` entries it lacks or has damaged, if it is
-    MISSING. The counts and ids are None in an open last fragment.
-    """
-
-    bookie: BookieId
-    verdict: Verdict
-    entry_count: int | None = None
-    bad_count: int | None = None
-    first_entry_id: int | None = None
-    last_entry_id: int | None = None
-
-
-_DOUBTFUL = (Verdict.BOOKIE_ABSENT, Verdict.IN_MAINTENANCE, Verdict.MISSING, Verdict.UNKNOWN)
-"""Draining bookies are asked like all others; see ``Restorer``."""
-
-
-def copy_doubts(
-    found: Inspection | RecoveryRequired | Blocked, closed_part: Inspection | None = None
-) -> list[CopyDoubt | Blocked]:
-    """Return what speaks against metadata that was inspected before it is written.
-
-    ``closed_part``: the closed fragments of a ``RecoveryRequired``.
-    """
-    match found:
-        case Blocked() as blocked:
-            return [blocked]
-        case RecoveryRequired():
-            leaving = [CopyDoubt(bookie=b, verdict=Verdict.BOOKIE_ABSENT) for b in found.leaving]
-            lacking = [CopyDoubt(bookie=b, verdict=Verdict.MISSING) for b in found.lacking]
-            return [*leaving, *lacking, *(_doubts(closed_part.findings) if closed_part else [])]
-        case Inspection() as inspection:
-            return [*_doubts(inspection.findings)]
-
-
-def _doubts(findings: Sequence[CopyFinding]) -> list[CopyDoubt]:
-    """Return one doubt for each bookie and verdict."""
-    doubted = defaultdict[tuple[BookieId, Verdict], list[CopyFinding]](list)
-    for finding in findings:
-        if finding.verdict in _DOUBTFUL and finding.entries:
-            doubted[finding.bookie, finding.verdict].append(finding)
-    return [
-        CopyDoubt(
-            bookie=bookie,
-            verdict=verdict,
-            entry_count=sum(len(each.entries) for each in found),
-            bad_count=sum(each.bad_count for each in found),
-            first_entry_id=min(each.entries[0] for each in found),
-            last_entry_id=max(each.entries[-1] for each in found),
-        )
-        for (bookie, verdict), found in doubted.items()
-    ]
-
-
-# --- Predicted outcomes ---------------------------------------------------------------------------
-
-
-class Lacking(Struct, frozen=True, kw_only=True):
-    """Entries that cannot be copied, ascending. ``is_cut``: there are more."""
-
-    without_copy: Sequence[int] = ()
-    unknown: Sequence[int] = ()
-    """A registered bookie has them, and could not read them."""
-    is_cut: bool = False
-
-
-class PlannedOutcome:
-    """Predicts the outcome of copies from an inspection.
-
-    An entry counts as without a copy if every registered bookie of its write set is known to lack
-    it. Bookies of other fragments may have it; a worker asks them, a prediction does not.
-    """
-
-    def __init__(self, inspection: Inspection) -> None:
-        self._inspection = inspection
-        self._available = inspection.view.available
-        self._findings: dict[Fragment, dict[int, CopyFinding]] = defaultdict(dict)
-        for finding in inspection.findings:
-            self._findings[finding.fragment][finding.index] = finding
-
-    def outcome(self, repair: Repair) -> CopyOutcome:
-        """Return what ``copy_index`` would return if every bookie gives what is not known to be
-        bad."""
-        lacking = self.lacking(repair.fragment, repair.index, repair.entry_ids)
-        withheld = _withheld(repair, lacking.without_copy)
-        without_copy = tuple(e for e in lacking.without_copy if e not in withheld)
-        left_count = len(without_copy) + len(lacking.unknown) + len(withheld)
-        is_hopeless = left_count > LACKING_MAX  # then the copy is given up
-        entry_count = 0 if is_hopeless else len(repair.entry_ids) - left_count
-        return CopyOutcome(
-            entry_count=entry_count,
-            entry_bytes=entry_count * self._inspection.entry_bytes,
-            without_copy=without_copy,
-            unknown=tuple(lacking.unknown),
-            withheld=withheld,
-        )
-
-    def lacking(
-        self, fragment: Fragment, index: int, entry_ids: Sequence[int], *, limit: int = LACKING_MAX
-    ) -> Lacking:
-        """Return those of ``entry_ids``, which the bookie index stores, that no registered bookie
-        will give. Of more than ``limit`` it returns ``limit`` + 1."""
-        doubted = merge(*self._doubted(fragment, index))
-        found = islice((e for e in doubted if e in entry_ids), limit + 1)
-        without_copy, unknown = array("q"), array("q")
-        for entry_id in found:
-            are_any_unread = any(
-                entry_id in finding.unreadable for finding in self._sources(fragment, entry_id)
-            )
-            (unknown if are_any_unread else without_copy).append(entry_id)
-        is_cut = len(without_copy) + len(unknown) > limit
-        return Lacking(without_copy=without_copy, unknown=unknown, is_cut=is_cut)
-
-    def _doubted(self, fragment: Fragment, index: int) -> Iterator[Iterable[int]]:
-        """Yield entries of which no registered bookie has a good copy, one series for each write
-        set. Entries whose ids differ by the ensemble size share a write set."""
-        size, last = fragment.ensemble_size, fragment.last_entry_id
-        assert last is not None, fragment  # open fragments are not copied (rule S4)
-        for first in range(fragment.first_entry_id, fragment.first_entry_id + size):
-            if index not in _write_set(fragment, first):
-                continue
-            sources = self._sources(fragment, first)
-            if not sources:
-                yield range(first, last + 1, size)
-            elif all(finding.bad_count for finding in sources):
-                yield _bad_everywhere(sources, first % size, size)
-
-    def _sources(self, fragment: Fragment, entry_id: int) -> list[CopyFinding]:
-        """Return the findings on the registered bookies of the entry."""
-        findings = self._findings[fragment]
-        indexes = _write_set(fragment, entry_id)
-        return [findings[index] for index in indexes if fragment.ensemble[index] in self._available]
-
-
-def _write_set(fragment: Fragment, entry_id: int) -> tuple[int, ...]:
-    return write_set(
-        entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
-    )
-
-
-def _bad_everywhere(sources: Sequence[CopyFinding], residue: int, size: int) -> Iterator[int]:
-    fewest = min(sources, key=lambda finding: finding.bad_count)
-    for entry_id in merge(fewest.absent, fewest.mismatched, fewest.unreadable):
-        if entry_id % size == residue and all(finding.is_bad(entry_id) for finding in sources):
-            yield entry_id
-
-
-def _withheld(repair: Repair, without_copy: Sequence[int]) -> tuple[int, ...]:
-    """Return the end that a copy in place leaves out (``copy_index``)."""
-    if not without_copy or not repair.is_in_place:
-        return ()
-    lost = EntryRuns(without_copy)
-    inner, ends = split_ends(repair.fragment, repair.index, repair.entry_ids)
-    return tuple(withheld_end(ends, lost=lost)) if any(e in lost for e in inner) else ()
-
-
-def simulated(repair: Repair, outcome: CopyOutcome, *, is_split: bool) -> Repair:
-    """Return the repair without the entries that would not be copied. ``is_split``: what is kept
-    back will be copied in the next round."""
-    withheld = () if is_split else outcome.withheld
-    left = EntryRuns(sorted({*outcome.without_copy, *outcome.unknown, *withheld}))
-    if not left:
-        return repair
-    made = array("q", (entry_id for entry_id in repair.entry_ids if entry_id not in left))
-    byte_count = len(made) * repair.byte_count // len(repair.entry_ids)
-    return structs.replace(repair, entry_ids=made, byte_count=byte_count)
-
-
-UNTARGETED_TOLD_MAX = 1_000
-"""Entries without a copy that are counted for a copy without a target. Counting more would take
-long for a large ledger, at every attempt."""
 
 
 # --- Results --------------------------------------------------------------------------------------
@@ -319,9 +135,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
 
     ``outcomes``: one for each repair of the plan. ``is_unchanged``: returns True if a target is
     still the registration that acknowledged its copies. ``has_bad_sources``: members lack entries
-    that a check does not ask for, so they must be read completely. ``are_foreseen``: the outcomes
-    are predictions (``PlannedOutcome``). ``may_return``: returns True if an absent bookie may soon
-    return with the entries that it should have.
+    that a check does not ask for, so they must be read completely. ``may_return``: returns True if
+    an absent bookie may soon return with the entries that it should have.
     """
 
     inspection: Inspection
@@ -329,7 +144,6 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
     outcomes: Sequence[CopyOutcome]
     is_unchanged: Callable[[BookieId], bool]
     has_bad_sources: bool = False
-    are_foreseen: bool = False
     may_return: Callable[[BookieId], bool] = lambda bookie: False
 
     @cached_property
@@ -388,86 +202,54 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def blocked(self) -> list[Blocked]:
         """Return what blocks the rest. A failed target does not: the next round uses another."""
-        unknown = {entry_id for _, outcome in self._pairs for entry_id in outcome.unknown}
-        view = self.inspection.view
-        return [
-            *self.plan.blocked,
-            *(_no_copy(lost, holders, view) for holders, lost in self._lost_by_holders().items()),
-            *self._withheld(),
-            *([_no_answer(unknown)] if unknown else []),
+        blocked = [*self.plan.blocked, *self._no_copy()]
+        # After a split, the next round copies what is withheld.
+        withheld = [0 if self.is_split else _withheld_count(*pair) for pair in self._pairs]
+        if any(withheld):
+            is_counted = all(len(each.without_copy) <= LACKING_MAX for each in self.outcomes)
+            facts = Facts(withheld_count=sum(withheld) if is_counted else 0)
+            blocked.append(Blocked(reason=Reason.NO_COPY, facts=facts))
+        if unknown := {entry_id for outcome in self.outcomes for entry_id in outcome.unknown}:
+            blocked.append(Blocked(reason=Reason.NO_ANSWER, facts=_with_entries(Facts(), unknown)))
+        return blocked
+
+    def _no_copy(self) -> Iterator[Blocked]:
+        """Yield the entries without a good copy, each once, by the bookies that should have them
+        and are absent or do not answer."""
+        # Each with True if bookies of other fragments may have the entries, and True if there are
+        # more entries.
+        lacking: list[tuple[Fragment, Sequence[int], bool, bool]] = [
+            (repair.fragment, o.without_copy, False, len(o.without_copy) > LACKING_MAX)
+            for repair, o in self._pairs
+            if o.without_copy
         ]
-
-    @property
-    def lasting(self) -> list[tuple[Repair, CopyOutcome]]:
-        """The copies whose target the metadata names, or will name. Other copies were in vain."""
-        named = {(change.fragment, change.index) for change in (*self._moves, *self._splits)}
-        return [pair for pair in self._pairs if pair[0].is_in_place or pair[0].key in named]
-
-    def _lost_by_holders(self) -> dict["_Holders", set[int]]:
-        """Return the entries without a good copy, including those of copies without a target."""
-        lacking = self._lacking()
+        view, members = self.inspection.view, self.inspection.metadata.bookies
+        for finding in self.plan.untargeted:
+            others = members.difference(finding.fragment.ensemble)
+            without_copy, is_cut = _without_copy(finding, self.inspection)
+            are_others_unasked = not others.isdisjoint(view.available)
+            lacking.append((finding.fragment, without_copy, are_others_unasked, is_cut))
         if not lacking:  # nearly always
-            return {}
+            return
         away: dict[Fragment, list[CopyFinding]] = defaultdict(list)
         for finding in self.inspection.findings:
             if finding.verdict in (Verdict.BOOKIE_ABSENT, Verdict.IN_MAINTENANCE):
                 away[finding.fragment].append(finding)
-        lost: dict[_Holders, set[int]] = defaultdict(set)
+        lost = defaultdict[tuple[tuple[BookieId, ...], bool, bool], set[int]](set)
         seen: set[int] = set()
-        for each in lacking:
-            are_others_unasked = each.is_foreseen and self._are_others_there(each.fragment)
-            for entry_id in set(each.entry_ids) - seen:
-                holders = _Holders(
-                    away=tuple(f.bookie for f in away[each.fragment] if entry_id in f.entries),
-                    are_others_unasked=are_others_unasked,
-                    is_cut=each.is_cut,
-                )
-                lost[holders].add(entry_id)
-            seen.update(each.entry_ids)
-        return lost
-
-    def _lacking(self) -> list["_Lacking"]:
-        lacking = [
-            _Lacking(
-                fragment=repair.fragment,
-                entry_ids=outcome.without_copy,
-                is_foreseen=self.are_foreseen,
-                is_cut=len(outcome.without_copy) > LACKING_MAX,
+        for fragment, entry_ids, are_others_unasked, is_cut in lacking:
+            for entry_id in set(entry_ids) - seen:
+                holders = tuple(f.bookie for f in away[fragment] if entry_id in f.entries)
+                lost[holders, are_others_unasked, is_cut].add(entry_id)
+            seen.update(entry_ids)
+        for (holders, are_others_unasked, is_cut), ids in lost.items():
+            facts = structs.replace(
+                absence_facts(holders, view),
+                # Bookies in maintenance may be registered, but unresponsive.
+                in_maintenance=named(view.available.intersection(holders)),
+                are_others_unasked=are_others_unasked,
             )
-            for repair, outcome in self._pairs
-            if outcome.without_copy
-        ]
-        if self.plan.untargeted:  # rare
-            planned_outcome = PlannedOutcome(self.inspection)
-            limit = LACKING_MAX if self.are_foreseen else UNTARGETED_TOLD_MAX
-            for f in self.plan.untargeted:
-                found = planned_outcome.lacking(f.fragment, f.index, f.entries, limit=limit)
-                lacking.append(
-                    _Lacking(
-                        fragment=f.fragment,
-                        entry_ids=found.without_copy,
-                        is_foreseen=True,
-                        is_cut=found.is_cut,
-                    )
-                )
-        return lacking
-
-    def _are_others_there(self, fragment: Fragment) -> bool:
-        """Return True if bookies of the ledger's other fragments are registered. A copy asks them
-        last."""
-        others = self.inspection.metadata.bookies - frozenset(fragment.ensemble)
-        return not others.isdisjoint(self.inspection.view.available)
-
-    def _withheld(self) -> list[Blocked]:
-        """Return that other entries are not copied because of those without a copy, if so."""
-        if self.is_split:  # the next round copies them
-            return []
-        count = sum(_withheld_count(repair, outcome) for repair, outcome in self._pairs)
-        if not count:
-            return []
-        is_counted = all(len(outcome.without_copy) <= LACKING_MAX for outcome in self.outcomes)
-        facts = Facts(withheld_count=count if is_counted else 0)
-        return [Blocked(reason=Reason.NO_COPY, facts=facts)]
+            yield Blocked(reason=Reason.NO_COPY, facts=_with_entries(facts, ids, is_cut=is_cut))
 
     @property
     def _pairs(self) -> list[tuple[Repair, CopyOutcome]]:
@@ -496,7 +278,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
         """
         if not any(outcome.without_copy for outcome in self.outcomes):  # nearly always
             return []
-        if not self.inspection.metadata.is_closed or not self._is_key_proven:
+        is_key_proven = self.entry_count > 0 or self.inspection.has_good_entry
+        if not self.inspection.metadata.is_closed or not is_key_proven:
             return []
         away = {
             finding.fragment.first_entry_id
@@ -518,10 +301,6 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
         ]
         return splits if len(lost_places(splits)) <= LOST_PLACES_MAX else []
 
-    @property
-    def _is_key_proven(self) -> bool:
-        return self.entry_count > 0 or self.inspection.has_good_entry
-
 
 def _lacks_only_lost(repair: Repair, outcome: CopyOutcome) -> bool:
     """Return True if the copy lacks only entries without a good copy. A copy in place may get the
@@ -541,38 +320,40 @@ def _withheld_count(repair: Repair, outcome: CopyOutcome) -> int:
     return len(repair.entry_ids) - len(outcome.without_copy) - len(outcome.unknown)
 
 
-class _Holders(Struct, frozen=True, kw_only=True):
-    """The unregistered or unresponsive bookies that should have an entry, and what is not known
-    about it."""
+def _without_copy(finding: CopyFinding, inspection: Inspection) -> tuple[list[int], bool]:
+    """Return entries of a copy without a target that every registered bookie of their write set is
+    known to lack, and True if there are more.
 
-    away: tuple[BookieId, ...]
-    are_others_unasked: bool
-    is_cut: bool
+    No copy is tried without a target, so no bookie of another fragment was asked.
+    """
+    fragment, available = finding.fragment, inspection.view.available
+    size, last = fragment.ensemble_size, fragment.last_entry_id
+    assert last is not None, fragment  # open fragments are not copied (rule S4)
+    judged = {f.index: f for f in inspection.findings if f.fragment == fragment}
+    series: list[Iterable[int]] = []
+    # Entries whose ids differ by the ensemble size have the same write set.
+    for first in range(fragment.first_entry_id, fragment.first_entry_id + size):
+        indexes = write_set(first, ensemble_size=size, write_quorum=fragment.write_quorum)
+        if finding.index not in indexes:
+            continue
+        sources = [judged[index] for index in indexes if fragment.ensemble[index] in available]
+        series.append(_bad_everywhere(sources, range(first, last + 1, size)))
+    found = list(islice(merge(*series), UNTARGETED_TOLD_MAX + 1))
+    return found, len(found) > UNTARGETED_TOLD_MAX
 
 
-class _Lacking(Struct, frozen=True, kw_only=True):
-    """Entries of a fragment without a copy. ``is_foreseen``: no bookie was asked. ``is_cut``: there
-    are more."""
-
-    fragment: Fragment
-    entry_ids: Sequence[int]
-    is_foreseen: bool
-    is_cut: bool
-
-
-def _no_copy(lost: Collection[int], holders: _Holders, view: ClusterView) -> Blocked:
-    """Return that the entries have no copy. Bookies in maintenance may be registered, but
-    unresponsive."""
-    facts = structs.replace(
-        absence_facts(holders.away, view),
-        in_maintenance=named(view.available.intersection(holders.away)),
-        are_others_unasked=holders.are_others_unasked,
+def _bad_everywhere(sources: Sequence[CopyFinding], entry_ids: range) -> Iterable[int]:
+    """Return those of the entries that each of the sources is known to lack."""
+    if not sources:
+        return entry_ids
+    fewest = min(sources, key=lambda finding: finding.bad_count)
+    return (
+        entry_id
+        for entry_id in merge(fewest.absent, fewest.mismatched)
+        if entry_id in entry_ids and all(f.is_bad(entry_id) for f in sources)
+        # A bookie that could not read the entry may still have it.
+        if not any(entry_id in f.unreadable for f in sources)
     )
-    return Blocked(reason=Reason.NO_COPY, facts=_with_entries(facts, lost, is_cut=holders.is_cut))
-
-
-def _no_answer(unknown: Collection[int]) -> Blocked:
-    return Blocked(reason=Reason.NO_ANSWER, facts=_with_entries(Facts(), unknown))
 
 
 def _with_entries(facts: Facts, entry_ids: Collection[int], *, is_cut: bool = False) -> Facts:

@@ -44,11 +44,11 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of
 from ledgers.recovery import NO_ACK_QUORUM
 from ledgers.store import Check, MetadataStore
+from replication.by_hand import LockedError, Tell, locked
 from replication.cluster import ClusterView, ViewSource
 from replication.history import NO_HISTORY, Event, History, Kind
 from replication.inspection import first_damaged
 from replication.ledger_record import GivenUpEntries, read_found_bad, record_given_up
-from replication.lock_by_hand import LockedError, Tell, locked
 from replication.marks import private_mark_operations, read_marks
 from replication.open_ledgers import OpenLedgers, end_doubts, held_back, wanted_for_coverage
 from replication.reasons import Blocked, Facts, Reason

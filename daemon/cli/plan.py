@@ -23,9 +23,9 @@ from daemon.messages import blocked_record, message
 from daemon.previews import Previews, plan_for
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
+from replication.by_hand import Preview
 from replication.ledger_record import UnprovenEnd
 from replication.plan import Repair
-from replication.preview import Preview
 from replication.reasons import Blocked
 
 LIMIT_DEFAULT = 20
@@ -72,7 +72,8 @@ def plan(
       bookmender plan --bookie host:3181    what a drain of this bookie would copy
 
     The command reads metadata and asks bookies, but takes no lock and fences nothing. A node may
-    choose another of several equally good targets. Ledgers whose end cannot be proven are listed
+    choose another of several equally good targets. Whether each entry still has a good copy is
+    known only after trying. Ledgers whose end cannot be proven are listed
     too, because they need an operator.
 
     Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger

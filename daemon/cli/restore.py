@@ -37,10 +37,9 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager
 from ledgers.model import LedgerMetadata
 from ledgers.registration import read_instance_id
-from replication.commit import CopyDoubt
+from replication.by_hand import CopyDoubt, Restorer, RestoreRefusedError, Restoring, readable
 from replication.journal import JournalRecord, read_journal
 from replication.reasons import Blocked
-from replication.restore import Restorer, RestoreRefusedError, Restoring, readable
 
 
 @click.command()

@@ -33,9 +33,9 @@ from ledgers.clock import Clock, SystemClock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.placement.topology import Racks
 from ledgers.tasks import task_scope
+from replication.by_hand import Preview
 from replication.cluster import ViewSource
 from replication.orders import OrderStore
-from replication.preview import Preview
 
 log = structlog.get_logger()
 

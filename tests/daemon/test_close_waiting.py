@@ -7,7 +7,7 @@ import pytest
 from daemon.cli.close_ledger import CloseRefusedError
 from ledgers.model import LedgerState
 from replication import znodes
-from replication.lock_by_hand import WAIT_MAX_S
+from replication.by_hand import WAIT_MAX_S
 from replication.orders import HoldOrder, hold_znode
 from tests.daemon.closing import close, idle_ledger
 from tests.replication.cluster import Cluster, in_virtual_time, until

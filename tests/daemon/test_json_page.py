@@ -59,14 +59,13 @@ from ledgers.codec.metadata import parse_metadata
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication import znodes
+from replication.by_hand import Preview, Restoring
 from replication.history import Event, NodeEvent
 from replication.journal import JournalRecord
 from replication.ledger_record import GivenUpEntries, UnprovenEnd, WaitingNote, record_given_up
 from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow
 from replication.plan import Plan
-from replication.preview import Preview
 from replication.reasons import Blocked, Facts, Reason
-from replication.restore import Restoring
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.test_close_command import OPEN
 from tests.daemon.test_observe import LOSS, LOST

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from daemon.messages import CANNOT_CLOSE, copy_doubt_text, message
-from replication.commit import CopyDoubt
+from replication.by_hand import CopyDoubt
 from replication.copy_reader import Verdict
 from replication.reasons import Blocked, Exclusion, Facts, Reason
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -30,11 +30,11 @@ from ledgers.placement import RandomPlacement
 from ledgers.placement.topology import Racks
 from ledgers.registration import Registration
 from ledgers.tasks import task_scope
+from replication.by_hand import Preview, Previewer
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
 from replication.orders import HoldOrder, OrderStore
 from replication.plan import Plan, Repair
-from replication.preview import Preview, Previewer
 from replication.reasons import Blocked, Facts, Reason
 from replication.targets import TargetSelector
 from tests.auditor.scenes import with_ledgers

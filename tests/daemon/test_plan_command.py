@@ -16,8 +16,8 @@ from daemon.messages import message
 from daemon.previews import Previews, SelectedLedgers, ledgers_of, plan_for
 from ledgers.model import BookieId
 from replication import znodes
+from replication.by_hand import Preview
 from replication.plan import Plan, Repair
-from replication.preview import Preview
 from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import visiting

@@ -10,8 +10,8 @@ from daemon.cli import plan as plan_command
 from daemon.cli.plan import UNREADABLE_SHOWN_MAX, to_json, to_text
 from daemon.previews import Previews, plan_for
 from ledgers.model import BookieId, LedgerState
+from replication.by_hand import Preview
 from replication.plan import Plan
-from replication.preview import Preview
 from replication.reasons import Facts
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting

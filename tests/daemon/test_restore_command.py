@@ -13,10 +13,9 @@ from daemon.cli.restore import restore
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import RejectedError
 from ledgers.store import Stat
-from replication.commit import CopyDoubt
+from replication.by_hand import CopyDoubt, Restoring
 from replication.copy_reader import Verdict
 from replication.journal import JournalRecord, MetadataJournal, read_journal
-from replication.restore import Restoring
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger
 
 WRITTEN_MS = 1_700_000_000_000

@@ -9,10 +9,10 @@ from ledgers.errors import FencedError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
-from replication.commit import CopyResults, PlannedOutcome
+from replication.commit import CopyResults
 from replication.copy_reader import CopyFinding, Verdict
 from replication.copying import CopyOutcome
-from replication.entry_runs import EntryRuns
+from replication.entry_runs import NO_ENTRIES, EntryRuns
 from replication.plan import Plan, Repair
 from replication.reasons import Facts, Reason
 from tests.replication.ledger_values import (
@@ -144,76 +144,6 @@ def test_lost_entries_are_reported_once_with_all_absent_bookies() -> None:
     assert none[0] == Facts(entry_ids=(4, 5, 7), entry_count=3)
 
 
-def foreseen_without_b2_and_b3(last: int) -> CopyResults:
-    """Return the predicted results if B2's copies go to B4, and B3's have no target."""
-    whole = fragment(last=last)
-    lost = [
-        CopyFinding(fragment=whole, index=index, verdict=Verdict.BOOKIE_ABSENT) for index in (1, 2)
-    ]
-    good = CopyFinding(fragment=whole, index=0, verdict=Verdict.GOOD)
-    writable = {B1: RegisteredBookie(bookie_id=B1, address=None, czxid=1, is_writable=True)}
-    inspection = replace(
-        inspection_of([good, *lost], closed_ledger((B1, B2, B3), last_entry_id=last)),
-        view=ClusterView(bookies=BookieView(writable=writable)),
-    )
-    step = Repair(fragment=whole, index=1, target=B4, entry_ids=whole.entries_of(1))
-    return CopyResults(
-        inspection=inspection,
-        plan=Plan(repairs=(step,), untargeted=(lost[1],)),
-        outcomes=[PlannedOutcome(inspection).outcome(step)],
-        is_unchanged=lambda bookie: True,
-        are_foreseen=True,
-    )
-
-
-@pytest.mark.parametrize(
-    ("last", "is_lasting", "told"),
-    [
-        pytest.param(8, True, [(3, False, None)], id="few"),
-        pytest.param(
-            59_999,
-            False,
-            [(20_000, False, None), (0, False, 20_000)],
-            id="many",
-        ),
-        pytest.param(
-            10**9,
-            False,
-            [(100_000, True, None), (0, False, 0)],
-            id="very many, not counted to the end",
-        ),
-    ],
-)
-def test_a_copy_of_any_size_is_predicted(
-    last: int, is_lasting: bool, told: Sequence[tuple[int, bool, int | None]]
-) -> None:
-    found = foreseen_without_b2_and_b3(last)
-
-    assert bool(found.lasting) is is_lasting
-    facts = [blocked.facts for blocked in found.blocked]
-    assert [(f.entry_count, f.has_more_entries, f.withheld_count) for f in facts] == told
-
-
-def test_a_very_long_run_of_lost_entries_is_not_cut_out() -> None:
-    whole = fragment((B2, B3), last=10**6)
-    lost = [
-        CopyFinding(fragment=whole, index=index, verdict=Verdict.BOOKIE_ABSENT) for index in (0, 1)
-    ]
-    inspection = inspection_of(lost, closed_ledger((B2, B3), last_entry_id=10**6))
-    step = Repair(fragment=whole, index=0, target=B4, entry_ids=whole.entries_of(0))
-
-    found = CopyResults(
-        inspection=inspection,
-        plan=Plan(repairs=(step,)),
-        outcomes=[PlannedOutcome(inspection).outcome(step)],
-        is_unchanged=lambda bookie: True,
-        are_foreseen=True,
-    )
-
-    assert not found.lasting
-    assert not found.is_split
-
-
 def test_entries_without_copy_and_target_are_not_all_counted() -> None:
     whole = fragment((B2, B3), last=10**9)
     lost = [
@@ -234,6 +164,39 @@ def test_entries_without_copy_and_target_are_not_all_counted() -> None:
         has_more_entries=True,
         decommissioned=(B2, B3),
     )
+
+
+@pytest.mark.parametrize("is_unreadable", [False, True])
+def test_rule_s5_an_unreadable_entry_without_target_is_not_called_lost(
+    is_unreadable: bool,
+) -> None:
+    """B4 has another fragment, so it may have the entry, too."""
+    bad = EntryRuns([0, 4])
+    found = CopyFinding(
+        fragment=fragment((B1, B2)),
+        index=0,
+        verdict=Verdict.MISSING,
+        absent=NO_ENTRIES if is_unreadable else bad,
+        unreadable=bad if is_unreadable else NO_ENTRIES,
+    )
+    lost = CopyFinding(fragment=fragment((B1, B2)), index=1, verdict=Verdict.BOOKIE_ABSENT)
+    writable = {
+        b: RegisteredBookie(bookie_id=b, address=None, czxid=1, is_writable=True) for b in (B1, B4)
+    }
+    inspection = replace(
+        inspection_of([found, lost], closed_ledger((B1, B2), (B1, B4), starts=(0, 10))),
+        view=ClusterView(bookies=BookieView(writable=writable)),
+    )
+
+    blocked = CopyResults(
+        inspection=inspection,
+        plan=Plan(untargeted=(lost,)),
+        outcomes=[],
+        is_unchanged=lambda bookie: True,
+    ).blocked
+
+    told = [(each.facts.entry_ids, each.facts.are_others_unasked) for each in blocked]
+    assert told == ([] if is_unreadable else [((0, 4), True)])
 
 
 def test_entries_without_copy_are_not_reported_twice() -> None:

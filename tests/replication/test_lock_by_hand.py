@@ -7,14 +7,14 @@ import pytest
 from ledgers.errors import BookmenderError, SessionLostError, UnknownOutcomeError
 from ledgers.store import Check, Delete
 from replication import znodes
-from replication.ledger_record import WaitingNote
-from replication.lock_by_hand import (
+from replication.by_hand import (
     GRACE_WAIT_MAX_S,
     TELL_INTERVAL_S,
     WAIT_MAX_S,
     LockedError,
     locked,
 )
+from replication.ledger_record import WaitingNote
 from replication.marks import locked_ledger_ids
 from replication.reasons import Blocked, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time

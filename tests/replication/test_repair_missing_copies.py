@@ -277,6 +277,20 @@ async def test_without_a_target_the_ledger_waits() -> None:
     await assert_still_marked(cluster)
 
 
+@in_virtual_time
+async def test_entries_without_a_copy_are_named_although_there_is_no_target_either() -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.write_ledger((B1, B2, B3), last=29)
+    await cluster.kill(B2, B3)
+
+    outcome = await repair(cluster)
+
+    assert set(blocked_by(outcome).all_reasons) == {Reason.NO_COPY, Reason.NO_TARGET}
+    facts = blocked_by(outcome).facts
+    assert (facts.entry_ids, facts.entry_count) == ((1, 4, 7, 10, 13), 10)
+    assert facts.absent == (B2, B3)
+
+
 @pytest.mark.parametrize("local", [B4, B5, B6, B7])
 @in_virtual_time
 async def test_among_equal_targets_the_local_bookie_is_chosen(local: BookieId) -> None:

@@ -11,7 +11,7 @@ from ledgers.errors import ConflictError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LedgerState
 from ledgers.store import SetData
-from replication.restore import RestoreRefusedError
+from replication.by_hand import RestoreRefusedError
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS

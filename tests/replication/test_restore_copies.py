@@ -6,10 +6,9 @@ import pytest
 
 from ledgers.store import Delete, Operation
 from replication import znodes
-from replication.commit import CopyDoubt
+from replication.by_hand import CopyDoubt, RestoreRefusedError
 from replication.copy_reader import Verdict
 from replication.recent_copies import RecentCopies
-from replication.restore import RestoreRefusedError
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, until
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -6,13 +6,13 @@ import random
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.registration import Registration
+from replication.by_hand import Restorer, Restoring
 from replication.cluster import ViewSource
 from replication.inspection import Inspector
 from replication.journal import JournalRecord
 from replication.marks import marked_ledger_ids
 from replication.nodes import Membership
 from replication.orders import OrderStore
-from replication.restore import Restorer, Restoring
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
