@@ -61,7 +61,7 @@ from ledgers.recovery import recover_ledger
 from ledgers.registration import read_instance_id
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.client_activity import ActivitySource
-from replication.copier import Copier
+from replication.copying import Copier
 from replication.disk_space import DiskSpaceSource
 from replication.history import Event, HistoryWriter, Kind
 from replication.inspection import Inspector

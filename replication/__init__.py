@@ -3,7 +3,7 @@
 A repair, in reading order: ``worker`` leases ledgers and runs their ``repair``s, at most as many as
 ``slots`` allow. ``inspection`` finds what a ledger lacks, with ``copy_reader`` and ``entry_runs``.
 ``open_ledgers`` decides about ledgers that are not closed. ``plan`` decides what is copied where,
-among the ``targets``. ``copier`` and ``copying`` copy. ``commit`` decides which metadata may be
+among the ``targets``. ``copying`` copies. ``commit`` decides which metadata may be
 written. ``outcome`` and ``reasons`` say how it ended.
 
 The queue: ``work_queue`` uses the tree of ``marks`` and ``locks``.

@@ -227,14 +227,6 @@ class Inspection(Struct, frozen=True, kw_only=True):
         return entry_bytes_guess(self.metadata, self.digest)
 
 
-class OptimisticInspection(Struct, frozen=True, kw_only=True):
-    """The result that an inspection will have if every registered bookie has its copies. ``asked``:
-    the reads that prove it."""
-
-    inspection: Inspection
-    asked: ReadPlan
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRequired:
     """A ledger that must be closed first, because its open fragment lacks copies.
@@ -301,9 +293,9 @@ class Inspector:
         view: ClusterView,
         *,
         suspects: Collection[BookieId] = (),
-    ) -> OptimisticInspection | None:
-        """Return what an inspection would find at best, without asking any bookie. None if the
-        ledger is open or not small."""
+    ) -> tuple[Inspection, ReadPlan] | None:
+        """Return what an inspection will find if every registered bookie has its copies, and the
+        reads that prove it. Asks no bookie. None if the ledger is open or not small."""
         metadata = versioned.metadata
         is_small = metadata.is_closed and metadata.last_entry_id < SMALL_ENTRIES
         if not is_small or self._lists is not None:
@@ -324,7 +316,7 @@ class Inspector:
         inspection = Inspection(
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
-        return OptimisticInspection(inspection=inspection, asked=asked)
+        return inspection, asked
 
     async def inspect_metadata(
         self,

@@ -1,6 +1,6 @@
 """The repair of one leased ledger: inspect, plan, copy, commit, until it is whole or blocked.
 
-A repair runs in rounds (``RepairAttempt._round``). A round reads the metadata, inspects the copies,
+A repair runs in rounds (``Repairer._round``). A round reads the metadata, inspects the copies,
 plans, copies, and writes all changed ensembles in one compare-and-set (rule S2) under the lock
 (rule S3). Another round follows after a conflict, after a failed target, and after a bookie of the
 ledger registered or disappeared. Copies of earlier rounds count while the registration of their
@@ -40,8 +40,8 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.store import Check, Operation, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults, joined
-from replication.copier import Copier, RememberedSuspects, RepairProgress
 from replication.copy_reader import NOTHING_ASKED, ReadPlan
+from replication.copying import Copier
 from replication.history import Cause, CausedBy, cause_at
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
@@ -49,8 +49,9 @@ from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, mus
 from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
 from replication.plan import Plan, plan_repair
 from replication.reasons import Blocked, Facts, Reason, gravest
-from replication.recent_copies import CopyRecorder
+from replication.recent_copies import CopyRecorder, RepairCopies
 from replication.slots import Slots
+from replication.targets import CopyKey
 from replication.work_queue import OnApplied, Queue
 
 STEP_S = Histogram(
@@ -91,11 +92,68 @@ SECOND_CHECK_ENTRIES = 1_000
 """After copying more entries than this, the other copies are checked again before the mark is
 deleted."""
 
+REMEMBERED_MAX = 10_000
+"""Maximum number of ledgers whose suspects a node remembers."""
+
 OnWritten = Callable[[VersionedMetadata], None]
 
 
-def _ignore(written: VersionedMetadata) -> None:
-    pass
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One call of ``Repairer.repair``: its lease and slots, and what its rounds share."""
+
+    lease: LedgerLease
+    sighting: WriterSighting | None
+    slots: Slots
+    copies: RepairCopies
+    """The record of copies on new targets, which are read again later (rule S6)."""
+    found_bad: frozenset[BookieId]
+    """Bookies whose copies a check or fsck found bad."""
+    perhaps_bad: frozenset[BookieId]
+    """Bookies whose copies a check may have found bad. Their "no" counts in a recovery."""
+    suspects: set[BookieId]
+    """Bookies that did not give a good copy of an entry that they should have, now or in an
+    earlier repair."""
+    failed: set[BookieId] = field(default_factory=set)
+    """Bookies to which a copy failed. They are not tried again in this repair."""
+    refilled: set[BookieId] = field(default_factory=set)
+    """Bookies repaired in place. Their copies are read back (rule S15)."""
+    copied: dict[CopyKey, tuple[BookieId, int]] = field(default_factory=dict)
+    """Complete copies: the target, and the czxid of its registration (rule S3)."""
+    has_tried_optimistically: bool = False
+    """True after one attempt to copy without inspecting first. Later rounds inspect."""
+    has_copied: bool = False
+    """True if entries were copied, or if the metadata names a new bookie."""
+    entry_count: int = 0
+    entry_bytes: int = 0
+    caused_by: CausedBy | None = None
+    """Why the ledger needs a repair, as the first round saw it."""
+
+    @property
+    def all_suspects(self) -> frozenset[BookieId]:
+        """Bookies whose copies are read entry by entry: their first and last entries prove
+        nothing."""
+        return self.found_bad.union(self.perhaps_bad, self.refilled, self.suspects)
+
+
+class RememberedSuspects:
+    """Suspects of unfinished ledgers, for the next repair by this node, even if no note was
+    written."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, frozenset[BookieId]] = {}
+
+    def of(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.get(ledger_id, frozenset())
+
+    def pop(self, ledger_id: int) -> frozenset[BookieId]:
+        return self._of.pop(ledger_id, frozenset())
+
+    def remember(self, ledger_id: int, bookies: Collection[BookieId]) -> None:
+        if bookies:
+            self._of[ledger_id] = frozenset(bookies)
+            if len(self._of) > REMEMBERED_MAX:  # other nodes may have repaired the oldest
+                del self._of[next(iter(self._of))]
 
 
 @dataclass(kw_only=True)
@@ -104,7 +162,8 @@ class Repairer:
     concurrently.
 
     ``moves_misplaced``: move copies of ledgers that are marked only for their placement.
-    ``on_written``: called with each metadata value that was written.
+    ``on_written``: called with each metadata value that was written. The methods of a round return
+    None if another round is needed.
     """
 
     queue: Queue
@@ -116,7 +175,7 @@ class Repairer:
     recorder: CopyRecorder
     clock: Clock
     moves_misplaced: bool = False
-    on_written: OnWritten = _ignore
+    on_written: OnWritten = lambda written: None
     _remembered: RememberedSuspects = field(default_factory=RememberedSuspects, init=False)
 
     async def repair(
@@ -134,23 +193,25 @@ class Repairer:
         with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
-        progress = RepairProgress(
+        at = Attempt(
+            lease=lease,
+            sighting=sighting,
+            slots=slots or Slots(1),
+            copies=self.recorder.of_repair(lease.ledger_id),
             found_bad=await self._found_bad(lease),
             perhaps_bad=lease.queued.perhaps_missed(self.views.absences),
             suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
-            copies=self.recorder.of_repair(lease.ledger_id),
         )
         outcome = None
         try:
-            attempt = RepairAttempt(self, lease, sighting, progress, slots or Slots(1))
-            outcome = await attempt.run()
+            outcome = await self._run_rounds(at)
         finally:
-            progress.copies.end()
-            if progress.has_copied:
+            at.copies.end()
+            if at.has_copied:
                 (_LOSS_COPIED if lease.queued.replicas else _PLACEMENT_COPIED).inc()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._remembered.remember(lease.ledger_id, progress.suspects)
-        return replace(outcome, suspects=frozenset(progress.suspects), caused_by=progress.caused_by)
+                self._remembered.remember(lease.ledger_id, at.suspects)
+        return replace(outcome, suspects=frozenset(at.suspects), caused_by=at.caused_by)
 
     def suspects(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
@@ -168,34 +229,11 @@ class Repairer:
         missed = lease.queued.missed_while_registered(view.czxid)
         return found_bad | (missed & view.available)
 
-
-class RepairAttempt:
-    """One call of ``Repairer.repair``. Owns what its rounds share: lease, progress and slots.
-
-    The methods of a round return None if another round is needed.
-    """
-
-    def __init__(
-        self,
-        repairer: Repairer,
-        lease: LedgerLease,
-        sighting: WriterSighting | None,
-        progress: RepairProgress,
-        slots: Slots,
-    ) -> None:
-        self._repairer = repairer
-        self._queue, self._manager, self._views = repairer.queue, repairer.manager, repairer.views
-        self._inspector, self._copier = repairer.inspector, repairer.copier
-        self._lease = lease
-        self._sighting = sighting
-        self._progress = progress
-        self._slots = slots
-
-    async def run(self) -> Outcome:
+    async def _run_rounds(self, at: Attempt) -> Outcome:
         """Run rounds until the ledger is done or blocked."""
         for _ in range(ROUNDS_MAX):
             try:
-                outcome = await self._round()
+                outcome = await self._round(at)
             except JournalError as error:
                 return waiting(_because_of(Reason.JOURNAL, error))
             except (ConflictError, NoNodeError):  # the metadata changed or is gone: read again
@@ -203,84 +241,87 @@ class RepairAttempt:
             except (QuotaError, RejectedError) as error:  # ZooKeeper would refuse the write again
                 return waiting(_because_of(Reason.WRITE_REFUSED, error))
             except UnknownOutcomeError:
-                if not await self._queue.is_completed(self._lease):
+                if not await self.queue.is_completed(at.lease):
                     continue
                 outcome = DONE
             if outcome is not None:
-                return replace(
-                    outcome,
-                    entry_count=self._progress.entry_count,
-                    entry_bytes=self._progress.entry_bytes,
-                )
+                return replace(outcome, entry_count=at.entry_count, entry_bytes=at.entry_bytes)
         return waiting(Blocked(reason=Reason.CONFLICTS, facts=Facts(round_count=ROUNDS_MAX)))
 
-    async def _round(self) -> Outcome | None:
+    async def _round(self, at: Attempt) -> Outcome | None:
         """Inspect, plan, copy, commit."""
-        view = self._views.current
-        async with self._slots.lent_after(PATIENCE_S):
-            versioned = await self._inspector.find(self._lease.ledger_id)
-        match versioned:
-            case None:
-                self._progress.caused_by = CausedBy(Cause.DELETED)
-                return await self._finish()
-            case Blocked() as blocked:
-                return waiting(blocked)
-        if self._progress.caused_by is None:
-            self._progress.caused_by = self._cause(versioned, view)
-        if not self._progress.has_tried_optimistically:
-            self._progress.has_tried_optimistically = True
-            if results := await self._copy_optimistically(versioned, view):
-                return await self._commit(results)
-        match await self._inspect(versioned, view):
-            case Blocked() as blocked:
-                return waiting(blocked)
-            case RecoveryRequired() as found:
-                return await self._handle_open_fragment(found)
-            case Inspection() as inspection:
-                return await self._repair(inspection)
-
-    async def _repair(self, inspection: Inspection) -> Outcome | None:
-        """Plan, copy and commit. The ledger is closed, or its open fragment needs nothing."""
-        if must_finish_recovery(inspection, self._progress.found_bad):
-            return await self._recover(inspection.versioned, inspection.view)
+        view = self.views.current
+        async with at.slots.lent_after(PATIENCE_S):
+            versioned = await self.inspector.find(at.lease.ledger_id)
+        if versioned is None:
+            at.caused_by = CausedBy(Cause.DELETED)
+            return await self._finish(at)
+        if isinstance(versioned, Blocked):
+            return waiting(versioned)
+        if at.caused_by is None:
+            at.caused_by = self._cause(at, versioned, view)
+        if not at.has_tried_optimistically:
+            at.has_tried_optimistically = True
+            if results := await self._copy_optimistically(at, versioned, view):
+                return await self._commit(at, results)
+        with _INSPECT_S.time():
+            async with at.slots.lent_after(PATIENCE_S):
+                found = await self.inspector.inspect_metadata(
+                    versioned, view, suspects=at.all_suspects
+                )
+        if isinstance(found, Blocked):
+            return waiting(found)
+        if isinstance(found, RecoveryRequired):
+            return await self._handle_open_fragment(at, found)
+        # The ledger is closed, or its open fragment needs nothing.
+        if must_finish_recovery(found, at.found_bad):
+            return await self._recover(at, versioned, view)
         # A mark that names bookies is about their entries, not about placement.
-        may_move = self._repairer.moves_misplaced and not self._lease.queued.replicas
-        plan = self._plan(inspection, moves_misplaced=may_move)
+        may_move = self.moves_misplaced and not at.lease.queued.replicas
+        plan = self._plan(at, found, moves_misplaced=may_move)
         if plan.is_whole:
-            return await self._finish_whole(inspection)
-        if refused := self._write_refusal(inspection.versioned, plan):
+            # Delete the mark, unless the bookies changed meanwhile. A split around entries that
+            # have copies again is undone.
+            before = versioned.metadata
+            if not await self._are_confirmed(before.bookies, view):
+                return None
+            return await self._unmark(at, found, joined(before) if before.is_closed else before)
+        if refused := self._write_refusal(versioned, plan):
             return waiting(refused)
-        return await self._commit(await self._copy(plan, inspection))
+        return await self._commit(at, await self._copy(at, plan, found))
 
-    def _cause(self, versioned: VersionedMetadata, view: ClusterView) -> CausedBy | None:
+    def _cause(
+        self, at: Attempt, versioned: VersionedMetadata, view: ClusterView
+    ) -> CausedBy | None:
         """Return why the ledger needs a repair; None if its marks name no bookie."""
-        named = self._lease.queued.replicas
+        named = at.lease.queued.replicas
         found = cause_at(
             named,
             registered=view.available,
             reformatted=view.initialised_after(versioned.stat.czxid),
             draining=view.orders.draining.keys(),
-            found_bad=self._progress.found_bad,
+            found_bad=at.found_bad,
         )
         if found is not None or not named:
             return found
         # Only drains and findings name bookies in the private tree.
-        cause = Cause.RETURNED if self._lease.queued.is_loss else Cause.CANCELLED
+        cause = Cause.RETURNED if at.lease.queued.is_loss else Cause.CANCELLED
         return CausedBy(cause, tuple(sorted(named)))
 
-    # --- Inspect and plan -------------------------------------------------------------------------
-
-    async def _inspect(
-        self, versioned: VersionedMetadata, view: ClusterView
-    ) -> Inspection | RecoveryRequired | Blocked:
-        with _INSPECT_S.time():
-            async with self._slots.lent_after(PATIENCE_S):
-                return await self._inspector.inspect_metadata(
-                    versioned, view, suspects=self._progress.all_suspects
-                )
-
-    def _plan(self, inspection: Inspection, *, moves_misplaced: bool = False) -> Plan:
-        targets = self._copier.targets(inspection, self._progress)
+    def _plan(self, at: Attempt, inspection: Inspection, *, moves_misplaced: bool = False) -> Plan:
+        view, metadata = inspection.view, inspection.metadata
+        targets = self.copier.target_selector.targets(
+            view,
+            metadata,
+            refused=at.failed | self.copier.refusals.of(inspection.ledger_id, view),
+            refilled=at.refilled,
+            # Copies on targets whose registration is unchanged since.
+            copied={
+                key: target
+                for key, (target, czxid) in at.copied.items()
+                if view.czxid(target) == czxid
+            },
+        )
         return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
 
     def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
@@ -288,37 +329,52 @@ class RepairAttempt:
         vain."""
         if all(repair.is_in_place for repair in plan.repairs):
             return None
-        if self._manager.has_room_for(versioned):
+        if self.manager.has_room_for(versioned):
             return None
         return Blocked(
             reason=Reason.WRITE_REFUSED,
             facts=Facts(
                 metadata_bytes=len(versioned.data),
-                request_bytes_max=self._manager.request_bytes_max,
+                request_bytes_max=self.manager.request_bytes_max,
             ),
         )
 
     # --- Copy -------------------------------------------------------------------------------------
 
     async def _copy(
-        self, plan: Plan, inspection: Inspection, *, asked: ReadPlan = NOTHING_ASKED
+        self,
+        at: Attempt,
+        plan: Plan,
+        inspection: Inspection,
+        *,
+        asked: ReadPlan = NOTHING_ASKED,
     ) -> CopyResults:
         """Make the copies of a plan. ``asked``: reads that check other copies at the same time."""
-        progress, byte_count = self._progress, sum(repair.byte_count for repair in plan.repairs)
+        view, byte_count = inspection.view, sum(repair.byte_count for repair in plan.repairs)
         # The record is written while the copies are made, so that no repair waits for it.
-        progress.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
+        at.copies.add([repair.target for repair in plan.repairs if not repair.is_in_place])
         with _COPY_S.time():
-            async with self._slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
-                outcomes = await self._copier.copy_all(plan, inspection, progress, asked=asked)
-        suspects = frozenset().union(*(outcome.suspects for outcome in outcomes))
-        suspects -= progress.all_suspects  # the plan knew of these
-        progress.suspects |= suspects
+            async with at.slots.lent_after(PATIENCE_S + byte_count / PATIENT_BYTES_PER_S):
+                outcomes = await self.copier.copy_all(plan, inspection, asked=asked)
+        suspects = frozenset[BookieId]()
+        for repair, outcome in zip(plan.repairs, outcomes, strict=True):
+            at.entry_count += outcome.entry_count
+            at.entry_bytes += outcome.entry_bytes
+            at.has_copied |= outcome.entry_count > 0
+            suspects |= outcome.suspects - at.all_suspects  # the plan knew of these
+            if outcome.target_error is not None:
+                at.failed.add(repair.target)
+            elif outcome.is_complete and repair.is_in_place:
+                at.refilled.add(repair.target)
+            elif outcome.is_complete:
+                at.copied[repair.key] = (repair.target, view.czxid(repair.target))
+        at.suspects |= suspects
         return CopyResults(
             inspection=inspection,
             plan=plan,
             outcomes=outcomes,
             # A target that registered again may have lost what it acknowledged (rule S3).
-            is_unchanged=lambda bookie: self._is_unchanged([bookie], inspection.view),
+            is_unchanged=lambda bookie: self._is_unchanged([bookie], view),
             has_bad_sources=bool(suspects),
             may_return=self._may_return,
         )
@@ -326,11 +382,11 @@ class RepairAttempt:
     def _may_return(self, bookie: BookieId) -> bool:
         """Return True if a bookie that is not registered, and not decommissioned, is not absent for
         long."""
-        absent_s = self._views.absences.absent_s(bookie, now_s=self._repairer.clock.now_s())
-        return bookie in self._views.current.cookies and absent_s < SPLIT_AFTER_S
+        absent_s = self.views.absences.absent_s(bookie, now_s=self.clock.now_s())
+        return bookie in self.views.current.cookies and absent_s < SPLIT_AFTER_S
 
     async def _copy_optimistically(
-        self, versioned: VersionedMetadata, view: ClusterView
+        self, at: Attempt, versioned: VersionedMetadata, view: ClusterView
     ) -> CopyResults | None:
         """Copy the entries that a small ledger lost with its bookies, and check all its other
         copies at the same time.
@@ -339,24 +395,19 @@ class RepairAttempt:
         if the ledger is not eligible, or if a check failed; then the ledger must be inspected
         first.
         """
-        optimistic = self._inspector.inspect_optimistically(
-            versioned, view, suspects=self._progress.all_suspects
-        )
-        if optimistic is None:
+        expected = self.inspector.inspect_optimistically(versioned, view, suspects=at.all_suspects)
+        if expected is None:
             return None
-        plan = self._plan(optimistic.inspection)
+        inspection, asked = expected
+        plan = self._plan(at, inspection)
         if plan.blocked or not plan.repairs or self._write_refusal(versioned, plan):
             return None
-        results = await self._copy(plan, optimistic.inspection, asked=optimistic.asked)
+        results = await self._copy(at, plan, inspection, asked=asked)
         return results if results.outcomes[0].gave_all_asked else None
 
     # --- Commit -----------------------------------------------------------------------------------
 
-    async def _commit(self, results: CopyResults) -> Outcome | None:
-        with _COMMIT_S.time():
-            return await self._try_commit(results)
-
-    async def _try_commit(self, results: CopyResults) -> Outcome | None:
+    async def _commit(self, at: Attempt, results: CopyResults) -> Outcome | None:
         """Write the ensembles whose entries were all copied.
 
         The same transaction deletes the mark only if every copy was checked and nothing is missing
@@ -365,68 +416,30 @@ class RepairAttempt:
         inspection, after = results.inspection, results.metadata
         is_ended = inspection.metadata.state is not LedgerState.IN_RECOVERY
         may_unmark = is_ended and results.entry_count <= SECOND_CHECK_ENTRIES
-        if after != inspection.metadata:
-            await self._progress.copies.wait_recorded()
-            # One round trip confirms the targets, too: they are among these bookies.
-            if (
-                may_unmark
-                and results.is_complete
-                and await self._are_confirmed(after.bookies, inspection.view)
-            ):
-                return await self._unmark(inspection, after)
-            if not await self._confirm_targets(results):
+        with _COMMIT_S.time():
+            if after != inspection.metadata:
+                await at.copies.wait_recorded()
+                # One round trip confirms the targets, too: they are among these bookies.
+                if (
+                    may_unmark
+                    and results.is_complete
+                    and await self._are_confirmed(after.bookies, inspection.view)
+                ):
+                    return await self._unmark(at, inspection, after)
+                if not await self._write(at, results):
+                    return None
+            if results.is_split or not results.blocked:
                 return None
-            write = await self._rewrite(inspection, after)
-            replies = await self._queue.write(self._lease, [write])
-            self._tell_written(inspection, after, write, replies)
-        if results.is_split or not results.blocked:
-            return None
-        only_to_empty = results.only_to_empty
-        if is_ended and only_to_empty and self._lease.queued.is_loss_besides(only_to_empty):
-            if not may_unmark or not await self._are_confirmed(after.bookies, inspection.view):
-                return None
-            if await self._queue.unmark_loss(self._lease, self._member_checks(inspection)):
-                return MARKED_AGAIN
+            only_to_empty = results.only_to_empty
+            if is_ended and only_to_empty and at.lease.queued.is_loss_besides(only_to_empty):
+                if not may_unmark or not await self._are_confirmed(after.bookies, inspection.view):
+                    return None
+                if await self.queue.unmark_loss(at.lease, self._member_checks(at, inspection)):
+                    return MARKED_AGAIN
         return waiting(gravest(results.blocked))
 
-    async def _finish_whole(self, inspection: Inspection) -> Outcome | None:
-        """Delete the mark of a ledger that misses nothing, unless its bookies changed meanwhile."""
-        metadata = inspection.metadata
-        if not await self._are_confirmed(metadata.bookies, inspection.view):
-            return None
-        # A split around entries that have copies again is undone.
-        return await self._unmark(inspection, joined(metadata) if metadata.is_closed else metadata)
-
-    async def _unmark(self, inspection: Inspection, metadata: LedgerMetadata) -> Outcome:
-        """Delete the marks. The same transaction writes the metadata, or checks it if it is
-        unchanged."""
-        checks = self._member_checks(inspection)
-        if metadata == inspection.metadata:
-            return await self._finish([self._manager.check(inspection.versioned), *checks])
-        write = await self._rewrite(inspection, metadata)
-        on_applied = partial(self._tell_written, inspection, metadata, write)
-        return await self._finish([write, *checks], on_applied)
-
-    async def _finish(
-        self, extra: Sequence[Operation] = (), on_applied: OnApplied = lambda results: None
-    ) -> Outcome:
-        is_done = await self._queue.complete(self._lease, extra, on_applied=on_applied)
-        return DONE if is_done else MARKED_AGAIN
-
-    async def _are_confirmed(self, bookies: Collection[BookieId], view: ClusterView) -> bool:
-        """Check, right before the mark is deleted, that the copies on these bookies are still those
-        that were judged. Returns False if another round is needed, like ``_confirm_targets``, whose
-        interleaving can also happen to a bookie that held a copy before. Raises UnavailableError.
-
-        If an ACL hides a registration, nobody can tell whether it changed; the ledger must not stay
-        marked for ever.
-        """
-        seen = [bookie for bookie in bookies if view.czxid(bookie)]
-        return self._is_unchanged(bookies, view) and await self._views.are_as_in(view, seen)
-
-    async def _confirm_targets(self, results: CopyResults) -> bool:
-        """Check, right before the metadata names new bookies, that their copies are safe (rules S3,
-        S6).
+    async def _write(self, at: Attempt, results: CopyResults) -> bool:
+        """Write the metadata that names the new targets, if their copies are safe (rules S3, S6).
 
         The copies must be recorded, so that they are read again later. And a read that begins now
         must show that each target is still the registration that acknowledged the copies.
@@ -440,10 +453,52 @@ class RepairAttempt:
 
         Returns False if another round is needed. Raises UnavailableError.
         """
-        await self._progress.copies.wait_recorded()
-        return await self._views.are_as_in(results.inspection.view, results.new_targets)
+        inspection = results.inspection
+        await at.copies.wait_recorded()
+        if not await self.views.are_as_in(inspection.view, results.new_targets):
+            return False
+        write = await self.manager.write_operation(
+            inspection.ledger_id, results.metadata, read_as=inspection.versioned
+        )
+        replies = await self.queue.write(at.lease, [write])
+        self._tell_written(at, inspection, results.metadata, write, replies)
+        return True
 
-    def _member_checks(self, inspection: Inspection) -> list[Check]:
+    async def _unmark(
+        self, at: Attempt, inspection: Inspection, metadata: LedgerMetadata
+    ) -> Outcome:
+        """Delete the marks. The same transaction writes the metadata, or checks it if it is
+        unchanged."""
+        checks, versioned = self._member_checks(at, inspection), inspection.versioned
+        if metadata == inspection.metadata:
+            return await self._finish(at, [self.manager.check(versioned), *checks])
+        write = await self.manager.write_operation(
+            inspection.ledger_id, metadata, read_as=versioned
+        )
+        on_applied = partial(self._tell_written, at, inspection, metadata, write)
+        return await self._finish(at, [write, *checks], on_applied)
+
+    async def _finish(
+        self,
+        at: Attempt,
+        extra: Sequence[Operation] = (),
+        on_applied: OnApplied = lambda results: None,
+    ) -> Outcome:
+        is_done = await self.queue.complete(at.lease, extra, on_applied=on_applied)
+        return DONE if is_done else MARKED_AGAIN
+
+    async def _are_confirmed(self, bookies: Collection[BookieId], view: ClusterView) -> bool:
+        """Check, right before the mark is deleted, that the copies on these bookies are still those
+        that were judged. Returns False if another round is needed, like ``_write``, whose
+        interleaving can also happen to a bookie that held a copy before. Raises UnavailableError.
+
+        If an ACL hides a registration, nobody can tell whether it changed; the ledger must not stay
+        marked for ever.
+        """
+        seen = [bookie for bookie in bookies if view.czxid(bookie)]
+        return self._is_unchanged(bookies, view) and await self.views.are_as_in(view, seen)
+
+    def _member_checks(self, at: Attempt, inspection: Inspection) -> list[Check]:
         """Return checks for the transaction that deletes the mark: bookies that the mark names, and
         that the inspection found registered, must still be registered.
 
@@ -456,8 +511,8 @@ class RepairAttempt:
         For a bookie that the mark does not name, the auditor writes the mark in step 2, so the
         deletion fails.
         """
-        in_mark = self._lease.queued.replicas & inspection.metadata.bookies
-        return self._views.checks_of(inspection.view, in_mark)
+        in_mark = at.lease.queued.replicas & inspection.metadata.bookies
+        return self.views.checks_of(inspection.view, in_mark)
 
     def _is_unchanged(self, bookies: Iterable[BookieId], view: ClusterView) -> bool:
         """Return True if none of the bookies registered, disappeared or began to drain since the
@@ -466,7 +521,7 @@ class RepairAttempt:
         The leader may have handled such a change already without writing the mark: the ledger was
         marked already, or did not name the target yet.
         """
-        now = self._views.current
+        now = self.views.current
         if now is view:
             return True
         then, draining = view.orders.draining, now.orders.draining
@@ -475,13 +530,9 @@ class RepairAttempt:
             for bookie in bookies
         )
 
-    async def _rewrite(self, inspection: Inspection, metadata: LedgerMetadata) -> SetData:
-        return await self._manager.write_operation(
-            inspection.ledger_id, metadata, read_as=inspection.versioned
-        )
-
     def _tell_written(
         self,
+        at: Attempt,
         inspection: Inspection,
         metadata: LedgerMetadata,
         write: SetData,
@@ -490,8 +541,8 @@ class RepairAttempt:
         stat = replies[0]
         assert isinstance(stat, Stat), replies
         # A fragment may have no entries.
-        self._progress.has_copied |= metadata.bookies != inspection.metadata.bookies
-        self._repairer.on_written(
+        at.has_copied |= metadata.bookies != inspection.metadata.bookies
+        self.on_written(
             VersionedMetadata(
                 ledger_id=inspection.ledger_id, metadata=metadata, stat=stat, data=write.data
             )
@@ -499,61 +550,56 @@ class RepairAttempt:
 
     # --- Open ledgers -----------------------------------------------------------------------------
 
-    async def _handle_open_fragment(self, found: RecoveryRequired) -> Outcome | None:
+    async def _handle_open_fragment(self, at: Attempt, found: RecoveryRequired) -> Outcome | None:
         """An open fragment lacks copies: repair the closed fragments, leave the open one to its
         writer, and recover the ledger after the grace."""
-        if self._sighting is None and await self._repair_closed_part(found):
+        if at.sighting is None and await self._repair_closed_part(at, found):
             return None
-        if hold := held_back(self._views.current.orders):
+        if hold := held_back(self.views.current.orders):
             return waiting(hold)
-        async with self._slots.lent_after(PATIENCE_S):
-            grace = await self._repairer.open_ledgers.judge(found, self._sighting)
+        async with at.slots.lent_after(PATIENCE_S):
+            grace = await self.open_ledgers.judge(found, at.sighting)
         if grace is not None:
             return waiting(grace.blocked, grace)
-        return await self._recover(found.versioned, found.view)
+        return await self._recover(at, found.versioned, found.view)
 
-    async def _repair_closed_part(self, found: RecoveryRequired) -> bool:
+    async def _repair_closed_part(self, at: Attempt, found: RecoveryRequired) -> bool:
         """Repair the closed fragments. Returns True if metadata changed.
 
         Fragments that cannot be repaired now are repaired after the ledger is closed.
         """
-        async with self._slots.lent_after(PATIENCE_S):
-            inspection = await self._inspector.inspect_closed_part(
-                found, suspects=self._progress.all_suspects
-            )
+        async with at.slots.lent_after(PATIENCE_S):
+            inspection = await self.inspector.inspect_closed_part(found, suspects=at.all_suspects)
         if inspection is None:
             return False
-        plan = self._plan(inspection)
+        plan = self._plan(at, inspection)
         if not plan.repairs or self._write_refusal(inspection.versioned, plan):
             return False
-        results = await self._copy(plan, inspection)
+        results = await self._copy(at, plan, inspection)
         if results.metadata == inspection.metadata:
             return False
-        if not await self._confirm_targets(results):
-            return True
-        write = await self._rewrite(inspection, results.metadata)
-        replies = await self._queue.write(self._lease, [write])
-        self._tell_written(inspection, results.metadata, write, replies)
+        await self._write(at, results)
         return True
 
-    async def _recover(self, versioned: VersionedMetadata, view: ClusterView) -> Outcome | None:
+    async def _recover(
+        self, at: Attempt, versioned: VersionedMetadata, view: ClusterView
+    ) -> Outcome | None:
         """Recover and close the ledger. The next round repairs it."""
-        if hold := held_back(self._views.current.orders):
+        if hold := held_back(self.views.current.orders):
             return waiting(hold)
-        open_ledgers, copies = self._repairer.open_ledgers, self._progress.copies
 
         async def record_targets(end: RecoveredEnd) -> None:
-            copies.add(end.new_members)
-            await copies.wait_recorded()
+            at.copies.add(end.new_members)
+            await at.copies.wait_recorded()
 
         try:
             with _RECOVER_S.time():
-                async with self._slots.lent_after(PATIENCE_S):
-                    await open_ledgers.recover(
+                async with at.slots.lent_after(PATIENCE_S):
+                    await self.open_ledgers.recover(
                         versioned,
                         view,
-                        suspects=self._progress.found_bad,
-                        guards=self._queue.guards(self._lease),
+                        suspects=at.found_bad,
+                        guards=self.queue.guards(at.lease),
                         before_close=record_targets,
                     )
         except (ConflictError, JournalError, QuotaError, SessionLostError, LockLostError):
@@ -561,13 +607,13 @@ class RepairAttempt:
         except NoSuchLedgerError:
             return None
         except UnprovenEndError as error:
-            return waiting(await open_ledgers.end_unproven(versioned, view, error))
+            return waiting(await self.open_ledgers.end_unproven(versioned, view, error))
         except NotEnoughBookiesError as error:
-            return waiting(open_ledgers.no_target(versioned, error))
+            return waiting(self.open_ledgers.no_target(versioned, error))
         except DamagedEndError as error:
             return waiting(_because_of(Reason.END_DAMAGED, error))
         except BookmenderError as error:
-            return waiting(open_ledgers.recovery_failed(versioned, view, error))
+            return waiting(self.open_ledgers.recovery_failed(versioned, view, error))
         return None
 
 

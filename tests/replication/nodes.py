@@ -17,7 +17,7 @@ from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlac
 from ledgers.registration import Registration, ResolveHost, as_spelled
 from replication.backoff import RetryPace, WaitingList
 from replication.cluster import IsolationGroups, ViewSource
-from replication.copier import Copier
+from replication.copying import Copier
 from replication.history import HistoryWriter
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotesWriter

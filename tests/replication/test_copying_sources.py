@@ -7,7 +7,7 @@ import pytest
 
 from ledgers.bookies import Answer, SourceHealth
 from ledgers.model import BookieId
-from replication.copying import SOURCE_RUN_ENTRIES, CopyJob, SliceProgress, assign
+from replication.copying import SOURCE_RUN_ENTRIES, CopyJob, CopyOutcome, Tried, assign
 from tests.replication.copies import whole_ledger
 from tests.replication.ledger_values import B2, B3, BOOKIES
 
@@ -19,8 +19,8 @@ def nothing_known(bookie: BookieId) -> SourceHealth:
 def asked(
     what: CopyJob, source_health: Callable[[BookieId], SourceHealth] = nothing_known
 ) -> dict[BookieId, list[int]]:
-    reads = assign(what.entry_ids, SliceProgress(), what, source_health)
-    return {bookie: list(entry_ids) for bookie, entry_ids in reads.entry_ids.items()}
+    reads, _ = assign(what.entry_ids, {}, what, source_health, CopyOutcome())
+    return {bookie: list(entry_ids) for bookie, entry_ids in reads.items()}
 
 
 @pytest.mark.parametrize(
@@ -133,23 +133,24 @@ def test_a_sole_replica_has_no_short_deadline_but_others_have() -> None:
     alone = whole_ledger(BOOKIES[:2], entry_count=10, write_quorum=2)
     of_two = whole_ledger(entry_count=10)
 
-    assert not assign(alone.entry_ids, SliceProgress(), alone, nothing_known).have_alternatives
-    assert assign(of_two.entry_ids, SliceProgress(), of_two, nothing_known).have_alternatives
+    for what, have_alternatives in ((alone, False), (of_two, True)):
+        found = assign(what.entry_ids, {}, what, nothing_known, CopyOutcome())
+        assert found[1] is have_alternatives
 
 
 def test_unresponsive_replicas_are_asked_again_at_the_end() -> None:
-    what, progress = whole_ledger(entry_count=3), SliceProgress()
+    what, tried, lacking = whole_ledger(entry_count=3), Tried(), CopyOutcome()
     order = []
     entry_ids: list[int] = [0, 1, 2]
     for _ in range(3):
-        reads = assign(entry_ids, progress, what, nothing_known)
-        order += [(bookie, reads.have_alternatives) for bookie in reads.entry_ids]
-        failures = {b: dict.fromkeys(ids, Answer.UNKNOWN) for b, ids in reads.entry_ids.items()}
-        entry_ids = progress.note(failures)
+        reads, have_alternatives = assign(entry_ids, tried, what, nothing_known, lacking)
+        order += [(bookie, have_alternatives) for bookie in reads]
+        failures = {b: dict.fromkeys(ids, Answer.UNKNOWN) for b, ids in reads.items()}
+        entry_ids = tried.note(failures)
 
-    last = assign(entry_ids, progress, what, nothing_known)
+    last, _ = assign(entry_ids, tried, what, nothing_known, lacking)
 
     assert order == [(order[0][0], True), (order[1][0], False), (order[0][0], False)]
     assert order[0][0] != order[1][0]
-    assert not last.entry_ids
-    assert progress.unknown == [0, 1, 2]
+    assert not last
+    assert lacking.unknown == (0, 1, 2)

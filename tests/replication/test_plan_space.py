@@ -169,7 +169,7 @@ async def test_rule_s11_ledgers_planned_together_count_together() -> None:
             landed[bookie] += byte_count
 
     async with cluster.node() as node:
-        node.repairer.copier._target_selector = Watched(
+        node.repairer.copier.target_selector = Watched(
             RandomPlacement(random.Random(1)), clock=cluster.clock, disk_spaces=DiskSpaces()
         )
         async with working(node):

@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.bookies import Answer
-from replication.copier import REPAIRED_PAYLOAD_BYTES
+from replication.copying import REPAIRED_PAYLOAD_BYTES
 from tests.metric_changes import changes
 from tests.replication.cluster import (
     PAYLOAD_BYTES,

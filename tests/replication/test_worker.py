@@ -9,7 +9,7 @@ import pytest
 
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
-from replication.copier import REPAIRED_BYTES, REPAIRED_ENTRIES
+from replication.copying import REPAIRED_BYTES, REPAIRED_ENTRIES
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
