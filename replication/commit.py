@@ -21,6 +21,7 @@ from itertools import islice
 
 from msgspec import Struct, structs
 
+from ledgers.errors import LocalLimitError
 from ledgers.model import BookieId, Fragment, LedgerMetadata, Segment, write_set
 from replication.copy_reader import CopyFinding, Verdict
 from replication.copying import LACKING_MAX, CopyOutcome
@@ -201,7 +202,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def blocked(self) -> list[Blocked]:
-        """Return what blocks the rest. A failed target does not: the next round uses another."""
+        """Return what blocks the rest. A failed target does not: the next round uses another. A
+        target that this process could not ask, for want of files or threads, does."""
         blocked = [*self.plan.blocked, *self._no_copy()]
         # After a split, the next round copies what is withheld.
         withheld = [0 if self.is_split else _withheld_count(*pair) for pair in self._pairs]
@@ -211,6 +213,14 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
             blocked.append(Blocked(reason=Reason.NO_COPY, facts=facts))
         if unknown := {entry_id for outcome in self.outcomes for entry_id in outcome.unknown}:
             blocked.append(Blocked(reason=Reason.NO_ANSWER, facts=_with_entries(Facts(), unknown)))
+        limits = {
+            str(o.target_error)
+            for o in self.outcomes
+            if isinstance(o.target_error, LocalLimitError)
+        }
+        if limits:
+            facts = Facts(errors=tuple(sorted(limits)))
+            blocked.append(Blocked(reason=Reason.NO_ANSWER, facts=facts))
         return blocked
 
     def _no_copy(self) -> Iterator[Blocked]:

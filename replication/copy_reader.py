@@ -141,7 +141,9 @@ class CopyReader:
             total.fingerprints = result.fingerprints
             for bookie, answers in failures.items():
                 if answers:
-                    self._add(bookie, answers, reads[bookie], total.failures)
+                    # If this process can open no file, that says nothing about the bookie.
+                    is_asked = bookie not in result.not_asked
+                    self._add(bookie, answers, reads[bookie], total.failures, is_asked=is_asked)
         return total
 
     def _add(
@@ -150,16 +152,18 @@ class CopyReader:
         answers: Mapping[int, Answer],
         asked: Sequence[int],
         total: dict[BookieId, ReadFailures],
+        *,
+        is_asked: bool,
     ) -> None:
         """Add a bookie's failures in one transfer, or give the bookie up."""
-        if self._retries is not None and _answered_nothing(asked, answers):
+        if is_asked and self._retries is not None and _answered_nothing(asked, answers):
             self.unresponsive.add(bookie)
             return
         known = total.setdefault(bookie, ReadFailures())
         mismatched_before = len(known.mismatched)
         known.add(answers)
         self.mismatch_count += len(known.mismatched) - mismatched_before
-        if self._retries is None and len(known.unknown) >= UNANSWERED_MAX:
+        if is_asked and self._retries is None and len(known.unknown) >= UNANSWERED_MAX:
             self.unresponsive.add(bookie)
 
     async def _retry(
@@ -176,7 +180,8 @@ class CopyReader:
             unreliable = {
                 bookie: entry_ids
                 for bookie, answers in failures.items()
-                if bookie not in self.unresponsive and not _answered_nothing(reads[bookie], answers)
+                if bookie not in self.unresponsive
+                if bookie in result.not_asked or not _answered_nothing(reads[bookie], answers)
                 if (entry_ids := _unreliable(bookie, answers, errors))
             }
             if not unreliable:

@@ -24,6 +24,7 @@ from ledgers.errors import (
     ConflictError,
     DamagedEndError,
     JournalError,
+    LocalLimitError,
     LockLostError,
     NoNodeError,
     NoSuchLedgerError,
@@ -362,7 +363,9 @@ class Repairer:
             at.entry_bytes += outcome.entry_bytes
             at.has_copied |= outcome.entry_count > 0
             suspects |= outcome.suspects - at.all_suspects  # the plan knew of these
-            if outcome.target_error is not None:
+            if isinstance(outcome.target_error, LocalLimitError):  # the target was not asked
+                pass
+            elif outcome.target_error is not None:
                 at.failed.add(repair.target)
             elif outcome.is_complete and repair.is_in_place:
                 at.refilled.add(repair.target)

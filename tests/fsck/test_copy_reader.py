@@ -8,9 +8,15 @@ from auditor.fsck.copy_inspection import sampled
 from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
-from ledgers.errors import BookmenderError, BusyError, NoAnswerError, UnreadableError
+from ledgers.errors import (
+    BookmenderError,
+    BusyError,
+    LocalLimitError,
+    NoAnswerError,
+    UnreadableError,
+)
 from ledgers.model import BookieId
-from replication.copy_reader import CopyReader, ReadFailures, Retries
+from replication.copy_reader import UNANSWERED_MAX, CopyReader, ReadFailures, Retries
 from replication.entry_runs import EntryRuns
 from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
 from tests.memory.bookies import Fault, Op
@@ -39,6 +45,10 @@ def reads_of(cluster: Cluster) -> CopyReader:
         entry_bytes=ENTRY_BYTES,
         retries=Retries(clock=cluster.clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S),
     )
+
+
+def without_retries(cluster: Cluster) -> CopyReader:
+    return CopyReader(LEDGER, bookies=cluster.bookies, digest=DIGEST, entry_bytes=ENTRY_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +91,37 @@ async def test_an_unresponsive_bookie_is_asked_no_more() -> None:
     assert not second.failures
     assert reads.unresponsive == {B1}
     assert cluster.bookies.asked(B1) == [3, 4]
+
+
+@pytest.mark.parametrize("is_retried", [True, False])
+@in_virtual_time
+async def test_a_bookie_is_not_called_unresponsive_while_this_process_lacks_a_file(
+    is_retried: bool,
+) -> None:
+    cluster, _ = await one_ledger(last=UNANSWERED_MAX)
+    cluster.bookies.fail(B1, Op.READ, Fault(error=LocalLimitError))
+    reads = reads_of(cluster) if is_retried else without_retries(cluster)
+
+    first = await reads.read({B1: (range(UNANSWERED_MAX),)})
+    cluster.bookies.stop_failing(B1, Op.READ)
+    second = await reads.read({B1: ([5],)})
+
+    assert first.failures == {B1: ReadFailures(unknown=EntryRuns(range(UNANSWERED_MAX)))}
+    assert not second.failures
+    assert reads.unresponsive == set()
+
+
+@in_virtual_time
+async def test_a_bookie_is_asked_again_when_this_process_has_a_file() -> None:
+    cluster, _ = await one_ledger()
+    fail_in_turn(cluster, B1, [LocalLimitError])
+
+    reads = reads_of(cluster)
+
+    answers = await reads.read({B1: ([3],)})
+
+    assert not answers.failures
+    assert reads.entry_count == 1
 
 
 @in_virtual_time

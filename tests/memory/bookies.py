@@ -31,6 +31,7 @@ from ledgers.digest import EntryHeader, Fingerprints
 from ledgers.errors import (
     BookmenderError,
     FencedError,
+    LocalLimitError,
     NoAnswerError,
     NoSuchEntryError,
     ReadOnlyError,
@@ -246,6 +247,7 @@ class MemoryBookies:
         failures: dict[BookieId, dict[int, Answer]] = {}
         unwritten: set[int] = set()
         unresponsive: set[BookieId] = set()
+        not_asked: set[BookieId] = set()
         target_error: BookmenderError | None = None
         entry_count = entry_bytes = 0
         fingerprints = _fingerprints_of(transfer)
@@ -254,7 +256,9 @@ class MemoryBookies:
                 if target_error is not None:
                     unwritten.add(entry_id)
                     continue
-                entry = await self._read_verified(transfer, source, entry_id, unresponsive)
+                entry = await self._read_verified(
+                    transfer, source, entry_id, unresponsive, not_asked
+                )
                 if isinstance(entry, Answer):
                     failures.setdefault(source, {})[entry_id] = entry
                     continue
@@ -268,7 +272,9 @@ class MemoryBookies:
                     fingerprints[source].add(entry, digest_bytes=transfer.digest.size)
         for source, entry_ids in transfer.checks.items():
             for entry_id in entry_ids:
-                entry = await self._read_verified(transfer, source, entry_id, unresponsive)
+                entry = await self._read_verified(
+                    transfer, source, entry_id, unresponsive, not_asked
+                )
                 if isinstance(entry, Answer):
                     failures.setdefault(source, {})[entry_id] = entry
         return TransferResult(
@@ -278,14 +284,20 @@ class MemoryBookies:
             unwritten=frozenset(unwritten),
             target_error=target_error,
             unresponsive=frozenset(unresponsive),
+            not_asked=frozenset(not_asked),
             fingerprints=fingerprints,
         )
 
     async def _read_verified(
-        self, transfer: Transfer, source: BookieId, entry_id: int, unresponsive: set[BookieId]
+        self,
+        transfer: Transfer,
+        source: BookieId,
+        entry_id: int,
+        unresponsive: set[BookieId],
+        not_asked: set[BookieId],
     ) -> bytes | Answer:
         """Return the entry, or why there is none. Adds a source that does not answer to
-        ``unresponsive``."""
+        ``unresponsive``, and one that this process could not ask to ``not_asked``."""
         ledger_id = transfer.ledger_id
         try:
             entry = await self.read(source, ledger_id, entry_id)
@@ -295,6 +307,9 @@ class MemoryBookies:
             return Answer.UNREADABLE
         except NoAnswerError:
             unresponsive.add(source)
+            return Answer.UNKNOWN
+        except LocalLimitError:
+            not_asked.add(source)
             return Answer.UNKNOWN
         except BookmenderError:
             return Answer.UNKNOWN

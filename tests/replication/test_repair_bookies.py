@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.bookies import Transfer
-from ledgers.errors import FencedError, ReadOnlyError, UnavailableError
+from ledgers.errors import FencedError, LocalLimitError, ReadOnlyError, UnavailableError
 from ledgers.model import BookieId
 from replication.outcome import OutcomeKind
 from replication.reasons import Exclusion, Reason
@@ -109,6 +109,22 @@ async def test_rule_s11_an_unresponsive_bookie_may_be_the_next_target() -> None:
 
     assert outcome.kind is OutcomeKind.DONE
     await cluster.assert_whole()
+
+
+@in_virtual_time
+async def test_a_target_is_not_called_failed_while_this_process_lacks_a_file() -> None:
+    cluster = await lost_b2(B1, B2, B3, B4)
+    cluster.bookies.fail(B4, Op.ADD, Fault(error=LocalLimitError))
+
+    async with cluster.node() as node:
+        lease = await node.lease()
+        waits = await node.repairer.repair(lease)
+        cluster.bookies.stop_failing(B4, Op.ADD)
+        outcome = await node.repairer.repair(lease)
+
+    assert (waits.reason, len(blocked_by(waits).facts.errors)) == (Reason.NO_ANSWER, 1)
+    assert outcome.kind is OutcomeKind.DONE
+    assert B4 in (await cluster.metadata()).bookies
 
 
 @in_virtual_time
