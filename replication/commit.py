@@ -213,12 +213,8 @@ class CopyResults(Struct, frozen=True, kw_only=True, dict=True):
             blocked.append(Blocked(reason=Reason.NO_COPY, facts=facts))
         if unknown := {entry_id for outcome in self.outcomes for entry_id in outcome.unknown}:
             blocked.append(Blocked(reason=Reason.NO_ANSWER, facts=_with_entries(Facts(), unknown)))
-        limits = {
-            str(o.target_error)
-            for o in self.outcomes
-            if isinstance(o.target_error, LocalLimitError)
-        }
-        if limits:
+        errors = [each.target_error for each in self.outcomes]
+        if limits := {str(error) for error in errors if isinstance(error, LocalLimitError)}:
             facts = Facts(errors=tuple(sorted(limits)))
             blocked.append(Blocked(reason=Reason.NO_ANSWER, facts=facts))
         return blocked

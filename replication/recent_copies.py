@@ -35,7 +35,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
 from replication.locks import guarded_multi
-from replication.records import Count, Record
+from replication.records import Count, Record, decode
 from replication.transactions import Batcher
 from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
@@ -51,35 +51,36 @@ def session_of(record_name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecentCopies:
-    """New copies. ``targets``: by ledger id, the bookies that its metadata came to name."""
+class RecentCopies(Record):
+    """New copies by bookie, because hundreds of ledgers share a few targets."""
 
-    targets: Mapping[int, frozenset[BookieId]]
+    ledgers_by_target: Mapping[BookieId, Sequence[Count]]
 
-    def to_json(self) -> bytes:
+    @classmethod
+    def of(cls, targets: Mapping[int, Collection[BookieId]]) -> Self:
+        """``targets``: by ledger id, the bookies that its metadata came to name."""
         ledgers: dict[BookieId, list[int]] = {}
-        for ledger_id, targets in self.targets.items():
-            for target in targets:
-                ledgers.setdefault(target, []).append(ledger_id)
-        return _StoredCopies(ledgers_by_target=ledgers).to_json()
+        for ledger_id, bookies in targets.items():
+            for bookie in bookies:
+                ledgers.setdefault(bookie, []).append(ledger_id)
+        return cls(ledgers_by_target=ledgers)
+
+    @property
+    def targets(self) -> dict[int, frozenset[BookieId]]:
+        """The targets of each ledger, as in ``of``."""
+        targets: dict[int, set[BookieId]] = {}
+        for target, ledger_ids in self.ledgers_by_target.items():
+            for ledger_id in ledger_ids:
+                targets.setdefault(ledger_id, set()).add(target)
+        return {ledger_id: frozenset(bookies) for ledger_id, bookies in targets.items()}
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Raises CorruptionError."""
-        targets: dict[int, set[BookieId]] = {}
-        for target, ledger_ids in _StoredCopies.parse(data).ledgers_by_target.items():
-            for ledger_id in ledger_ids:
-                targets.setdefault(ledger_id, set()).add(target)
-        if not targets:
+        copies = decode(data, cls)
+        if not any(copies.ledgers_by_target.values()):
             raise CorruptionError("the record of copies names no ledger")
-        return cls(targets={i: frozenset(bookies) for i, bookies in targets.items()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StoredCopies(Record):
-    """Copies by bookie, because hundreds of ledgers share a few targets."""
-
-    ledgers_by_target: Mapping[BookieId, Sequence[Count]]
+        return copies
 
 
 @dataclass(slots=True, eq=False)
@@ -95,14 +96,6 @@ class CopyRecord:
     is_written: asyncio.Event = field(default_factory=asyncio.Event)
     """Set also when the write has failed."""
     error: BookmenderError | None = None
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.targets) >= LEDGERS_PER_RECORD_MAX
-
-    def to_json(self) -> bytes:
-        targets = {ledger_id: frozenset(bookies) for ledger_id, bookies in self.targets.items()}
-        return RecentCopies(targets=targets).to_json()
 
     def end(self, error: BookmenderError | None = None) -> None:
         self.error = error
@@ -146,10 +139,6 @@ class CopyRecorder:
         self._has_told = False
         """The log already says that a record was refused."""
 
-    def of_repair(self, ledger_id: int) -> "RepairCopies":
-        """The copies of one repair of this ledger. The caller ends it."""
-        return RepairCopies(self, ledger_id)
-
     async def run(self) -> None:
         """Write until cancelled. Raises SessionLostError."""
         try:
@@ -169,23 +158,24 @@ class CopyRecorder:
         """Add copies to a record, and return it. None: recording is disabled."""
         if not self._is_enabled:
             return None
-        if not self._waiting or self._waiting[-1].is_full:
+        if not self._waiting or len(self._waiting[-1].targets) >= LEDGERS_PER_RECORD_MAX:
             self._waiting.append(CopyRecord())
         record = self._waiting[-1]
         record.targets.setdefault(ledger_id, set()).update(targets)
         self._arrived.set()
         return record
 
-    def ended(self, ledger_id: int, targets: Collection[BookieId], record: CopyRecord) -> None:
-        """Report that a repair with these copies has ended."""
-        self.on_ended(CopiesToRead(ledger_id=ledger_id, targets=frozenset(targets), record=record))
-
     async def _write(self, record: CopyRecord) -> None:
         """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process
         knows its copies."""
         path = f"{self._directory}/{self._session}.{next(self._numbers)}"
+        create = Create(path=path, data=RecentCopies.of(record.targets).to_json())
         try:
-            await self._create(path, record.to_json())
+            try:
+                await self._batcher.apply(create)
+            except NoNodeError:  # the first record, or the directory was deleted by hand
+                await ensure_znode(self._store, self._directory)
+                await self._batcher.apply(create)
         except (RejectedError, QuotaError) as error:
             if not self._has_told:
                 log.error("recent_copies.refused", path=path, error=str(error), next_step=ACL_HINT)
@@ -201,14 +191,6 @@ class CopyRecorder:
         else:
             record.path = path
             record.end()
-
-    async def _create(self, path: str, data: bytes) -> None:
-        create = Create(path=path, data=data)
-        try:
-            await self._batcher.apply(create)
-        except NoNodeError:  # the first record that there is, or the directory was deleted by hand
-            await ensure_znode(self._store, self._directory)
-            await self._batcher.apply(create)
 
 
 async def record_by_hand(
@@ -226,7 +208,7 @@ async def record_by_hand(
     ``session``: the check of the command's own session znode, whose name the record carries. Raises
     LockLostError, UnavailableError, and RejectedError where ZooKeeper refuses the record.
     """
-    copies = RecentCopies(targets={ledger_id: frozenset(targets)})
+    copies = RecentCopies.of({ledger_id: targets})
     path = f"{paths.recent_copies}/{session.path.rpartition('/')[2]}.{ledger_id}"
     await ensure_znode(store, paths.recent_copies)
     try:
@@ -238,12 +220,13 @@ async def record_by_hand(
             raise failure.cause from failure
 
 
+@dataclass(slots=True)
 class RepairCopies:
-    """The copies that one repair makes, round by round."""
+    """The copies that one repair makes, round by round. The caller ends it."""
 
-    def __init__(self, recorder: CopyRecorder, ledger_id: int) -> None:
-        self._recorder, self._ledger_id = recorder, ledger_id
-        self._records: dict[CopyRecord, set[BookieId]] = {}
+    _recorder: CopyRecorder
+    _ledger_id: int
+    _records: dict[CopyRecord, set[BookieId]] = field(default_factory=dict)
 
     def add(self, targets: Collection[BookieId]) -> None:
         """Begin to record copies on these bookies. Does not wait, so that the copy can go on beside
@@ -264,5 +247,7 @@ class RepairCopies:
     def end(self) -> None:
         """Report the end of the repair, successful or not."""
         for record, targets in self._records.items():
-            self._recorder.ended(self._ledger_id, targets, record)
+            self._recorder.on_ended(
+                CopiesToRead(ledger_id=self._ledger_id, targets=frozenset(targets), record=record)
+            )
         self._records.clear()

@@ -198,7 +198,7 @@ class Repairer:
             lease=lease,
             sighting=sighting,
             slots=slots or Slots(1),
-            copies=self.recorder.of_repair(lease.ledger_id),
+            copies=RepairCopies(self.recorder, lease.ledger_id),
             found_bad=await self._found_bad(lease),
             perhaps_bad=lease.queued.perhaps_missed(self.views.absences),
             suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
