@@ -6,8 +6,9 @@ dry run shows it. If all copies of a closed ledger are good, the plan may move m
 """
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, Fragment, LedgerState
@@ -16,13 +17,7 @@ from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import merged
 from replication.inspection import Inspection
 from replication.reasons import Blocked, Facts, Reason, named
-from replication.targets import (
-    CopyKey,
-    Targets,
-    exclusion_counts,
-    quarantine_errors,
-    with_load,
-)
+from replication.targets import CopyKey, Targets, exclusion_counts, quarantine_errors
 
 
 class Repair(Struct, frozen=True, kw_only=True):
@@ -143,22 +138,34 @@ class _Planning:
 
         Every copy is good, so the replaced bookies are sources as well.
         """
-        ensemble = list(fragment.ensemble)
+        placement, ensemble = self._targets.placement, list(fragment.ensemble)
+        quorums = {
+            "write_quorum": fragment.write_quorum,
+            "ack_quorum": self._metadata.ack_quorum,
+        }
         largest = max(len(fragment.entries_of(index)) for index in range(len(ensemble)))
         candidates = self._candidates(self._having_room(largest))
         for _ in fragment.ensemble:  # each move leaves less that is wrong
-            if not self._violates_policy(ensemble):
+            if placement.adherence(ensemble, **quorums) is not Adherence.FAIL:
                 break
             try:
-                moves = self._targets.placement.choose_moves(
-                    candidates,
-                    ensemble=ensemble,
-                    write_quorum=fragment.write_quorum,
-                    ack_quorum=self._metadata.ack_quorum,
-                    excluded=fragment.ensemble,
+                moves = placement.choose_moves(
+                    candidates, ensemble=ensemble, excluded=fragment.ensemble, **quorums
                 )
             except NotEnoughBookiesError as error:
-                self._blocked.append(self._misplaced(fragment, error))
+                # The ledger waits for other bookies. Retries alone would not help (gap G18).
+                facts = Facts(entry_ids=(fragment.first_entry_id,))
+                if local := self._targets.only_local:
+                    waits = Blocked(
+                        reason=Reason.LEFT_TO_OTHERS, facts=structs.replace(facts, local=local)
+                    )
+                else:
+                    waits = Blocked(
+                        reason=Reason.MISPLACED,
+                        facts=structs.replace(facts, errors=(str(error),)),
+                        until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
+                    )
+                self._blocked.append(waits)
                 break
             for move in moves:
                 ensemble[move.index] = move.target
@@ -166,85 +173,52 @@ class _Planning:
             if target != fragment.ensemble[index]:
                 self._add_repair(self._repair(fragment, index, target, fragment.entries_of(index)))
 
-    def _violates_policy(self, ensemble: Sequence[BookieId]) -> bool:
-        adherence = self._targets.placement.adherence(
-            ensemble,
-            write_quorum=self._metadata.write_quorum,
-            ack_quorum=self._metadata.ack_quorum,
-        )
-        return adherence is Adherence.FAIL
-
-    def _misplaced(self, fragment: Fragment, error: NotEnoughBookiesError) -> Blocked:
-        """Return the reason to wait for other bookies. Retries alone would not help (gap G18)."""
-        if local := self._targets.only_local:
-            return Blocked(
-                reason=Reason.LEFT_TO_OTHERS,
-                facts=Facts(local=local, entry_ids=(fragment.first_entry_id,)),
-            )
-        return Blocked(
-            reason=Reason.MISPLACED,
-            facts=Facts(entry_ids=(fragment.first_entry_id,), errors=(str(error),)),
-            until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
-        )
-
     def _step(self, finding: CopyFinding) -> Repair | Blocked:
+        bookies = named([finding.bookie])
         if finding.verdict is Verdict.IN_MAINTENANCE:
-            return self._wait_for_maintenance(finding)
-        if finding.verdict is Verdict.UNKNOWN:
-            return self._wait_for_answer(finding)
-        if not finding.fragment.is_closed:
-            return self._wait_for_writer(finding)
-        may_refill = self._may_refill(finding)
-        if may_refill and not finding.damaged:
-            return self._refill(finding, finding.absent)
-        return self._move(finding, may_refill=may_refill)
-
-    # --- Findings that must wait ------------------------------------------------------------------
-
-    def _wait_for_writer(self, finding: CopyFinding) -> Blocked:
-        """Return that an open fragment must be closed first, by its writer. If a recovery has
-        fenced the writer, an operator must close it."""
-        if finding.verdict is not Verdict.DRAINING:
+            # Everything else of the ledger is repaired during the window.
+            window = self._inspection.view.orders.maintenance[finding.bookie]
             return Blocked(
-                reason=Reason.OPEN_FRAGMENT, facts=Facts(lacking=named([finding.bookie]))
+                reason=Reason.MAINTENANCE,
+                facts=Facts(in_maintenance=bookies, comment=window.reason),
+                until_ms=window.until_ms,
             )
-        is_in_recovery = self._metadata.state is LedgerState.IN_RECOVERY
-        return Blocked(
-            reason=Reason.RECOVERY_UNENDED if is_in_recovery else Reason.OPEN_FRAGMENT,
-            facts=Facts(draining=named([finding.bookie])),
-        )
-
-    def _wait_for_maintenance(self, finding: CopyFinding) -> Blocked:
-        """Everything else of the ledger is repaired during the window."""
-        window = self._inspection.view.orders.maintenance[finding.bookie]
-        return Blocked(
-            reason=Reason.MAINTENANCE,
-            facts=Facts(in_maintenance=named([finding.bookie]), comment=window.reason),
-            until_ms=window.until_ms,
-        )
-
-    def _wait_for_answer(self, finding: CopyFinding) -> Blocked:
-        """A bookie in quarantine is asked again when its quarantine ends."""
-        shut = self._targets.quarantined.get(finding.bookie)
-        errors = (shut.reason,) if shut is not None and shut.reason else ()
-        return Blocked(
-            reason=Reason.NO_ANSWER,
-            facts=Facts(unresponsive=named([finding.bookie]), errors=errors),
-            until_ms=None if shut is None else shut.until_ms,
-        )
+        if finding.verdict is Verdict.UNKNOWN:
+            # A bookie in quarantine is asked again when its quarantine ends.
+            shut = self._targets.quarantined.get(finding.bookie)
+            return Blocked(
+                reason=Reason.NO_ANSWER,
+                facts=Facts(
+                    unresponsive=bookies,
+                    errors=(shut.reason,) if shut is not None and shut.reason else (),
+                ),
+                until_ms=None if shut is None else shut.until_ms,
+            )
+        if not finding.fragment.is_closed:
+            # The writer must close the fragment first. If a recovery has fenced the writer, an
+            # operator must close it.
+            if finding.verdict is not Verdict.DRAINING:
+                return Blocked(reason=Reason.OPEN_FRAGMENT, facts=Facts(lacking=bookies))
+            is_in_recovery = self._metadata.state is LedgerState.IN_RECOVERY
+            return Blocked(
+                reason=Reason.RECOVERY_UNENDED if is_in_recovery else Reason.OPEN_FRAGMENT,
+                facts=Facts(draining=bookies),
+            )
+        # A registered member may be given the entries that it lacks (rule S15). A member of the
+        # last ensemble of a ledger that is not closed may be only if there is no other bookie.
+        if (
+            not finding.damaged
+            and not self._is_at_open_end(finding.bookie)
+            and self._has_room_for(finding)
+        ):
+            return self._repair(finding.fragment, finding.index, finding.bookie, finding.absent)
+        return self._move(finding)
 
     # --- Copies to the same bookie, or to another -------------------------------------------------
 
-    def _may_refill(self, finding: CopyFinding) -> bool:
-        """Return True if a registered member may be given the entries that it lacks (rule S15).
-
-        A member of the last ensemble of a ledger that is not closed may be only if there is no
-        other bookie (rule S12).
-        """
-        return not self._is_at_open_end(finding.bookie) and self._has_room_for(finding)
-
     def _is_at_open_end(self, bookie: BookieId) -> bool:
-        """Return True if a reader may take the LAC of an entry on this bookie for the writer's."""
+        """Return True if a reader may take the LAC of an entry on this bookie for the writer's
+        (rule S12)."""
         return not self._metadata.is_closed and bookie in self._metadata.last_segment.ensemble
 
     def _has_room_for(self, finding: CopyFinding) -> bool:
@@ -252,37 +226,35 @@ class _Planning:
             len(finding.absent) + len(finding.damaged)
         ).may_refill(finding.bookie)
 
-    def _refill(self, finding: CopyFinding, entry_ids: Sequence[int]) -> Repair:
-        return self._repair(finding.fragment, finding.index, finding.bookie, entry_ids)
-
-    def _move(self, finding: CopyFinding, *, may_refill: bool) -> Repair | Blocked:
+    def _move(self, finding: CopyFinding) -> Repair | Blocked:
         """Return a copy to another bookie. Damaged entries are overwritten in place only if there
         is no other bookie (rule S15)."""
-        excluded = self._excluded(finding)
-        copied = self._targets.copied.get((finding.fragment, finding.index))
-        must_not = self._members_and_targets(finding)
+        fragment, index = finding.fragment, finding.index
+        # Its members, and other targets of the fragment, must not come into this ensemble.
+        must_not = frozenset({*fragment.ensemble, *self._ensemble(fragment)}).union(
+            target
+            for (other, other_index), target in self._targets.copied.items()
+            if other == fragment and other_index != index
+        )
+        copied = self._targets.copied.get((fragment, index))
         if copied is not None and copied in self._targets.candidates and copied not in must_not:
-            return self._repair(finding.fragment, finding.index, copied, ())
+            return self._repair(fragment, index, copied, ())
+        # Members of the last ensemble of a ledger that is not closed are chosen only if no other
+        # bookie is left. Readers believe the LAC of the last copy there, and our copy would have an
+        # old one, so the LAC is rewritten (rule S12).
+        open_end = () if self._metadata.is_closed else self._metadata.last_segment.ensemble
+        excluded = must_not.union(open_end)
         try:
-            target = self._choose(finding, excluded)
+            return self._repair(fragment, index, self._choose(finding, excluded), finding.entries)
         except NotEnoughBookiesError as error:
-            if may_refill or self._has_room_for(finding):
-                return self._refill(finding, merged(finding.absent, finding.damaged))
-            at_open_end = self._choose_at_open_end(finding)
-            if at_open_end is None:
-                return self._no_target(finding, excluded, error)
-            target = at_open_end
-        return self._repair(finding.fragment, finding.index, target, finding.entries)
-
-    def _choose_at_open_end(self, finding: CopyFinding) -> BookieId | None:
-        """Return a member of the last ensemble of a ledger that is not closed, for when no other
-        bookie is left."""
-        if self._metadata.is_closed:
-            return None
-        try:
-            return self._choose(finding, self._members_and_targets(finding))
-        except NotEnoughBookiesError:
-            return None
+            if self._has_room_for(finding):
+                lacking = merged(finding.absent, finding.damaged)
+                return self._repair(fragment, index, finding.bookie, lacking)
+            if open_end:
+                with suppress(NotEnoughBookiesError):
+                    target = self._choose(finding, must_not)
+                    return self._repair(fragment, index, target, finding.entries)
+            return self._no_target(finding, excluded, error)
 
     def _choose(self, finding: CopyFinding, excluded: frozenset[BookieId]) -> BookieId:
         return self._targets.placement.choose_replacement(
@@ -294,35 +266,20 @@ class _Planning:
             excluded=excluded,
         )
 
-    def _excluded(self, finding: CopyFinding) -> frozenset[BookieId]:
-        """Return the bookies that are not chosen for this copy while there are others.
-
-        These include the members of the last ensemble of a ledger that is not closed. Readers
-        believe the LAC of the last copy there, and our copy would have an old one (rule S12). If no
-        other bookie is left, they are chosen nevertheless, and the LAC is rewritten.
-        """
-        excluded = self._members_and_targets(finding)
-        if self._metadata.is_closed:
-            return excluded
-        return excluded.union(self._metadata.last_segment.ensemble)
-
-    def _members_and_targets(self, finding: CopyFinding) -> frozenset[BookieId]:
-        """Return the bookies that must not come into this ensemble: its members, and other targets
-        of the fragment."""
-        bookies = {*finding.fragment.ensemble, *self._ensemble(finding.fragment)}
-        bookies.update(
-            target
-            for (fragment, index), target in self._targets.copied.items()
-            if fragment == finding.fragment and index != finding.index
-        )
-        return frozenset(bookies)
-
     def _having_room(self, entry_count: int) -> Targets:
         """Return the targets that have room for so many more entries (rule S11)."""
         return self._targets.having_room(entry_count * self._inspection.entry_bytes, self._loads)
 
     def _candidates(self, targets: Targets) -> Collection[Candidate]:
-        return with_load(targets.candidates, self._loads)
+        """Return the candidates, with the bytes that the steps so far will send to them."""
+        if not self._loads:
+            return targets.candidates.values()
+        return [
+            structs.replace(each, load_bytes=each.load_bytes + self._loads[bookie])
+            if bookie in self._loads
+            else each
+            for bookie, each in targets.candidates.items()
+        ]
 
     def _ensemble(self, fragment: Fragment) -> list[BookieId]:
         """Return the ensemble as it will be, so that two new members satisfy the placement policy
@@ -354,12 +311,17 @@ class _Planning:
         local = self._targets.only_local
         if local is not None and local in excluded:
             return Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(local=local))
+
+        def could_receive(bookies: Collection[BookieId]) -> frozenset[BookieId]:
+            """Return those of the bookies to which this node may copy."""
+            return frozenset(bookies) if local is None else frozenset(bookies) & {local}
+
         targets = self._having_room(len(finding.entries))
         counts = exclusion_counts(targets, excluded)
         view, orders = self._inspection.view, self._inspection.view.orders
-        draining = self._could_receive(view.writable & orders.draining.keys() - excluded)
+        draining = could_receive(view.writable & orders.draining.keys() - excluded)
         # Maintenance keeps a bookie from receiving copies even while it runs (rule S11).
-        in_maintenance = self._could_receive(
+        in_maintenance = could_receive(
             orders.maintenance.keys() - orders.draining.keys() - excluded
         )
         absent = in_maintenance - view.available
@@ -377,8 +339,3 @@ class _Planning:
             ),
             until_ms=self._targets.quarantine_end_ms(besides=excluded),
         )
-
-    def _could_receive(self, bookies: Collection[BookieId]) -> frozenset[BookieId]:
-        """Return those of the bookies to which this node may copy."""
-        local = self._targets.only_local
-        return frozenset(bookies) if local is None else frozenset(bookies) & {local}

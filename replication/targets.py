@@ -105,19 +105,6 @@ class DiskSpaces(Protocol):
         ...
 
 
-class UnlimitedDiskSpaces:
-    """No disk space is known, so no bookie is excluded for it."""
-
-    def free_bytes(self, bookie: BookieId) -> int | None:
-        return None
-
-    def spare_bytes(self, bookie: BookieId) -> int | None:
-        return None
-
-    def landed(self, bookie: BookieId, byte_count: int) -> None:
-        pass
-
-
 Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] | None]
 """Returns the writable bookies that may store copies of a ledger; None: all."""
 
@@ -149,7 +136,7 @@ class TargetSelector:
         self._clock = clock
         self._local = local
         self._is_local_only = is_local_only
-        self._disk_spaces = disk_spaces or UnlimitedDiskSpaces()
+        self._disk_spaces = disk_spaces
         self._rack = rack
         self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
         self._load_bytes: dict[BookieId, int] = {}
@@ -204,7 +191,7 @@ class TargetSelector:
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if allowed is not None:
             able &= allowed
-        return [self._candidate(b) for b in able if not self._is_short(b)]
+        return [self._candidate(b) for b in able if (self._spare(b) or 0) >= 0]
 
     def why_no_candidate(
         self, view: ClusterView, members: Collection[BookieId], metadata: LedgerMetadata
@@ -233,7 +220,8 @@ class TargetSelector:
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
         """Count bytes that are ``under_way`` as stored. Call it before ``under_way`` ends."""
-        self._disk_spaces.landed(bookie, byte_count)
+        if self._disk_spaces is not None:
+            self._disk_spaces.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
         self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
@@ -258,53 +246,35 @@ class TargetSelector:
             self._spare_bytes.pop(bookie, None)
         else:
             self._spare_bytes[bookie] = spare_bytes
-        exclusion = self._exclusion(bookie, view)
-        if exclusion is None:
+        if bookie in view.orders.draining:
+            exclusion = Exclusion.DRAINING
+        elif bookie in view.orders.maintenance:
+            exclusion = Exclusion.MAINTENANCE
+        elif self._is_local_only and bookie != self._local:
+            exclusion = Exclusion.NOT_LOCAL
+        elif spare_bytes is not None and spare_bytes < 0:
+            exclusion = Exclusion.SHORT_OF_SPACE
+        else:
             self._candidates[bookie] = self._candidate(bookie)
             self._barred.pop(bookie, None)
-        else:
-            self._barred[bookie] = exclusion
-            self._candidates.pop(bookie, None)
-
-    def _exclusion(self, bookie: BookieId, view: ClusterView) -> Exclusion | None:
-        if bookie in view.orders.draining:
-            return Exclusion.DRAINING
-        if bookie in view.orders.maintenance:
-            return Exclusion.MAINTENANCE
-        if self._is_local_only and bookie != self._local:
-            return Exclusion.NOT_LOCAL
-        return Exclusion.SHORT_OF_SPACE if self._is_short(bookie) else None
-
-    def _is_short(self, bookie: BookieId) -> bool:
-        spare_bytes = self._spare(bookie)
-        return spare_bytes is not None and spare_bytes < 0
+            return
+        self._barred[bookie] = exclusion
+        self._candidates.pop(bookie, None)
 
     def _spare(self, bookie: BookieId) -> int | None:
-        """Return the free space above the floor, less what is being sent."""
-        spare_bytes = self._disk_spaces.spare_bytes(bookie)
+        """Return the free space above the floor, less what is being sent; None if it is unknown."""
+        disks = self._disk_spaces
+        spare_bytes = None if disks is None else disks.spare_bytes(bookie)
         return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:
+        disks = self._disk_spaces
         return Candidate(
             bookie=bookie,
             rack=self._rack(bookie),
             load_bytes=self._load_bytes.get(bookie, 0),
-            free_bytes=self._disk_spaces.free_bytes(bookie),
+            free_bytes=None if disks is None else disks.free_bytes(bookie),
         )
-
-
-def with_load(
-    candidates: Mapping[BookieId, Candidate], loads: Mapping[BookieId, int]
-) -> Collection[Candidate]:
-    """Return the candidates, with more bytes being sent to some of them."""
-    if not loads:
-        return candidates.values()
-    return [
-        replace(candidate, load_bytes=candidate.load_bytes + loads[bookie])
-        if bookie in loads
-        else candidate
-        for bookie, candidate in candidates.items()
-    ]
 
 
 def exclusion_counts(
