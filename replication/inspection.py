@@ -11,10 +11,10 @@ After the death of the writer this is unknown.
 """
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from msgspec import Struct, structs
+from msgspec import Struct
 from msgspec.structs import replace
 
 from ledgers.bookies import Bookies
@@ -48,141 +48,13 @@ from replication.copy_reader import (
     judge,
     plan_reads,
 )
-from replication.entry_runs import EntryRuns, merged, overlaps
+from replication.entry_runs import merged, overlaps
 from replication.reasons import Blocked, Facts, Reason, named
 
 IN_FLIGHT_WAIT_S = 1.0
 """A copy that a writer has sent arrives within this time."""
 ENTRY_BYTES_GUESS = 1_024
 """The assumed size of an entry while the length of the ledger is unknown."""
-
-
-def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
-    """Return the bookies that must leave the open fragment; none for a closed ledger.
-
-    These are absent bookies that are not in maintenance, and draining ones whose order allows
-    fencing (rule S16). A read-only bookie is no reason to fence, because an idle writer would lose
-    its ledger. Java also takes the last but one fragment for open until its reader knows that the
-    end is acknowledged (BookKeeper's pull request 3917); we know it from the metadata.
-    """
-    if metadata.is_closed:
-        return ()
-    members = metadata.last_segment.ensemble
-    return tuple(sorted(bookie for bookie in members if _is_leaving(bookie, view)))
-
-
-def _is_leaving(bookie: BookieId, view: ClusterView) -> bool:
-    if bookie not in view.available:
-        return bookie not in view.orders.maintenance
-    order = view.orders.draining.get(bookie)
-    return order is not None and order.may_fence
-
-
-async def inspect_tail(
-    versioned: VersionedMetadata,
-    view: ClusterView,
-    *,
-    digest: EntryDigest,
-    lac: int,
-    bookies: Bookies,
-    clock: Clock,
-) -> tuple[CopyFinding, ...]:
-    """Return what is missing of the entries after the LAC that any member has; and which members
-    did not answer, because they may have more entries.
-
-    In recovery there is no writer, so every member is asked. A writer may have copies in flight, so
-    for an open ledger only bookies that were reformatted after its creation are asked, and twice.
-    """
-    metadata = versioned.metadata
-    is_abandoned = metadata.state is LedgerState.IN_RECOVERY
-    members = view.checked.intersection(metadata.last_segment.ensemble)
-    asked = members if is_abandoned else members & view.initialised_after(versioned.stat.czxid)
-    if not asked:
-        return ()
-    shown, unresponsive = await highest_entry_id(
-        bookies, members, versioned.ledger_id, digest=digest
-    )
-    tail = structs.replace(
-        fragments(versioned.ledger_id, metadata, lac=lac)[-1],
-        first_entry_id=lac + 1,
-        last_entry_id=max(lac, shown),
-    )
-    unknown = tuple(
-        CopyFinding(fragment=tail, index=index, verdict=Verdict.UNKNOWN)
-        for index, bookie in enumerate(tail.ensemble)
-        if bookie in unresponsive
-    )
-    lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
-    if lacking and not is_abandoned:
-        await clock.sleep(IN_FLIGHT_WAIT_S)
-        lacking = await _lacking(tail, asked, digest=digest, bookies=bookies)
-    return unknown + lacking
-
-
-async def _lacking(
-    fragment: Fragment, asked: frozenset[BookieId], *, digest: EntryDigest, bookies: Bookies
-) -> tuple[CopyFinding, ...]:
-    findings = await inspect_copies(
-        [fragment],
-        bookies=bookies,
-        digest=digest,
-        available=asked,
-        suspects=asked,
-        entry_bytes=ENTRY_BYTES_GUESS,
-    )
-    return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
-
-
-def first_damaged(
-    findings: Sequence[CopyFinding], *, first_entry_id: int, last_entry_id: int
-) -> int | None:
-    """Return the first entry of the range of which some bookie has a damaged copy and none a good
-    one.
-
-    ``findings``: about every entry of one fragment. Both ends of the range are inclusive.
-    """
-    for entry_id in range(first_entry_id, last_entry_id + 1):
-        holders = [f for f in findings if entry_id in f.entries]
-        is_good = any(
-            f.verdict in (Verdict.GOOD, Verdict.MISSING) and not f.is_bad(entry_id) for f in holders
-        )
-        if not is_good and any(entry_id in f.damaged for f in holders):
-            return entry_id
-    return None
-
-
-class UnderreplicatedEntry(Struct, frozen=True, kw_only=True):
-    """An entry of an open fragment, and the members that lack it: too many for an ack quorum."""
-
-    entry_id: int
-    lacking: tuple[BookieId, ...]
-
-
-def first_underreplicated(
-    findings: Sequence[CopyFinding], metadata: LedgerMetadata
-) -> UnderreplicatedEntry | None:
-    """Return the first such entry; None if there is none, or if the ledger is not OPEN.
-
-    The writer does not notice: a reformatted bookie accepts new entries, so the fragment would stay
-    as it is until the last copy is lost too.
-    """
-    if metadata.state is not LedgerState.OPEN:
-        return None
-    lacked = list(_lacked(findings))
-    for entry_id, depth in overlaps(entries for _, entries in lacked):
-        if depth > metadata.write_quorum - metadata.ack_quorum:
-            lacking = {bookie for bookie, entries in lacked if entry_id in entries}
-            return UnderreplicatedEntry(entry_id=entry_id, lacking=tuple(sorted(lacking)))
-    return None
-
-
-def _lacked(findings: Sequence[CopyFinding]) -> Iterator[tuple[BookieId, EntryRuns]]:
-    """Return what each member of the open fragment lacks, or has damaged."""
-    for finding in findings:
-        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed:
-            yield finding.bookie, merged(finding.absent, finding.damaged)
-
-
 SMALL_ENTRIES = 64
 """A ledger of up to this size is copied while its other copies are still being checked."""
 
@@ -326,32 +198,37 @@ class Inspector:
         suspects: Collection[BookieId] = (),
     ) -> Inspection | RecoveryRequired | Blocked:
         """Inspect metadata that was read already, or that may be written later."""
-        if leaving := leaving_members(versioned.metadata, view):
+        metadata = versioned.metadata
+        if leaving := leaving_members(metadata, view):
             return RecoveryRequired(versioned=versioned, view=view, leaving=leaving)
         try:
-            digest = ledger_digest(versioned.metadata, self._fallback_digest)
-            lac = await self._lac(versioned)
+            digest = ledger_digest(metadata, self._fallback_digest)
+            lac = metadata.last_entry_id
+            if not metadata.is_closed:
+                opened = await find_end(
+                    versioned,
+                    bookies=self._bookies,
+                    clock=self._clock,
+                    fallback=self._fallback_digest,
+                )
+                lac = opened.lac
         except UnauthorizedError as error:
             return Blocked(reason=Reason.DIGEST_SUSPECT, facts=Facts(errors=(str(error),)))
-        except UnavailableError as error:
-            return _without_end(versioned, view, error)
-        judged = known_fragments(versioned.ledger_id, versioned.metadata, lac=lac)
+        except UnavailableError as error:  # too few bookies answer to find the end
+            windows = view.orders.maintenance
+            resting = windows.keys() & set(metadata.last_segment.ensemble)
+            return Blocked(
+                reason=Reason.MAINTENANCE if resting else Reason.NO_ANSWER,
+                facts=Facts(in_maintenance=named(resting), errors=(str(error),)),
+                until_ms=min((windows[bookie].until_ms for bookie in resting), default=None),
+            )
+        judged = known_fragments(versioned.ledger_id, metadata, lac=lac)
         inspection = await self._inspect(versioned, judged, digest, view, suspects)
-        if not versioned.metadata.is_closed:
-            tail = await inspect_tail(
-                versioned, view, digest=digest, lac=lac, bookies=self._bookies, clock=self._clock
-            )
-            inspection = replace(
-                inspection, findings=inspection.findings + under_orders(tail, view)
-            )
-            if underreplicated := first_underreplicated(inspection.findings, versioned.metadata):
-                return RecoveryRequired(
-                    versioned=versioned,
-                    view=view,
-                    lacking=underreplicated.lacking,
-                    first_lacking=underreplicated.entry_id,
-                )
-        return inspection
+        if metadata.is_closed:
+            return inspection
+        tail = under_orders(await self._inspect_tail(versioned, view, digest, lac=lac), view)
+        inspection = replace(inspection, findings=inspection.findings + tail)
+        return _underreplicated(inspection) or inspection
 
     async def inspect_closed_part(
         self, found: RecoveryRequired, *, suspects: Collection[BookieId] = ()
@@ -369,15 +246,52 @@ class Inspector:
             return None
         return await self._inspect(versioned, closed, digest, found.view, suspects)
 
-    async def _lac(self, versioned: VersionedMetadata) -> int:
-        """Return the last entry that is known to be acknowledged. Raises what ``find_end``
-        raises."""
-        if versioned.metadata.is_closed:
-            return versioned.metadata.last_entry_id
-        opened = await find_end(
-            versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback_digest
+    async def _inspect_tail(
+        self, versioned: VersionedMetadata, view: ClusterView, digest: EntryDigest, *, lac: int
+    ) -> tuple[CopyFinding, ...]:
+        """Return what is missing of the entries after the LAC that any member has; and which
+        members did not answer, because they may have more entries.
+
+        In recovery there is no writer, so every member is asked. A writer may have copies in
+        flight, so for an open ledger only bookies that were reformatted after its creation are
+        asked, and twice.
+        """
+        metadata = versioned.metadata
+        is_abandoned = metadata.state is LedgerState.IN_RECOVERY
+        members = view.checked.intersection(metadata.last_segment.ensemble)
+        asked = members if is_abandoned else members & view.initialised_after(versioned.stat.czxid)
+        if not asked:
+            return ()
+        shown, unresponsive = await highest_entry_id(
+            self._bookies, members, versioned.ledger_id, digest=digest
         )
-        return opened.lac
+        tail = replace(
+            fragments(versioned.ledger_id, metadata, lac=lac)[-1],
+            first_entry_id=lac + 1,
+            last_entry_id=max(lac, shown),
+        )
+
+        async def find_lacking() -> tuple[CopyFinding, ...]:
+            findings = await inspect_copies(
+                [tail],
+                bookies=self._bookies,
+                digest=digest,
+                available=asked,
+                suspects=asked,
+                entry_bytes=ENTRY_BYTES_GUESS,
+            )
+            return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
+
+        lacking = await find_lacking()
+        if lacking and not is_abandoned:
+            await self._clock.sleep(IN_FLIGHT_WAIT_S)
+            lacking = await find_lacking()
+        unknown = (
+            CopyFinding(fragment=tail, index=index, verdict=Verdict.UNKNOWN)
+            for index, bookie in enumerate(tail.ensemble)
+            if bookie in unresponsive
+        )
+        return (*unknown, *lacking)
 
     async def _inspect(
         self,
@@ -422,17 +336,65 @@ def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
     return overhead + min(length, FRAME_BYTES_MAX)
 
 
-def _without_end(
-    versioned: VersionedMetadata, view: ClusterView, error: UnavailableError
-) -> Blocked:
-    """Too few bookies answered to find the end of an open ledger. Some may be in maintenance."""
-    windows = view.orders.maintenance
-    in_maintenance = windows.keys() & set(versioned.metadata.last_segment.ensemble)
-    return Blocked(
-        reason=Reason.MAINTENANCE if in_maintenance else Reason.NO_ANSWER,
-        facts=Facts(in_maintenance=named(in_maintenance), errors=(str(error),)),
-        until_ms=min((windows[bookie].until_ms for bookie in in_maintenance), default=None),
-    )
+def leaving_members(metadata: LedgerMetadata, view: ClusterView) -> tuple[BookieId, ...]:
+    """Return the bookies that must leave the open fragment; none for a closed ledger.
+
+    These are absent bookies that are not in maintenance, and draining ones whose order allows
+    fencing (rule S16). A read-only bookie is no reason to fence, because an idle writer would lose
+    its ledger. Java also takes the last but one fragment for open until its reader knows that the
+    end is acknowledged (BookKeeper's pull request 3917); we know it from the metadata.
+    """
+    if metadata.is_closed:
+        return ()
+    members = frozenset(metadata.last_segment.ensemble)
+    draining = view.orders.draining
+    fenced = {b for b in members if (order := draining.get(b)) is not None and order.may_fence}
+    absent = members - view.available - view.orders.maintenance.keys()
+    return tuple(sorted(absent | (fenced & view.available)))
+
+
+def _underreplicated(inspection: Inspection) -> RecoveryRequired | None:
+    """Return the first entry of an OPEN ledger that is on fewer bookies than an ack quorum, and
+    the members that lack it; None if there is no such entry.
+
+    The writer does not notice: a reformatted bookie accepts new entries, so the fragment would stay
+    as it is until the last copy is lost too.
+    """
+    metadata = inspection.metadata
+    if metadata.state is not LedgerState.OPEN:
+        return None
+    lacked = [
+        (finding.bookie, merged(finding.absent, finding.damaged))
+        for finding in inspection.findings
+        if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
+    ]
+    for entry_id, depth in overlaps(entries for _, entries in lacked):
+        if depth > metadata.write_quorum - metadata.ack_quorum:
+            return RecoveryRequired(
+                versioned=inspection.versioned,
+                view=inspection.view,
+                lacking=tuple(sorted({b for b, entries in lacked if entry_id in entries})),
+                first_lacking=entry_id,
+            )
+    return None
+
+
+def first_damaged(
+    findings: Sequence[CopyFinding], *, first_entry_id: int, last_entry_id: int
+) -> int | None:
+    """Return the first entry of the range of which some bookie has a damaged copy and none a good
+    one.
+
+    ``findings``: about every entry of one fragment. Both ends of the range are inclusive.
+    """
+    for entry_id in range(first_entry_id, last_entry_id + 1):
+        holders = [f for f in findings if entry_id in f.entries]
+        is_good = any(
+            f.verdict in (Verdict.GOOD, Verdict.MISSING) and not f.is_bad(entry_id) for f in holders
+        )
+        if not is_good and any(entry_id in f.damaged for f in holders):
+            return entry_id
+    return None
 
 
 def under_orders(findings: tuple[CopyFinding, ...], view: ClusterView) -> tuple[CopyFinding, ...]:
@@ -443,14 +405,13 @@ def under_orders(findings: tuple[CopyFinding, ...], view: ClusterView) -> tuple[
     """
     if not view.orders.draining and not view.orders.maintenance:
         return findings
-    return tuple(_under_orders(finding, view) for finding in findings)
-
-
-def _under_orders(finding: CopyFinding, view: ClusterView) -> CopyFinding:
-    is_seen = finding.bookie in view.available
-    if finding.verdict is Verdict.BOOKIE_ABSENT and is_seen:
-        return replace(finding, verdict=Verdict.DRAINING)
-    is_unanswered = finding.verdict is Verdict.UNKNOWN or not is_seen
-    if is_unanswered and finding.bookie in view.orders.maintenance:
-        return replace(finding, verdict=Verdict.IN_MAINTENANCE)
-    return finding
+    changed = []
+    for finding in findings:
+        is_seen = finding.bookie in view.available
+        is_unanswered = finding.verdict is Verdict.UNKNOWN or not is_seen
+        if finding.verdict is Verdict.BOOKIE_ABSENT and is_seen:
+            finding = replace(finding, verdict=Verdict.DRAINING)
+        elif is_unanswered and finding.bookie in view.orders.maintenance:
+            finding = replace(finding, verdict=Verdict.IN_MAINTENANCE)
+        changed.append(finding)
+    return tuple(changed)
