@@ -112,14 +112,16 @@ def next_sighting(before: WriterSighting | None, now: WriterSighting) -> WriterS
     the segment changed, if the entry that was lacking has arrived, or if every bookie for which the
     first grace began is well again: the bookies that are absent now may be absent for a moment.
     """
-    if before is None or before.segment != now.segment or _has_arrived(before, now):
+    if before is None or before.segment != now.segment or before.bookies.isdisjoint(now.bookies):
         return now
-    if before.bookies.isdisjoint(now.bookies):
+    # A lost entry never arrives, so it stays the first.
+    then, first = before.first_lacking, now.first_lacking
+    if then is not None and first is not None and then < first:
         return now
-    has_moved = any(
-        last is not None and last > _or_none(before.last_entries.get(bookie))
-        for bookie, last in now.last_entries.items()
-    )
+    has_moved = False
+    for bookie, last in now.last_entries.items():
+        last_before = before.last_entries.get(bookie)  # None: it was not asked or did not answer
+        has_moved |= last is not None and last > (NO_ENTRY if last_before is None else last_before)
     if has_moved and before.grace_count < GRACES_MAX:
         return replace(now, grace_count=before.grace_count + 1)
     return None
@@ -134,18 +136,6 @@ def is_overtaken(sighting: WriterSighting, view: ClusterView) -> bool:
         (order := view.orders.draining.get(bookie)) is not None and order.may_fence
         for bookie in sighting.draining
     )
-
-
-def _or_none(last_entry_id: int | None) -> int:
-    """Return "no entry" for a bookie that did not answer."""
-    return NO_ENTRY if last_entry_id is None else last_entry_id
-
-
-def _has_arrived(before: WriterSighting, now: WriterSighting) -> bool:
-    """Return True if the first lacking entry was in flight and has arrived. A lost entry never
-    arrives, so it stays the first."""
-    then, first = before.first_lacking, now.first_lacking
-    return then is not None and first is not None and then < first
 
 
 # --- Whether and when to recover ------------------------------------------------------------------
@@ -248,48 +238,21 @@ def _do_cover(bookies: AbstractSet[BookieId], metadata: LedgerMetadata) -> bool:
     )
 
 
-def written_back_to(
-    metadata: LedgerMetadata, last_entries: Collection[LastEntry]
-) -> frozenset[BookieId]:
-    """Return the bookies to which a recovery would write entries again: those after the LAC, up to
-    the last one in ``last_entries``."""
-    segment = metadata.last_segment
-    first = max([segment.first_entry_id, *(each.lac + 1 for each in last_entries)])
-    last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
-    # Entries whose ids differ by the ensemble size are on the same bookies.
-    entries = range(first, min(last + 1, first + metadata.ensemble_size))
-    return frozenset(
-        bookie
-        for entry_id in entries
-        for bookie in replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
-    )
-
-
 # --- Carrying it out ------------------------------------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
 class OpenLedgers:
     """Asks bookies for the decisions above, and recovers ledgers. Shared by all repairs of a
     worker."""
 
-    def __init__(
-        self,
-        *,
-        manager: LedgerManager,
-        bookies: Bookies,
-        views: ViewSource,
-        fallback_digest: EntryDigest,
-        target_selector: TargetSelector,
-        clock: Clock,
-        history: History = NO_HISTORY,
-    ) -> None:
-        self._manager = manager
-        self._bookies = bookies
-        self._views = views
-        self._fallback_digest = fallback_digest
-        self._target_selector = target_selector
-        self._clock = clock
-        self._history = history
+    manager: LedgerManager
+    bookies: Bookies
+    views: ViewSource
+    fallback_digest: EntryDigest
+    target_selector: TargetSelector
+    clock: Clock
+    history: History = NO_HISTORY
 
     async def judge(
         self, found: RecoveryRequired, before: WriterSighting | None
@@ -297,12 +260,9 @@ class OpenLedgers:
         """Return the grace to wait for; None if the ledger must be recovered now."""
         ledger_id, registered = found.versioned.ledger_id, found.view.available
         asked = [*(bookie for bookie in found.leaving if bookie not in registered), *found.lacking]
-        replies = await asyncio.gather(
-            *(last_entry_id(self._bookies, bookie, ledger_id) for bookie in asked)
-        )
         now = WriterSighting(
             segment=found.versioned.metadata.last_segment,
-            last_entries=dict(zip(asked, replies, strict=True)),
+            last_entries=await self._last_entry_ids(asked, ledger_id),
             lacking=found.lacking,
             first_lacking=found.first_lacking,
             draining=tuple(b for b in found.leaving if b in registered),
@@ -330,89 +290,76 @@ class OpenLedgers:
         copies only (``RecoveredEnd.given_up``). ``beside``: as in ``recover_ledger``.
         """
 
+        ledger_id = versioned.ledger_id
+        reformatted = view.initialised_after(versioned.stat.czxid)
+
         async def confirm(end: RecoveredEnd) -> None:
-            """Called in every recovery right before CLOSED is written."""
+            """Called in every recovery right before CLOSED is written. Raises UnavailableError if
+            an answer on which the end rests may not be valid any more.
+
+            This defends against changes after the view was read, where a "no such entry" is not
+            that of the old bookie:
+            1. A member is reformatted: it has another cookie.
+            2. A member disappears, and another bookie answers at its address: the member's
+               registration is gone or another, or the other bookie's registration is new.
+            """
             await before_close(end)
-            if not accepts_loss:
-                await self._confirm_answers(versioned.ledger_id, view, end)
+            if accepts_loss:
+                return
+            doubts = await self.views.doubts_about(view, members=end.members, believed=end.trusted)
+            if doubts:
+                listed = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
+                raise UnavailableError(
+                    f"bookies changed during recovery, so that recovery must be retried: {listed}",
+                    ledger_id=ledger_id,
+                )
+
+        def note_fenced(marked: VersionedMetadata) -> None:
+            why = cause_at(
+                frozenset(marked.metadata.last_segment.ensemble),
+                registered=view.available,
+                reformatted=view.initialised_after(marked.stat.czxid),
+                draining=view.orders.draining.keys(),
+                found_bad=frozenset(suspects),
+            )
+            self.history.record(
+                Event(
+                    kind=Kind.LEDGER_FENCED,
+                    ledger_id=ledger_id,
+                    cause="" if why is None else why.cause,
+                    bookies=() if why is None else why.bookies,
+                )
+            )
 
         try:
             closed = await recover_ledger(
                 versioned,
-                manager=self._manager,
-                bookies=self._bookies,
+                manager=self.manager,
+                bookies=self.bookies,
                 pool=self._pool(versioned.metadata),
-                clock=self._clock,
-                fallback=self._fallback_digest,
-                reformatted=() if accepts_loss else view.initialised_after(versioned.stat.czxid),
+                clock=self.clock,
+                fallback=self.fallback_digest,
+                reformatted=() if accepts_loss else reformatted,
                 distrusted=suspects,
                 registered=view.answering,
                 gives_up_damaged=accepts_loss,
                 confirm=confirm,
                 guards=guards,
                 beside=beside,
-                on_marked=lambda marked: self._tell_fenced(marked, view, suspects),
+                on_marked=note_fenced,
             )
         except UnavailableError as error:
             if versioned.metadata.state is LedgerState.OPEN:  # further tries tell nothing new
-                self._history.record(
-                    Event(
-                        kind=Kind.RECOVERY_UNFINISHED,
-                        ledger_id=versioned.ledger_id,
-                        reason=str(error),
-                    )
+                self.history.record(
+                    Event(kind=Kind.RECOVERY_UNFINISHED, ledger_id=ledger_id, reason=str(error))
                 )
             raise
-        self._history.record(
-            Event(
-                kind=Kind.LEDGER_RECOVERED,
-                ledger_id=versioned.ledger_id,
-                last_entry_id=closed.metadata.last_entry_id,
-            )
+        last_entry_id = closed.metadata.last_entry_id
+        self.history.record(
+            Event(kind=Kind.LEDGER_RECOVERED, ledger_id=ledger_id, last_entry_id=last_entry_id)
         )
-        log.info(
-            "ledger.recovered",
-            ledger_id=versioned.ledger_id,
-            last_entry_id=closed.metadata.last_entry_id,
-        )
+        log.info("ledger.recovered", ledger_id=ledger_id, last_entry_id=last_entry_id)
         return closed
-
-    def _tell_fenced(
-        self, versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
-    ) -> None:
-        why = cause_at(
-            frozenset(versioned.metadata.last_segment.ensemble),
-            registered=view.available,
-            reformatted=view.initialised_after(versioned.stat.czxid),
-            draining=view.orders.draining.keys(),
-            found_bad=frozenset(suspects),
-        )
-        self._history.record(
-            Event(
-                kind=Kind.LEDGER_FENCED,
-                ledger_id=versioned.ledger_id,
-                cause="" if why is None else why.cause,
-                bookies=() if why is None else why.bookies,
-            )
-        )
-
-    async def _confirm_answers(self, ledger_id: int, view: ClusterView, end: RecoveredEnd) -> None:
-        """Check that the answers on which the end rests are still valid. Raises UnavailableError if
-        one may not be.
-
-        This defends against changes after the view was read, where a "no such entry" is not that of
-        the old bookie:
-        1. A member is reformatted: it has another cookie.
-        2. A member disappears, and another bookie answers at its address: the member's registration
-           is gone or another, or the other bookie's registration is new.
-        """
-        doubts = await self._views.doubts_about(view, members=end.members, believed=end.trusted)
-        if doubts:
-            listed = "; ".join(f"{bookie}: {why}" for bookie, why in sorted(doubts.items()))
-            raise UnavailableError(
-                f"bookies changed during recovery, so that recovery must be retried: {listed}",
-                ledger_id=ledger_id,
-            )
 
     async def tail_findings(
         self,
@@ -429,12 +376,12 @@ class OpenLedgers:
         """
         if last_entry_id < first_entry_id:
             return ()
-        digest = ledger_digest(versioned.metadata, self._fallback_digest)
+        digest = ledger_digest(versioned.metadata, self.fallback_digest)
         last = fragments(versioned.ledger_id, versioned.metadata, lac=first_entry_id - 1)[-1]
         tail = structs.replace(last, first_entry_id=first_entry_id, last_entry_id=last_entry_id)
         return await inspect_copies(
             [tail],
-            bookies=self._bookies,
+            bookies=self.bookies,
             digest=digest,
             available=view.answering,
             suspects=view.answering,
@@ -447,17 +394,24 @@ class OpenLedgers:
         self, versioned: VersionedMetadata, view: ClusterView, error: UnprovenEndError
     ) -> Blocked:
         """Return the facts for an operator after ``recover`` could not prove the end."""
-        if versioned.metadata.ack_quorum < 1:
-            facts = Facts(ack_quorum=versioned.metadata.ack_quorum, errors=(str(error),))
+        metadata = versioned.metadata
+        if metadata.ack_quorum < 1:
+            facts = Facts(ack_quorum=metadata.ack_quorum, errors=(str(error),))
             return Blocked(reason=Reason.END_UNPROVEN, facts=facts)
-        silent = await self._silent(versioned) if error.has_unresponsive else frozenset()
-        others = frozenset(versioned.metadata.last_segment.ensemble) - silent
+        members, silent = metadata.last_segment.ensemble, set[BookieId]()
+        if error.has_unresponsive:
+            # They say neither what they have nor that they have nothing. A reply at the address of
+            # a bookie that is not registered counts as none.
+            answering = self.views.current.answering
+            replies = await self._last_entry_ids(members, versioned.ledger_id)
+            silent = {b for b, last in replies.items() if last is None or b not in answering}
+        others = frozenset(members) - silent
         return Blocked(
             reason=Reason.END_UNPROVEN,
             facts=structs.replace(
                 untrusted_facts(versioned, view),
                 unresponsive=named(silent),
-                needed=named(wanted_for_coverage(versioned.metadata, others)),
+                needed=named(wanted_for_coverage(metadata, others)),
                 errors=(str(error),),
             ),
         )
@@ -474,7 +428,7 @@ class OpenLedgers:
         ``error``: the error of ``recover``, if it was tried. ``silent``: members of the last
         ensemble that do not answer, besides those that are not registered.
         """
-        metadata, view = versioned.metadata, self._views.current
+        metadata, view = versioned.metadata, self.views.current
         members = metadata.last_segment.ensemble
         return Blocked(
             reason=Reason.NO_TARGET,
@@ -483,7 +437,7 @@ class OpenLedgers:
                 superseded=named([b for b in members if b in view.available - view.answering]),
                 unresponsive=named([b for b in members if b in silent and b in view.answering]),
                 ack_quorum=metadata.ack_quorum,
-                excluded=self._target_selector.why_no_candidate(view, members, metadata),
+                excluded=self.target_selector.why_no_candidate(view, members, metadata),
                 errors=() if error is None else (str(error),),
             ),
         )
@@ -492,7 +446,7 @@ class OpenLedgers:
         self, versioned: VersionedMetadata, view: ClusterView, error: Exception
     ) -> Blocked:
         """Return why ``recover`` failed with another error: too few bookies answer, or else."""
-        now = self._views.current
+        now = self.views.current
         facts = structs.replace(untrusted_facts(versioned, view), errors=(str(error),))
         wanted = wanted_for_coverage(versioned.metadata, now.answering)
         if not wanted:
@@ -517,30 +471,30 @@ class OpenLedgers:
         Bookies that do not answer store nothing.
         """
         last_entries = [each for each in replies.values() if each is not None]
-        silent = {bookie for bookie, last in replies.items() if last is None}
-        failing = silent & written_back_to(metadata, last_entries)
+        segment = metadata.last_segment
+        # Recovery writes the entries after the LAC again, up to the last one that a bookie has.
+        first = max([segment.first_entry_id, *(each.lac + 1 for each in last_entries)])
+        last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
+        # Entries whose ids differ by the ensemble size are on the same bookies.
+        written_back_to = {
+            bookie
+            for entry_id in range(first, min(last + 1, first + metadata.ensemble_size))
+            for bookie in replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
+        }
+        failing = {b for b, reply in replies.items() if reply is None} & written_back_to
         return not failing or await can_go_on_without(
-            metadata, failing, pool=self._pool(metadata), clock=self._clock
+            metadata, failing, pool=self._pool(metadata), clock=self.clock
         )
 
-    async def _silent(self, versioned: VersionedMetadata) -> frozenset[BookieId]:
-        """Return the members of the last ensemble that say neither what they have nor that they
-        have nothing.
-
-        A reply at the address of a bookie that is not registered counts as none.
-        """
-        members, answering = versioned.metadata.last_segment.ensemble, self._views.current.answering
-        replies = await asyncio.gather(
-            *(last_entry_id(self._bookies, bookie, versioned.ledger_id) for bookie in members)
-        )
-        return frozenset(
-            b
-            for b, last in zip(members, replies, strict=True)
-            if last is None or b not in answering
-        )
+    async def _last_entry_ids(
+        self, bookies: Sequence[BookieId], ledger_id: int
+    ) -> dict[BookieId, int | None]:
+        """Return the last entry id of each bookie, -1 for none; None if it does not answer."""
+        replies = (last_entry_id(self.bookies, bookie, ledger_id) for bookie in bookies)
+        return dict(zip(bookies, await asyncio.gather(*replies), strict=True))
 
     def _pool(self, metadata: LedgerMetadata) -> BookiePool:
         async def writable() -> list[Candidate]:
-            return self._target_selector.candidates(self._views.current, metadata)
+            return self.target_selector.candidates(self.views.current, metadata)
 
-        return BookiePool(writable=writable, placement=self._target_selector.placement)
+        return BookiePool(writable=writable, placement=self.target_selector.placement)
