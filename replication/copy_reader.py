@@ -195,9 +195,10 @@ class CopyReader:
                 for returned in set(entry_ids).difference(still_failed):
                     del failures[bookie][returned]
                 if bookie in again.fingerprints:
-                    _add_fingerprints(
-                        result.fingerprints[bookie], again.fingerprints[bookie], entry_ids
-                    )
+                    prints, more = result.fingerprints[bookie], again.fingerprints[bookie]
+                    for entry_id in entry_ids:
+                        if (value := more.of(entry_id)) != NO_FINGERPRINT:
+                            prints.values[entry_id - prints.first_entry_id] = value
         for bookie, answers in failures.items():
             for entry_id in _unreliable(bookie, answers, errors):
                 answers[entry_id] = Answer.UNKNOWN
@@ -248,12 +249,6 @@ def _answered_nothing(entry_ids: Sequence[int], answers: Mapping[int, Answer]) -
     return len(answers) == len(entry_ids) and all(a is Answer.UNKNOWN for a in answers.values())
 
 
-def _add_fingerprints(known: Fingerprints, more: Fingerprints, entry_ids: Sequence[int]) -> None:
-    for entry_id in entry_ids:
-        if (value := more.of(entry_id)) != NO_FINGERPRINT:
-            known.values[entry_id - known.first_entry_id] = value
-
-
 @dataclass(slots=True, kw_only=True)
 class ReadFailures:
     """The entries that one bookie was asked for and did not return, by reason."""
@@ -276,20 +271,18 @@ class ReadFailures:
 
     def between(self, first: int, last: int) -> ReadFailures:
         """Return the failures from ``first`` to ``last``, both inclusive."""
-        return ReadFailures(
-            absent=self.absent.between(first, last),
-            mismatched=self.mismatched.between(first, last),
-            unreadable=self.unreadable.between(first, last),
-            unknown=self.unknown.between(first, last),
-        )
+        return self._changed(lambda runs: runs.between(first, last))
 
     def only(self, is_wanted: Callable[[int], bool]) -> ReadFailures:
         """Return the failures of the wanted entries."""
+        return self._changed(lambda runs: EntryRuns(filter(is_wanted, runs)))
+
+    def _changed(self, change: Callable[[EntryRuns], EntryRuns]) -> ReadFailures:
         return ReadFailures(
-            absent=EntryRuns(filter(is_wanted, self.absent)),
-            mismatched=EntryRuns(filter(is_wanted, self.mismatched)),
-            unreadable=EntryRuns(filter(is_wanted, self.unreadable)),
-            unknown=EntryRuns(filter(is_wanted, self.unknown)),
+            absent=change(self.absent),
+            mismatched=change(self.mismatched),
+            unreadable=change(self.unreadable),
+            unknown=change(self.unknown),
         )
 
     @property
@@ -538,42 +531,34 @@ def judge(
 
     ``failures``: of every bookie that was asked and is not unresponsive.
     """
-    return tuple(
-        _judge_index(fragment, index, failures.get(bookie), is_available=bookie in available)
-        for fragment in fragments
-        for index, bookie in enumerate(fragment.ensemble)
-    )
-
-
-def _judge_index(
-    fragment: Fragment, index: int, failures: ReadFailures | None, *, is_available: bool
-) -> CopyFinding:
-    def finding(verdict: Verdict) -> CopyFinding:
-        return CopyFinding(fragment=fragment, index=index, verdict=verdict)
-
-    if not is_available:
-        return finding(Verdict.BOOKIE_ABSENT)
-    if failures is GAVE_ALL:  # nearly always; saves computing the entries
-        return finding(Verdict.GOOD)
-    entries = fragment.entries_of(index)
-    if not entries:
-        return finding(Verdict.GOOD)
-    if failures is None:
-        return finding(Verdict.UNKNOWN)
-    # A bookie is in an ensemble once, so all failures within the fragment belong to this index.
-    found = failures.between(entries[0], entries[-1])
-    if found.unknown:
-        return finding(Verdict.UNKNOWN)
-    if not found.has_bad:
-        return finding(Verdict.GOOD)
-    return CopyFinding(
-        fragment=fragment,
-        index=index,
-        verdict=Verdict.MISSING,
-        absent=found.absent,
-        mismatched=found.mismatched,
-        unreadable=found.unreadable,
-    )
+    findings = []
+    for fragment in fragments:
+        for index, bookie in enumerate(fragment.ensemble):
+            found = failures.get(bookie)
+            verdict = Verdict.GOOD
+            if bookie not in available:
+                verdict = Verdict.BOOKIE_ABSENT
+            # Nearly always all was given, which saves computing the entries.
+            elif found is not GAVE_ALL and (entries := fragment.entries_of(index)):
+                # A bookie is in an ensemble once, so all failures within the fragment belong to
+                # this index.
+                found = None if found is None else found.between(entries[0], entries[-1])
+                if found is None or found.unknown:
+                    verdict = Verdict.UNKNOWN
+                elif found.has_bad:
+                    verdict = Verdict.MISSING
+            bad = found if found is not None and verdict is Verdict.MISSING else GAVE_ALL
+            findings.append(
+                CopyFinding(
+                    fragment=fragment,
+                    index=index,
+                    verdict=verdict,
+                    absent=bad.absent,
+                    mismatched=bad.mismatched,
+                    unreadable=bad.unreadable,
+                )
+            )
+    return tuple(findings)
 
 
 # --- Entry lists ----------------------------------------------------------------------------------
