@@ -22,6 +22,7 @@ from msgspec import Struct, structs
 from ledgers.clock import Clock
 from ledgers.codec.metadata import parse_metadata
 from ledgers.errors import (
+    BookmenderError,
     ConflictError,
     CorruptionError,
     NodeExistsError,
@@ -34,7 +35,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
-from ledgers.store import Check, MetadataStore, MultiFailed, SetData, Stat
+from ledgers.store import Check, MetadataStore, MultiFailed, Operation, SetData, Stat
 from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding, Verdict
 from replication.inspection import Inspection, Inspector, RecoveryRequired
@@ -180,41 +181,10 @@ async def locked(
     """
     await prepare_tree(store, paths)  # it is possible that no node, ours or Java's, ever ran
     lock = LedgerLock.of(paths.lock(ledger_id), session_id=store.session_id)
-    await _wait_locked(lock, ledger_id, store, paths, session, holder, clock=clock, tell=tell)
-    try:
-        yield lock.check
-    finally:
-        # The lock is ephemeral, so it ends with the session at the latest. An error here must not
-        # replace the error of the body.
-        with suppress(UnavailableError, SessionLostError):
-            try:
-                await store.multi([session, lock.delete])
-            except MultiFailed as failure:  # NoNode, Conflict: it ended with our session
-                if not isinstance(failure.cause, NoNodeError | ConflictError):
-                    raise failure.cause from failure
-
-
-async def _wait_locked(
-    lock: LedgerLock,
-    ledger_id: int,
-    store: MetadataStore,
-    paths: ClusterPaths,
-    session: Check,
-    holder: str,
-    *,
-    clock: Clock,
-    tell: Tell,
-) -> None:
-    """Create the lock, and wait for another holder within bounds. Raises LockedError."""
     told_due_s = clock.now_s()
     until_s, graces_until_s = told_due_s + WAIT_MAX_S, told_due_s + GRACE_WAIT_MAX_S
-    while True:
-        try:
-            await store.multi([session, *lock.make(lock_to_bytes(holder))])
-            return
-        except MultiFailed as failure:
-            if not isinstance(failure.cause, NodeExistsError):
-                raise failure.cause from failure
+    make: list[Operation] = [session, *lock.make(lock_to_bytes(holder))]
+    while not await _try_multi(store, make, tolerated=(NodeExistsError,)):
         other, note = await _who_and_why(ledger_id, store, paths)
         now_s = clock.now_s()
         grace_s = 0.0 if note is None else (note.grace_until_ms - clock.wall_ms()) / 1000
@@ -240,6 +210,31 @@ async def _wait_locked(
                 ledger_id=ledger_id,
             )
         await clock.sleep(PAUSE_S)
+    try:
+        yield lock.check
+    finally:
+        # The lock is ephemeral, so it ends with the session at the latest. An error here must not
+        # replace the error of the body.
+        with suppress(UnavailableError, SessionLostError):
+            # NoNodeError, ConflictError: the lock ended with our session.
+            delete: list[Operation] = [session, lock.delete]
+            await _try_multi(store, delete, tolerated=(NoNodeError, ConflictError))
+
+
+async def _try_multi(
+    store: MetadataStore,
+    operations: Sequence[Operation],
+    *,
+    tolerated: tuple[type[BookmenderError], ...],
+) -> bool:
+    """Return False if the transaction failed with a tolerated error."""
+    try:
+        await store.multi(operations)
+    except MultiFailed as failure:
+        if not isinstance(failure.cause, tolerated):
+            raise failure.cause from failure
+        return False
+    return True
 
 
 async def _who_and_why(

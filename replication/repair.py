@@ -194,12 +194,20 @@ class Repairer:
         with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
+        named, found_bad = lease.queued.replicas, frozenset[BookieId]()
+        # Absent bookies count as missing, so nobody needs to know what a check found on them.
+        if not self.views.current.available.isdisjoint(named):
+            _, found_bad = await asyncio.gather(
+                self.views.confirm(named), self.queue.found_bad(lease)
+            )
+            view = self.views.current
+            found_bad |= lease.queued.missed_while_registered(view.czxid) & view.available
         at = Attempt(
             lease=lease,
             sighting=sighting,
             slots=slots or Slots(1),
             copies=RepairCopies(self.recorder, lease.ledger_id),
-            found_bad=await self._found_bad(lease),
+            found_bad=found_bad,
             perhaps_bad=lease.queued.perhaps_missed(self.views.absences),
             suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
         )
@@ -209,7 +217,7 @@ class Repairer:
         finally:
             at.copies.end()
             if at.has_copied:
-                (_LOSS_COPIED if lease.queued.replicas else _PLACEMENT_COPIED).inc()
+                (_LOSS_COPIED if named else _PLACEMENT_COPIED).inc()
             if outcome is None or outcome.kind is not OutcomeKind.DONE:
                 self._remembered.remember(lease.ledger_id, at.suspects)
         return replace(outcome, suspects=frozenset(at.suspects), caused_by=at.caused_by)
@@ -217,18 +225,6 @@ class Repairer:
     def suspects(self, ledger_id: int) -> frozenset[BookieId]:
         """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
         return self._remembered.of(ledger_id)
-
-    async def _found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
-        """Return the bookies of the mark whose copies a check found bad. Absent bookies are not
-        among them: they count as missing."""
-        if self.views.current.available.isdisjoint(lease.queued.replicas):
-            return frozenset()
-        _, found_bad = await asyncio.gather(
-            self.views.confirm(lease.queued.replicas), self.queue.found_bad(lease)
-        )
-        view = self.views.current
-        missed = lease.queued.missed_while_registered(view.czxid)
-        return found_bad | (missed & view.available)
 
     async def _run_rounds(self, at: Attempt) -> Outcome:
         """Run rounds until the ledger is done or blocked."""
@@ -372,6 +368,13 @@ class Repairer:
             elif outcome.is_complete:
                 at.copied[repair.key] = (repair.target, view.czxid(repair.target))
         at.suspects |= suspects
+
+        def may_return(bookie: BookieId) -> bool:
+            """Return True if a bookie that is not registered, and not decommissioned, is not absent
+            for long."""
+            absent_s = self.views.absences.absent_s(bookie, now_s=self.clock.now_s())
+            return bookie in self.views.current.cookies and absent_s < SPLIT_AFTER_S
+
         return CopyResults(
             inspection=inspection,
             plan=plan,
@@ -379,14 +382,8 @@ class Repairer:
             # A target that registered again may have lost what it acknowledged (rule S3).
             is_unchanged=lambda bookie: self._is_unchanged([bookie], view),
             has_bad_sources=bool(suspects),
-            may_return=self._may_return,
+            may_return=may_return,
         )
-
-    def _may_return(self, bookie: BookieId) -> bool:
-        """Return True if a bookie that is not registered, and not decommissioned, is not absent for
-        long."""
-        absent_s = self.views.absences.absent_s(bookie, now_s=self.clock.now_s())
-        return bookie in self.views.current.cookies and absent_s < SPLIT_AFTER_S
 
     async def _copy_optimistically(
         self, at: Attempt, versioned: VersionedMetadata, view: ClusterView
@@ -555,9 +552,19 @@ class Repairer:
 
     async def _handle_open_fragment(self, at: Attempt, found: RecoveryRequired) -> Outcome | None:
         """An open fragment lacks copies: repair the closed fragments, leave the open one to its
-        writer, and recover the ledger after the grace."""
-        if at.sighting is None and await self._repair_closed_part(at, found):
-            return None
+        writer, and recover the ledger after the grace.
+
+        Closed fragments that cannot be repaired now are repaired after the ledger is closed.
+        """
+        if at.sighting is None:
+            async with at.slots.lent_after(PATIENCE_S):
+                closed = await self.inspector.inspect_closed_part(found, suspects=at.all_suspects)
+            plan = Plan() if closed is None else self._plan(at, closed)
+            if closed and plan.repairs and not self._write_refusal(found.versioned, plan):
+                results = await self._copy(at, plan, closed)
+                if results.metadata != closed.metadata:
+                    await self._write(at, results)
+                    return None
         if hold := held_back(self.views.current.orders):
             return waiting(hold)
         async with at.slots.lent_after(PATIENCE_S):
@@ -565,24 +572,6 @@ class Repairer:
         if grace is not None:
             return waiting(grace.blocked, grace)
         return await self._recover(at, found.versioned, found.view)
-
-    async def _repair_closed_part(self, at: Attempt, found: RecoveryRequired) -> bool:
-        """Repair the closed fragments. Returns True if metadata changed.
-
-        Fragments that cannot be repaired now are repaired after the ledger is closed.
-        """
-        async with at.slots.lent_after(PATIENCE_S):
-            inspection = await self.inspector.inspect_closed_part(found, suspects=at.all_suspects)
-        if inspection is None:
-            return False
-        plan = self._plan(at, inspection)
-        if not plan.repairs or self._write_refusal(inspection.versioned, plan):
-            return False
-        results = await self._copy(at, plan, inspection)
-        if results.metadata == inspection.metadata:
-            return False
-        await self._write(at, results)
-        return True
 
     async def _recover(
         self, at: Attempt, versioned: VersionedMetadata, view: ClusterView
