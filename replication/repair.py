@@ -195,7 +195,7 @@ class Repairer:
         and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
         named, found_bad = lease.queued.replicas, frozenset[BookieId]()
-        # Absent bookies count as missing, so nobody needs to know what a check found on them.
+        # What a check found on absent bookies does not matter: their copies count as missing.
         if not self.views.current.available.isdisjoint(named):
             _, found_bad = await asyncio.gather(
                 self.views.confirm(named), self.queue.found_bad(lease)
