@@ -109,7 +109,9 @@ def _marked_for(event: Event, bookies: str) -> str:
     if event.cause == Cause.DRAINED:
         return f"draining {bookies}"
     state = "reformatted" if event.cause == Cause.REFORMATTED else "lost"
-    return f"{bookies} is {state}" if bookies else f"several bookies are {state}"
+    if not event.bookies:
+        return f"several bookies are {state}"
+    return f"{bookies} {'is' if len(event.bookies) == 1 else 'are'} {state}"
 
 
 def _repaired_for(event: Event) -> str:

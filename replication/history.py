@@ -1,7 +1,7 @@
 """The history: what happened in the cluster, when, and who did it.
 
-``History`` is the interface through which parts of a node record events. ``HistoryWriter`` keeps
-the events of one session in ZooKeeper, ``record_order`` the order of a command, and
+Parts of a node record events in a ``History``. ``HistoryWriter`` keeps the events of one session in
+ZooKeeper, ``record_order`` the order of a command, and
 ``read_history`` reads the events of all nodes.
 
 A session writes its events to segments, ``<ur>/bookmender/history/<session uuid>.<number>``:
@@ -10,8 +10,8 @@ A session writes its events to segments, ``<ur>/bookmender/history/<session uuid
   everything new. It is a separate request, so no repair waits for it.
 - A segment that is full is followed by the next, and a session deletes its oldest. The leader
   deletes what is too old or too much in total (``auditor/history_cleaner.py``).
-- Repairs and marks are sums by cause: one event for an episode, and not one for each ledger. Each
-  fence and each recovery is an event of its own.
+- Repairs and marks are sums by cause, and not an event for each ledger. Each fence and each
+  recovery is an event of its own.
 - Events that arrive faster than they can be written are dropped and counted, and the history says
   how many. A crash loses the events of the last seconds.
 """
@@ -22,11 +22,10 @@ import asyncio
 import enum
 import math
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 import msgspec
 import structlog
@@ -52,7 +51,6 @@ from ledgers.store import (
     MultiFailed,
     Operation,
     SetData,
-    Stat,
     children_if_any,
 )
 from ledgers.tasks import gather_in_parts, wait_woken
@@ -65,22 +63,19 @@ log = structlog.get_logger()
 WRITE_S = 5.0
 """How long an event waits for others, to be written with them."""
 SUM_WRITE_S = 30.0
-"""How long the sums of an episode that goes on wait."""
+"""How long a sum that has grown waits."""
 RETRY_S = 30.0
 """Wait after a failed write."""
 LAST_WRITE_S = 1.0
 """Time for the last write of a session that ends."""
-SUM_GAP_S = 60.0
-"""Pause after which the next repair or mark begins another episode."""
-SUM_LASTS_S = 600.0
-"""Longest episode. A longer one is told in parts."""
-SUMS_MAX = 50
-"""Episodes at the same time. Further ones are told without their bookie."""
+SUM_LASTS_MS = 600_000
+"""Time after which a sum is final, and later parts begin another one."""
 SEGMENT_FULL_BYTES = 32 * 1024
-"""Size from which the next segment is begun. With its last write a segment is below 64 KB."""
-UNWRITTEN_BYTES_MAX = 16 * 1024
-"""Events that wait for a write. Further ones are dropped."""
-LEDGER_BYTES_MAX = UNWRITTEN_BYTES_MAX * 3 // 4
+"""Size from which the next segment is begun."""
+SEGMENT_BYTES_MAX = 48 * 1024
+"""Size of a segment without its sums. Further events are dropped. With the sums it is below 64 KB.
+"""
+LEDGER_BYTES_MAX = 44 * 1024
 """The part of it for events about single ledgers, which may be many thousands after a loss."""
 SEGMENTS_KEPT = 4
 """Segments of one session."""
@@ -113,7 +108,7 @@ class Kind(enum.StrEnum):
     LOSS_ENDED = "loss-ended"
     """A bookie counts no longer as lost, although it is not registered."""
     LEDGERS_MARKED = "ledgers-marked"
-    """A sum for a ``cause`` and its ``bookies``."""
+    """A sum for a ``cause``. ``bookies``: all that caused one of the marks."""
     LEDGERS_REPAIRED = "ledgers-repaired"
     """A sum for a ``cause``. ``bookies``: all that caused one of the repairs."""
     LEDGER_FENCED = "ledger-fenced"
@@ -186,7 +181,7 @@ SUMS = frozenset({Kind.LEDGERS_MARKED, Kind.LEDGERS_REPAIRED, Kind.NOT_RECORDED}
 
 
 class Event(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One event, or the sum of an episode. Times are wall-clock milliseconds by ZooKeeper's clock.
+    """One event, or a sum. Times are wall-clock milliseconds by ZooKeeper's clock.
 
     ``kind``: a ``Kind``, or a word that a later release wrote. ``until_ms``: of a sum, its last
     part. ``ends_ms``: when what was ordered or begun ends by itself. ``reason``: text of a person
@@ -245,33 +240,15 @@ def _text(text: str) -> str:
     return text[:TEXT_LENGTH_MAX].encode(errors="replace").decode()
 
 
-class History(Protocol):
-    """Records events. Never fails, never waits."""
+class History:
+    """Records events. Never fails, never waits. This one records nothing: for commands that only
+    look, and for tests."""
 
     def record(self, event: Event) -> None:
         """Record an event that happened now; its ``at_ms`` and ``until_ms`` are ignored."""
-        ...
 
 
-class NoHistory:
-    """Records nothing: for commands that only look, and for tests."""
-
-    def record(self, event: Event) -> None:
-        pass
-
-
-NO_HISTORY = NoHistory()
-
-
-class MemoryHistory:
-    """Keeps every event, with its time, in memory: for tests."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self.events: list[Event] = []
-
-    def record(self, event: Event) -> None:
-        self.events.append(replace(event, at_ms=self._clock.wall_ms(), until_ms=None))
+NO_HISTORY = History()
 
 
 # --- Writing --------------------------------------------------------------------------------------
@@ -285,108 +262,52 @@ class Segment(Record):
     events: tuple[Event, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """What the current segment must hold now. ``is_full``: the next event begins another one.
-
-    ``kept_count``: how many of the events are final. The others are episodes that go on.
-    """
-
-    events: tuple[Event, ...]
-    kept_count: int
-    is_full: bool
-
-
-class EventBuffer:
-    """The events of a session's current segment. Does no I/O."""
+class SegmentBuffer:
+    """The events of one segment. Does no I/O."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
-        self._bytes = self._unwritten_bytes = 0
-        self._sums: dict[tuple[str, str, tuple[BookieId, ...]], Event] = {}
-        """Episodes that may go on, by what their parts have in common."""
-        self.has_news = False
+        self._sums: dict[tuple[str, str], Event] = {}
+        """By kind and cause, the sums that still grow. These are few."""
+        self._bytes = 0  # of the events without these sums
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return (*self._events, *self._sums.values())
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes >= SEGMENT_FULL_BYTES
 
     def add(self, event: Event) -> bool:
-        """Add an event. Return False if an episode just goes on, so that a write can wait."""
-        self.has_news = True
+        """Add an event. Return False if a sum has only grown, so that a write can wait."""
         event = event.bounded()
-        if event.kind in SUMS:
-            return self._add_to_sum(event)
-        if self._append(event):
-            return True
-        DROPPED.inc()
-        return self._add_to_sum(Event(kind=Kind.NOT_RECORDED, at_ms=event.at_ms, event_count=1))
-
-    def draft(self) -> Draft:
-        """Return what is to be written now. Call ``written`` after the write."""
-        is_full = self._bytes + sum(map(_size_bytes, self._sums.values())) >= SEGMENT_FULL_BYTES
-        if is_full:  # an episode without room is told in the next segment only
-            self._end_episodes(lambda episode: True)
-        self.has_news = False
-        going_on = () if is_full else self._sums.values()
-        return Draft(
-            events=(*self._events, *going_on), kept_count=len(self._events), is_full=is_full
-        )
-
-    def written(self, draft: Draft) -> None:
-        """Note that the draft was written. Events may have been added since."""
-        self._unwritten_bytes = sum(map(_size_bytes, self._events[draft.kept_count :]))
-        if draft.is_full:
-            del self._events[: draft.kept_count]
-            self._bytes = self._unwritten_bytes
+        if event.kind not in SUMS:
+            if self._append(event):
+                return True
+            DROPPED.inc()
+            event = Event(kind=Kind.NOT_RECORDED, at_ms=event.at_ms, event_count=1)
+        key = event.kind, event.cause
+        total = self._sums.get(key)
+        # Without room for another sum, the old one goes on, so nothing grows without a bound.
+        if total and event.at_ms - total.at_ms >= SUM_LASTS_MS and self._append(total):
+            total = None
+        new = replace(event, until_ms=event.at_ms) if total is None else total.plus(event)
+        self._sums[key] = new
+        return total is None
 
     def _append(self, event: Event) -> bool:
         """Return False if there is no room."""
-        size_bytes = _size_bytes(event)
-        most_bytes = UNWRITTEN_BYTES_MAX if event.ledger_id is None else LEDGER_BYTES_MAX
-        if self._unwritten_bytes + size_bytes > most_bytes:
+        size_bytes = len(msgspec.json.encode(event)) + 1
+        most_bytes = SEGMENT_BYTES_MAX if event.ledger_id is None else LEDGER_BYTES_MAX
+        if self._bytes + size_bytes > most_bytes:
             return False
         self._events.append(event)
-        self._unwritten_bytes += size_bytes
         self._bytes += size_bytes
         return True
 
-    def _add_to_sum(self, event: Event) -> bool:
-        """Return True if another episode has begun."""
-        self._end_episodes(lambda episode: _is_over(episode, event.at_ms))
-        key = _sum_key(event)
-        if key not in self._sums and len(self._sums) >= SUMS_MAX:
-            event = replace(event, bookies=())
-            key = _sum_key(event)
-        episode = self._sums.get(key)
-        self._sums[key] = (
-            replace(event, until_ms=event.at_ms) if episode is None else episode.plus(event)
-        )
-        return episode is None
 
-    def _end_episodes(self, is_over: Callable[[Event], bool]) -> None:
-        """End these episodes, as far as there is room. The others go on."""
-        for key, episode in list(self._sums.items()):
-            if is_over(episode) and self._append(episode):
-                del self._sums[key]
-
-
-def _sum_key(event: Event) -> tuple[str, str, tuple[BookieId, ...]]:
-    """Return what the parts of an episode have in common.
-
-    Marks are summed by bookie, because only the leader writes them. Repairs are not: every node
-    repairs, and after the loss of a rack each node would record an event for each bookie.
-    """
-    by_bookie = event.kind != Kind.LEDGERS_REPAIRED
-    return event.kind, event.cause, event.bookies if by_bookie else ()
-
-
-def _is_over(episode: Event, now_ms: int) -> bool:
-    is_long = now_ms - episode.at_ms >= SUM_LASTS_S * 1000
-    return is_long or now_ms - episode.last_ms > SUM_GAP_S * 1000
-
-
-def _size_bytes(event: Event) -> int:
-    return len(msgspec.json.encode(event)) + 1
-
-
-class HistoryWriter:
+class HistoryWriter(History):
     """Keeps the history of one session. ``run`` must be running.
 
     ``owner``: the uuid of the session. Only the session writes its segments. ``batcher``: proves
@@ -405,12 +326,14 @@ class HistoryWriter:
         self._batcher, self._paths = batcher, paths
         self._owner, self._node = owner, node
         self._clock = clock
-        self._buffer = EventBuffer()
+        self._buffer = SegmentBuffer()
+        self._full: SegmentBuffer | None = None
+        """The full segment before ``_buffer``, until it is written."""
         self._number = 0
         self._due_s = math.inf
+        """When to write; infinity: nothing is new."""
         self._woken = asyncio.Event()
-        self._has_told = False
-        """The log already says that writes fail."""
+        self._is_failing = False
 
     def record(self, event: Event) -> None:
         event = replace(event, at_ms=self._clock.wall_ms(), until_ms=None)
@@ -428,22 +351,33 @@ class HistoryWriter:
                 self._woken.clear()
                 if self._clock.now_s() >= self._due_s:
                     await self.write()
-        finally:
-            await self._write_last()
+        finally:  # what is left, if ZooKeeper answers at once
+            with suppress(BookmenderError, TimeoutError):
+                async with asyncio.timeout(LAST_WRITE_S):
+                    await self.write()
 
     async def write(self) -> None:
         """Write what is new. A failure is not raised: the events wait for the next write."""
-        self._due_s = math.inf
-        if not self._buffer.has_news:
+        if self._due_s == math.inf:
             return
-        draft = self._buffer.draft()
-        segment = Segment(node=self._node, events=draft.events)
+        self._due_s = math.inf
+        if self._full is None and self._buffer.is_full:
+            self._full, self._buffer = self._buffer, SegmentBuffer()
         try:
-            await self._put(self._path(self._number), segment.to_json())
+            if self._full is not None:
+                await self._put(self._full)
+                self._full = None
+                self._number += 1
+                if self._number >= SEGMENTS_KEPT:
+                    # If this fails, the leader deletes it some day.
+                    with suppress(UnavailableError, RejectedError):
+                        await self._send(Delete(path=self._path(self._number - SEGMENTS_KEPT)))
+            if self._buffer.events:
+                await self._put(self._buffer)
+            self._is_failing = False
         except (UnavailableError, RejectedError) as error:  # RejectedError: an ACL
-            self._buffer.has_news = True
             self._due_s = self._clock.now_s() + RETRY_S
-            if not self._has_told:
+            if not self._is_failing:  # logged once, not at each attempt
                 log.warning(
                     "history.write_failed",
                     path=self._paths.history,
@@ -451,36 +385,20 @@ class HistoryWriter:
                     retry_s=RETRY_S,
                     next_step=ACL_HINT if isinstance(error, UnauthorizedError) else None,
                 )
-            self._has_told = True
-            return
-        self._has_told = False
-        self._buffer.written(draft)
-        if draft.is_full:
-            self._number += 1
-            await self._delete_oldest()
-
-    async def _write_last(self) -> None:
-        """Write what is left when the session ends, if ZooKeeper answers at once."""
-        with suppress(BookmenderError, TimeoutError):
-            async with asyncio.timeout(LAST_WRITE_S):
-                await self.write()
+            self._is_failing = True
 
     def _path(self, number: int) -> str:
         return f"{self._paths.history}/{self._owner}.{number}"
 
-    async def _put(self, path: str, data: bytes) -> None:
+    async def _put(self, buffer: SegmentBuffer) -> None:
+        path = self._path(self._number)
+        data = Segment(node=self._node, events=buffer.events).to_json()
         try:
             await self._send(SetData(path=path, data=data, version=ANY_VERSION))
         except NoNodeError:
             with suppress(NodeExistsError):
                 await self._send(Create(path=self._paths.history))
             await self._send(Create(path=path, data=data))
-
-    async def _delete_oldest(self) -> None:
-        if self._number < SEGMENTS_KEPT:
-            return
-        with suppress(UnavailableError, RejectedError):  # the leader deletes it some day
-            await self._send(Delete(path=self._path(self._number - SEGMENTS_KEPT)))
 
     async def _send(self, operation: Operation) -> None:
         try:
@@ -551,7 +469,14 @@ async def read_history(
     unreadable = [n for n, s in zip(names, segments, strict=True) if s.is_unreadable]
     # Orders of one host within a millisecond are told as ZooKeeper applied them.
     segments.sort(key=lambda stored: 0 if stored.stat is None else stored.stat.mzxid)
-    events = [each for s in segments for each in _node_events(s) if each.event.last_ms >= since_ms]
+    events = [
+        NodeEvent(node=stored.value.node, event=event)
+        for stored in segments
+        if stored.value is not None and stored.stat is not None
+        for each in stored.value.events
+        if (event := each if each.at_ms else replace(each, at_ms=stored.stat.mtime_ms)).last_ms
+        >= since_ms
+    ]
     events.sort(key=lambda each: (each.event.at_ms, each.node))
     return RecordedHistory(
         events=tuple(events), unreadable=tuple(f"{paths.history}/{name}" for name in unreadable)
@@ -560,23 +485,9 @@ async def read_history(
 
 async def _read_segment(store: MetadataStore, path: str, since_ms: int) -> Stored[Segment]:
     """Read a segment, unless it was written long before ``since_ms``."""
-    if since_ms and await _last_written_ms(store, path) < since_ms - CLOCKS_APART_MS:
-        return Stored()
+    if since_ms:
+        with suppress(UnauthorizedError):  # an ACL hides when it was written
+            stat = await store.exists(path)
+            if stat is None or stat.mtime_ms < since_ms - CLOCKS_APART_MS:
+                return Stored()
     return await read_stored(store, path, Segment.parse)
-
-
-def _node_events(stored: Stored[Segment]) -> list[NodeEvent]:
-    if stored.value is None or stored.stat is None:
-        return []
-    node, written_ms = stored.value.node, stored.stat.mtime_ms
-    timed = (e if e.at_ms else replace(e, at_ms=written_ms) for e in stored.value.events)
-    return [NodeEvent(node=node, event=event) for event in timed]
-
-
-async def _last_written_ms(store: MetadataStore, path: str) -> float:
-    """Return the time of the last write; infinity if an ACL hides it."""
-    try:
-        stat: Stat | None = await store.exists(path)
-    except UnauthorizedError:
-        return math.inf
-    return -math.inf if stat is None else stat.mtime_ms

@@ -507,7 +507,7 @@ async def close_by_hand(
         return done
 
 
-class CollectedEvents:
+class CollectedEvents(History):
     """The fence and the recovery of a command, which records them together with its order."""
 
     def __init__(self) -> None:

@@ -37,13 +37,13 @@ from ledgers.registration import Registration
 from ledgers.tasks import gather_in_parts
 from replication import znodes
 from replication.cluster import ViewSource
-from replication.history import MemoryHistory
 from replication.marks import MarkTree
 from replication.nodes import Membership, Role
 from replication.orders import OrderStore
 from replication.transactions import Batcher
 from replication.znodes import Audit
 from tests.auditor.scenes import with_ledgers
+from tests.memory.history import MemoryHistory
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3

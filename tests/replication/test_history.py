@@ -18,19 +18,16 @@ from replication.history import (
     RETRY_S,
     SEGMENT_FULL_BYTES,
     SEGMENTS_KEPT,
-    SUM_GAP_S,
-    SUM_LASTS_S,
+    SUM_LASTS_MS,
     SUM_WRITE_S,
-    SUMS_MAX,
     WRITE_S,
     Cause,
     CausedBy,
-    Draft,
     Event,
-    EventBuffer,
     HistoryWriter,
     Kind,
     Segment,
+    SegmentBuffer,
     cause_at,
     order_events,
     read_history,
@@ -51,11 +48,6 @@ def repaired(count: int, *, after_s: float = 0) -> Event:
     return Event(kind=Kind.LEDGERS_REPAIRED, at_ms=at_ms, ledger_count=count, entry_count=2 * count)
 
 
-def marked(bookie: BookieId, *, after_s: float = 0) -> Event:
-    at_ms = START_MS + int(after_s * 1000)
-    return Event(kind=Kind.LEDGERS_MARKED, at_ms=at_ms, bookies=(bookie,), ledger_count=1)
-
-
 def recovered(ledger_id: int) -> Event:
     return Event(kind=Kind.LEDGER_RECOVERED, at_ms=START_MS, ledger_id=ledger_id, last_entry_id=9)
 
@@ -70,60 +62,41 @@ def told(events: Sequence[Event]) -> list[tuple[str, int]]:
 @pytest.mark.parametrize(
     ("second_s", "counts"),
     [
-        pytest.param(1, [3], id="soon after: one episode"),
-        pytest.param(SUM_GAP_S, [3], id="the longest pause within an episode"),
-        pytest.param(SUM_GAP_S + 0.001, [1, 2], id="a longer pause: another episode"),
+        pytest.param(1, [3], id="soon after: one sum"),
+        pytest.param(SUM_LASTS_MS / 1000 - 0.001, [3], id="the longest time of a sum"),
+        pytest.param(SUM_LASTS_MS / 1000, [1, 2], id="later: another sum"),
     ],
 )
-def test_repairs_are_summed_up_by_episode(second_s: float, counts: list[int]) -> None:
-    buffer = EventBuffer()
+def test_repairs_are_summed_up(second_s: float, counts: list[int]) -> None:
+    buffer = SegmentBuffer()
 
     buffer.add(repaired(1))
     buffer.add(repaired(2, after_s=second_s))
 
-    events = buffer.draft().events
+    events = buffer.events
     assert [event.ledger_count for event in events] == counts
     assert events[0].at_ms == START_MS
     assert events[-1].until_ms == START_MS + int(second_s * 1000)
 
 
-def test_a_long_episode_is_told_in_parts() -> None:
-    buffer = EventBuffer()
-
-    for after_s in range(0, int(2 * SUM_LASTS_S), 30):
-        buffer.add(repaired(1, after_s=after_s))
-
-    counts = [event.ledger_count for event in buffer.draft().events]
-    assert counts == [SUM_LASTS_S / 30] * 2
-
-
-def test_marks_for_different_bookies_are_different_sums() -> None:
-    buffer = EventBuffer()
-
-    for bookie in (B1, B2, B1):
-        buffer.add(marked(bookie))
-
-    assert told(buffer.draft().events) == [(Kind.LEDGERS_MARKED, 2), (Kind.LEDGERS_MARKED, 1)]
-
-
 def test_repairs_are_summed_up_by_cause_and_name_all_bookies() -> None:
-    buffer = EventBuffer()
+    buffer = SegmentBuffer()
 
     for cause, bookie in ((Cause.LOST, B1), (Cause.DRAINED, B1), (Cause.LOST, B2)):
         buffer.add(replace(repaired(1), cause=cause, bookies=(bookie,)))
 
-    found = [(e.cause, e.bookies, e.ledger_count) for e in buffer.draft().events]
+    found = [(e.cause, e.bookies, e.ledger_count) for e in buffer.events]
     assert found == [(Cause.LOST, (B1, B2), 2), (Cause.DRAINED, (B1,), 1)]
 
 
 def test_repairs_for_very_many_bookies_stay_within_the_bounds() -> None:
-    buffer = EventBuffer()
+    buffer = SegmentBuffer()
 
     for number in range(1_000):
         bookie = BookieId(f"10.0.0.{number}:3181")
         buffer.add(replace(repaired(1), cause=Cause.LOST, bookies=(bookie,)))
 
-    (event,) = buffer.draft().events
+    (event,) = buffer.events
     assert (len(event.bookies), event.ledger_count) == (BOOKIES_MAX, 1_000)
 
 
@@ -157,68 +130,37 @@ def test_the_gravest_cause_is_told(facts: dict[str, Any], cause: CausedBy | None
     assert cause_at(frozenset({B1, B2}), **known | facts) == cause
 
 
-def test_marks_for_very_many_bookies_share_a_sum() -> None:
-    buffer = EventBuffer()
-
-    for number in range(SUMS_MAX + 100):
-        buffer.add(marked(BookieId(f"10.0.0.{number}:3181")))
-
-    events = buffer.draft().events
-    assert len(events) == SUMS_MAX + 1
-    assert (events[-1].bookies, events[-1].ledger_count) == ((), 100)
-
-
-def test_a_full_segment_is_followed_by_another_that_repeats_nothing() -> None:
-    buffer = EventBuffer()
-    buffer.add(repaired(1))
-    ledger_ids: list[int] = []
-    drafts: list[Draft] = []
-    while not drafts or not drafts[-1].is_full:
-        ledger_ids.append(len(ledger_ids))
-        buffer.add(recovered(ledger_ids[-1]))
-        drafts.append(buffer.draft())
-        if drafts[-1].is_full:
-            buffer.add(repaired(2, after_s=1))  # while the segment is being written
-        buffer.written(drafts[-1])
-
-    full = Segment(node="a", events=drafts[-1].events)
-    assert SEGMENT_FULL_BYTES <= len(full.to_json()) <= 64 * 1024
-    assert [e.ledger_id for e in full.events] == [*ledger_ids, None]
-    assert told(buffer.draft().events) == [(Kind.LEDGERS_REPAIRED, 2)]
-
-
 def test_events_beyond_the_bound_are_counted() -> None:
-    buffer = EventBuffer()
+    buffer = SegmentBuffer()
 
     for ledger_id in range(100_000):
         buffer.add(recovered(ledger_id))
     buffer.add(Event(kind=Kind.LEADER_ELECTED, at_ms=START_MS))
 
-    events = buffer.draft().events
+    events = buffer.events
     assert len(Segment(node="a", events=events).to_json()) < 64 * 1024
     kept = sum(event.kind == Kind.LEDGER_RECOVERED for event in events)
     assert told(events[kept:]) == [(Kind.LEADER_ELECTED, 0), (Kind.NOT_RECORDED, 100_000 - kept)]
 
 
 def test_nothing_grows_while_no_write_succeeds() -> None:
-    buffer = EventBuffer()
+    buffer = SegmentBuffer()
 
-    for hour in range(10_000):  # each is an episode of its own
+    for hour in range(10_000):  # each begins another sum while there is room
         buffer.add(repaired(1, after_s=3600 * hour))
-        buffer.draft()
 
-    events = buffer.draft().events
+    events = buffer.events
     assert sum(event.ledger_count for event in events) == 10_000
     assert len(Segment(node="a", events=events).to_json()) < 64 * 1024
 
 
 def test_long_texts_and_lists_are_cut() -> None:
     bookies = tuple(BookieId(f"b-{number}:3181") for number in range(1_000))
-    buffer = EventBuffer()
+    buffer = SegmentBuffer()
 
     buffer.add(Event(kind=Kind.HOLD_BEGAN, bookies=bookies, reason="x" * 100_000))
 
-    assert len(Segment(node="a", events=buffer.draft().events).to_json()) < 2_000
+    assert len(Segment(node="a", events=buffer.events).to_json()) < 2_000
 
 
 @pytest.mark.parametrize(
@@ -357,6 +299,28 @@ async def test_a_session_keeps_its_last_segments() -> None:
     events = (await read_history(cluster.store, PATHS)).events
     ledger_ids = [noted.event.ledger_id for noted in events]
     assert ledger_ids == list(range(10_000))[-len(ledger_ids) :]
+
+
+@in_virtual_time
+async def test_a_full_segment_is_followed_by_another_that_repeats_nothing() -> None:
+    cluster = await Cluster.start()
+    async with writing(cluster) as history:
+        history.record(repaired(1))
+        for ledger_id in range(SEGMENT_FULL_BYTES // 80):
+            history.record(recovered(ledger_id))
+        await asyncio.sleep(WRITE_S + 0.1)
+        history.record(repaired(2))
+        await asyncio.sleep(WRITE_S + 0.1)
+
+    segments = [
+        Segment.parse(data)
+        for name in sorted(await cluster.store.children(PATHS.history))
+        for data, _ in [await cluster.store.get(f"{PATHS.history}/{name}")]
+    ]
+    first, second = segments
+    assert SEGMENT_FULL_BYTES <= len(first.to_json()) <= 64 * 1024
+    assert [e.ledger_id for e in first.events] == [*range(SEGMENT_FULL_BYTES // 80), None]
+    assert told(second.events) == [(Kind.LEDGERS_REPAIRED, 2)]
 
 
 @in_virtual_time

@@ -3,10 +3,11 @@
 from msgspec.structs import replace
 from structlog.testing import capture_logs
 
-from replication.history import Cause, CausedBy, MemoryHistory
+from replication.history import Cause, CausedBy
 from replication.outcome import DONE, waiting
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import Summary
+from tests.memory.history import MemoryHistory
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.virtual_time import LoopClock
