@@ -267,7 +267,7 @@ async def read_ahead(
         await asyncio.gather(*flying, return_exceptions=True)
 
 
-async def in_daemon_thread(call: Callable[[], T]) -> T:
+async def in_daemon_thread(call: Callable[[], T], *, name: str | None = None) -> T:
     """Run ``call`` in a daemon thread and return its result.
 
     Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
@@ -295,7 +295,7 @@ async def in_daemon_thread(call: Callable[[], T]) -> T:
             loop.call_soon_threadsafe(settle, result, failure)
 
     try:
-        threading.Thread(target=run, daemon=True).start()
+        threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as error:
         raise LocalLimitError.of(error) or error from error
     return await done

@@ -14,9 +14,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,7 @@ import structlog
 from prometheus_client import Gauge
 
 from ledgers.errors import JournalError, LocalLimitError
+from ledgers.tasks import in_daemon_thread
 
 log = structlog.get_logger()
 UNWRITABLE = Gauge(
@@ -35,21 +37,11 @@ UNWRITABLE = Gauge(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecord:
-    """One write of a ledger's metadata. ``time_ms``: this host's wall clock; it identifies the
-    record.
+    """One write of a ledger's metadata: a line of the file, with bytes in base64.
 
-    ``cluster``: the instance id of the cluster; None if it has none.
+    ``time_ms``: this host's wall clock; it identifies the record. ``cluster``: the instance id of
+    the cluster; None if it has none.
     """
-
-    time_ms: int
-    ledger_id: int
-    before: bytes
-    after: bytes
-    cluster: str | None = None
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A record in the file. Bytes are in base64."""
 
     version: int = 1
     time_ms: int
@@ -98,26 +90,26 @@ class MetadataJournal:
     def record(self, records: Sequence[JournalRecord]) -> None:
         """Write all records or none, before the metadata is written. Raises JournalError; then the
         metadata must not be written."""
-        lines = b"".join(map(_encoded, records))
+        lines = b"".join(_encode(record) + b"\n" for record in records)
         with self._lock:
             try:
                 self._append(lines)
-                self._tell(None)
+                self._note(None)
             except OSError as error:
-                self._tell(error)
-                raise JournalError(
-                    f"cannot write to {self._directory} on this host: {error.strerror}. Metadata "
-                    "is changed only after the old metadata is recorded there. "
-                    f"{LocalLimitError.of(error) or 'Free disk space'}"
-                ) from error
+                self._note(error)
+                hint = LocalLimitError.of(error) or "Free disk space"
+                raise self._error(error.strerror, hint) from error
 
     def hangs(self) -> JournalError:
         """Log that the disk does not answer, and return the error of the callers that waited."""
         error = OSError(errno.ETIMEDOUT, "the disk does not answer")
-        self._tell(error)  # without the lock, which the write that hangs holds
+        self._note(error)  # without the lock, which the write that hangs holds
+        return self._error(error.strerror, "Check the disk")
+
+    def _error(self, reason: str | None, hint: object) -> JournalError:
         return JournalError(
-            f"cannot write to {self._directory} on this host: {error.strerror}. Metadata is "
-            "changed only after the old metadata is recorded there. Check the disk"
+            f"cannot write to {self._directory} on this host: {reason}. Metadata is changed only "
+            f"after the old metadata is recorded there. {hint}"
         )
 
     def try_out(self) -> None:
@@ -126,19 +118,24 @@ class MetadataJournal:
             try:
                 self._append(_TRIED)
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - len(_TRIED))
-                self._tell(None)
+                self._note(None)
             except OSError as error:
-                self._tell(error)
+                self._note(error)
 
     def _append(self, lines: bytes) -> None:
         """Write all lines or none. Raises OSError."""
-        # Only one system call, because each lets other threads run first.
+        # Few system calls, because each lets other threads run first.
         file = os.fstat(self._file.fileno())
-        if file.st_nlink == 0:
-            _make_private(self._directory)  # the whole folder may have been deleted
-            self._reopen()
-        elif file.st_size >= self._file_bytes_max:
-            self._rotate()
+        is_full = file.st_size >= self._file_bytes_max
+        if file.st_nlink == 0 or is_full:
+            if file.st_nlink == 0:
+                _make_private(self._directory)  # the whole folder may have been deleted
+            else:
+                with suppress(FileNotFoundError):  # an earlier rotation may have stopped half-way
+                    self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
+            former, self._file = self._file, self._open()
+            former.close()
+            self._delete_oldest()
         try:
             rest = lines
             while rest:  # a disk that fills up accepts only a part
@@ -148,22 +145,22 @@ class MetadataJournal:
                 self._file.truncate(os.fstat(self._file.fileno()).st_size - len(lines) + len(rest))
             raise
 
-    def _tell(self, error: OSError | None) -> None:
+    def _note(self, error: OSError | None) -> None:
         """Log when writes begin to fail, and when they succeed again."""
-        if self._has_failed is (error is not None):
-            return
-        self._has_failed = error is not None
-        UNWRITABLE.set(self._has_failed)
-        if error is None:
-            log.info("journal.writable", path=str(self._path))
-        else:
-            log.error(
-                "journal.unwritable",
-                path=str(self._path),
-                error=error.strerror,
-                next_step="free disk space, check the disk, or grant the service user write "
-                "access; until then this node changes no metadata",
-            )
+        has_failed = error is not None
+        if has_failed is not self._has_failed:
+            UNWRITABLE.set(has_failed)
+            if error is None:
+                log.info("journal.writable", path=str(self._path))
+            else:
+                log.error(
+                    "journal.unwritable",
+                    path=str(self._path),
+                    error=error.strerror,
+                    next_step="free disk space, check the disk, or grant the service user write "
+                    "access; until then this node changes no metadata",
+                )
+        self._has_failed = has_failed
 
     def close(self) -> None:
         """Close the file. Does not wait for long if another thread's write hangs."""
@@ -192,23 +189,16 @@ class MetadataJournal:
             raise
         return file
 
-    def _reopen(self) -> None:
-        former, self._file = self._file, self._open()
-        former.close()
-
-    def _rotate(self) -> None:
-        with suppress(FileNotFoundError):  # an earlier rotation may have stopped half-way
-            self._path.rename(self._path.with_suffix(f".{time.time_ns()}.jsonl"))
-        self._reopen()
-        self._delete_oldest()
-
     def _delete_oldest(self) -> None:
         """Delete the oldest files beyond the total maximum, minus a full file of our own."""
-        files = [f for f in self._directory.glob("metadata-*.jsonl") if f != self._path]
+        found: list[tuple[float, int, Path]] = []
+        for file in self._directory.glob("metadata-*.jsonl"):
+            with suppress(FileNotFoundError):  # another process deleted it
+                if file != self._path:
+                    stat = file.stat()
+                    found.append((stat.st_mtime, stat.st_size, file))
         room = self._bytes_max - self._file_bytes_max
-        for file, (_, size) in sorted(
-            ((f, _modified_and_size(f)) for f in files), key=lambda each: each[1], reverse=True
-        ):
+        for _, size, file in sorted(found, reverse=True):
             room -= size
             if room < 0:
                 file.unlink(missing_ok=True)
@@ -225,24 +215,21 @@ class ClusterJournal:
         """``cluster``: the instance id of the cluster."""
         self._journal, self._cluster = journal, cluster
         self._waiting: dict[asyncio.Future[None], JournalRecord] = {}
-        self._is_writing = False
+        self._writing: asyncio.Task[None] | None = None
 
     async def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
         """Write a record. Raises what ``MetadataJournal.record`` raises, also if the disk does not
         answer for ``WRITE_MAX_S``. The record may then still be written."""
-        record = JournalRecord(
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[written] = JournalRecord(
             time_ms=time.time_ns() // 1_000_000,
             ledger_id=ledger_id,
             before=before,
             after=after,
             cluster=self._cluster,
         )
-        loop = asyncio.get_running_loop()
-        written: asyncio.Future[None] = loop.create_future()
-        self._waiting[written] = record
-        if not self._is_writing:
-            self._is_writing = True
-            loop.call_soon(self._write, loop)  # after the other records of this turn
+        if self._writing is None:
+            self._writing = asyncio.ensure_future(self._write_all())
         try:
             async with asyncio.timeout(WRITE_MAX_S):
                 await written
@@ -251,55 +238,28 @@ class ClusterJournal:
         finally:
             self._waiting.pop(written, None)
 
-    def _write(self, loop: asyncio.AbstractEventLoop) -> None:
-        waiting, self._waiting = self._waiting, {}
-
-        def run() -> None:
-            failure = None
-            try:
-                self._journal.record(list(waiting.values()))
-            except Exception as error:
-                failure = error
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._settle, loop, waiting, failure)
-
+    async def _write_all(self) -> None:
+        """Write until nothing waits. Begins after the other records of this turn of the loop."""
         try:
-            threading.Thread(target=run, name="journal", daemon=True).start()
-        except RuntimeError as error:
-            failure = JournalError(str(LocalLimitError.of(error) or error))
-            self._settle(loop, waiting, failure)
-
-    def _settle(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        waiting: Collection[asyncio.Future[None]],
-        failure: Exception | None,
-    ) -> None:
-        for written in waiting:
-            if written.done():  # cancelled
-                continue
-            if failure is None:
-                written.set_result(None)
-            else:
-                written.set_exception(failure)
-        self._is_writing = bool(self._waiting)
-        if self._is_writing:
-            self._write(loop)
-
-
-def _encoded(record: JournalRecord) -> bytes:
-    return (
-        _encode(
-            _Line(
-                time_ms=record.time_ms,
-                ledger_id=record.ledger_id,
-                before=record.before,
-                after=record.after,
-                cluster=record.cluster,
-            )
-        )
-        + b"\n"
-    )
+            while self._waiting:
+                waiting, self._waiting = self._waiting, {}
+                failure: Exception | None = None
+                try:
+                    records = list(waiting.values())
+                    await in_daemon_thread(partial(self._journal.record, records), name="journal")
+                except LocalLimitError as error:  # no thread
+                    failure = JournalError(str(error))
+                except Exception as error:
+                    failure = error
+                for written in waiting:
+                    if written.done():  # cancelled
+                        continue
+                    if failure is None:
+                        written.set_result(None)
+                    else:
+                        written.set_exception(failure)
+        finally:
+            self._writing = None
 
 
 def _make_private(directory: Path) -> None:
@@ -318,14 +278,6 @@ def _tighten(path: Path, mode: int) -> None:
             path.chmod(mode)
 
 
-def _modified_and_size(file: Path) -> tuple[float, int]:
-    try:
-        stat = file.stat()
-    except FileNotFoundError:  # another process deleted it
-        return 0.0, 0
-    return stat.st_mtime, stat.st_size
-
-
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
     """Return the recorded writes of a ledger by all processes of this host, oldest first.
 
@@ -334,36 +286,16 @@ def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:
     does not exist.
     """
     os.listdir(directory)  # glob ignores a directory that may not be read
-    files = sorted(directory.glob("metadata-*.jsonl"))
-    found = [record for file in files for record in _records(file, ledger_id)]
+    wanted = re.compile(rb'"ledger_id": ?%d,' % ledger_id)  # saves decoding nearly all lines
+    found: list[JournalRecord] = []
+    for file in sorted(directory.glob("metadata-*.jsonl")):
+        # Another process may have just deleted the oldest file.
+        with suppress(FileNotFoundError), file.open("rb") as lines:
+            for line in filter(wanted.search, lines):
+                with suppress(ValueError, RecursionError):
+                    found.append(_decode(line))
     return sorted(found, key=lambda record: record.time_ms)
 
 
-def _records(file: Path, ledger_id: int) -> Iterator[JournalRecord]:
-    wanted = re.compile(rb'"ledger_id": ?%d,' % ledger_id)  # saves decoding nearly all lines
-    try:
-        lines = file.open("rb")
-    except FileNotFoundError:  # another process has just deleted the oldest file
-        return
-    with lines:
-        for line in lines:
-            if wanted.search(line) and (record := _record(line)) is not None:
-                yield record
-
-
-def _record(line: bytes) -> JournalRecord | None:
-    try:
-        found = _decode(line)
-    except (ValueError, RecursionError):
-        return None
-    return JournalRecord(
-        time_ms=found.time_ms,
-        ledger_id=found.ledger_id,
-        before=found.before,
-        after=found.after,
-        cluster=found.cluster,
-    )
-
-
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(_Line).decode
+_decode = msgspec.json.Decoder(JournalRecord).decode
