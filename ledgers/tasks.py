@@ -7,7 +7,8 @@
   S8). It is for loops that live as long as their session: an overloaded ZooKeeper must not end
   them.
 - ``SharedReads`` joins the calls of many callers into few reads, each newer than the call.
-- ``Changing``, ``wake_on`` and ``wait_woken`` notify tasks that wait for a change.
+- ``Changing``, ``wake_on`` and ``wait_woken`` notify tasks that wait for a change. ``Watching``
+  reads a value again whenever it may have changed.
 - ``in_daemon_thread`` runs a call that blocks.
 """
 
@@ -32,7 +33,7 @@ from typing import Any, Generic, TypeVar, cast
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import BookmenderError, LocalLimitError, UnavailableError
+from ledgers.errors import BookmenderError, LocalLimitError, SessionLostError, UnavailableError
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -219,6 +220,61 @@ async def until_answered(
             log.warning(event, error=str(error), retry_s=retry_s, **fields)
         await clock.sleep(retry_s)
         retry_s = min(2 * retry_s, retry_max_s)
+
+
+class Watching(Changing):
+    """Base of objects that read a value again whenever it may have changed.
+
+    A failed read is repeated, and changes nothing: what was read before stays in force, because
+    unreadable is never "gone" (rule S8). Of a series of failures only the first is logged.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        failed: str,
+        again: str | None = None,
+        level: str = "warning",
+        errors: type[BookmenderError] = UnavailableError,
+        retry_s: float = RETRY_MIN_S,
+        **fields: object,
+    ) -> None:
+        """``failed``: the event of a series of failures, logged with ``level`` and ``fields``.
+        ``again``: the event of its end. ``errors``: what counts as a failed read; other errors, and
+        SessionLostError, are raised. ``retry_s``: pause after a failed read."""
+        super().__init__()
+        self._clock, self._errors, self._retry_s = clock, errors, retry_s
+        self._failed, self._again, self._level, self._fields = failed, again, level, fields
+        self._is_failing = False
+
+    async def _follow(
+        self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Read at each change until that succeeds. Ends with the changes."""
+        async with aclosing(changes):
+            async for _ in changes:
+                while not await self._try(read):
+                    await self._clock.sleep(self._retry_s)
+
+    async def _try(self, read: Callable[[], Awaitable[object]]) -> bool:
+        """Read once. Returns False if that failed."""
+        try:
+            await read()
+        except SessionLostError:
+            raise
+        except self._errors as error:
+            self._note_failure(error)
+            return False
+        if self._is_failing and self._again is not None:
+            log.info(self._again, **self._fields)
+        self._is_failing = False
+        return True
+
+    def _note_failure(self, error: BookmenderError) -> None:
+        if not self._is_failing:
+            getattr(log, self._level)(self._failed, error=str(error), **self._fields)
+        self._is_failing = True
 
 
 ENTRIES_MAX = 64

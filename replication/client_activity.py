@@ -7,23 +7,18 @@ rewrites the record every few seconds; an older record is ignored, because its l
 """
 
 import asyncio
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
-import structlog
 from msgspec import Meta
 
 from ledgers.bulk.flow_control import Activity
 from ledgers.clock import Clock
-from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
-from ledgers.tasks import Changing
+from ledgers.tasks import Watching
 from replication.records import Record, read_stored
 from replication.znodes import INT_MAX, ClusterPaths
-
-log = structlog.get_logger()
 
 WRITTEN_EVERY_S = 3.0
 """Maximum interval between two writes while the leader watches."""
@@ -60,36 +55,27 @@ async def read_activity(
     return None if is_old else stored.value
 
 
-class ActivitySource(Changing):
+class ActivitySource(Watching):
     """The current record, kept up to date by ``run``. ``current`` is None while there is none."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         """``clock``: a clock whose wall time is ZooKeeper's (``nodes.SharedClock``)."""
-        super().__init__()
-        self._store, self._paths, self._clock = store, paths, clock
+        # Not worth a warning: an old record is dropped in time.
+        super().__init__(clock, failed="activity.read_failed", level="debug")
+        self._store, self._paths = store, paths
         self.current: ClientActivity | None = None
         self._read_s = 0.0
 
     async def run(self) -> None:
         """Keep the record up to date until the session ends. Raises SessionLostError."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow())
+            tasks.create_task(self._follow(self._store.watch(self._paths.activity), self._read))
             tasks.create_task(self._age())
 
-    async def _follow(self) -> None:
-        async with aclosing(self._store.watch(self._paths.activity)) as events:
-            async for _ in events:
-                try:
-                    found = await read_activity(
-                        self._store, self._paths, now_ms=self._clock.wall_ms()
-                    )
-                except UnavailableError as error:
-                    # The next write brings a new event; until then ``_age`` drops the record in
-                    # time.
-                    log.debug("activity.read_failed", error=str(error))
-                    continue
-                self._read_s = self._clock.now_s()
-                self._show(found)
+    async def _read(self) -> None:
+        found = await read_activity(self._store, self._paths, now_ms=self._clock.wall_ms())
+        self._read_s = self._clock.now_s()
+        self._show(found)
 
     async def _age(self) -> None:
         while True:

@@ -11,9 +11,8 @@ failed read is reported once; the last good groups stay in force.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -25,7 +24,6 @@ from ledgers.codec.registration import Address
 from ledgers.errors import (
     BookmenderError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -33,7 +31,7 @@ from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
 from ledgers.registration import BookieView, RegisteredBookie, Registration
 from ledgers.store import Check, MetadataStore, Stat
-from ledgers.tasks import Changing, SharedReads
+from ledgers.tasks import SharedReads, Watching
 from replication.orders import Orders, OrderStore
 
 log = structlog.get_logger()
@@ -48,7 +46,6 @@ BOOKIES = Gauge(
 )
 _WRITABLE, _READ_ONLY = (BOOKIES.labels(state=state) for state in ("writable", "read-only"))
 
-RETRY_S = 1.0
 RESTORE_COOKIES = (
     "write the cookies again (bookkeeper shell cookie_create): a bookie does not start without one"
 )
@@ -184,16 +181,15 @@ class SeenAbsences:
         )
 
 
-class ViewSource(Changing):
+class ViewSource(Watching):
     """The current view, kept up to date by ``run``. Reports a change when the view differs."""
 
     def __init__(
         self, registration: Registration, clock: Clock, orders: OrderStore | None = None
     ) -> None:
         """``orders``: None if the view has no orders."""
-        super().__init__()
+        super().__init__(clock, failed="bookies.read_failed")
         self._registration = registration
-        self._clock = clock
         self._order_store = orders
         self._orders = Orders()
         """The orders that were read last, including maintenance windows that are over."""
@@ -206,8 +202,6 @@ class ViewSource(Changing):
         """The last registration of each bookie that had an address."""
         self._without_cookie: frozenset[BookieId] = frozenset()
         """Registered bookies that had no cookie at the last reading."""
-        self._is_blind = False
-        """True if the last attempt to read failed."""
 
     def resolve(self, bookie: BookieId) -> Address:
         """Return the address of the bookie, for an absent one the last known (rule S13).
@@ -416,25 +410,6 @@ class ViewSource(Changing):
             if self._current is not None and self._current.bookies.superseded:
                 await self._try(self.refresh)
 
-    async def _follow(
-        self, changes: AsyncGenerator[object, None], read: Callable[[], Awaitable[object]]
-    ) -> None:
-        async with aclosing(changes):
-            async for _ in changes:
-                while not await self._try(read):
-                    await self._clock.sleep(RETRY_S)
-
-    async def _try(self, read: Callable[[], Awaitable[object]]) -> bool:
-        try:
-            await read()
-        except UnavailableError as error:
-            if not self._is_blind:  # logged once, not at each attempt
-                log.warning("bookies.read_failed", error=str(error))
-            self._is_blind = True
-            return False
-        self._is_blind = False
-        return True
-
 
 ISOLATION_RETRY_S = 10.0
 """Pause after a failed read."""
@@ -469,7 +444,7 @@ def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
     return frozenset().union(*(groups.get(name, frozenset()) for name in names))
 
 
-class IsolationGroups:
+class IsolationGroups(Watching):
     """Pulsar's isolation groups, kept up to date by ``run``.
 
     ``may_leave``: if True, copies may leave the groups when no other bookie of them is writable.
@@ -483,10 +458,16 @@ class IsolationGroups:
         path: str = PULSAR_RACKS_PATH,
         may_leave: bool = False,
     ) -> None:
-        self._store, self._clock, self._path = store, clock, path
-        self._may_leave = may_leave
+        super().__init__(
+            clock,
+            failed="isolation.unreadable",
+            level="error",
+            errors=BookmenderError,
+            retry_s=ISOLATION_RETRY_S,
+            path=path,
+        )
+        self._store, self._path, self._may_leave = store, path, may_leave
         self._groups: Groups = {}
-        self._is_broken = False
 
     def allowed(
         self, metadata: LedgerMetadata, writable: Collection[BookieId]
@@ -510,37 +491,22 @@ class IsolationGroups:
         """Read the groups whenever they have changed, until cancelled."""
         while True:
             try:
-                await self._follow()
+                await self._follow(self._store.watch(self._path), self._read)
             except UnauthorizedError as error:
                 # An ACL may deny the watch as well; the session must go on.
-                self._tell_broken(error)
+                self._note_failure(error)
             await self._clock.sleep(REFUSED_S)
-
-    async def _follow(self) -> None:
-        async with aclosing(self._store.watch(self._path)) as events:
-            async for _ in events:
-                while not await self.refresh():
-                    await self._clock.sleep(ISOLATION_RETRY_S)
 
     async def refresh(self) -> bool:
         """Read the groups now. Returns False if that failed."""
+        return await self._try(self._read)
+
+    async def _read(self) -> None:
         try:
             data, _ = await self._store.get(self._path)
             self._groups = parse_pulsar_groups(data)
         except NoNodeError:
             self._groups = {}
-        except SessionLostError:
-            raise
-        except BookmenderError as error:
-            self._tell_broken(error)
-            return False
-        self._is_broken = False
-        return True
-
-    def _tell_broken(self, error: BookmenderError) -> None:
-        if not self._is_broken:  # logged once, not at each attempt
-            log.error("isolation.unreadable", path=self._path, error=str(error))
-        self._is_broken = True
 
 
 def anywhere(

@@ -23,7 +23,6 @@ from ledgers.clock import Clock
 from ledgers.errors import (
     BookmenderError,
     NoNodeError,
-    SessionLostError,
     UnauthorizedError,
     UnavailableError,
 )
@@ -31,7 +30,7 @@ from ledgers.model import BookieId
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of
 from ledgers.store import MetadataStore
-from ledgers.tasks import Changing
+from ledgers.tasks import Watching, until_answered
 from replication.cluster import ClusterView, ViewSource
 from replication.records import Record, read_record
 from replication.transactions import Batcher
@@ -110,7 +109,7 @@ async def has_unused_racks(store: MetadataStore) -> bool:
         return True
 
 
-class RackKeeper(Changing):
+class RackKeeper(Watching):
     """Reads the source when it or the list of bookies has changed, and updates ``racks``."""
 
     def __init__(
@@ -122,10 +121,17 @@ class RackKeeper(Changing):
         clock: Clock,
         resolve_host: ResolveHost,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            clock,
+            failed="racks.unreadable",
+            again="racks.readable_again",
+            level="error",
+            errors=BookmenderError,
+            retry_s=RETRY_S,
+            source=source.name,
+        )
         self._source, self._racks, self._views = source, racks, views
-        self._clock, self._resolve_host = clock, resolve_host
-        self._is_broken = False
+        self._resolve_host = resolve_host
         self._named: frozenset[BookieId] = frozenset()
         """Bookies that the source named when it was last read."""
         self._reading = asyncio.Lock()  # an older reading must not overwrite a newer one
@@ -142,53 +148,36 @@ class RackKeeper(Changing):
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow_source())
-            tasks.create_task(self._follow_bookies())
+            tasks.create_task(self._follow(self._source.changes(), self._read))
+            tasks.create_task(self._follow(self._new_bookies(), self._read))
 
     async def refresh(self) -> bool:
         """Read the source now. Returns False if that failed."""
-        async with self._reading:
-            try:
-                await self._read()
-            except SessionLostError:
-                raise
-            except BookmenderError as error:
-                if not self._is_broken:  # logged once, not at each attempt
-                    log.error(
-                        "racks.unreadable",
-                        source=self._source.name,
-                        error=str(error),
-                        kept_count=len(self._racks),
-                    )
-                self._is_broken = True
-                return False
-            if self._is_broken:
-                log.info("racks.readable_again", source=self._source.name)
-            self._is_broken = False
-            return True
+        return await self._try(self._read)
 
     async def _read(self) -> None:
-        view = self._views.current  # bookies that register meanwhile are read next time
-        names = await self._names(view)
-        # The last name is the IP address, if there is one: BookKeeper passes IP addresses to its
-        # scripts.
-        table = await self._source.read(sorted({each[-1] for each in names.values()}))
-        found = {
-            bookie: rack
-            for bookie, of_bookie in names.items()
-            if (rack := find_rack(of_bookie, table)) is not None
-        }
-        self._named = frozenset(found)
-        self._count_unnamed()
-        if self._racks.learn(found, present=view.available):
-            log.info(
-                "racks.changed",
-                source=self._source.name,
-                rack_count=len(set(found.values())),
-                bookie_count=len(found),
-                nowhere_count=len(view.available - found.keys()),
-            )
-            self._notify_change()
+        async with self._reading:
+            view = self._views.current  # bookies that register meanwhile are read next time
+            names = await self._names(view)
+            # The last name is the IP address, if there is one: BookKeeper passes IP addresses to
+            # its scripts.
+            table = await self._source.read(sorted({each[-1] for each in names.values()}))
+            found = {
+                bookie: rack
+                for bookie, of_bookie in names.items()
+                if (rack := find_rack(of_bookie, table)) is not None
+            }
+            self._named = frozenset(found)
+            self._count_unnamed()
+            if self._racks.learn(found, present=view.available):
+                log.info(
+                    "racks.changed",
+                    source=self._source.name,
+                    rack_count=len(set(found.values())),
+                    bookie_count=len(found),
+                    nowhere_count=len(view.available - found.keys()),
+                )
+                self._notify_change()
 
     def _count_unnamed(self) -> None:
         WITHOUT_RACK.set(len(self._views.current.available - self._named))
@@ -205,22 +194,16 @@ class RackKeeper(Changing):
             for bookie, of_bookie in names.items()
         }
 
-    async def _follow_source(self) -> None:
-        async with aclosing(self._source.changes()) as changes:
+    async def _new_bookies(self) -> AsyncGenerator[None, None]:
+        """Yield when bookies are registered that were not before."""
+        known = self._views.current.available
+        async with aclosing(self._views.changes()) as changes:
             async for _ in changes:
-                while not await self.refresh():
-                    await self._clock.sleep(RETRY_S)
-
-    async def _follow_bookies(self) -> None:
-        seen, known = self._views.change_count, self._views.current.available
-        while True:
-            await self._views.wait_change(seen)
-            seen, available = self._views.change_count, self._views.current.available
-            if not available <= known:
-                while not await self.refresh():
-                    await self._clock.sleep(RETRY_S)
-            self._count_unnamed()
-            known = available
+                available = self._views.current.available
+                if not available <= known:
+                    yield
+                self._count_unnamed()
+                known = available
 
 
 async def remembered_racks(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, str]:
@@ -235,50 +218,37 @@ class StoredRacks(Record):
     racks: Mapping[BookieId, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RackMemory:
     """Stores the racks while this node leads. The guards of ``batcher`` prove the leadership (rule
     S9)."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        racks: Racks,
-        rack_keeper: RackKeeper,
-        views: ViewSource,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._batcher = batcher
-        self._paths = paths
-        self._racks = racks
-        self._rack_keeper = rack_keeper
-        self._views = views
-        self._clock = clock
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    racks: Racks
+    rack_keeper: RackKeeper
+    views: ViewSource
+    clock: Clock
 
     async def run(self) -> None:
         """Write at every change, until cancelled. Raises SessionLostError or
         LeadershipLostError."""
         while True:
-            seen = self._rack_keeper.change_count
-            while not await self._try_write():
-                await self._clock.sleep(RETRY_S)
-            await self._rack_keeper.wait_change(seen)
-
-    async def _try_write(self) -> bool:
-        try:
-            await self.write()
-        except (UnavailableError, UnauthorizedError) as error:
-            log.warning("racks.write_failed", error=str(error))
-            return False
-        return True
+            seen = self.rack_keeper.change_count
+            await until_answered(
+                self.write,
+                event="racks.write_failed",
+                clock=self.clock,
+                errors=(UnavailableError, UnauthorizedError),
+                retry_min_s=RETRY_S,
+            )
+            await self.rack_keeper.wait_change(seen)
 
     async def write(self) -> None:
         """Store the known racks if they changed. A decommissioned bookie is forgotten."""
-        view = self._views.current
+        view = self.views.current
         there_are = view.available | view.cookies.keys()
-        racks = {b: rack for b, rack in self._racks.known.items() if b in there_are}
-        if racks != await remembered_racks(self._store, self._paths):
-            await self._batcher.put(self._paths.racks, StoredRacks(racks=racks).to_json())
+        racks = {b: rack for b, rack in self.racks.known.items() if b in there_are}
+        if racks != await remembered_racks(self.store, self.paths):
+            await self.batcher.put(self.paths.racks, StoredRacks(racks=racks).to_json())

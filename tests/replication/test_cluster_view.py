@@ -10,7 +10,8 @@ from ledgers.codec.registration import Address
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import Registration
-from replication.cluster import RETRY_S, ViewSource
+from ledgers.tasks import RETRY_MIN_S
+from replication.cluster import ViewSource
 from replication.orders import (
     DrainOrder,
     LimitsOrder,
@@ -238,7 +239,7 @@ async def test_unreadable_orders_are_read_when_possible() -> None:
         await OrderStore(cluster.store, PATHS).give(
             drain_znode(PATHS, B1), DrainOrder(since_ms=1), over=None
         )
-        await asyncio.sleep(3 * RETRY_S)
+        await asyncio.sleep(3 * RETRY_MIN_S)
         assert node.views.current.orders.draining == {}, "the view stays as it was"
 
         cluster.tree.resume(node.store)
