@@ -34,7 +34,8 @@ from ledgers.placement import DEFAULT_RACK, Locate
 from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster import ClusterView
 from replication.history import NO_HISTORY, Event, History, Kind
-from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
+from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
+from replication.records import Stored
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
 
@@ -316,7 +317,7 @@ class SafetyHolds:
             return self._log_change(seen, seen, census)
         for _ in range(TRIES_MAX):
             current = await self._order_store.stored(self._znode)
-            order = None if current is None else current.order
+            order = None if current is None else current.value
             wanted = self._policy.wanted(order, census)
             if wanted == order or await self._write(wanted, over=current):
                 return self._log_change(order, wanted, census)
@@ -327,9 +328,7 @@ class SafetyHolds:
         """Seconds until ``update`` must be called again even without any event."""
         return self._policy.wait_s
 
-    async def _write(
-        self, wanted: HoldOrder | None, *, over: VersionedOrder[HoldOrder] | None
-    ) -> bool:
+    async def _write(self, wanted: HoldOrder | None, *, over: Stored[HoldOrder] | None) -> bool:
         """Write the order. Return False if another client changed it first, or had deleted its
         directory, which is then created again."""
         try:
@@ -341,9 +340,7 @@ class SafetyHolds:
             return False
         return True
 
-    def _operation(
-        self, wanted: HoldOrder | None, *, over: VersionedOrder[HoldOrder] | None
-    ) -> Operation:
+    def _operation(self, wanted: HoldOrder | None, *, over: Stored[HoldOrder] | None) -> Operation:
         path = self._znode.path
         if over is None:
             assert wanted is not None, "there is no order, and none is due"

@@ -44,7 +44,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import until_answered
-from replication.records import Count, Record, TimeMs
+from replication.records import Count, Record, Stored, TimeMs
 from replication.znodes import TIME_MS_MAX, ClusterPaths
 
 TRIES_TOLD_S = 600.0
@@ -230,7 +230,7 @@ DISABLED = Gauge(
 T = TypeVar("T", bound=Record)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class OrderZnode(Generic[T]):
     """The znode of one order, and how to parse it.
 
@@ -245,62 +245,44 @@ class OrderZnode(Generic[T]):
 
 def drain_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[DrainOrder]:
     return OrderZnode(
-        path=f"{paths.draining_orders}/{bookie}",
-        parse=DrainOrder.parse,
-        in_doubt=lambda stat, last: last or DrainOrder(since_ms=stat.mtime_ms),
+        f"{paths.draining_orders}/{bookie}",
+        DrainOrder.parse,
+        lambda stat, last: last or DrainOrder(since_ms=stat.mtime_ms),
     )
 
 
 def maintenance_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[MaintenanceWindow]:
     return OrderZnode(
-        path=f"{paths.maintenance_orders}/{bookie}",
-        parse=MaintenanceWindow.parse,
-        in_doubt=lambda stat, last: MaintenanceWindow.unreadable(since_ms=stat.mtime_ms, last=last),
+        f"{paths.maintenance_orders}/{bookie}",
+        MaintenanceWindow.parse,
+        lambda stat, last: MaintenanceWindow.unreadable(since_ms=stat.mtime_ms, last=last),
     )
 
 
 def limits_znode(paths: ClusterPaths) -> OrderZnode[LimitsOrder]:
-    return OrderZnode(path=f"{paths.orders}/limits", parse=LimitsOrder.parse)
+    return OrderZnode(f"{paths.orders}/limits", LimitsOrder.parse)
 
 
 def hold_znode(paths: ClusterPaths) -> OrderZnode[HoldOrder]:
     return OrderZnode(
-        path=f"{paths.orders}/hold",
-        parse=HoldOrder.parse,
-        in_doubt=lambda stat, _: HoldOrder.unreadable(since_ms=stat.mtime_ms),
+        f"{paths.orders}/hold",
+        HoldOrder.parse,
+        lambda stat, _: HoldOrder.unreadable(since_ms=stat.mtime_ms),
     )
 
 
 def checks_znode(paths: ClusterPaths) -> OrderZnode[ChecksOrder]:
-    return OrderZnode(
-        path=f"{paths.orders}/checks",
-        parse=ChecksOrder.parse,
-        in_doubt=lambda stat, _: ChecksOrder(since_ms=stat.mtime_ms),
-    )
+    path = f"{paths.orders}/checks"
+    return OrderZnode(path, ChecksOrder.parse, lambda stat, _: ChecksOrder(since_ms=stat.mtime_ms))
 
 
 def tries_znode(paths: ClusterPaths) -> OrderZnode[TriesOrder]:
-    return OrderZnode(path=f"{paths.orders}/tries", parse=TriesOrder.parse)
+    return OrderZnode(f"{paths.orders}/tries", TriesOrder.parse)
 
 
 def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
-    return OrderZnode(
-        path=f"{paths.orders}/identities",
-        parse=IdentitiesOrder.parse,
-        in_doubt=lambda stat, last: None,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VersionedOrder(Generic[T]):
-    """An order as it was read. ``version``: of its znode; ANY_VERSION if access is denied.
-
-    ``order``: if the znode is unreadable, the order that applies instead; None: none applies.
-    """
-
-    order: T | None
-    version: int
-    is_readable: bool = True
+    path = f"{paths.orders}/identities"
+    return OrderZnode(path, IdentitiesOrder.parse, lambda stat, last: None)
 
 
 class OrderStore:
@@ -319,17 +301,19 @@ class OrderStore:
     async def read(self) -> Orders:
         """Return all orders that apply, including maintenance windows that are over."""
         unreadable: list[str] = []
-        identities_read = self._readable(identities_znode(self._paths), unreadable)
-        (draining, maintenance, limits, hold, checks, tries), identities = await asyncio.gather(
+        paths = self._paths
+        (draining, maintenance), (limits, hold, checks, tries, identities) = await asyncio.gather(
             asyncio.gather(
-                self._each(self._paths.draining_orders, drain_znode, unreadable),
-                self._each(self._paths.maintenance_orders, maintenance_znode, unreadable),
-                self._readable(limits_znode(self._paths), unreadable),
-                self._readable(hold_znode(self._paths), unreadable),
-                self._readable(checks_znode(self._paths), unreadable),
-                self._readable(tries_znode(self._paths), unreadable),
+                self._each(paths.draining_orders, drain_znode, unreadable),
+                self._each(paths.maintenance_orders, maintenance_znode, unreadable),
             ),
-            identities_read,
+            asyncio.gather(
+                self._readable(limits_znode(paths), unreadable),
+                self._readable(hold_znode(paths), unreadable),
+                self._readable(checks_znode(paths), unreadable),
+                self._readable(tries_znode(paths), unreadable),
+                self._readable(identities_znode(paths), unreadable),
+            ),
         )
         return Orders(
             draining=draining,
@@ -346,24 +330,30 @@ class OrderStore:
         """Yield at once, and after changes of any order. Changes in quick succession are merged."""
         return self._store.watch(self._paths.orders, is_recursive=True, events_max=1)
 
-    async def stored(self, znode: OrderZnode[T]) -> VersionedOrder[T] | None:
-        """Read one order. Returns None if it does not exist."""
+    async def stored(self, znode: OrderZnode[T]) -> Stored[T] | None:
+        """Read one order. Returns None if it does not exist. The value of an unreadable one is the
+        order that applies instead; None: none applies."""
+        stat = None
         try:
             data, stat = await self._store.get(znode.path)
+            order = self._last[znode.path] = znode.parse(data)
+            return Stored(value=order, stat=stat)
         except NoNodeError:
             self._last.pop(znode.path, None)
             return None
-        except UnauthorizedError as error:
-            there = await self._stat_if_allowed(znode.path)
-            return None if there is None else self._unreadable(znode, there, error)
-        try:
-            order = znode.parse(data)
-        except CorruptionError as error:
-            return self._unreadable(znode, stat, error)
-        self._last[znode.path] = order
-        return VersionedOrder(order=order, version=stat.version)
+        except (UnauthorizedError, CorruptionError) as error:
+            if stat is None:
+                try:
+                    stat = await self._store.exists(znode.path)
+                except UnauthorizedError:  # so does ZooKeeper 3.9.5; only its existence is known
+                    stat = Stat(version=ANY_VERSION)
+                if stat is None:
+                    return None
+            self._report(znode.path, stat.mzxid, error)
+            last = cast(T | None, self._last.get(znode.path))
+            return Stored(value=znode.in_doubt(stat, last), stat=stat, error=error)
 
-    async def give(self, znode: OrderZnode[T], order: T, *, over: VersionedOrder[T] | None) -> None:
+    async def give(self, znode: OrderZnode[T], order: T, *, over: Stored[T] | None) -> None:
         """Write an order over ``over``, the one that was read before.
 
         Raises ConflictError if the order was changed since.
@@ -376,7 +366,7 @@ class OrderStore:
         except (NodeExistsError, NoNodeError, ConflictError) as error:
             raise ConflictError("another client has just changed it", order=znode.path) from error
 
-    async def withdraw(self, znode: OrderZnode[T], *, over: VersionedOrder[T]) -> None:
+    async def withdraw(self, znode: OrderZnode[T], *, over: Stored[T]) -> None:
         """Delete an order, if it still exists. Raises ConflictError if it was changed."""
         with suppress(NoNodeError):
             await self._store.delete(znode.path, version=over.version)
@@ -420,25 +410,9 @@ class OrderStore:
         stored = await self.stored(znode)
         if stored is None:
             return None
-        if not stored.is_readable:
+        if stored.is_unreadable:
             unreadable.append(znode.path)
-        return stored.order
-
-    async def _stat_if_allowed(self, path: str) -> Stat | None:
-        """Return None if the order does not exist. ZooKeeper 3.9.5 denies this, too; then only its
-        existence is known."""
-        try:
-            return await self._store.exists(path)
-        except UnauthorizedError:
-            return Stat(version=ANY_VERSION)
-
-    def _unreadable(
-        self, znode: OrderZnode[T], stat: Stat, error: BookmenderError
-    ) -> VersionedOrder[T]:
-        self._report(znode.path, stat.mzxid, error)
-        last = cast(T | None, self._last.get(znode.path))
-        order = znode.in_doubt(stat, last)
-        return VersionedOrder(order=order, version=stat.version, is_readable=False)
+        return stored.value
 
     def _report(self, path: str, mzxid: int, error: BookmenderError) -> None:
         if self._reported.get(path) != mzxid:  # log once, not at each reading

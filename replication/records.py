@@ -117,6 +117,12 @@ class Stored(Generic[T]):
     error: BookmenderError | None = None
 
     @property
+    def version(self) -> int:
+        """The version of the znode, which exists; ANY_VERSION if access is denied."""
+        assert self.stat is not None
+        return self.stat.version
+
+    @property
     def is_unreadable(self) -> bool:
         return self.error is not None
 

@@ -377,7 +377,7 @@ async def order_retries(
     order_store, znode = OrderStore(store, paths), tries_znode(paths)
     for _ in range(GIVES_MAX):
         stored = await order_store.stored(znode)
-        before = TriesOrder() if stored is None or stored.order is None else stored.order
+        before = TriesOrder() if stored is None or stored.value is None else stored.value
         order = before
         for ledger_id in ledger_ids:
             order = order.with_ledger(ledger_id, now_ms=clock.wall_ms())

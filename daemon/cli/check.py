@@ -364,7 +364,7 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
     """Pause the checks, and return False if they were paused already. Raises ConflictError."""
     order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
     stored = await order_store.stored(znode)
-    if stored is not None and stored.order is not None:
+    if stored is not None and stored.value is not None:
         return False
     await order_store.give(znode, ChecksOrder(since_ms=clock.wall_ms()), over=stored)
     await cluster.note_order(order_event("check pause"))

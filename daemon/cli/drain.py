@@ -146,16 +146,16 @@ async def order_drains(
         stored = await order_store.stored(znode)
         if stored is None:
             drain = DrainOrder(since_ms=clock.wall_ms(), may_fence=bool(may_fence))
-        elif stored.order is None or not stored.is_readable:
+        elif stored.value is None or stored.is_unreadable:
             raise CorruptionError(
                 f"the present order to drain {bookie} cannot be read. Cancel it first: bookmender "
                 f"bookie drain {bookie} --cancel"
             )
         elif may_fence is None:
-            drain = stored.order
+            drain = stored.value
         else:
-            drain = replace(stored.order, may_fence=may_fence)
-        if stored is None or stored.order != drain:
+            drain = replace(stored.value, may_fence=may_fence)
+        if stored is None or stored.value != drain:
             await order_store.give(znode, drain, over=stored)
             name = "bookie drain --fence-open" if drain.may_fence else "bookie drain"
             await cluster.note_order(order_event(name, bookies=(bookie,)))

@@ -102,7 +102,7 @@ def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
 async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | None:
     """Return the present hold; None without one. Raises UnavailableError."""
     stored = await OrderStore(cluster.store, cluster.paths).stored(hold_znode(cluster.paths))
-    orders = Orders(hold=None if stored is None else stored.order).at(clock.wall_ms())
+    orders = Orders(hold=None if stored is None else stored.value).at(clock.wall_ms())
     return orders.hold if orders.is_held else None
 
 
@@ -152,9 +152,9 @@ async def end_hold(cluster: AdminSession, absent: Collection[BookieId], *, clock
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), hold_znode(cluster.paths)
     stored = await order_store.stored(znode)
-    if stored is None or stored.order is None:
+    if stored is None or stored.value is None:
         return False
-    hold = stored.order
+    hold = stored.value
     if not Orders(hold=hold).at(clock.wall_ms()).is_held:
         return False
     if absent:

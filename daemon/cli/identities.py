@@ -114,7 +114,7 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
     stored = await order_store.stored(znode)
-    before = {} if stored is None or stored.order is None else stored.order.cookies
+    before = {} if stored is None or stored.value is None else stored.value.cookies
     cookies = await _cookies(cluster)
     added = cookies if bookies is None else {b: cookies[b] for b in bookies if b in cookies}
     clock = await shared_clock(cluster)

@@ -135,11 +135,11 @@ async def change_limits(cluster: AdminSession, wanted: LimitsOrder, *, reset: bo
     """
     order_store, znode = OrderStore(cluster.store, cluster.paths), limits_znode(cluster.paths)
     stored = await order_store.stored(znode)
-    if stored is not None and stored.order is None and not reset:
+    if stored is not None and stored.value is None and not reset:
         raise CorruptionError(
             "the ordered limits cannot be read. Withdraw them first: bookmender limits --reset"
         )
-    before = LimitsOrder() if reset or stored is None else stored.order or LimitsOrder()
+    before = LimitsOrder() if reset or stored is None else stored.value or LimitsOrder()
     limits = merged(before, wanted)
     if limits != LimitsOrder():
         await order_store.give(znode, limits, over=stored)

@@ -316,8 +316,8 @@ async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, Ma
     for bookie in orders.maintenance.keys() - current.keys():
         znode = maintenance_znode(cluster.paths, bookie)
         stored = await order_store.stored(znode)
-        is_over = stored is not None and stored.order == orders.maintenance[bookie]
-        if stored is not None and is_over and stored.is_readable:
+        is_over = stored is not None and stored.value == orders.maintenance[bookie]
+        if stored is not None and is_over and not stored.is_unreadable:
             # On a conflict another command is writing a new window. A window that stays does no
             # harm.
             with suppress(ConflictError, UnauthorizedError, UnavailableError):

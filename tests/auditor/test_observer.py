@@ -270,7 +270,7 @@ async def assert_same_decisions(seen: Observation, observed: Cluster, led: Clust
     assert {ledger_id: set(named) for ledger_id, named in (await marks(led)).items()} == expected
 
     written = await OrderStore(led.store, PATHS).stored(hold_znode(PATHS))
-    hold = None if written is None or written.order is None else written.order
+    hold = None if written is None or written.value is None else written.value
     is_held = hold is not None and not hold.is_released
     assert (seen.hold is not None) == is_held
     if seen.hold is not None and hold is not None:

@@ -13,7 +13,8 @@ from auditor.settings import HoldSettings
 from ledgers.errors import LeadershipLostError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import Operation
-from replication.orders import HoldOrder, Orders, OrderStore, VersionedOrder, hold_znode
+from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
+from replication.records import Stored
 from tests.auditor.auditing import Leader, leading
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -50,7 +51,7 @@ async def update(
     return await holds.update(view, dict.fromkeys(absent, now_s), lost_since_s={}) is not None
 
 
-async def current_hold(cluster: Cluster) -> VersionedOrder[HoldOrder] | None:
+async def current_hold(cluster: Cluster) -> Stored[HoldOrder] | None:
     return await OrderStore(cluster.store, PATHS).stored(HOLD_ZNODE)
 
 
@@ -78,7 +79,7 @@ async def test_a_release_that_the_view_does_not_show_is_obeyed() -> None:
 
     found = await current_hold(cluster)
     assert found is not None
-    assert found.order == released
+    assert found.value == released
 
 
 @in_virtual_time
@@ -100,7 +101,7 @@ async def test_an_operators_earlier_order_wins() -> None:
 
     found = await current_hold(cluster)
     assert found is not None
-    assert found.order == by_operator
+    assert found.value == by_operator
 
 
 @in_virtual_time

@@ -48,7 +48,7 @@ async def give(cluster: Cluster, order: HoldOrder) -> None:
 
 async def stored_hold(cluster: Cluster) -> HoldOrder | None:
     found = await OrderStore(cluster.store, PATHS).stored(hold_znode(PATHS))
-    return None if found is None else found.order
+    return None if found is None else found.value
 
 
 # --- The order ------------------------------------------------------------------------------------

@@ -273,5 +273,5 @@ async def test_retries_of_several_ledgers_are_ordered_together() -> None:
 
     stored = await OrderStore(cluster.store, PATHS).stored(tries_znode(PATHS))
     assert stored is not None
-    assert isinstance(stored.order, TriesOrder)
-    assert list(stored.order.ordered_ms) == [7, 8, 9]
+    assert isinstance(stored.value, TriesOrder)
+    assert list(stored.value.ordered_ms) == [7, 8, 9]

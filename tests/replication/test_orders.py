@@ -256,7 +256,7 @@ async def test_an_unreadable_order_is_reported_once_and_replaced_by_the_careful_
 
     source_health = await order_store.stored(limits_znode(PATHS))
     assert source_health is not None
-    assert source_health.order is None, "a client that overwrites it sees that it exists"
+    assert source_health.value is None, "a client that overwrites it sees that it exists"
 
 
 @in_virtual_time
