@@ -115,11 +115,7 @@ class ClusterView:
     def _doubtful(self) -> Mapping[BookieId, int]:
         """The czxid of each cookie that no order trusts."""
         trusted = self.orders.trusted_cookies
-        return {
-            bookie: stat.czxid
-            for bookie, stat in self.cookies.items()
-            if trusted.get(bookie) != stat.czxid
-        }
+        return {b: stat.czxid for b, stat in self.cookies.items() if trusted.get(b) != stat.czxid}
 
     @cached_property
     def _last_cookie_zxid(self) -> int:
@@ -200,7 +196,7 @@ class ViewSource(Watching):
         self.absences = SeenAbsences()
         self._last: dict[BookieId, RegisteredBookie] = {}
         """The last registration of each bookie that had an address."""
-        self._without_cookie: frozenset[BookieId] = frozenset()
+        self._without_cookie: AbstractSet[BookieId] = frozenset()
         """Registered bookies that had no cookie at the last reading."""
 
     def resolve(self, bookie: BookieId) -> Address:
@@ -256,15 +252,12 @@ class ViewSource(Watching):
             ended = before.maintenance.keys() - self._orders.maintenance.keys()
             if ended <= bookies.available.keys():
                 break
-        self._tell_missing_cookies(bookies.available.keys() - cookies.keys())
+        # A bookie writes its cookie before it registers.
+        without = bookies.available.keys() - cookies.keys()
+        if without - self._without_cookie:  # logged once for each
+            log.warning("cookies.missing", bookies=sorted(without), next_step=RESTORE_COOKIES)
+        self._without_cookie = without
         return self._show(bookies, cookies)
-
-    def _tell_missing_cookies(self, bookies: AbstractSet[BookieId]) -> None:
-        """Log registered bookies without a cookie, once each. A bookie writes its cookie before it
-        registers."""
-        if bookies - self._without_cookie:
-            log.warning("cookies.missing", bookies=sorted(bookies), next_step=RESTORE_COOKIES)
-        self._without_cookie = frozenset(bookies)
 
     async def confirm(self, bookies: Collection[BookieId]) -> None:
         """Refresh the view if one of these bookies is no longer registered as the view shows.
@@ -358,20 +351,16 @@ class ViewSource(Watching):
         async with self._reading:
             await self._read_orders()
             view = self._current
-            if view is not None and (
-                view.orders.maintenance.keys() - self._orders.maintenance.keys() - view.available
-            ):
-                await self._read_all()
-            else:
-                self._show_orders()
+            if view is not None:
+                ended = view.orders.maintenance.keys() - self._orders.maintenance.keys()
+                if ended <= view.available:
+                    self._show(view.bookies, view.cookies)
+                else:
+                    await self._read_all()
 
     async def _read_orders(self) -> None:
         if self._order_store is not None:
             self._orders = await self._order_store.read()
-
-    def _show_orders(self) -> None:
-        if self._current is not None:
-            self._show(self._current.bookies, self._current.cookies)
 
     def _show(self, bookies: BookieView, cookies: Mapping[BookieId, Stat]) -> ClusterView:
         """Make this the current view, and report a change if it differs."""
@@ -392,15 +381,13 @@ class ViewSource(Watching):
     async def _end_windows(self) -> None:
         """Update the view when a maintenance window or a hold ends."""
         while True:
-            seen = self.change_count
-            end_ms = None if self._current is None else self._current.orders.next_end_ms
-            wait_s = None if end_ms is None else (end_ms - self._clock.wall_ms()) / 1000
-            await self.wait_change(
-                seen, timeout_s=None if wait_s is None else min(wait_s, WINDOW_CHECK_S)
-            )
-            if self.change_count == seen:
-                async with self._reading:
-                    self._show_orders()
+            seen, wait_s = self.change_count, None
+            if self._current is not None and (end_ms := self._current.orders.next_end_ms):
+                wait_s = min((end_ms - self._clock.wall_ms()) / 1000, WINDOW_CHECK_S)
+            await self.wait_change(seen, timeout_s=wait_s)
+            async with self._reading:
+                if self.change_count == seen and self._current is not None:
+                    self._show(self._current.bookies, self._current.cookies)
 
     async def _resolve_again(self) -> None:
         """Read the bookies again while two of them seem to have the same address. DNS may have been
@@ -429,19 +416,16 @@ def bookies_within(
     has, those of the secondary groups are added. If still too few are writable, those without any
     group are added. Bookies only in other groups are never allowed.
     """
-    within = _members(isolation.primary, groups)
-    for more in (
-        _members(isolation.secondary, groups),
-        frozenset(writable) - _members(groups, groups),
-    ):
+
+    def members(names: Collection[str]) -> frozenset[BookieId]:
+        return frozenset().union(*(groups.get(name, frozenset()) for name in names))
+
+    within = members(isolation.primary)
+    for more in (members(isolation.secondary), frozenset(writable) - members(groups)):
         if len(within.intersection(writable)) >= ensemble_size:
             break
         within |= more
     return within
-
-
-def _members(names: Collection[str], groups: Groups) -> frozenset[BookieId]:
-    return frozenset().union(*(groups.get(name, frozenset()) for name in names))
 
 
 class IsolationGroups(Watching):

@@ -9,7 +9,7 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -108,18 +108,24 @@ class DiskSpaceSource:
         while True:
             seen = self._views.change_count
             await self.ask_due()
-            await self._views.wait_change(seen, timeout_s=self._wait_s())
+            now_s = self._clock.now_s()
+            next_s = min(self._due_at_s.values(), default=now_s + INTERVAL_S)
+            await self._views.wait_change(seen, timeout_s=next_s - now_s)
 
     async def ask_due(self) -> None:
         """Ask the possible targets that are due, and forget other bookies."""
         receiving, now_s = self._views.current.receiving, self._clock.now_s()
-        self._forget(receiving, now_s)
+        for bookie in self._due_at_s.keys() - receiving:
+            del self._due_at_s[bookie], self._landed_bytes[bookie]
+        for bookie, told_at_s in list(self._told_at_s.items()):
+            if bookie not in receiving or now_s - told_at_s > STALE_S:
+                del self._told_at_s[bookie], self._disk_spaces[bookie]
         due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
         limit = asyncio.Semaphore(BOOKIES_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
             for bookie in due:
                 tasks.create_task(self._ask(bookie, limit))
-        self._tell_of_changes()
+        self._log_changes()
 
     async def _ask(self, bookie: BookieId, limit: asyncio.Semaphore) -> None:
         async with limit:
@@ -129,52 +135,31 @@ class DiskSpaceSource:
                 self._landed_bytes[bookie] -= landed_bytes
                 self._told_at_s[bookie] = self._clock.now_s()
             except SecureConnectionError as error:
-                self._note_required(bookie, str(error.args[0]))
+                # A bookie that requires authentication only closes connections over V2; this V3
+                # request shows the reason.
+                reason = str(error.args[0])
+                if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
+                    log.warning("bookie.quarantined", bookie=bookie, reason=reason)
             except BookmenderError as error:  # busy, absent or too old; it is asked again later
                 log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
-        self._due_at_s[bookie] = self._clock.now_s() + self._interval_s(bookie)
+        space, near_share = self._disk_spaces.get(bookie), NEAR_FACTOR * self._floor_share
+        interval_s = NEAR_INTERVAL_S if is_short(space, floor_share=near_share) else INTERVAL_S
+        jitter = self._rng.uniform(1 - JITTER, 1 + JITTER)
+        self._due_at_s[bookie] = self._clock.now_s() + interval_s * jitter
 
-    def _note_required(self, bookie: BookieId, reason: str) -> None:
-        """Quarantine a bookie whose TLS or authentication fails. A bookie that requires
-        authentication only closes connections over V2; this V3 request shows the reason."""
-        if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
-            log.warning("bookie.quarantined", bookie=bookie, reason=reason)
-
-    def _interval_s(self, bookie: BookieId) -> float:
-        is_near = is_short(
-            self._disk_spaces.get(bookie), floor_share=NEAR_FACTOR * self._floor_share
+    def _log_changes(self) -> None:
+        spaces, before = self._disk_spaces, self._short
+        share = self._floor_share
+        self._short = frozenset(
+            b for b, space in spaces.items() if is_short(space, floor_share=share)
         )
-        interval_s = NEAR_INTERVAL_S if is_near else INTERVAL_S
-        return interval_s * self._rng.uniform(1 - JITTER, 1 + JITTER)
-
-    def _forget(self, receiving: Collection[BookieId], now_s: float) -> None:
-        for bookie in list(self._due_at_s):
-            if bookie not in receiving:
-                del self._due_at_s[bookie], self._landed_bytes[bookie]
-        for bookie, told_at_s in list(self._told_at_s.items()):
-            if bookie not in receiving or now_s - told_at_s > STALE_S:
-                del self._told_at_s[bookie], self._disk_spaces[bookie]
-
-    def _tell_of_changes(self) -> None:
-        short = frozenset(
-            bookie
-            for bookie, space in self._disk_spaces.items()
-            if is_short(space, floor_share=self._floor_share)
-        )
-        for bookie in sorted(short - self._short):
-            space = self._disk_spaces[bookie]
+        for bookie in sorted(self._short - before):
             log.warning(
                 "bookie.disk_space_low",
                 bookie=bookie,
-                free_bytes=space.free_bytes,
-                total_bytes=space.total_bytes,
-                floor_share=self._floor_share,
+                free_bytes=spaces[bookie].free_bytes,
+                total_bytes=spaces[bookie].total_bytes,
+                floor_share=share,
             )
-        for bookie in sorted(self._short - short):
+        for bookie in sorted(before - self._short):
             log.info("bookie.disk_space_recovered", bookie=bookie)
-        self._short = short
-
-    def _wait_s(self) -> float:
-        """Return the seconds until the next bookie is due."""
-        now_s = self._clock.now_s()
-        return min(self._due_at_s.values(), default=now_s + INTERVAL_S) - now_s

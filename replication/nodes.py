@@ -20,10 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import (
-    SessionLostError,
-    UnavailableError,
-)
+from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.store import ANY_VERSION, Check, MetadataStore, children_if_any
 from replication.records import Count, Record, TimeMs, read_stored
 from replication.transactions import Guard
@@ -48,8 +45,7 @@ class SharedClock:
         self._own = own
         self._server_ms, self._at_s = 0.0, 0.0
         """ZooKeeper's time, and the monotonic time at which it was read."""
-        self._is_synchronised = False
-        self._has_told = False
+        self._is_synchronised = self._is_skewed = False
 
     def now_s(self) -> float:
         return self._own.now_s()
@@ -85,26 +81,13 @@ class SharedClock:
                 self._is_synchronised = True
             if best_s <= ROUND_TRIP_GOOD_S:
                 break
-        self._tell_skew()
-
-    async def keep_synchronised(self, store: MetadataStore, path: str, data: bytes) -> None:
-        """Synchronise at intervals, until cancelled. Raises SessionLostError."""
-        while True:
-            await self.sleep(SYNCHRONISE_INTERVAL_S)
-            try:
-                await self.synchronise(store, path, data)
-            except UnavailableError as error:
-                log.info("clock.sync_failed", error=str(error))
-
-    def _tell_skew(self) -> None:
-        is_off = abs(self.skew_s) >= SKEW_TOLD_S
-        if is_off and not self._has_told:
+        was_skewed, self._is_skewed = self._is_skewed, abs(self.skew_s) >= SKEW_TOLD_S
+        if self._is_skewed and not was_skewed:
             log.warning(
                 "clock.skewed",
                 skew_s=round(self.skew_s, 1),
                 next_step="synchronise this host's clock; until then ZooKeeper's time is used",
             )
-        self._has_told = is_off
 
 
 class Role(enum.Enum):
@@ -158,7 +141,12 @@ class Membership:
 
     async def keep_synchronised(self, clock: SharedClock) -> None:
         """Synchronise at intervals, until cancelled. Raises SessionLostError."""
-        await clock.keep_synchronised(self._store, self.path, self._info.to_json())
+        while True:
+            await clock.sleep(SYNCHRONISE_INTERVAL_S)
+            try:
+                await self.synchronise(clock)
+            except UnavailableError as error:
+                log.info("clock.sync_failed", error=str(error))
 
     @property
     def uuid(self) -> str:
@@ -208,14 +196,11 @@ async def live_nodes(
         del known[gone]
     new = [name for name in names if name not in known]
     # Concurrently, so that the store can batch the reads: N new nodes read N² znodes.
-    found = await asyncio.gather(*(_live_node(store, f"{paths.nodes}/{name}") for name in new))
-    known.update(zip(new, found, strict=True))
+    found = await asyncio.gather(
+        *(read_stored(store, f"{paths.nodes}/{name}", NodeInfo.parse) for name in new)
+    )
+    for name, stored in zip(new, found, strict=True):
+        known[name] = None
+        if stored.value is not None and stored.stat is not None:
+            known[name] = LiveNode(info=stored.value, session_id=stored.stat.ephemeral_owner)
     return [node for name in names if (node := known[name]) is not None]
-
-
-async def _live_node(store: MetadataStore, path: str) -> LiveNode | None:
-    """Read one session. Returns None if it is gone or unreadable."""
-    stored = await read_stored(store, path, NodeInfo.parse)
-    if stored.value is None or stored.stat is None:
-        return None
-    return LiveNode(info=stored.value, session_id=stored.stat.ephemeral_owner)
