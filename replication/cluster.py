@@ -265,13 +265,8 @@ class ViewSource(Watching):
         A mark may reach this session before the loss of the bookie that caused it does. Raises
         UnavailableError.
         """
-        shown = self.current.bookies
-        there = [bookie for bookie in bookies if bookie in shown.available]
-        checks = await asyncio.gather(*(self._registration.is_as_in(shown, b) for b in there))
-        if not all(checks):
-            async with self._reading:
-                if self.current.bookies is shown:  # no other task has refreshed it
-                    await self._read_all()
+        view = self.current
+        await self.are_as_in(view, [b for b in bookies if view.czxid(b)])  # 0: an ACL hides it
 
     async def are_as_in(self, view: ClusterView, bookies: Collection[BookieId]) -> bool:
         """Return True if each bookie is still registered by the same znode as in the view.
@@ -281,11 +276,15 @@ class ViewSource(Watching):
         """
         shown = [view.bookies.available.get(bookie) for bookie in bookies]
         there = [registered for registered in shown if registered is not None and registered.czxid]
-        if len(there) == len(shown):
-            czxids = await asyncio.gather(*map(self._czxids.get, there))
-            if all(r.czxid == czxid for r, czxid in zip(there, czxids, strict=True)):
-                return True
-        await self.refresh()
+        czxids = await asyncio.gather(*map(self._czxids.get, there))
+        same = {r.bookie_id for r, czxid in zip(there, czxids, strict=True) if r.czxid == czxid}
+        changed = [bookie for bookie in bookies if bookie not in same]
+        if not changed:
+            return True
+        async with self._reading:
+            # Another task may have refreshed the view meanwhile.
+            if any(self.current.czxid(bookie) == view.czxid(bookie) for bookie in changed):
+                await self._read_all()
         return False
 
     def checks_of(self, view: ClusterView, bookies: Collection[BookieId]) -> list[Check]:
@@ -303,13 +302,9 @@ class ViewSource(Watching):
 
         Raises UnavailableError.
         """
+        then = {bookie: cookie.czxid for bookie, cookie in view.cookies.items()}
         now = await self._registration.cookies_now(bookies)
-        then = view.cookies
-        return frozenset(
-            bookie
-            for bookie, cookie in now.items()
-            if bookie not in then or then[bookie].czxid != cookie.czxid
-        )
+        return frozenset(b for b, cookie in now.items() if then.get(b) != cookie.czxid)
 
     async def doubts_about(
         self, view: ClusterView, *, members: Collection[BookieId], believed: Collection[BookieId]

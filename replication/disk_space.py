@@ -9,8 +9,8 @@ import asyncio
 import math
 import random
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -55,42 +55,34 @@ def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
     return spare is not None and spare < 0
 
 
+@dataclass(slots=True, eq=False)
 class DiskSpaceSource:
-    """The disk space that the bookies reported last, kept up to date by ``run``."""
+    """The disk space that the bookies reported last, kept up to date by ``run``.
 
-    def __init__(
-        self,
-        bookies: Bookies,
-        views: ViewSource,
-        *,
-        floor_share: float,
-        clock: Clock,
-        rng: random.Random,
-        quarantine: Quarantine | None = None,
-    ) -> None:
-        """``quarantine``: receives bookies that require authentication."""
-        self._bookies, self._views, self._quarantine = bookies, views, quarantine
-        self._floor_share = floor_share
-        self._clock, self._rng = clock, rng
-        self._disk_spaces: dict[BookieId, DiskSpace] = {}
-        self._told_at_s: dict[BookieId, float] = {}
-        self._landed_bytes: Counter[BookieId] = Counter()
-        """Bytes of our copies since the last answered question."""
-        self._due_at_s: dict[BookieId, float] = {}
-        self._short: frozenset[BookieId] = frozenset()
+    ``quarantine``: receives bookies that require authentication.
+    """
 
-    @property
-    def disk_spaces(self) -> Mapping[BookieId, DiskSpace]:
-        return self._disk_spaces
+    bookies: Bookies
+    views: ViewSource
+    floor_share: float
+    clock: Clock
+    rng: random.Random
+    quarantine: Quarantine | None = None
+    disk_spaces: dict[BookieId, DiskSpace] = field(default_factory=dict, init=False)
+    _told_at_s: dict[BookieId, float] = field(default_factory=dict, init=False)
+    _landed_bytes: Counter[BookieId] = field(default_factory=Counter, init=False)
+    """Bytes of our copies since the last answered question."""
+    _due_at_s: dict[BookieId, float] = field(default_factory=dict, init=False)
+    _short: frozenset[BookieId] = field(default=frozenset(), init=False)
 
     def free_bytes(self, bookie: BookieId) -> int | None:
         """Return the free bytes, less our copies since; None if unknown."""
-        space = self._disk_spaces.get(bookie)
+        space = self.disk_spaces.get(bookie)
         return None if space is None else max(0, space.free_bytes - self._landed_bytes[bookie])
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
         """Return the free bytes beyond the floor, less our copies since; None if unknown."""
-        spare = spare_bytes(self._disk_spaces.get(bookie), floor_share=self._floor_share)
+        spare = spare_bytes(self.disk_spaces.get(bookie), floor_share=self.floor_share)
         return None if spare is None else spare - self._landed_bytes[bookie]
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
@@ -106,20 +98,20 @@ class DiskSpaceSource:
     async def run(self) -> None:
         """Ask bookies at intervals, until cancelled."""
         while True:
-            seen = self._views.change_count
+            seen = self.views.change_count
             await self.ask_due()
-            now_s = self._clock.now_s()
+            now_s = self.clock.now_s()
             next_s = min(self._due_at_s.values(), default=now_s + INTERVAL_S)
-            await self._views.wait_change(seen, timeout_s=next_s - now_s)
+            await self.views.wait_change(seen, timeout_s=next_s - now_s)
 
     async def ask_due(self) -> None:
         """Ask the possible targets that are due, and forget other bookies."""
-        receiving, now_s = self._views.current.receiving, self._clock.now_s()
+        receiving, now_s = self.views.current.receiving, self.clock.now_s()
         for bookie in self._due_at_s.keys() - receiving:
             del self._due_at_s[bookie], self._landed_bytes[bookie]
         for bookie, told_at_s in list(self._told_at_s.items()):
             if bookie not in receiving or now_s - told_at_s > STALE_S:
-                del self._told_at_s[bookie], self._disk_spaces[bookie]
+                del self._told_at_s[bookie], self.disk_spaces[bookie]
         due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
         limit = asyncio.Semaphore(BOOKIES_AT_ONCE)
         async with asyncio.TaskGroup() as tasks:
@@ -131,25 +123,25 @@ class DiskSpaceSource:
         async with limit:
             landed_bytes = self._landed_bytes[bookie]
             try:
-                self._disk_spaces[bookie] = await self._bookies.room(bookie)
+                self.disk_spaces[bookie] = await self.bookies.room(bookie)
                 self._landed_bytes[bookie] -= landed_bytes
-                self._told_at_s[bookie] = self._clock.now_s()
+                self._told_at_s[bookie] = self.clock.now_s()
             except SecureConnectionError as error:
                 # A bookie that requires authentication only closes connections over V2; this V3
                 # request shows the reason.
                 reason = str(error.args[0])
-                if self._quarantine is not None and self._quarantine.note_silence(bookie, reason):
+                if self.quarantine is not None and self.quarantine.note_silence(bookie, reason):
                     log.warning("bookie.quarantined", bookie=bookie, reason=reason)
             except BookmenderError as error:  # busy, absent or too old; it is asked again later
                 log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
-        space, near_share = self._disk_spaces.get(bookie), NEAR_FACTOR * self._floor_share
+        space, near_share = self.disk_spaces.get(bookie), NEAR_FACTOR * self.floor_share
         interval_s = NEAR_INTERVAL_S if is_short(space, floor_share=near_share) else INTERVAL_S
-        jitter = self._rng.uniform(1 - JITTER, 1 + JITTER)
-        self._due_at_s[bookie] = self._clock.now_s() + interval_s * jitter
+        jitter = self.rng.uniform(1 - JITTER, 1 + JITTER)
+        self._due_at_s[bookie] = self.clock.now_s() + interval_s * jitter
 
     def _log_changes(self) -> None:
-        spaces, before = self._disk_spaces, self._short
-        share = self._floor_share
+        spaces, before = self.disk_spaces, self._short
+        share = self.floor_share
         self._short = frozenset(
             b for b, space in spaces.items() if is_short(space, floor_share=share)
         )

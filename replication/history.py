@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -307,6 +307,7 @@ class SegmentBuffer:
         return True
 
 
+@dataclass(slots=True, eq=False)
 class HistoryWriter(History):
     """Keeps the history of one session. ``run`` must be running.
 
@@ -314,31 +315,24 @@ class HistoryWriter(History):
     the session, or the leadership, in each write.
     """
 
-    def __init__(
-        self,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        *,
-        owner: str,
-        node: str,
-        clock: Clock,
-    ) -> None:
-        self._batcher, self._paths = batcher, paths
-        self._owner, self._node = owner, node
-        self._clock = clock
-        self._buffer = SegmentBuffer()
-        self._full: SegmentBuffer | None = None
-        """The full segment before ``_buffer``, until it is written."""
-        self._number = 0
-        self._due_s = math.inf
-        """When to write; infinity: nothing is new."""
-        self._woken = asyncio.Event()
-        self._is_failing = False
+    batcher: Batcher
+    paths: ClusterPaths
+    owner: str
+    node: str
+    clock: Clock
+    _buffer: SegmentBuffer = field(default_factory=SegmentBuffer, init=False)
+    _full: SegmentBuffer | None = field(default=None, init=False)
+    """The full segment before ``_buffer``, until it is written."""
+    _number: int = field(default=0, init=False)
+    _due_s: float = field(default=math.inf, init=False)
+    """When to write; infinity: nothing is new."""
+    _woken: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _is_failing: bool = field(default=False, init=False)
 
     def record(self, event: Event) -> None:
-        event = replace(event, at_ms=self._clock.wall_ms(), until_ms=None)
+        event = replace(event, at_ms=self.clock.wall_ms(), until_ms=None)
         is_new = self._buffer.add(event)
-        due_s = self._clock.now_s() + (WRITE_S if is_new else SUM_WRITE_S)
+        due_s = self.clock.now_s() + (WRITE_S if is_new else SUM_WRITE_S)
         if due_s < self._due_s:
             self._due_s = due_s
             self._woken.set()
@@ -347,9 +341,9 @@ class HistoryWriter(History):
         """Write until cancelled. Raises SessionLostError or LeadershipLostError."""
         try:
             while True:
-                await wait_woken(self._woken, timeout_s=self._due_s - self._clock.now_s())
+                await wait_woken(self._woken, timeout_s=self._due_s - self.clock.now_s())
                 self._woken.clear()
-                if self._clock.now_s() >= self._due_s:
+                if self.clock.now_s() >= self._due_s:
                     await self.write()
         finally:  # what is left, if ZooKeeper answers at once
             with suppress(BookmenderError, TimeoutError):
@@ -376,11 +370,11 @@ class HistoryWriter(History):
                 await self._put(self._buffer)
             self._is_failing = False
         except (UnavailableError, RejectedError) as error:  # RejectedError: an ACL
-            self._due_s = self._clock.now_s() + RETRY_S
+            self._due_s = self.clock.now_s() + RETRY_S
             if not self._is_failing:  # logged once, not at each attempt
                 log.warning(
                     "history.write_failed",
-                    path=self._paths.history,
+                    path=self.paths.history,
                     error=str(error),
                     retry_s=RETRY_S,
                     next_step=ACL_HINT if isinstance(error, UnauthorizedError) else None,
@@ -388,21 +382,21 @@ class HistoryWriter(History):
             self._is_failing = True
 
     def _path(self, number: int) -> str:
-        return f"{self._paths.history}/{self._owner}.{number}"
+        return f"{self.paths.history}/{self.owner}.{number}"
 
     async def _put(self, buffer: SegmentBuffer) -> None:
         path = self._path(self._number)
-        data = Segment(node=self._node, events=buffer.events).to_json()
+        data = Segment(node=self.node, events=buffer.events).to_json()
         try:
             await self._send(SetData(path=path, data=data, version=ANY_VERSION))
         except NoNodeError:
             with suppress(NodeExistsError):
-                await self._send(Create(path=self._paths.history))
+                await self._send(Create(path=self.paths.history))
             await self._send(Create(path=path, data=data))
 
     async def _send(self, operation: Operation) -> None:
         try:
-            await self._batcher.send([operation])
+            await self.batcher.send([operation])
         except MultiFailed as failure:
             raise failure.cause from failure
 

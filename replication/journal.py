@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -204,6 +204,7 @@ class MetadataJournal:
                 file.unlink(missing_ok=True)
 
 
+@dataclass(slots=True, eq=False)
 class ClusterJournal:
     """The journal for the writes of one event loop in one cluster.
 
@@ -211,11 +212,11 @@ class ClusterJournal:
     are written together by the next thread.
     """
 
-    def __init__(self, journal: MetadataJournal, cluster: str | None) -> None:
-        """``cluster``: the instance id of the cluster."""
-        self._journal, self._cluster = journal, cluster
-        self._waiting: dict[asyncio.Future[None], JournalRecord] = {}
-        self._writing: asyncio.Task[None] | None = None
+    journal: MetadataJournal
+    cluster: str | None
+    """The instance id of the cluster."""
+    _waiting: dict[asyncio.Future[None], JournalRecord] = field(default_factory=dict, init=False)
+    _writing: asyncio.Task[None] | None = field(default=None, init=False)
 
     async def record(self, ledger_id: int, before: bytes, after: bytes) -> None:
         """Write a record. Raises what ``MetadataJournal.record`` raises, also if the disk does not
@@ -226,7 +227,7 @@ class ClusterJournal:
             ledger_id=ledger_id,
             before=before,
             after=after,
-            cluster=self._cluster,
+            cluster=self.cluster,
         )
         if self._writing is None:
             self._writing = asyncio.ensure_future(self._write_all())
@@ -234,7 +235,7 @@ class ClusterJournal:
             async with asyncio.timeout(WRITE_MAX_S):
                 await written
         except TimeoutError as error:
-            raise self._journal.hangs() from error
+            raise self.journal.hangs() from error
         finally:
             self._waiting.pop(written, None)
 
@@ -246,7 +247,7 @@ class ClusterJournal:
                 failure: Exception | None = None
                 try:
                     records = list(waiting.values())
-                    await in_daemon_thread(partial(self._journal.record, records), name="journal")
+                    await in_daemon_thread(partial(self.journal.record, records), name="journal")
                 except LocalLimitError as error:  # no thread
                     failure = JournalError(str(error))
                 except Exception as error:

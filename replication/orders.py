@@ -285,23 +285,22 @@ def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
     return OrderZnode(path, IdentitiesOrder.parse, lambda stat, last: None)
 
 
+@dataclass(slots=True, eq=False)
 class OrderStore:
     """One session's access to the orders."""
 
-    def __init__(
-        self, store: MetadataStore, paths: ClusterPaths, last: dict[str, Record] | None = None
-    ) -> None:
-        """``last``: by path, the last order that could be read. A process passes the same one to
-        all its sessions, so the end of a session forgets no order."""
-        self._store, self._paths = store, paths
-        self._last = {} if last is None else last
-        self._reported: dict[str, int] = {}
-        """By path, the mzxid of the unreadable order that was logged last."""
+    store: MetadataStore
+    paths: ClusterPaths
+    last: dict[str, Record] = field(default_factory=dict)
+    """By path, the last order that could be read. A process passes the same one to all its
+    sessions, so the end of a session forgets no order."""
+    _reported: dict[str, int] = field(default_factory=dict, init=False)
+    """By path, the mzxid of the unreadable order that was logged last."""
 
     async def read(self) -> Orders:
         """Return all orders that apply, including maintenance windows that are over."""
         unreadable: list[str] = []
-        paths = self._paths
+        paths = self.paths
         (draining, maintenance), (limits, hold, checks, tries, identities) = await asyncio.gather(
             asyncio.gather(
                 self._each(paths.draining_orders, drain_znode, unreadable),
@@ -328,29 +327,29 @@ class OrderStore:
 
     def changes(self) -> AsyncGenerator[Event, None]:
         """Yield at once, and after changes of any order. Changes in quick succession are merged."""
-        return self._store.watch(self._paths.orders, is_recursive=True, events_max=1)
+        return self.store.watch(self.paths.orders, is_recursive=True, events_max=1)
 
     async def stored(self, znode: OrderZnode[T]) -> Stored[T] | None:
         """Read one order. Returns None if it does not exist. The value of an unreadable one is the
         order that applies instead; None: none applies."""
         stat = None
         try:
-            data, stat = await self._store.get(znode.path)
-            order = self._last[znode.path] = znode.parse(data)
+            data, stat = await self.store.get(znode.path)
+            order = self.last[znode.path] = znode.parse(data)
             return Stored(value=order, stat=stat)
         except NoNodeError:
-            self._last.pop(znode.path, None)
+            self.last.pop(znode.path, None)
             return None
         except (UnauthorizedError, CorruptionError) as error:
             if stat is None:
                 try:
-                    stat = await self._store.exists(znode.path)
+                    stat = await self.store.exists(znode.path)
                 except UnauthorizedError:  # so does ZooKeeper 3.9.5; only its existence is known
                     stat = Stat(version=ANY_VERSION)
                 if stat is None:
                     return None
             self._report(znode.path, stat.mzxid, error)
-            last = cast(T | None, self._last.get(znode.path))
+            last = cast(T | None, self.last.get(znode.path))
             return Stored(value=znode.in_doubt(stat, last), stat=stat, error=error)
 
     async def give(self, znode: OrderZnode[T], order: T, *, over: Stored[T] | None) -> None:
@@ -360,16 +359,16 @@ class OrderStore:
         """
         try:
             if over is None:
-                await self._store.create(znode.path, order.to_json(), with_parents=True)
+                await self.store.create(znode.path, order.to_json(), with_parents=True)
             else:
-                await self._store.set(znode.path, order.to_json(), version=over.version)
+                await self.store.set(znode.path, order.to_json(), version=over.version)
         except (NodeExistsError, NoNodeError, ConflictError) as error:
             raise ConflictError("another client has just changed it", order=znode.path) from error
 
     async def withdraw(self, znode: OrderZnode[T], *, over: Stored[T]) -> None:
         """Delete an order, if it still exists. Raises ConflictError if it was changed."""
         with suppress(NoNodeError):
-            await self._store.delete(znode.path, version=over.version)
+            await self.store.delete(znode.path, version=over.version)
 
     async def _each(
         self,
@@ -382,13 +381,11 @@ class OrderStore:
 
         If the orders cannot be listed, those that were read before are read again (rule S8).
         """
-        last = [
-            p.removeprefix(f"{parent}/") for p in list(self._last) if p.startswith(f"{parent}/")
-        ]
+        last = [p.removeprefix(f"{parent}/") for p in list(self.last) if p.startswith(f"{parent}/")]
         try:
-            names = sorted(await children_if_any(self._store, parent))
+            names = sorted(await children_if_any(self.store, parent))
             for name in set(last).difference(names):
-                self._last.pop(f"{parent}/{name}", None)
+                self.last.pop(f"{parent}/{name}", None)
         except UnauthorizedError as error:
             self._report(parent, 0, error)
             unreadable.append(parent)
@@ -401,7 +398,7 @@ class OrderStore:
                 self._report(f"{parent}/{name}", 0, error)
                 unreadable.append(f"{parent}/{name}")
         found = await asyncio.gather(
-            *(self._readable(znode_of(self._paths, bookie), unreadable) for bookie in bookies)
+            *(self._readable(znode_of(self.paths, bookie), unreadable) for bookie in bookies)
         )
         return {b: order for b, order in zip(bookies, found, strict=True) if order is not None}
 
@@ -425,19 +422,19 @@ class OrderStore:
             )
 
 
+@dataclass(slots=True, eq=False)
 class DisableSwitch:
     """The disable switch (``<ur>/disable``) as one session last saw it. Watched, because polling by
     many nodes would be expensive."""
 
-    def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
-        self._store = store
-        self._clock = clock
-        self._path = paths.disable
-        self._is_watched = False
-        self.may_lease = True
-        """True if the switch was off when it was last read, and no attempt to read it has failed
-        since. While it is False, no lock is created, not even for a lease whose transaction waits
-        in the batcher already."""
+    store: MetadataStore
+    paths: ClusterPaths
+    clock: Clock
+    may_lease: bool = field(default=True, init=False)
+    """True if the switch was off when it was last read, and no attempt to read it has failed since.
+    While it is False, no lock is created, not even for a lease whose transaction waits in the
+    batcher already."""
+    _is_watched: bool = field(default=False, init=False)
 
     async def is_on(self) -> bool:
         """Return True if auto-recovery is disabled. Reads the znode only while it is not watched.
@@ -448,7 +445,7 @@ class DisableSwitch:
 
     async def watch(self) -> AsyncGenerator[None, None]:
         """Keep ``may_lease`` up to date, and yield after each reading. Ends with the session."""
-        async with aclosing(self._store.watch(self._path)) as events:
+        async with aclosing(self.store.watch(self.paths.disable)) as events:
             try:
                 async for event in events:
                     if event.kind is EventKind.RESET:  # our knowledge may be old until it is read
@@ -456,7 +453,7 @@ class DisableSwitch:
                     if event.kind is EventKind.CREATED:  # no lock while it is being read
                         self.may_lease = False
                     await until_answered(
-                        self._read, event="disable_switch.read_failed", clock=self._clock
+                        self._read, event="disable_switch.read_failed", clock=self.clock
                     )
                     self._is_watched = True
                     yield
@@ -467,10 +464,10 @@ class DisableSwitch:
         """Read the switch. If it is unreadable, it counts as on (rule S8). If access is denied, it
         exists."""
         try:
-            self.may_lease = await self._store.exists(self._path) is None
+            self.may_lease = await self.store.exists(self.paths.disable) is None
         except UnauthorizedError as error:
             self.may_lease = False
-            log.warning("disable_switch.access_denied", path=self._path, error=str(error))
+            log.warning("disable_switch.access_denied", path=self.paths.disable, error=str(error))
         except (UnavailableError, SessionLostError):
             self.may_lease = self._is_watched = False
             raise
