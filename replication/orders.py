@@ -430,6 +430,8 @@ class DisableSwitch:
     store: MetadataStore
     paths: ClusterPaths
     clock: Clock
+    is_ignored: bool = False
+    """For repairs by hand: the switch disables only automatic repairs."""
     may_lease: bool = field(default=True, init=False)
     """True if the switch was off when it was last read, and no attempt to read it has failed since.
     While it is False, no lock is created, not even for a lease whose transaction waits in the
@@ -439,12 +441,16 @@ class DisableSwitch:
     async def is_on(self) -> bool:
         """Return True if auto-recovery is disabled. Reads the znode only while it is not watched.
         Raises UnavailableError."""
+        if self.is_ignored:
+            return False
         if not self._is_watched:
             await self._read()
         return not self.may_lease
 
     async def watch(self) -> AsyncGenerator[None, None]:
         """Keep ``may_lease`` up to date, and yield after each reading. Ends with the session."""
+        if self.is_ignored:
+            return
         async with aclosing(self.store.watch(self.paths.disable)) as events:
             try:
                 async for event in events:
@@ -473,15 +479,3 @@ class DisableSwitch:
             raise
         finally:
             DISABLED.set(not self.may_lease)
-
-
-class IgnoredDisableSwitch(DisableSwitch):
-    """For repairs by hand: the switch disables only automatic repairs."""
-
-    async def is_on(self) -> bool:
-        return False
-
-    async def watch(self) -> AsyncGenerator[None, None]:
-        never: tuple[None, ...] = ()
-        for event in never:
-            yield event

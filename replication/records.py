@@ -210,32 +210,24 @@ async def update_record(
     """
     for _ in range(TRIES_MAX):
         stored = known or await read_stored(store, path, parse)
-        known = None
-        current = await in_doubt() if in_doubt and stored.is_unreadable else stored.value
-        operation = _operation(path, stored.stat, change(current))
-        if operation is None:
-            return None
+        known, stat = None, stored.stat
+        new = change(await in_doubt() if in_doubt and stored.is_unreadable else stored.value)
+        operation: Operation
+        if stat is None:
+            if new is None:
+                return None
+            operation, version = Create(path=path, data=new.to_json()), 0
+        elif new is None:
+            operation, version = Delete(path=path, version=stat.version), None
+        else:
+            operation = SetData(path=path, data=new.to_json(), version=stat.version)
+            version = None if stat.version == ANY_VERSION else stat.version + 1
         try:
             await apply(operation)
-            return _new_version(operation)
+            return version
         except (NodeExistsError, ConflictError):
             continue
         except NoNodeError:
-            if isinstance(operation, Create):  # the first record, or the directory was deleted
+            if stat is None:  # the first record, or the directory was deleted
                 await ensure_znode(store, path.rpartition("/")[0])
     raise UnavailableError("other clients keep changing the record", path=path)
-
-
-def _new_version(operation: Operation) -> int | None:
-    if isinstance(operation, Create):
-        return 0
-    is_known = isinstance(operation, SetData) and operation.version != ANY_VERSION
-    return operation.version + 1 if is_known else None
-
-
-def _operation(path: str, stat: Stat | None, new: Record | None) -> Operation | None:
-    if new is None:
-        return None if stat is None else Delete(path=path, version=stat.version)
-    if stat is None:
-        return Create(path=path, data=new.to_json())
-    return SetData(path=path, data=new.to_json(), version=stat.version)

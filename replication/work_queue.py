@@ -51,7 +51,7 @@ from replication.ledger_record import read_found_bad
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
 from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, live_nodes
-from replication.orders import DisableSwitch, IgnoredDisableSwitch
+from replication.orders import DisableSwitch
 from replication.transactions import Batcher, WithdrawnError
 from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
@@ -436,7 +436,7 @@ class GivenLedgers(Queue):
         ledger_ids: Collection[int],
     ) -> None:
         super().__init__(store, batcher, paths, holder=holder, clock=clock)
-        self.switch = IgnoredDisableSwitch(store, paths, clock)
+        self.switch = DisableSwitch(store, paths, clock, is_ignored=True)
         self._left = set(ledger_ids)
         """Ledgers that are still marked, as far as is known. At first all of them are."""
 
