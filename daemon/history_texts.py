@@ -58,14 +58,15 @@ def _text(event: Event) -> str:
         case Kind.LOSS_ENDED:
             return f"{bookies} counts no longer as lost, and is not registered"
         case Kind.LEDGERS_MARKED:
-            return f"marked {counted(event.ledger_count, 'ledger')}: {_marked_for(event, bookies)}"
+            return f"marked {counted(event.ledger_count, 'ledger')}: {_why(event)}"
         case Kind.LEDGERS_REPAIRED:
             ledgers = counted(event.ledger_count, "ledger") if event.ledger_count else "no ledger"
             entries = counted(event.entry_count, "entry")
-            why = f"{_repaired_for(event)}; " if event.cause else ""
+            why = f"{_why(event)}; " if event.cause else ""
             return f"completed {ledgers}: {why}copied {entries}, {event.entry_bytes:,} bytes"
         case Kind.LEDGER_FENCED:
-            why = f": {_fenced_for(event)}" if event.cause else ""
+            # A fence does not wait until an absent bookie counts as lost.
+            why = f": {_why(event, lost='absent')}" if event.cause else ""
             return f"fenced open ledger {event.ledger_id}{why}"
         case Kind.LEDGER_RECOVERED:
             return f"recovered ledger {event.ledger_id}: closed {_end(event.last_entry_id)}"
@@ -105,20 +106,14 @@ _HOLD_ENDS = {
 }
 
 
-def _marked_for(event: Event, bookies: str) -> str:
-    if event.cause == Cause.DRAINED:
-        return f"draining {bookies}"
-    state = "reformatted" if event.cause == Cause.REFORMATTED else "lost"
-    if not event.bookies:
-        return f"several bookies are {state}"
-    return f"{bookies} {'is' if len(event.bookies) == 1 else 'are'} {state}"
-
-
-def _repaired_for(event: Event) -> str:
+def _why(event: Event, *, lost: str = Cause.LOST.value) -> str:
+    """Return the cause of marks, repairs or a fence. ``lost``: what a lost bookie is called."""
     bookies = ", ".join(event.bookies) or "several bookies"
     are = "is" if len(event.bookies) == 1 else "are"
     match event.cause:
-        case Cause.LOST | Cause.REFORMATTED:
+        case Cause.LOST:
+            return f"{bookies} {are} {lost}"
+        case Cause.REFORMATTED:
             return f"{bookies} {are} {event.cause}"
         case Cause.DRAINED:
             return f"draining {bookies}"
@@ -131,13 +126,6 @@ def _repaired_for(event: Event) -> str:
         case Cause.DELETED:
             return "the ledgers were deleted"
     return f"{event.cause} {bookies}"  # of a later release
-
-
-def _fenced_for(event: Event) -> str:
-    """A fence does not wait until an absent bookie counts as lost."""
-    if event.cause == Cause.LOST:
-        return f"{', '.join(event.bookies)} {'is' if len(event.bookies) == 1 else 'are'} absent"
-    return _repaired_for(event)
 
 
 def _order(event: Event, bookies: str) -> str:

@@ -248,7 +248,7 @@ class ClusterJournal:
                 try:
                     records = list(waiting.values())
                     await in_daemon_thread(partial(self.journal.record, records), name="journal")
-                except LocalLimitError as error:  # no thread
+                except (LocalLimitError, RuntimeError) as error:  # no thread could be started
                     failure = JournalError(str(error))
                 except Exception as error:
                     failure = error
