@@ -233,19 +233,13 @@ class Watching(Changing):
         self,
         clock: Clock,
         *,
-        failed: str,
-        again: str | None = None,
-        level: str = "warning",
         errors: type[BookmenderError] = UnavailableError,
         retry_s: float = RETRY_MIN_S,
-        **fields: object,
     ) -> None:
-        """``failed``: the event of a series of failures, logged with ``level`` and ``fields``.
-        ``again``: the event of its end. ``errors``: what counts as a failed read; other errors, and
-        SessionLostError, are raised. ``retry_s``: pause after a failed read."""
+        """``errors``: what counts as a failed read; other errors, and SessionLostError, are raised.
+        ``retry_s``: pause after a failed read."""
         super().__init__()
         self._clock, self._errors, self._retry_s = clock, errors, retry_s
-        self._failed, self._again, self._level, self._fields = failed, again, level, fields
         self._is_failing = False
 
     async def _follow(
@@ -266,15 +260,22 @@ class Watching(Changing):
         except self._errors as error:
             self._note_failure(error)
             return False
-        if self._is_failing and self._again is not None:
-            log.info(self._again, **self._fields)
-        self._is_failing = False
+        if self._is_failing:
+            self._is_failing = False
+            self._log_success()
         return True
 
     def _note_failure(self, error: BookmenderError) -> None:
         if not self._is_failing:
-            getattr(log, self._level)(self._failed, error=str(error), **self._fields)
-        self._is_failing = True
+            self._is_failing = True
+            self._log_failure(error)
+
+    def _log_failure(self, error: BookmenderError) -> None:
+        """Log the first failure of a series."""
+        raise NotImplementedError
+
+    def _log_success(self) -> None:
+        """Log the end of a series of failures."""
 
 
 ENTRIES_MAX = 64

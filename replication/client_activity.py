@@ -10,15 +10,19 @@ import asyncio
 from dataclasses import dataclass
 from typing import Annotated
 
+import structlog
 from msgspec import Meta
 
 from ledgers.bulk.flow_control import Activity
 from ledgers.clock import Clock
+from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import Watching
 from replication.records import Record, read_stored
 from replication.znodes import INT_MAX, ClusterPaths
+
+log = structlog.get_logger()
 
 WRITTEN_EVERY_S = 3.0
 """Maximum interval between two writes while the leader watches."""
@@ -60,8 +64,7 @@ class ActivitySource(Watching):
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths, clock: Clock) -> None:
         """``clock``: a clock whose wall time is ZooKeeper's (``nodes.SharedClock``)."""
-        # Not worth a warning: an old record is dropped in time.
-        super().__init__(clock, failed="activity.read_failed", level="debug")
+        super().__init__(clock)
         self._store, self._paths = store, paths
         self.current: ClientActivity | None = None
         self._read_s = 0.0
@@ -76,6 +79,9 @@ class ActivitySource(Watching):
         found = await read_activity(self._store, self._paths, now_ms=self._clock.wall_ms())
         self._read_s = self._clock.now_s()
         self._show(found)
+
+    def _log_failure(self, error: BookmenderError) -> None:
+        log.debug("activity.read_failed", error=str(error))  # an old record is dropped in time
 
     async def _age(self) -> None:
         while True:

@@ -184,7 +184,7 @@ class ViewSource(Watching):
         self, registration: Registration, clock: Clock, orders: OrderStore | None = None
     ) -> None:
         """``orders``: None if the view has no orders."""
-        super().__init__(clock, failed="bookies.read_failed")
+        super().__init__(clock)
         self._registration = registration
         self._order_store = orders
         self._orders = Orders()
@@ -373,6 +373,9 @@ class ViewSource(Watching):
             self._notify_change()
         return view
 
+    def _log_failure(self, error: BookmenderError) -> None:
+        log.warning("bookies.read_failed", error=str(error))
+
     async def _end_windows(self) -> None:
         """Update the view when a maintenance window or a hold ends."""
         while True:
@@ -437,14 +440,7 @@ class IsolationGroups(Watching):
         path: str = PULSAR_RACKS_PATH,
         may_leave: bool = False,
     ) -> None:
-        super().__init__(
-            clock,
-            failed="isolation.unreadable",
-            level="error",
-            errors=BookmenderError,
-            retry_s=ISOLATION_RETRY_S,
-            path=path,
-        )
+        super().__init__(clock, errors=BookmenderError, retry_s=ISOLATION_RETRY_S)
         self._store, self._path, self._may_leave = store, path, may_leave
         self._groups: Groups = {}
 
@@ -486,6 +482,9 @@ class IsolationGroups(Watching):
             self._groups = parse_pulsar_groups(data)
         except NoNodeError:
             self._groups = {}
+
+    def _log_failure(self, error: BookmenderError) -> None:
+        log.error("isolation.unreadable", path=self._path, error=str(error))
 
 
 def anywhere(

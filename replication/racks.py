@@ -121,15 +121,7 @@ class RackKeeper(Watching):
         clock: Clock,
         resolve_host: ResolveHost,
     ) -> None:
-        super().__init__(
-            clock,
-            failed="racks.unreadable",
-            again="racks.readable_again",
-            level="error",
-            errors=BookmenderError,
-            retry_s=RETRY_S,
-            source=source.name,
-        )
+        super().__init__(clock, errors=BookmenderError, retry_s=RETRY_S)
         self._source, self._racks, self._views = source, racks, views
         self._resolve_host = resolve_host
         self._named: frozenset[BookieId] = frozenset()
@@ -178,6 +170,17 @@ class RackKeeper(Watching):
                     nowhere_count=len(view.available - found.keys()),
                 )
                 self._notify_change()
+
+    def _log_failure(self, error: BookmenderError) -> None:
+        log.error(
+            "racks.unreadable",
+            source=self._source.name,
+            error=str(error),
+            kept_count=len(self._racks),
+        )
+
+    def _log_success(self) -> None:
+        log.info("racks.readable_again", source=self._source.name)
 
     def _count_unnamed(self) -> None:
         WITHOUT_RACK.set(len(self._views.current.available - self._named))
