@@ -210,15 +210,16 @@ async def update_record(
     """
     for _ in range(TRIES_MAX):
         stored = known or await read_stored(store, path, parse)
-        known, stat = None, stored.stat
-        new = change(await in_doubt() if in_doubt and stored.is_unreadable else stored.value)
+        known = None
+        current = await in_doubt() if in_doubt and stored.is_unreadable else stored.value
+        stat, new = stored.stat, change(current)
         operation: Operation
-        if stat is None:
-            if new is None:
+        if new is None:
+            if stat is None:
                 return None
-            operation, version = Create(path=path, data=new.to_json()), 0
-        elif new is None:
             operation, version = Delete(path=path, version=stat.version), None
+        elif stat is None:
+            operation, version = Create(path=path, data=new.to_json()), 0
         else:
             operation = SetData(path=path, data=new.to_json(), version=stat.version)
             version = None if stat.version == ANY_VERSION else stat.version + 1
@@ -228,6 +229,6 @@ async def update_record(
         except (NodeExistsError, ConflictError):
             continue
         except NoNodeError:
-            if stat is None:  # the first record, or the directory was deleted
+            if isinstance(operation, Create):  # the first record, or the directory was deleted
                 await ensure_znode(store, path.rpartition("/")[0])
     raise UnavailableError("other clients keep changing the record", path=path)
