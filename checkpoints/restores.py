@@ -30,7 +30,6 @@ from typing import Protocol
 
 import structlog
 
-from auditor.fsck.results.files import replace_file
 from checkpoints.chain import FeedChain
 from checkpoints.model import LogId
 from ledgers.clock import Clock
@@ -42,6 +41,7 @@ from ledgers.errors import (
     SessionLostError,
     UnavailableError,
 )
+from ledgers.plain_files import replace_file
 from ledgers.store import MetadataStore
 from ledgers.tasks import in_daemon_thread, until_answered
 from replication.records import Count, Record

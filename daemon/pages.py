@@ -53,7 +53,7 @@ that were created since are gone, deleted ones are back, and changed ones have t
    client one comparison with all ledgers.
 4. Let the programs that follow the feed
    [compare their state with all ledgers](feed.md#after-a-restore-of-zookeeper).
-5. Run `bookmender fsck run --restart`, without `--changed` and `--skip-checked-within`. A ledger
+5. Run `bookmender fsck run --restart`, without `--changed`. A ledger
    that is back may have lost its entries, and no earlier check of it counts.
 """
 

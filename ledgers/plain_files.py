@@ -1,12 +1,15 @@
-"""Opens files for writing in folders that other users may write to, without following a link.
+"""Writes files in folders that other users may write to, without following a link.
 
 A link in such a folder may lead to any file of the user who runs this process.
 """
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from errno import ELOOP
 from pathlib import Path
+from typing import IO
 
 IS_A_LINK = "the file is a link or no plain file. Find out who made it, and delete it"
 
@@ -38,3 +41,25 @@ def refuse_links(folder: Path) -> None:
     for each in folder.iterdir():
         if each.is_symlink() and (is_shared or each.lstat().st_uid != user):
             raise OSError(ELOOP, IS_A_LINK, str(each))
+
+
+@contextmanager
+def in_place(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a file to write the new content to. At the end of the block the content is synced to
+    disk and takes its place: after any crash, either the old or the new content is there.
+
+    The temporary name starts with a dot: readers of Parquet folders ignore such files. What has
+    this name is deleted: the rest of a crash, or a link that another user made.
+    """
+    beside = path.with_name(f".{path.name}.new")
+    beside.unlink(missing_ok=True)
+    with beside.open("xb") as file:  # x follows no link
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def replace_file(path: Path, content: str) -> None:
+    with in_place(path) as beside:
+        beside.write(content.encode())

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
+from auditor.fsck.results.plan import PART_MAX
 from auditor.fsck.run import run_fsck
 from auditor.fsck.spark.dispatch import Dispatch
 from tests.spark_cluster import spark_session
 
 PARTS = 6
+PART_MAX[Level.FULL] = 7  # of 42 ledgers
 
 
 def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None:
@@ -20,7 +22,7 @@ def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None
     options = FsckOptions(
         metadata_service_uri=uri, level=Level.FULL, reads_per_s=int(reads_per_s), seed=1
     )
-    job = FsckJob(run=run, output=Path(output), partition_count=PARTS)
+    job = FsckJob(run=run, output=Path(output))
     with spark_session(master) as spark:
         summary = run_fsck(Dispatch(spark.sparkContext, f"fsck {job.run}"), options, job, _show)
     print(json.dumps(summary.to_record()), flush=True)

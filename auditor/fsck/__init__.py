@@ -6,7 +6,7 @@ bookies, ``judge`` judges the answers, and ``verdicts`` are the result.
 ``budget`` shares the read limits among executors, and ``damage_marker`` marks damaged ledgers for
 repair.
 
-``results`` writes and reads results. ``tasks`` checks some ledgers each, and ``run`` is a run.
+``results`` writes and reads results. ``tasks`` check some ledgers each, and ``run`` is a run.
 These three need pyarrow. ``spark`` alone needs PySpark. Imports point one way: ``spark``, ``run``,
 ``tasks``, ``results``, core.
 """

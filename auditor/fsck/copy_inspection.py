@@ -124,7 +124,7 @@ class CopyInspection:
     ) -> set[BookieId]:
         """Return the bookies that lack a sampled entry. Unanswered entries of other bookies are
         added to ``known``."""
-        share = self._options.sample_share
+        share = self._options.share_of(self._ledger_id)
         width = max(1, int(RANGE_COPIES / share) // fragment.write_quorum)
         found: set[BookieId] = set()
         # Ranges are this long so that the sample of one is about ``RANGE_COPIES`` copies.

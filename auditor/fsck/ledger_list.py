@@ -1,16 +1,12 @@
-"""Reads from ZooKeeper alone: the ids of a run's ledgers, the work for each, and which are
-unchanged.
+"""Reads from ZooKeeper alone: the ids of a run's ledgers, and the work for each.
 
-Ids are listed once per run, and sent to executors in few bytes. The work is estimated from
-metadata; it sizes the parts of a run and measures its progress. Its unit is one small copy: a large
-copy counts as many units as small copies are read in the same time.
+The work is estimated from metadata; it sizes the parts of a run and measures its progress. Its unit
+is one small copy: a large copy counts as many units as small copies are read in the same time.
 """
 
 import asyncio
-import sys
-import zlib
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from auditor.fsck.executor import read_session
 from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
@@ -18,7 +14,6 @@ from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager, OnHidden
 from ledgers.model import LedgerMetadata
 from ledgers.security import SecuritySettings
-from ledgers.tasks import gather_in_parts
 
 READS_AT_ONCE = 500
 LEDGER_WORK_MIN = 1
@@ -26,9 +21,6 @@ LEDGER_WORK_MIN = 1
 COPY_BYTES = 4_096
 """Stored bytes that take as long to read as any small copy does."""
 
-MetadataStamp = tuple[int, int]
-"""Identifies a write to a ledger's metadata: the znode's version and ``mtime_ms``. The version
-alone does not: it starts at 0 again if a ledger is deleted and created again."""
 OnListed = Callable[[int], None]
 """Receives the number of ledgers listed so far."""
 OnEstimated = Callable[[int], None]
@@ -103,59 +95,3 @@ async def estimate_work(
             work.extend(await asyncio.gather(*map(estimate, some)))
             on_estimated(len(work))
     return work
-
-
-async def unchanged_ledgers(options: FsckOptions, known: Mapping[int, MetadataStamp]) -> list[int]:
-    """Return the ledgers whose metadata is as ``known``, ascending. Opens a session of its own.
-
-    A deleted ledger is left out, and so is one whose ACL denies access. Raises UnavailableError,
-    SettingsError.
-    """
-    async with read_session(options.metadata_service_uri, options.security, options.timeouts) as (
-        store,
-        uri,
-    ):
-        manager = await LedgerManager.open(store, uri)
-
-        async def stamp(ledger_id: int) -> MetadataStamp | None:
-            try:
-                stat = await store.exists(manager.path(ledger_id))
-            except UnauthorizedError:  # ZooKeeper 3.9.5; the check of the ledger reports it
-                return None
-            return None if stat is None else (stat.version, stat.mtime_ms)
-
-        ledger_ids = sorted(known)
-        now = await gather_in_parts(stamp, ledger_ids, at_once=READS_AT_ONCE)
-        return [i for i, found in zip(ledger_ids, now, strict=True) if found == known[i]]
-
-
-# --- Ids in few bytes -----------------------------------------------------------------------------
-
-
-def pack(ledger_ids: Sequence[int]) -> bytes:
-    """Return ascending ids as compressed differences. A dense range takes some bytes, however long
-    it is."""
-    steps = array("Q")
-    before = 0
-    for ledger_id in ledger_ids:
-        assert ledger_id >= before, (before, ledger_id)
-        steps.append(ledger_id - before)
-        before = ledger_id
-    return zlib.compress(_in_little_endian(steps).tobytes(), level=1)
-
-
-def unpack(packed: bytes) -> "array[int]":
-    """Return the ids that ``pack`` was given."""
-    steps = array("Q", zlib.decompress(packed))
-    ledger_ids = array("q")
-    ledger_id = 0
-    for step in _in_little_endian(steps):
-        ledger_id += step
-        ledger_ids.append(ledger_id)
-    return ledger_ids
-
-
-def _in_little_endian(steps: "array[int]") -> "array[int]":
-    if sys.byteorder == "big":
-        steps.byteswap()
-    return steps

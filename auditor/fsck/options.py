@@ -54,6 +54,8 @@ class FsckOptions:
     level: Level = Level.ENDS
     sample_share: float = 0.01
     """Share of the entries to read at level ``sample``; above 0, at most 1."""
+    full_scan: frozenset[int] = frozenset()
+    """Ledgers to read completely at level ``sample``."""
     seed: int = 0
     """Seed of the sample. The same seed reads the same entries."""
     entry_lists: bool = False
@@ -89,6 +91,10 @@ class FsckOptions:
             )
         if not 1 <= self.ledgers_at_once <= 1_000:
             raise SettingsError.not_allowed("ledgers_at_once", self.ledgers_at_once, "1 to 1000")
+
+    def share_of(self, ledger_id: int) -> float:
+        """Return the share of the ledger's entries to read at level ``sample``."""
+        return 1.0 if ledger_id in self.full_scan else self.sample_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,17 +143,16 @@ class FsckJob:
     It is part of paths."""
     output: Path
     """Folder of the results. It exists, and no other run writes to it meanwhile."""
-    checked_within_s: float = 0.0
-    """Skip closed ledgers that were found whole within this time, at this level or closer, if their
-    metadata is unchanged. 0: skip none."""
     changes: FeedChanges | None = None
     """The run follows the change feed. None: it does not, and checks all ledgers."""
     time_budget_s: float = 0.0
     """Begin no further part after this time. The ledgers whose last check at this level or closer
     is the oldest come first. 0: no limit."""
-    partition_count: int = 0
-    """Number of parts, or of ledgers if these are fewer, regardless of the work of each part. 0:
-    chosen by the amount to read and the number of cores."""
+
+    @property
+    def is_changed_only(self) -> bool:
+        """True if the run checks only what changed, and what was wrong or unknown before."""
+        return self.changes is not None and not self.changes.is_whole
 
     @property
     def client(self) -> str:
@@ -155,9 +160,8 @@ class FsckJob:
         return "" if self.changes is None else self.changes.client
 
     def __post_init__(self) -> None:
-        for name in ("checked_within_s", "time_budget_s", "partition_count"):
-            if getattr(self, name) < 0:
-                raise SettingsError.not_allowed(name, getattr(self, name), "0 or more")
+        if self.time_budget_s < 0:
+            raise SettingsError.not_allowed("time_budget_s", self.time_budget_s, "0 or more")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,8 @@
 """The tasks of a run: each checks some ledgers, and returns its verdicts as rows.
 
-- ``FirstCheck`` and ``Recheck`` are the tasks. A repeated task starts from the beginning. The rows
-  of one attempt only are used, so no row is doubled.
-- Rows travel as Arrow streams, which are plain bytes to Spark. Given columns, Spark would convert
-  each row twice, and plan a query for each task.
+A repeated task starts from the beginning. The rows of one attempt only are used, so no row is
+doubled. Rows travel as Arrow streams, which are plain bytes to Spark. Given columns, Spark would
+convert each row twice, and plan a query for each task.
 """
 
 import asyncio
@@ -11,26 +10,15 @@ import functools
 import gc
 import logging
 import sys
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 
 import pyarrow as pa
 import structlog
 
 from auditor.fsck.budget import BeginPace
 from auditor.fsck.executor import inspect, recheck
-from auditor.fsck.ledger_list import MetadataStamp, pack, unchanged_ledgers, unpack
 from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
@@ -41,74 +29,35 @@ _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 Work = Callable[[int], Iterator[pa.RecordBatch]]
 """The work of one task. The argument is its position among the tasks given out together."""
 
-ROWS = SCHEMA.append(pa.field("part", pa.int32())).append(pa.field("needs_recheck", pa.bool_()))
-"""The rows of a task. A ledger that was skipped as unchanged has a row without a verdict."""
+_PART = pa.field("part", pa.int32())
+ROWS = SCHEMA.append(_PART).append(pa.field("needs_recheck", pa.bool_()))
+"""The rows of a task."""
 BATCH_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FirstCheck:
-    """The first check of one part. ``ledger_ids`` are packed."""
-
-    part: int
-    ledger_ids: bytes
-    known: Mapping[int, MetadataStamp] = field(default_factory=dict)
-    full_scan: frozenset[int] = frozenset()
-
-    @classmethod
-    def at(cls, part: Part) -> "FirstCheck":
-        return cls(
-            part=part.number,
-            ledger_ids=pack(part.ledger_ids),
-            known=part.known,
-            full_scan=part.full_scan,
-        )
-
-    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
-        batches = []
-        ledger_ids: Sequence[int] = unpack(self.ledger_ids)
-        if self.known:
-            same = await unchanged_ledgers(options, self.known)
-            batches.append(_skipped_rows(same, self.part))
-            ledger_ids = sorted(set(ledger_ids).difference(same))
-        for wanted, chosen in _by_options(ledger_ids, self.full_scan, options):
-            verdicts = inspect(wanted, chosen, begin_pace=begin_pace)
-            batches += await _in_batches(verdicts, lambda ledger_id: self.part)
-        return batches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Recheck:
-    """The recheck of what seemed wrong in some parts. ``rows``: by part the rows to recheck, as an
-    Arrow stream."""
+    """The recheck of what seemed wrong in some parts. ``rows``: the rows to recheck, with their
+    parts, as an Arrow stream."""
 
-    rows: Mapping[int, bytes]
+    parts: tuple[int, ...]
+    rows: bytes
     full_scan: frozenset[int] = frozenset()
 
     @classmethod
     def at(
         cls, tables: Mapping[int, pa.Table], full_scan: frozenset[int] = frozenset()
     ) -> "Recheck":
-        rows = {part: to_stream(table) for part, table in tables.items()}
-        return cls(rows=rows, full_scan=full_scan)
-
-    async def run(self, options: FsckOptions, begin_pace: BeginPace) -> list[pa.RecordBatch]:
-        pending = {
-            verdict.ledger_id: (part, verdict)
-            for part, rows in self.rows.items()
-            for verdict in from_table(from_stream(rows))
-        }
-        batches = []
-        for wanted, chosen in _by_options(pending, self.full_scan, options):
-            verdicts = [pending[ledger_id][1] for ledger_id in chosen]
-            batches += await _in_batches(
-                recheck(wanted, verdicts, begin_pace=begin_pace),
-                lambda ledger_id: pending[ledger_id][0],
-            )
-        return batches
+        """Return the task for the rows of these parts."""
+        rows = [
+            table.append_column(_PART, pa.repeat(pa.scalar(part, pa.int32()), table.num_rows))
+            for part, table in tables.items()
+        ]
+        stream = to_stream(pa.concat_tables(rows))
+        return cls(parts=tuple(tables), rows=stream, full_scan=full_scan)
 
 
-Check = FirstCheck | Recheck
+Check = Part | Recheck
 
 
 def check_work(checks: Sequence[Check], options: FsckOptions, begin_pace: BeginPace) -> Work:
@@ -116,48 +65,40 @@ def check_work(checks: Sequence[Check], options: FsckOptions, begin_pace: BeginP
     (``ROWS``)."""
 
     def run(position: int) -> Iterator[pa.RecordBatch]:
-        yield from asyncio.run(checks[position].run(options, begin_pace))
+        yield from asyncio.run(run_check(checks[position], options, begin_pace))
 
     return run
 
 
-def _by_options(
-    ledger_ids: Collection[int], full_scan: frozenset[int], options: FsckOptions
-) -> Iterator[tuple[FsckOptions, Sequence[int]]]:
-    """Yield ledgers with the options for them: those of ``full_scan`` are read completely. Empty
-    groups are left out."""
-    if others := [ledger_id for ledger_id in ledger_ids if ledger_id not in full_scan]:
-        yield options, others
-    if whole := [ledger_id for ledger_id in ledger_ids if ledger_id in full_scan]:
-        yield replace(options, sample_share=1.0), whole
-
-
-async def _in_batches(
-    verdicts: AsyncIterator[LedgerVerdict], part_of: Callable[[int], int]
+async def run_check(
+    check: Check, options: FsckOptions, begin_pace: BeginPace
 ) -> list[pa.RecordBatch]:
-    """Convert verdicts to batches as they come, because rows take less memory."""
-    batches, waiting = [], []
+    """Return the rows of a check."""
+    options = replace(options, full_scan=check.full_scan)
+    if isinstance(check, Part):
+        part_of = dict.fromkeys(check.ledger_ids, check.number)
+        verdicts = inspect(options, check.ledger_ids, begin_pace=begin_pace)
+    else:
+        rows = from_stream(check.rows)
+        part_of = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
+        verdicts = recheck(options, from_table(rows), begin_pace=begin_pace)
+    batches: list[pa.RecordBatch] = []
+    waiting: list[LedgerVerdict] = []
+
+    def convert() -> None:
+        parts = pa.array([part_of[each.ledger_id] for each in waiting], pa.int32())
+        needs_recheck = pa.array([each.needs_recheck for each in waiting], pa.bool_())
+        columns = [*to_batch(waiting).columns, parts, needs_recheck]
+        batches.append(pa.RecordBatch.from_arrays(columns, schema=ROWS))
+        waiting.clear()
+
     async for verdict in verdicts:
         waiting.append(verdict)
-        if len(waiting) == BATCH_ROWS:
-            batches.append(_batch(waiting, part_of))
-            waiting.clear()
+        if len(waiting) == BATCH_ROWS:  # rows take less memory than verdicts
+            convert()
     if waiting:
-        batches.append(_batch(waiting, part_of))
+        convert()
     return batches
-
-
-def _batch(verdicts: Sequence[LedgerVerdict], part_of: Callable[[int], int]) -> pa.RecordBatch:
-    parts = pa.array([part_of(verdict.ledger_id) for verdict in verdicts], pa.int32())
-    needs_recheck = pa.array([verdict.needs_recheck for verdict in verdicts], pa.bool_())
-    columns = [*to_batch(verdicts).columns, parts, needs_recheck]
-    return pa.RecordBatch.from_arrays(columns, schema=ROWS)
-
-
-def _skipped_rows(ledger_ids: Sequence[int], part: int) -> pa.RecordBatch:
-    """Return rows without verdicts, for skipped ledgers."""
-    rows = [{"ledger_id": ledger_id, "part": part} for ledger_id in ledger_ids]
-    return pa.RecordBatch.from_pylist(rows, schema=ROWS)
 
 
 # --- The Python process of an executor ------------------------------------------------------------
@@ -169,28 +110,21 @@ GC_THRESHOLD = 10_000
 @functools.cache
 def set_up() -> None:
     """Turn off what only costs time in an executor. Call before the work of each task: one process
-    runs many tasks, and the first call does all."""
-    _quiet_logs()
-    hide_pandas()
-    _collect_garbage_less()
+    runs many tasks, and the first call does all.
 
-
-def _quiet_logs() -> None:
-    """Log errors only, to standard error. Handled errors of bookies are in the results already; the
-    executor's output is for unexpected ones."""
+    1. Errors only are logged, to standard error. Handled errors of bookies are in the results
+       already; the executor's output is for unexpected ones.
+    2. pandas is not imported.
+    3. The garbage collector runs less often, as in a node. A checked ledger's objects form no
+       cycles, so reference counting frees them first. At level ``metadata`` the collector took a
+       twentieth of the CPU. Imported objects are frozen: PySpark scans all other objects after each
+       task, which took 40 ms.
+    """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
-
-
-def _collect_garbage_less() -> None:
-    """Make the garbage collector run less often, as in a node. A checked ledger's objects form no
-    cycles, so reference counting frees them first. At level ``metadata`` the collector took a
-    twentieth of the CPU.
-
-    Imported objects are frozen: PySpark scans all other objects after each task, which took 40 ms.
-    """
+    hide_pandas()
     gc.set_threshold(GC_THRESHOLD)
     gc.freeze()
 
@@ -207,12 +141,9 @@ def hide_pandas() -> None:
 
 
 class _HiddenPandas(MetaPathFinder):
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *others: object) -> None:
         if fullname == "pandas":
             raise ModuleNotFoundError("hidden from pyarrow", name=fullname)
-        return None
 
 
 # --- Rows as bytes --------------------------------------------------------------------------------

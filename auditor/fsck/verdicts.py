@@ -103,6 +103,13 @@ def entries_text(evidence: Evidence) -> str:
     return f"{evidence.entry_count:,} {unit} between {first} and {last}"
 
 
+def evidence_text(evidence: Evidence) -> str:
+    """Return ``missing, a:3181, entry 3, no_such_entry``."""
+    finding = evidence.finding.value.replace("_", " ")
+    parts = [finding, evidence.bookie or "", entries_text(evidence), evidence.code, evidence.detail]
+    return ", ".join(filter(None, parts))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FragmentVerdict:
     """The verdict on one fragment. ``copies_least``: known good copies of its worst entry.

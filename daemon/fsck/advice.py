@@ -1,9 +1,10 @@
 """Sentences on the result of a run, and what to do next, for the terminal and the report. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 from auditor.fsck.options import FeedChanges, Level
-from auditor.fsck.results.summary import Advice, Counts, ReportTexts, Summary
+from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.cli.progress import counted, printable
 from daemon.fsck.changes import Acknowledged, Fetched, WhyWhole
@@ -12,11 +13,11 @@ BOOKIES_SHOWN_MAX = 5
 """Number of bookies in the headline; those that most ledgers need come first."""
 
 
-def report_texts(summary: Summary) -> ReportTexts:
-    """Return the sentences for the page of a run."""
-    return ReportTexts(
-        headline=headline(summary), tails=tails_text(summary.counts), advice=advice_for(summary)
-    )
+class Advice(NamedTuple):
+    """``title``: what was found, with its count. ``text``: what it means, and what to do."""
+
+    title: str
+    text: str
 
 
 def headline(summary: Summary) -> str:

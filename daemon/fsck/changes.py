@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from auditor.fsck.options import FeedChanges, Level
-from auditor.fsck.results.positions import (
+from auditor.fsck.results.folder import (
     ClientPosition,
     keep_position,
     read_positions,

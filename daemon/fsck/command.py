@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
-from auditor.fsck.results.cluster import read_racks
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
@@ -24,8 +23,10 @@ from daemon.cli.progress import ProgressLine, echo_notes, printable
 from daemon.fsck.advice import (
     CHECKED_AGAIN,
     acknowledged_notes,
+    advice_for,
     fetched_notes,
-    report_texts,
+    headline,
+    tails_text,
 )
 from daemon.fsck.changes import Acknowledged, client_name
 from daemon.fsck.runner import (
@@ -56,7 +57,7 @@ from ledgers.errors import (
 
 if TYPE_CHECKING:
     from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
-    from auditor.fsck.results.finished_runs import Results, RunVerdict
+    from auditor.fsck.results.run_folder import Results, RunVerdict
 
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
@@ -262,9 +263,9 @@ def fsck() -> None:
 )
 @click.option(
     "--skip-checked-within",
-    "checked_within_s",
+    "ignored",
     type=Duration(),
-    help="Skip unchanged ledgers checked recently.",
+    hidden=True,  # of earlier releases: commands in timers still run
 )
 @click.option(
     "--reads-per-s",
@@ -302,7 +303,7 @@ def run_command(
     start_timeout_s: int,
     entry_lists: bool,
     time_budget_s: int | None,
-    checked_within_s: int | None,
+    ignored: int | None,
     reads_per_s: int | None,
     bytes_per_s: int | None,
     reads_in_flight: int | None,
@@ -336,6 +337,8 @@ def run_command(
         raise click.UsageError("--changed needs a run without a time limit: leave --for out.")
     settings = settings_for(uri, config)
     log_errors_only(settings)
+    if ignored is not None:
+        echo_notes(["--skip-checked-within is ignored: see --for and --changed"])
     request = RunRequest(
         options=options_for(
             settings,
@@ -351,7 +354,6 @@ def run_command(
         spark_settings=dict(spark_conf),
         start_timeout_s=start_timeout_s,
         time_budget_s=time_budget_s or 0,
-        checked_within_s=checked_within_s or 0,
         is_restart=restart,
         client=(client or client_name(chosen)) if changed else "",
     )
@@ -424,12 +426,11 @@ def _finish(
     settings: Settings, output: Path, summary: Summary, *, is_marking: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the report and the marks. Return the output for programs and for people."""
-    from auditor.fsck.results.finished_runs import Results
-    from auditor.fsck.results.report import write_report
+    from auditor.fsck.results.run_folder import Results
     from daemon.fsck.texts import mark_lines, marks_record, summary_lines
 
     results = Results.open(output, summary.run)
-    report = write_report(results, read_racks(output), report_texts(summary))
+    report = _write_report(results)
     damaged = _damaged(results)
     outcome: MarkResult | MarkPreview | None = None
     try:
@@ -445,6 +446,16 @@ def _finish(
     }
     lines = [*summary_lines(summary), "", *mark_lines(damaged, outcome), f"report: {report}"]
     return record, lines
+
+
+def _write_report(results: "Results") -> Path:
+    from auditor.fsck.results.report import write_report
+
+    summary = results.summary
+    tails = tails_text(summary.counts)
+    return write_report(
+        results, headline=headline(summary), tails=tails, advice=advice_for(summary)
+    )
 
 
 def _damaged(results: "Results") -> "list[DamagedLedger]":
@@ -506,10 +517,8 @@ def report_command(results: str) -> None:
     The page is DIR/report.html. Without @RUN it shows the last run. The command prints the path.
     """
     found = _results(results)
-    from auditor.fsck.results.report import write_report
-
     with failures_exit_unknown(lambda: CHECK_RESULTS):
-        click.echo(write_report(found, read_racks(found.folder), report_texts(found.summary)))
+        click.echo(_write_report(found))
 
 
 @fsck.command("show")
@@ -526,7 +535,7 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     DIR.
     """
     require_modules("pyarrow")
-    from auditor.fsck.results.finished_runs import verdict_history
+    from auditor.fsck.results.run_folder import verdict_history
     from daemon.fsck.texts import history_lines, history_record
 
     with failures_exit_unknown(lambda: CHECK_RESULTS):
@@ -550,7 +559,7 @@ def _exit_code(history: "Sequence[RunVerdict]") -> int:
 def _results(name: str) -> "Results":
     """Return the results of ``DIR`` or ``DIR@RUN``. Raises SettingsError, UnavailableError."""
     require_modules("pyarrow")
-    from auditor.fsck.results.finished_runs import Results
+    from auditor.fsck.results.run_folder import Results
 
     with failures_exit_unknown(lambda: CHECK_RESULTS):
         return Results.named(name)

@@ -41,7 +41,7 @@ from auditor.fsck.damage_marker import (
     preview_marks,
 )
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, OnProgress
-from auditor.fsck.results.cluster import Cluster, check_cluster, keep_cluster, write_racks
+from auditor.fsck.results.folder import Cluster, check_cluster, keep_cluster
 from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.fsck.verdicts import Finding
 from auditor.mark_reasons import Findings
@@ -111,7 +111,6 @@ class RunRequest:
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     start_timeout_s: float = START_TIMEOUT_S
     time_budget_s: float = 0.0
-    checked_within_s: float = 0.0
     is_restart: bool = False
     client: str = ""
 
@@ -143,7 +142,6 @@ def run(
     from auditor.fsck.run import InThisProcess, fits_in_this_process, run_fsck
 
     keep_cluster(request.output, facts.cluster)
-    write_racks(request.output, facts.racks)
     job = replace(next_job(request, now_s=time.time()), changes=changes)
     options = replace(
         request.options,
@@ -158,7 +156,7 @@ def run(
         folder.check_options(options, client=request.client)
     is_free = request.master is None and not _is_submitted(request, os.environ)
     if is_free and fits_in_this_process(options, job):
-        return run_fsck(InThisProcess(), options, replace(job, partition_count=1), on_progress)
+        return run_fsck(InThisProcess(), options, job, on_progress)
     if request.client:  # the command did not check this before, because Spark may not be needed
         check_spark(request)
     from auditor.fsck.spark.dispatch import Dispatch
@@ -173,9 +171,9 @@ async def changes_for(settings: Settings, request: RunRequest) -> Fetched:
     feed tells. The caller has locked the output. Raises SettingsError, UnavailableError."""
     from auditor.fsck.results.run_folder import STATE, RunFolder, unfinished_runs
 
-    unfinished = next(unfinished_runs(request.output), None)
-    if unfinished is not None and not request.is_restart:
-        return Fetched(changes=RunFolder(request.output, unfinished).changes, why=None)
+    unfinished = unfinished_runs(request.output)
+    if unfinished and not request.is_restart:
+        return Fetched(changes=RunFolder(request.output, unfinished[0]).changes, why=None)
     async with admin_session(settings) as cluster:
         return await fetch_changes(
             connection_of(cluster),
@@ -204,7 +202,7 @@ async def acknowledge_run(
 
 def unanswered_ledgers(request: RunRequest, summary: Summary) -> frozenset[int]:
     """Return the ledgers that the run could not check, because bookies did not answer."""
-    from auditor.fsck.results.finished_runs import Results
+    from auditor.fsck.results.run_folder import Results
 
     rows = Results.open(request.output, summary.run).table(["ledger_id", "reasons"])
     pairs = zip(rows["ledger_id"].to_pylist(), rows["reasons"].to_pylist(), strict=True)
@@ -232,7 +230,6 @@ def _spark(request: RunRequest) -> Iterator[Any]:
                         settings,
                         python=python,
                         log=request.output / SPARK_LOG,
-                        suspects=launch.suspects,
                         start_timeout_s=request.start_timeout_s,
                     )
         around.callback(stop_spark, context)
@@ -250,7 +247,7 @@ def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
     )
 
     delete_remains(request.output)
-    unfinished = list(unfinished_runs(request.output))
+    unfinished = unfinished_runs(request.output)
     if request.is_restart:
         for name in unfinished:
             RunFolder(request.output, name).discard()
@@ -260,7 +257,6 @@ def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
     return FsckJob(
         run=unfinished[0] if is_resumed else new_run_name(request.output, now_s=now_s),
         output=request.output,
-        checked_within_s=request.checked_within_s,
         time_budget_s=request.time_budget_s,
     )
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from daemon.local.java import OPTION_VARIABLES
 from ledgers.errors import SettingsError
 
 LOOPBACK = "127.0.0.1"
@@ -27,20 +26,6 @@ _OF_ANOTHER_SPARK = re.compile(r"SPARK_.*|PYSPARK_.*|(HADOOP|YARN)_CONF_DIR|MAST
 _KEPT = {"SPARK_LOCAL_DIRS"}
 """Variables that stay. The folder for temporary files depends on this host, not on the Spark that
 uses it."""
-_CHANGES_SPARK = (
-    "SPARK_HOME",
-    "SPARK_CONF_DIR",
-    "SPARK_LOCAL_DIRS",
-    "SPARK_LOCAL_IP",
-    "SPARK_LOCAL_HOSTNAME",
-    "SPARK_SUBMIT_OPTS",
-    "SPARK_DIST_CLASSPATH",
-    "PYSPARK_SUBMIT_ARGS",
-    "HADOOP_CONF_DIR",
-    "YARN_CONF_DIR",
-    *OPTION_VARIABLES,
-)
-"""Variables that may be the reason of a failed start, if Spark gets them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +40,10 @@ class PySpark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
     """The variables that Spark starts with. ``ignored``: names that this process has and Spark does
-    not get, sorted. ``suspects``: names that Spark gets and that may be the reason of a failed
-    start."""
+    not get, sorted."""
 
     variables: Mapping[str, str]
     ignored: tuple[str, ...] = ()
-    suspects: tuple[str, ...] = ()
 
 
 def launch_environment(
@@ -93,11 +76,6 @@ def launch_environment(
         variables=variables if home is None else {**variables, **_user(variables, home)},
         ignored=tuple(
             sorted(name for name, value in environment.items() if value != variables.get(name, ""))
-        ),
-        suspects=tuple(
-            name
-            for name in _CHANGES_SPARK
-            if environment.get(name) and environment[name] == variables.get(name)
         ),
     )
 

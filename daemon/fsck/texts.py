@@ -8,10 +8,10 @@ from typing import Any
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
-from auditor.fsck.results.finished_runs import RunVerdict
 from auditor.fsck.results.rows import to_record
+from auditor.fsck.results.run_folder import RunVerdict
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.verdicts import Evidence, Grade, LedgerVerdict, entries_text
+from auditor.fsck.verdicts import Grade, LedgerVerdict, evidence_text
 from daemon.cli.progress import Eta, Line, counted, duration_text, printable
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
 from daemon.fsck.changes import Acknowledged
@@ -96,7 +96,6 @@ def summary_lines(summary: Summary) -> list[str]:
         f"run {summary.run}, level {summary.level.value}{only}: {counts_text(summary.counts)}",
     ]
     for count, what in (
-        (summary.skipped, "skipped: checked recently and unchanged"),
         (summary.left, "left for the next run: the time was up"),
         (summary.gone, "deleted during the run"),
     ):
@@ -218,7 +217,7 @@ def history_lines(history: Sequence[RunVerdict]) -> list[str]:
         since = "; at a closer level" if lines else _later(each)
         lines.append(f"run {summary.run}, level {summary.level.value}, at {checked_at}{since}:")
         lines.append(f"  {_verdict_text(verdict)}")
-        lines += [f"    {printable(_evidence_text(evidence))}" for evidence in verdict.evidence]
+        lines += [f"    {printable(evidence_text(evidence))}" for evidence in verdict.evidence]
         if verdict.evidence_left_out:
             lines.append(f"    and {verdict.evidence_left_out:,} more")
     return lines
@@ -240,12 +239,6 @@ def _verdict_text(verdict: LedgerVerdict) -> str:
     if verdict.rests_on_unknown:
         parts.append("some copies unknown")
     return ", ".join(parts)
-
-
-def _evidence_text(each: Evidence) -> str:
-    finding = each.finding.value.replace("_", " ")
-    words = [finding, each.bookie or "", entries_text(each), each.code, each.detail]
-    return ", ".join(word for word in words if word)
 
 
 def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import msgspec
 
-from auditor.fsck.results.files import in_place
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.ports import LOOPBACK, free_ports
 from ledgers.codec.layout import Layout
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
+from ledgers.plain_files import in_place
 
 FILE_NAME = "cluster.json"
 FILE_VERSION = 1

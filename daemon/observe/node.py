@@ -11,7 +11,6 @@ import structlog
 from prometheus_client import Gauge
 
 from auditor.absence import Outages
-from auditor.fsck.results.files import replace_file
 from auditor.observer import BookieCondition, Observation
 from daemon.observe.observing import PLANNED_MAX, Sight, open_observing
 from daemon.observe.report import SHOWN_MAX, to_record
@@ -19,6 +18,7 @@ from daemon.previews import Previews
 from daemon.role_state import RoleState
 from daemon.settings import Settings
 from ledgers.errors import SettingsError
+from ledgers.plain_files import replace_file
 from ledgers.tasks import in_daemon_thread
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.results.finished_runs import Results
+from auditor.fsck.results.run_folder import Results
 from checkpoints.chain import RETENTION_DEFAULT_S
 from daemon.cli.feed import disable_feed, enable_feed
 from daemon.demo.workload import Ending

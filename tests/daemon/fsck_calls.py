@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview, Show
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
-from auditor.fsck.results.cluster import Cluster, write_racks
+from auditor.fsck.results.folder import Cluster
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.cli.main import main
@@ -75,7 +75,6 @@ class FakeRuns:
         if self.raises is not None:
             raise self.raises
         on_progress(FsckProgress(phase="checking", ledgers_done=1, ledgers_expected=2))
-        write_racks(wanted.output, places.racks)
         level = wanted.options.level
         return leave_results(wanted.output, self.verdicts, level=level).summary
 

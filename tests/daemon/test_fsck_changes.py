@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from auditor.fsck.options import FeedChanges, Level
-from auditor.fsck.results.positions import (
+from auditor.fsck.results.folder import (
     ClientPosition,
     keep_position,
     read_positions,
-    write_positions,
 )
 from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.client import ClusterConnection
@@ -258,7 +257,7 @@ async def test_what_the_log_has_deleted_makes_a_run_check_all_ledgers(tmp_path: 
         earlier = ClientPosition(
             level=LEVEL, generation=positions[NAME].generation, position=oldest - 1
         )
-        write_positions(tmp_path, {NAME: earlier})
+        keep_position(tmp_path, NAME, earlier)
         await cluster.store.delete(f"{PATHS.feed_clients}/{NAME}")
 
         assert (await folder.fetch()).why is WhyWhole.RETENTION

@@ -66,7 +66,6 @@ def test_a_local_run_uses_nothing_of_another_spark() -> None:
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
     assert launch.ignored == tuple(sorted(OTHERS))
-    assert launch.suspects == ("SPARK_LOCAL_DIRS",)
 
 
 def test_without_another_spark_no_variable_is_ignored() -> None:
@@ -75,11 +74,10 @@ def test_without_another_spark_no_variable_is_ignored() -> None:
     assert launch.ignored == ()
 
 
-def test_java_options_are_kept_and_named_as_suspects() -> None:
+def test_java_options_are_kept() -> None:
     launch = launch_of("local[2]", {"JAVA_TOOL_OPTIONS": "-Xmx1g"})
 
     assert launch.variables["JAVA_TOOL_OPTIONS"] == "-Xmx1g"
-    assert launch.suspects == ("JAVA_TOOL_OPTIONS",)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +126,6 @@ def test_on_a_cluster_the_environment_is_used() -> None:
 
     assert launch.variables == environment
     assert launch.ignored == ()
-    assert launch.suspects == ("SPARK_CONF_DIR", "YARN_CONF_DIR")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +173,7 @@ def test_a_variable_that_prevents_the_connection_is_named(
 def test_arguments_that_fit_the_master_are_accepted() -> None:
     environment = {"PYSPARK_SUBMIT_ARGS": "--queue night pyspark-shell"}
 
-    assert launch_of("yarn", environment).suspects == ("PYSPARK_SUBMIT_ARGS",)
+    assert launch_of("yarn", environment).variables == environment
 
 
 @pytest.mark.parametrize(

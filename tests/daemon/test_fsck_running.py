@@ -2,7 +2,6 @@
 
 import asyncio
 import importlib
-import json
 from array import array
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,8 +15,8 @@ import pytest
 from auditor.finding_marker import Damage
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level
-from auditor.fsck.results.cluster import Cluster as Origin
-from auditor.fsck.results.cluster import keep_cluster, read_racks, write_racks
+from auditor.fsck.results.folder import Cluster as Origin
+from auditor.fsck.results.folder import keep_cluster
 from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.run import fits_in_this_process
@@ -42,7 +41,6 @@ from daemon.fsck.runner import (
 from daemon.fsck.texts import Meter, mark_lines, marks_record
 from daemon.settings import Settings
 from ledgers.errors import RejectedError, SettingsError
-from ledgers.model import BookieId
 from ledgers.placement import RackRule
 from replication.entry_runs import EntryRuns
 from replication.nodes import Membership, Role, live_nodes
@@ -161,10 +159,10 @@ def begin(folder: Path, run: str) -> RunFolder:
 
 
 def test_a_run_is_named_after_its_start_time(tmp_path: Path) -> None:
-    job = next_job(wanted(tmp_path, time_budget_s=60.0, checked_within_s=9.0), now_s=NOW_S)
+    job = next_job(wanted(tmp_path, time_budget_s=60.0), now_s=NOW_S)
 
     assert (job.run, job.output) == ("20251121T193500Z", tmp_path)
-    assert (job.time_budget_s, job.checked_within_s) == (60.0, 9.0)
+    assert job.time_budget_s == 60.0
 
 
 @pytest.mark.parametrize("remains", ["summaries/{}.json", "ledgers/run={}"])
@@ -246,21 +244,6 @@ def test_racks_and_the_rule_come_from_the_settings(tmp_path: Path) -> None:
 
     assert isinstance(places.rule, RackRule)
     assert places.racks == {B1: "/r1", B2: "/r2"}
-
-
-@pytest.mark.parametrize("content", [None, "", "[]", '{"a": 1}'])
-def test_an_unreadable_racks_file_means_no_racks(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "racks.json").write_text(content)
-
-    assert read_racks(tmp_path) == {}
-
-
-def test_racks_are_kept_for_the_report(tmp_path: Path) -> None:
-    write_racks(tmp_path, {BookieId("b:1"): "/r", BookieId("a:1"): "/s"})
-
-    assert read_racks(tmp_path) == {"a:1": "/s", "b:1": "/r"}
-    assert list(json.loads((tmp_path / "racks.json").read_text())) == ["a:1", "b:1"]
 
 
 # --- Another cluster ------------------------------------------------------------------------------

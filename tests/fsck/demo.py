@@ -20,7 +20,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.finished_runs import Results
+from auditor.fsck.results.run_folder import Results
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster

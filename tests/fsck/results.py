@@ -8,10 +8,9 @@ from typing import Any
 import pyarrow as pa
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.finished_runs import Results
-from auditor.fsck.results.rows import VERSION, VERSION_NOTE, to_batch
+from auditor.fsck.results.rows import VERSION, VERSION_NOTE, replace_table, to_batch
+from auditor.fsck.results.run_folder import Results
 from auditor.fsck.results.summary import Counts, Summary, write_summary
-from auditor.fsck.results.tables import replace_table
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
 from ledgers.model import BookieId
 

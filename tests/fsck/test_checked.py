@@ -7,18 +7,17 @@ import pyarrow as pa
 import pytest
 
 from auditor.fsck.options import FeedChanges, Level
-from auditor.fsck.results.checked import (
+from auditor.fsck.results.plan import (
     after_run,
     doubtful_ledgers,
     read_checked,
-    without,
     write_checked,
     wrong_among,
 )
 from auditor.fsck.results.rows import to_batch
 from auditor.fsck.run import ledgers_to_check
-from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from tests.fsck.planning import NOW_MS, checked, ids, options, table
+from auditor.fsck.verdicts import Grade, LedgerVerdict
+from tests.fsck.planning import NOW_MS, checked, ids, table
 
 
 def verdict(ledger_id: int, grade: Grade = Grade.WHOLE, **more: object) -> LedgerVerdict:
@@ -35,65 +34,34 @@ def test_after_a_run_each_ledger_has_its_last_check(tmp_path: Path) -> None:
     before = table(checked(1), checked(2), checked(3))
     found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
 
-    write_checked(tmp_path, after_run(before, found, options(Level.FULL), listed=ids(2, 3, 4)))
+    write_checked(tmp_path, after_run(before, found, Level.FULL, listed=ids(2, 3, 4)))
 
     after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
     assert after.keys() == {2, 3, 4}  # 1 was deleted
-    assert (after[3]["metadata_version"], after[3]["depth"]) == (3, Level.ENDS.depth)
+    assert after[3]["depth"] == Level.ENDS.depth
     assert after[2] == {
         "checked_ms": NOW_MS,
         "depth": Level.FULL.depth,
-        "sample_share": 0.0,
-        "metadata_version": 8,
-        "mtime_ms": 99,
-        "is_settled": True,
         "is_wrong": False,
         "is_unknown": False,
     }
-    assert (after[4]["is_settled"], after[4]["is_wrong"]) == (False, True)
+    assert after[4]["is_wrong"]
 
 
 @pytest.mark.parametrize(
-    "found",
+    ("level", "levels"),
     [
-        pytest.param(verdict(1, Grade.UNKNOWN), id="unknown"),
-        pytest.param(verdict(1, state="open"), id="open"),
-        pytest.param(verdict(1, findings=(Finding.MISPLACED,)), id="misplaced"),
+        pytest.param(Level.METADATA, {Level.METADATA, Level.ENDS}, id="less closely"),
+        pytest.param(Level.ENDS, {Level.ENDS}, id="as closely"),
+        pytest.param(Level.FULL, {Level.FULL}, id="more closely"),
     ],
 )
-def test_a_ledger_that_is_not_settled_is_checked_again(found: LedgerVerdict) -> None:
-    rows = pa.Table.from_batches([to_batch([found])])
+def test_a_closer_check_is_kept(level: Level, levels: set[Level]) -> None:
+    rows = pa.Table.from_batches([to_batch([verdict(1)])])
 
-    after = after_run(table(), rows, options(), listed=ids(1))
+    after = after_run(table(checked(1)), rows, level, listed=ids(1))
 
-    assert after["is_settled"].to_pylist() == [False]
-
-
-@pytest.mark.parametrize(
-    ("level", "found", "settled"),
-    [
-        pytest.param(
-            *(Level.METADATA, verdict(1), {Level.METADATA: True, Level.ENDS: True}),
-            id="less closely",
-        ),
-        pytest.param(Level.ENDS, verdict(1), {Level.ENDS: True}, id="as closely"),
-        pytest.param(Level.FULL, verdict(1), {Level.FULL: True}, id="more closely"),
-        pytest.param(
-            *(Level.METADATA, verdict(1, Grade.AT_RISK)),
-            {Level.METADATA: False, Level.ENDS: False},
-            id="less closely, and wrong",
-        ),
-    ],
-)
-def test_a_closer_check_counts_until_something_is_found(
-    level: Level, found: LedgerVerdict, settled: dict[Level, bool]
-) -> None:
-    rows = pa.Table.from_batches([to_batch([found])])
-
-    after = after_run(table(checked(1)), rows, options(level), listed=ids(1))
-
-    told = dict(zip(after["depth"].to_pylist(), after["is_settled"].to_pylist(), strict=True))
-    assert told == {each.depth: is_so for each, is_so in settled.items()}
+    assert sorted(after["depth"].to_pylist()) == sorted(each.depth for each in levels)
 
 
 @pytest.mark.parametrize(
@@ -111,9 +79,18 @@ def test_a_wrong_ledger_left_for_the_next_run_counts(
     last: dict[str, object], level: Level, wrong: int
 ) -> None:
     found = pa.Table.from_batches([to_batch([verdict(2)])])
-    after = after_run(table(last), found, options(level), listed=ids(1, 2))
+    after = after_run(table(last), found, level, listed=ids(1, 2))
 
     assert wrong_among(after, ids(1)) == wrong
+
+
+def test_the_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    rows = table(checked(1), checked(2, is_wrong=True))
+    written = rows.append_column("is_settled", pa.array([True, False]))
+
+    write_checked(tmp_path, written)
+
+    assert read_checked(tmp_path) == rows
 
 
 def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
@@ -121,10 +98,10 @@ def test_before_the_first_run_nothing_is_known(tmp_path: Path) -> None:
 
 
 def test_a_run_that_did_not_list_the_ledgers_keeps_the_others() -> None:
-    before = without(table(checked(1), checked(2, is_wrong=True), checked(3)), [3])
+    before = table(checked(1), checked(2, is_wrong=True), checked(3))
     found = pa.Table.from_batches([to_batch([verdict(2)])])
 
-    after = after_run(before, found, options(), listed=None)
+    after = after_run(before, found, Level.ENDS, listed=None, deleted=[3])
 
     assert sorted(after["ledger_id"].to_pylist()) == [1, 2]
     assert doubtful_ledgers(after, Level.ENDS).to_pylist() == []

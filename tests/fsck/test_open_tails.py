@@ -8,18 +8,17 @@ import pyarrow as pa
 import pytest
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.finished_runs import verdict_history
-from auditor.fsck.results.report import write_report
 from auditor.fsck.results.rows import counts_of, from_table, to_batch
+from auditor.fsck.results.run_folder import verdict_history
 from auditor.fsck.results.summary import Counts
-from daemon.fsck.advice import report_texts, tails_text
+from daemon.fsck.advice import tails_text
 from daemon.fsck.texts import history_lines, summary_lines
 from ledgers.bookies import LAST_ENTRY
 from ledgers.errors import BusyError, NoAnswerError
 from ledgers.model import BookieId, LedgerState
 from tests.fsck.inspections import ALL, inspect_once, inspect_twice, one_ledger
 from tests.fsck.results import leave_results, whole
-from tests.fsck.test_report import Page
+from tests.fsck.test_report import Page, text_of
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1
@@ -142,7 +141,7 @@ def test_run_report_and_history_mention_unchecked_tails(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [UNSEEN, whole(1)])
     text = tails_text(results.summary.counts)
 
-    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
+    page = Page(text_of(results))
 
     assert text in summary_lines(results.summary)
     assert page.counts()["tails-unseen"] == 1
@@ -155,7 +154,7 @@ def test_run_report_and_history_mention_unchecked_tails(tmp_path: Path) -> None:
 def test_without_unchecked_tails_they_are_not_mentioned(tmp_path: Path) -> None:
     results = leave_results(tmp_path, [whole(1)])
 
-    page = Page(write_report(results, {}, report_texts(results.summary)).read_text())
+    page = Page(text_of(results))
 
     assert not any("not checked" in line for line in summary_lines(results.summary))
     assert "tails-unseen" not in page.counts()

@@ -1,6 +1,5 @@
 """Chooses the ledgers that a run checks. Pure, on rows."""
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,69 +13,14 @@ from auditor.fsck.results.plan import (
     PART_WORK_MAX,
     Plan,
     cut_by_work,
-    ledgers_to_estimate,
-    with_work,
 )
-from tests.fsck.planning import checked, job, options, planned, table
-
-
-@pytest.mark.parametrize(
-    ("before", "level", "share", "is_skipped"),
-    [
-        pytest.param(checked(1), Level.ENDS, 0.1, True, id="as closely, yesterday"),
-        pytest.param(checked(1, days_ago=7), Level.ENDS, 0.1, True, id="just in time"),
-        pytest.param(checked(1, days_ago=7.1), Level.ENDS, 0.1, False, id="too long ago"),
-        pytest.param(checked(1, level=Level.FULL), Level.ENDS, 0.1, True, id="more closely"),
-        pytest.param(checked(1), Level.FULL, 0.1, False, id="less closely"),
-        pytest.param(checked(1, is_settled=False), Level.ENDS, 0.1, False, id="open, or not whole"),
-        pytest.param(
-            checked(1, level=Level.SAMPLE, share=0.2), Level.SAMPLE, 0.1, True, id="a larger sample"
-        ),
-        pytest.param(
-            checked(1, level=Level.SAMPLE, share=0.05),
-            *(Level.SAMPLE, 0.1, False),
-            id="a smaller sample",
-        ),
-        pytest.param(
-            checked(1, level=Level.FULL), Level.SAMPLE, 0.1, True, id="full before, a sample now"
-        ),
-        pytest.param(checked(2), Level.ENDS, 0.1, False, id="another ledger"),
-        pytest.param(
-            checked(1, mtime_ms=None), Level.ENDS, 0.1, False, id="of an earlier release's metadata"
-        ),
-    ],
-)
-def test_recently_checked_ledgers_are_left_out(
-    before: dict[str, object], level: Level, share: float, is_skipped: bool
-) -> None:
-    rows = planned([1], table(before), options(level, share=share), job())
-
-    assert rows["known_version"].to_pylist() == [3 if is_skipped else None]
-
-
-def test_the_last_check_of_a_recreated_ledger_counts() -> None:
-    """The new ledger has a lower version than the deleted one."""
-    before = checked(1, days_ago=2, level=Level.FULL, version=3, mtime_ms=77)
-    anew = checked(1, version=1, mtime_ms=88)
-
-    for known in (table(before, anew), table(anew, before)):
-        rows = planned([1], known, options(), job())
-
-        assert rows.select(["known_version", "known_mtime_ms"]).to_pylist() == [
-            {"known_version": 1, "known_mtime_ms": 88}
-        ]
-
-
-def test_nothing_is_left_out_unless_asked_for() -> None:
-    rows = planned([1], table(checked(1, days_ago=0)), options(), job(days=0))
-
-    assert rows["known_version"].to_pylist() == [None]
+from tests.fsck.planning import checked, options, planned, table
 
 
 def test_with_a_time_budget_the_oldest_checks_come_first() -> None:
     known = table(checked(1), checked(2, days_ago=9), checked(4, days_ago=9), checked(5))
 
-    rows = planned([1, 2, 3, 4, 5, 6], known, options(), job(time_budget_s=60))
+    rows = planned([1, 2, 3, 4, 5, 6], known, oldest_first=True)
 
     assert rows["ledger_id"].to_pylist() == [3, 6, 2, 4, 1, 5]
 
@@ -87,87 +31,82 @@ def test_a_less_close_check_does_not_change_the_order() -> None:
         *(checked(each, days_ago=0, level=Level.METADATA) for each in (1, 2, 3)),
     )
 
-    rows = planned([1, 2, 3], known, options(Level.FULL), job(days=7.5, time_budget_s=60))
+    rows = planned([1, 2, 3], known, Level.FULL, oldest_first=True)
 
     assert rows["ledger_id"].to_pylist() == [3, 1, 2]
-    assert rows["known_version"].to_pylist() == [None, None, 3]
 
 
 def test_a_ledger_is_planned_once() -> None:
     known = table(*(checked(1, level=level) for level in Level))
 
-    assert planned([1], known, options(), job(time_budget_s=60)).num_rows == 1
+    assert planned([1], known, oldest_first=True).num_rows == 1
 
 
 def test_a_written_plan_has_its_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
     listed = [7, 9, 2**40, 2**62, 2**63 - 1]
-    rows = planned(listed, table(checked(9), checked(2**62)), options(), job())
+    rows = planned(listed, table(checked(9), checked(2**62)))
 
     Plan.write(path, [rows.slice(start, 2) for start in (0, 2, 4)])
 
     plan = Plan(path)
     parts = [plan.part(number) for number in range(plan.part_count)]
     assert [list(part.ledger_ids) for part in parts] == [[7, 9], [2**40, 2**62], [2**63 - 1]]
-    assert [dict(part.known) for part in parts] == [{9: (3, 77)}, {2**62: (3, 77)}, {}]
     assert [plan.size_of(number) for number in range(plan.part_count)] == [2, 2, 1]
     assert plan.ledger_count == 5
     assert plan.ledger_ids([0, 2]).to_pylist() == [7, 9, 2**63 - 1]
     assert plan.ledger_ids([]).to_pylist() == []
-    assert ([plan.work_of(number) for number in range(3)], plan.work) == ([2, 2, 1], 5)
+    assert plan.work == [2, 2, 1]
 
 
 def test_a_cluster_without_ledgers_has_a_plan_without_parts(tmp_path: Path) -> None:
     path = tmp_path / "plan.parquet"
 
-    rows = planned([], table(), options(), job())
-    Plan.write(path, cut_by_work(rows, options(Level.FULL), job(), slot_count=2))
+    rows = planned([], table())
+    parts = cut_by_work(rows, options(Level.FULL), slot_count=2, keeps_order=False)
+    Plan.write(path, parts)
 
     assert Plan(path).part_count == 0
     assert Plan(path).ledger_count == 0
 
 
-def weighed(weights: Sequence[int], **wanted: float) -> list[list[int]]:
+def weighed(weights: Sequence[int], *, keeps_order: bool = False) -> list[list[int]]:
     """Return the weights of each part, for level ``full`` on two slots."""
-    rows = planned(range(len(weights)), table(), options(Level.FULL), job(days=0, **wanted))  # type: ignore[arg-type]
-    rows = with_work(rows, array("q", weights))
-    parts = cut_by_work(rows, options(Level.FULL), job(**wanted), slot_count=2)  # type: ignore[arg-type]
+    rows = planned(range(len(weights)), table(), Level.FULL, work=weights)
+    parts = cut_by_work(rows, options(Level.FULL), slot_count=2, keeps_order=keeps_order)
     return [part["work"].to_pylist() for part in parts]
 
 
 @pytest.mark.parametrize(
-    ("ledgers", "level", "count", "sizes"),
+    ("ledgers", "level", "slot_count", "sizes"),
     [
-        pytest.param(13, Level.ENDS, 0, [13], id="a small cluster is one part"),
-        pytest.param(1_000, Level.ENDS, 0, [334, 334, 111, 111, 55, 55], id="parts become lighter"),
+        pytest.param(13, Level.ENDS, 2, [13], id="a small cluster is one part"),
+        pytest.param(1_000, Level.ENDS, 2, [334, 334, 111, 111, 55, 55], id="parts become lighter"),
         pytest.param(
-            10_000, Level.ENDS, 0, [2_000, 2_000, 2_000, 2_000, 667], id="a part is bounded"
+            10_000, Level.ENDS, 2, [2_000, 2_000, 2_000, 2_000, 667], id="a part is bounded"
         ),
         pytest.param(
-            200_000, Level.METADATA, 0, [25_000] * 6 + [16_667] * 2, id="metadata is cheap"
+            200_000, Level.METADATA, 2, [25_000] * 6 + [16_667] * 2, id="metadata is cheap"
         ),
-        pytest.param(10, Level.FULL, 4, [3, 3, 2, 2], id="the requested number"),
-        pytest.param(1_300, Level.FULL, 2, [650, 650], id="the requested number of large parts"),
-        pytest.param(3, Level.FULL, 5, [1, 1, 1], id="no more parts than ledgers"),
+        pytest.param(1_300, Level.ENDS, 0, [1_300], id="one part in this process"),
     ],
 )
 def test_ledgers_of_equal_weight_are_cut_by_count(
-    ledgers: int, level: Level, count: int, sizes: list[int]
+    ledgers: int, level: Level, slot_count: int, sizes: list[int]
 ) -> None:
-    rows = planned(range(ledgers), table(), options(level), job(days=0))
+    rows = planned(range(ledgers), table(), level)
 
-    parts = cut_by_work(rows, options(level), job(partition_count=count), slot_count=2)
+    parts = cut_by_work(rows, options(level), slot_count=slot_count, keeps_order=False)
 
     assert [part.num_rows for part in parts][: len(sizes)] == sizes
     assert sum(part.num_rows for part in parts) == ledgers
-    assert not count or len(parts) == len(sizes)
 
 
 @pytest.mark.parametrize("slot_count", [1, 2, 3, 8])
 def test_equal_slots_end_together(slot_count: int) -> None:
-    rows = planned(range(1_000_000), table(), options(Level.METADATA), job(days=0))
+    rows = planned(range(1_000_000), table(), Level.METADATA)
 
-    parts = cut_by_work(rows, options(Level.METADATA), job(), slot_count=slot_count)
+    parts = cut_by_work(rows, options(Level.METADATA), slot_count=slot_count, keeps_order=False)
 
     slots = [0] * slot_count
     for part in parts:
@@ -189,21 +128,7 @@ def test_the_heaviest_part_comes_first_unless_time_may_be_short() -> None:
     weights = [30_000, 1_000_000, 30_000, 500_000]
 
     assert [sum(part) for part in weighed(weights)] == [1_000_000, 500_000, 30_000, 30_000]
-    assert [sum(part) for part in weighed(weights, time_budget_s=60)] == weights
-
-
-@pytest.mark.parametrize(
-    ("weights", "count", "parts"),
-    [
-        pytest.param([3, 3, 3], 2, [[3, 3], [3]], id="a number that does not divide"),
-        pytest.param([1, 90, 1, 1], 3, [[90], [1, 1], [1]], id="one that outweighs the others"),
-        pytest.param([1, 1, 90], 3, [[90], [1], [1]], id="a ledger is left for each part"),
-    ],
-)
-def test_a_requested_number_of_parts_is_kept(
-    weights: list[int], count: int, parts: list[list[int]]
-) -> None:
-    assert weighed(weights, partition_count=count) == parts
+    assert [sum(part) for part in weighed(weights, keeps_order=True)] == weights
 
 
 @pytest.mark.parametrize(
@@ -232,21 +157,11 @@ def test_a_part_has_a_minimum_and_a_maximum_weight(weights: list[int], sizes: li
 def test_with_limited_reads_a_part_takes_about_a_minute(
     limited: FsckOptions,
 ) -> None:
-    rows = planned(range(100), table(), limited, job(days=0))
-    rows = with_work(rows, array("q", [20_000] * 100))
+    rows = planned(range(100), table(), Level.FULL, work=[20_000] * 100)
 
-    parts = cut_by_work(rows, limited, job(), slot_count=2)
+    parts = cut_by_work(rows, limited, slot_count=2, keeps_order=False)
 
     assert [sum(part["work"].to_pylist()) for part in parts][:30] == [60_000] * 30
-
-
-def test_only_ledgers_that_may_be_read_are_estimated() -> None:
-    rows = planned([1, 2, 3], table(checked(2)), options(), job())
-    assert list(ledgers_to_estimate(rows)) == [1, 3]
-
-    rows = with_work(rows, array("q", [70, 90]))
-
-    assert rows["work"].to_pylist() == [70, 1, 90]
 
 
 @pytest.mark.parametrize(
@@ -272,14 +187,6 @@ def test_a_ledger_found_wrong_by_a_sample_is_read_completely(
     before: dict[str, object], level: Level, is_full_scan: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "plan.parquet"
-    before |= {"is_settled": False}
-
-    Plan.write(path, [planned([1, 5], table(before), options(level), job())])
+    Plan.write(path, [planned([1, 5], table(before), level)])
 
     assert Plan(path).part(0).full_scan == ({1} if is_full_scan else frozenset())
-
-
-def test_a_check_in_the_future_leaves_nothing_out() -> None:
-    rows = planned([1], table(checked(1, days_ago=-1)), options(), job(days=0))
-
-    assert rows["known_version"].to_pylist() == [None]

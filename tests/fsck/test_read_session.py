@@ -9,7 +9,7 @@ import pytest
 
 from auditor.fsck.budget import FixedPace
 from auditor.fsck.executor import open_executor
-from auditor.fsck.ledger_list import list_ledger_ids, unchanged_ledgers
+from auditor.fsck.ledger_list import list_ledger_ids
 from auditor.fsck.options import FsckOptions, SessionTimeouts
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.security import SecuritySettings
@@ -32,7 +32,6 @@ async def _execute() -> None:
     "work",
     [
         pytest.param(_execute, id="an executor"),
-        pytest.param(lambda: unchanged_ledgers(OPTIONS, {1: (1, 1)}), id="the unchanged ledgers"),
         pytest.param(
             lambda: list_ledger_ids(
                 OPTIONS.metadata_service_uri, OPTIONS.security, timeouts=OPTIONS.timeouts

@@ -9,8 +9,9 @@ import pytest
 
 from auditor.fsck.options import Level
 from auditor.fsck.results.report import EVIDENCE_MAX, WORST_MAX, write_report
+from auditor.fsck.results.run_folder import Results
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
-from daemon.fsck.advice import advice_for, headline, report_texts
+from daemon.fsck.advice import advice_for, headline, tails_text
 from ledgers.model import BookieId
 from tests.fsck.results import damaged, leave_results, seen, whole
 
@@ -23,7 +24,7 @@ UNKNOWN = damaged(4, Grade.UNKNOWN, seen(Finding.NOT_ANSWERED, B))
 class Page(HTMLParser):
     """The contents of a page: tags with their attributes, and text."""
 
-    VOID = frozenset({"meta", "br", "rect"})
+    VOID = frozenset({"meta"})
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -60,9 +61,20 @@ class Page(HTMLParser):
         return [attrs[attribute] for _, attrs in self.tags if attribute in attrs]
 
 
+def text_of(results: Results) -> str:
+    """Return the page of a run."""
+    summary = results.summary
+    path = write_report(
+        results,
+        headline=headline(summary),
+        tails=tails_text(summary.counts),
+        advice=advice_for(summary),
+    )
+    return path.read_text()
+
+
 def page_of(folder: Path, verdicts: list[LedgerVerdict]) -> Page:
-    results = leave_results(folder, verdicts)
-    return Page(write_report(results, {A: "/rack-1"}, report_texts(results.summary)).read_text())
+    return Page(text_of(leave_results(folder, verdicts)))
 
 
 def test_the_counts_of_the_page_and_the_summary_are_equal(tmp_path: Path) -> None:
@@ -82,13 +94,11 @@ def test_the_counts_of_the_page_and_the_summary_are_equal(tmp_path: Path) -> Non
 
 
 def test_the_page_loads_nothing_else(tmp_path: Path) -> None:
-    results = leave_results(tmp_path, [LOST, UNKNOWN, whole(2)])
-
-    text = write_report(results, {}, report_texts(results.summary)).read_text()
+    text = text_of(leave_results(tmp_path, [LOST, UNKNOWN, whole(2)]))
 
     assert not re.search(r"https?:|//|src=|url\(|@import|<link|<script", text)
     assert "default-src 'none'" in text
-    assert "prefers-color-scheme: dark" in text
+    assert "color-scheme: light dark" in text
     assert 'name="viewport"' in text
 
 
@@ -109,8 +119,29 @@ def test_the_worst_ledgers_come_first_with_their_evidence(tmp_path: Path) -> Non
     page = page_of(tmp_path, [whole(2), UNKNOWN, LOST])
 
     assert page.values("data-ledger") == ["1", "4"]
-    assert "/rack-1" in page.text
     assert "bad digest" in page.text
+
+
+def test_only_ledgers_with_findings_are_listed_worst_first(tmp_path: Path) -> None:
+    at_risk = damaged(
+        2, Grade.AT_RISK, seen(Finding.MISSING, A), seen(Finding.MISSING, A), length=5
+    )
+    large = damaged(9, Grade.AT_RISK, seen(Finding.MISSING, A))
+    legal = damaged(5, Grade.DEGRADED, seen(Finding.ACK_QUORUM_ONLY, A))
+    suspect = damaged(6, Grade.WHOLE, seen(Finding.SUSPECT, B))
+    idle = damaged(7, Grade.WHOLE, seen(Finding.IDLE_OPEN))
+
+    page = page_of(tmp_path, [whole(0), at_risk, large, LOST, UNKNOWN, legal, suspect, idle])
+
+    assert page.values("data-ledger") == ["1", "9", "2", "6", "5", "4", "7"]
+    assert page.values("data-place") == [A, B], "a ledger counts once for each bookie"
+    assert "ack quorum only 1; missing 3" in page.text
+
+
+def test_healthy_ledgers_are_not_listed(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [whole(0), whole(1)])
+
+    assert (page.values("data-ledger"), page.values("data-place")) == ([], [])
 
 
 def test_the_page_is_bounded_and_counts_the_rest(tmp_path: Path) -> None:

@@ -7,12 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.finished_runs import Results
-from auditor.fsck.results.report import UNKNOWN_RACK, WORST_MAX, figures_of
-from auditor.fsck.results.rows import VERSION_NOTE
-from auditor.fsck.results.run_folder import RunFolder
+from auditor.fsck.results.rows import VERSION_NOTE, replace_table
+from auditor.fsck.results.run_folder import Results, RunFolder
 from auditor.fsck.results.summary import Summary, read_summary
-from auditor.fsck.results.tables import replace_table
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.fsck.advice import advice_for, headline
 from ledgers.errors import CorruptionError, SettingsError
@@ -29,7 +26,6 @@ from tests.fsck.results import (
 )
 
 A, B, C = (BookieId(f"{name}:3181") for name in "abc")
-RACKS = {A: "/r1", B: "/r1"}
 
 LOST = damaged(1, Grade.LOST, seen(Finding.MISSING, A), seen(Finding.BAD_DIGEST, B))
 AT_RISK = damaged(2, Grade.AT_RISK, seen(Finding.MISSING, A), seen(Finding.MISSING, A), length=5)
@@ -92,9 +88,7 @@ def test_a_hidden_directory_leaves_a_run_unknown() -> None:
 
 
 def test_a_written_summary_is_read_unchanged(tmp_path: Path) -> None:
-    written = leave_results(
-        tmp_path, ALL, skipped=3, left=2, left_wrong=1, gone=1, hidden=("/a",)
-    ).summary
+    written = leave_results(tmp_path, ALL, left=2, left_wrong=1, gone=1, hidden=("/a",)).summary
 
     assert read_summary(tmp_path) == written
     assert written.counts.verdicts == {
@@ -154,55 +148,3 @@ def test_an_unknown_run_is_refused_with_the_known_ones(tmp_path: Path) -> None:
         Results.named(f"{tmp_path}@R")
     with pytest.raises(SettingsError, match=f"the run {LATER_RUN} is unfinished"):
         Results.named(str(tmp_path / "begun"))
-
-
-# --- The figures of the report --------------------------------------------------------------------
-
-
-def test_a_ledger_counts_once_for_each_bookie_and_rack(tmp_path: Path) -> None:
-    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
-
-    assert [(p.name, p.rack, p.ledgers) for p in figures.bookies] == [
-        (A, "/r1", 3),
-        (B, "/r1", 2),
-        (C, "", 2),
-    ]
-    assert figures.bookies[0].by_finding == {Finding.MISSING: 2, Finding.ACK_QUORUM_ONLY: 1}
-    assert [(p.name, p.ledgers) for p in figures.racks] == [("/r1", 4), (UNKNOWN_RACK, 2)]
-
-
-def test_ledgers_are_counted_by_the_age_of_their_metadata(tmp_path: Path) -> None:
-    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
-
-    assert [(age.name, dict(age.by_grade)) for age in figures.ages] == [
-        ("up to an hour", {Grade.WHOLE: 1}),
-        (
-            "up to a day",
-            {Grade.WHOLE: 2, Grade.LOST: 1, Grade.AT_RISK: 1, Grade.DEGRADED: 1},
-        ),
-        ("up to a month", {Grade.UNKNOWN: 1}),
-        ("more than a year", {Grade.AT_RISK: 1}),
-    ]
-    assert sum(age.ledgers for age in figures.ages) == len(ALL)
-
-
-def test_only_ledgers_with_findings_are_listed_worst_first(tmp_path: Path) -> None:
-    figures = figures_of(leave_results(tmp_path, ALL), RACKS)
-
-    assert list(figures.worst) == [LOST, LARGE_AT_RISK, AT_RISK, SUSPECT, LEGAL, UNKNOWN, IDLE]
-    assert figures.listed_count == 7
-
-
-def test_a_bounded_number_of_the_worst_is_listed(tmp_path: Path) -> None:
-    many = [damaged(i, Grade.DEGRADED, seen(Finding.MISSING, A)) for i in range(10, 400)]
-
-    figures = figures_of(leave_results(tmp_path, [*many, LOST]), RACKS)
-
-    assert (len(figures.worst), figures.listed_count) == (WORST_MAX, 391)
-    assert figures.worst[0] == LOST
-
-
-def test_healthy_ledgers_are_not_listed(tmp_path: Path) -> None:
-    figures = figures_of(leave_results(tmp_path, [whole(0), whole(1)]), {})
-
-    assert (figures.bookies, figures.racks, figures.worst, figures.listed_count) == ([], [], [], 0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.results.cluster import (
+from auditor.fsck.results.folder import (
     CLUSTER_FILE,
     Cluster,
     check_cluster,

@@ -1,5 +1,6 @@
 """The files of a run: everything in its folder survives the process that wrote it."""
 
+import json
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -8,10 +9,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
-from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, Level
-from auditor.fsck.results.checked import CHECKED
-from auditor.fsck.results.plan import plan_rows
-from auditor.fsck.results.rows import SCHEMA, from_table, to_batch
+from auditor.fsck.options import FeedChanges, FsckOptions, Level
+from auditor.fsck.results.plan import CHECKED, PLANNED, plan_rows
+from auditor.fsck.results.rows import SCHEMA, from_table, read_note, replace_table, to_batch
 from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.errors import SettingsError
@@ -31,32 +31,45 @@ def rows(verdicts: list[LedgerVerdict]) -> pa.Table:
 def folder(tmp_path: Path) -> RunFolder:
     """Return the folder of a run over three ledgers, in two parts."""
     folder = RunFolder(tmp_path, RUN)
-    job = FsckJob(run=RUN, output=tmp_path)
-    plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), OPTIONS, job, now_ms=0)
+    plan = plan_rows(array("q", [1, 2, 3]), CHECKED.empty_table(), Level.FULL, oldest_first=False)
     folder.begin([plan.slice(0, 2), plan.slice(2)], OPTIONS, started_ms=12, hidden=["/a"])
     return folder
 
 
 def test_a_killed_run_is_found_with_its_progress(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=3, gone=4)
+    folder.write_first_check(1, rows(WHOLE), rows(LOST), gone=4)
 
     assert list(unfinished_runs(tmp_path)) == [RUN]
     again = RunFolder(tmp_path, RUN)
-    assert again.differences(OPTIONS) == []
+    again.check_options(OPTIONS)
     assert (again.started_ms, again.plan.part_count, again.hidden) == (12, 2, ("/a",))
     (done,) = again.first_checks().items()
     assert done[0] == 1
-    assert (done[1].skipped, done[1].gone, done[1].to_recheck) == (3, 4, 1)
+    assert (done[1].gone, done[1].to_recheck) == (4, 1)
     assert (done[1].to_recheck_entries, done[1].to_recheck_bytes) == (7, 70)
     assert done[1].final == counted(WHOLE)
     assert list(from_table(again.rows_to_recheck(1))) == LOST
     assert again.rechecks() == {}
 
 
+def test_a_run_of_the_last_release_continues(tmp_path: Path, folder: RunFolder) -> None:
+    """Its counts have skipped ledgers, and its plan says which metadata may be skipped."""
+    folder.write_first_check(1, rows(WHOLE), rows([]), gone=0)
+    path = tmp_path / "state" / f"run={RUN}" / "ledgers" / "part-00001.parquet"
+    counts = {**json.loads(read_note(path, "bookmender.part")), "skipped": 3}
+    replace_table(path, rows(WHOLE), note={"bookmender.part": json.dumps(counts)})
+    plan = plan_rows(array("q", [5]), CHECKED.empty_table(), Level.FULL, oldest_first=False)
+    known = pa.array([8], pa.int32())
+    folder.plan.write(path.parent.parent / "plan.parquet", [plan.set_column(1, PLANNED[1], known)])
+
+    assert folder.first_checks()[1].final == counted(WHOLE)
+    assert list(folder.plan.part(0).ledger_ids) == [5]
+
+
 def test_suspected_ledgers_are_results_only_after_the_recheck(
     folder: RunFolder,
 ) -> None:
-    folder.write_first_check(1, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+    folder.write_first_check(1, rows(WHOLE), rows(LOST), gone=0)
     before = folder.verdicts(["ledger_id", "verdict"])
 
     folder.write_recheck(1, rows(LOST), gone=1)
@@ -103,7 +116,7 @@ def test_an_incomplete_file_is_not_published(tmp_path: Path, folder: RunFolder) 
 
 
 def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
     assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of an unfinished run"
 
     folder.publish()
@@ -113,7 +126,7 @@ def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: Ru
 
 
 def test_a_run_killed_at_its_end_can_end_when_continued(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
     folder.publish()
 
     again = RunFolder(tmp_path, RUN)
@@ -128,7 +141,7 @@ def test_a_run_killed_at_its_end_can_end_when_continued(tmp_path: Path, folder: 
 
 
 def test_a_discarded_run_leaves_nothing_behind(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows(LOST), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows(LOST), gone=0)
 
     folder.discard()
 
@@ -139,7 +152,7 @@ def test_a_discarded_run_leaves_nothing_behind(tmp_path: Path, folder: RunFolder
 def test_a_partly_discarded_run_has_no_results(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
     folder.publish()
 
     def killed(*args: object, **kwargs: object) -> None:
@@ -156,12 +169,11 @@ def test_a_partly_discarded_run_has_no_results(
 def test_the_options_that_differ_are_named(folder: RunFolder) -> None:
     other = replace(OPTIONS, level=Level.SAMPLE, sample_share=0.5, entry_lists=True)
 
-    assert folder.differences(other) == [
-        "level full, not sample",
-        "sample share 0.01, not 0.5",
-        "entry lists False, not True",
-    ]
-    assert folder.differences(replace(OPTIONS, seed=1)) == ["seed 0, not 1"]
+    differences = "level full, not sample; sample share 0.01, not 0.5; entry lists False, not True"
+    with pytest.raises(SettingsError, match=differences):
+        folder.check_options(other)
+    with pytest.raises(SettingsError, match="seed 0, not 1"):
+        folder.check_options(replace(OPTIONS, seed=1))
 
 
 def test_a_run_of_another_release_is_not_continued(
@@ -169,13 +181,14 @@ def test_a_run_of_another_release_is_not_continued(
 ) -> None:
     monkeypatch.setattr("auditor.fsck.results.run_folder.VERSION", 2)
 
-    assert folder.differences(OPTIONS) == ["rows of version 1, not 2"]
+    with pytest.raises(SettingsError, match="rows of version 1, not 2"):
+        folder.check_options(OPTIONS)
 
 
 def test_a_run_has_results_after_its_first_part(folder: RunFolder) -> None:
     assert not folder.has_results
 
-    folder.write_first_check(0, rows(WHOLE), rows([]), skipped=0, gone=0)
+    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
 
     assert folder.has_results
 
@@ -203,4 +216,5 @@ def test_an_unfinished_run_keeps_what_the_feed_told(tmp_path: Path) -> None:
 
 def test_a_run_over_all_ledgers_has_no_changes(folder: RunFolder) -> None:
     assert folder.changes is None
-    assert folder.differences(OPTIONS, client="a") == ["changes of no client, not a"]
+    with pytest.raises(SettingsError, match="changes of no client, not a"):
+        folder.check_options(OPTIONS, client="a")

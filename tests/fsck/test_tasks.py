@@ -11,7 +11,7 @@ from auditor.fsck.budget import FixedPace
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import to_batch
-from auditor.fsck.tasks import FirstCheck, Recheck
+from auditor.fsck.tasks import Recheck, run_check
 from auditor.fsck.verdicts import LedgerVerdict
 from tests.fsck.planning import options
 from tests.fsck.results import whole
@@ -30,7 +30,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     ) -> AsyncIterator[LedgerVerdict]:
         for each in asked:
             ledger_id = each if isinstance(each, int) else each.ledger_id
-            seen[ledger_id] = wanted.sample_share
+            seen[ledger_id] = wanted.share_of(ledger_id)
             yield whole(ledger_id)
 
     monkeypatch.setattr(tasks, "inspect", look)
@@ -43,7 +43,7 @@ def test_suspects_are_read_completely_and_others_by_the_sample(
 ) -> None:
     part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), full_scan=frozenset({2}))
 
-    batches = run(FirstCheck.at(part).run(SAMPLE, FixedPace))
+    batches = run(run_check(part, SAMPLE, FixedPace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1}
     assert sum(batch.num_rows for batch in batches) == 3
@@ -55,7 +55,7 @@ def test_suspects_are_read_completely_at_the_recheck_too(shares: dict[int, float
         for number, ledger_ids in {0: [1, 2], 4: [5, 6]}.items()
     }
 
-    batches = run(Recheck.at(doubtful, frozenset({2, 6})).run(SAMPLE, FixedPace))
+    batches = run(run_check(Recheck.at(doubtful, frozenset({2, 6})), SAMPLE, FixedPace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1, 6: 1.0}
     rows = pa.Table.from_batches(batches)

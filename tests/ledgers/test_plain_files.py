@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.results.files import replace_file
-from ledgers.plain_files import plain, refuse_links
+from ledgers.plain_files import plain, refuse_links, replace_file
 
 
 @pytest.fixture
@@ -76,3 +75,17 @@ def test_a_link_of_another_user_is_refused_everywhere(tmp_path: Path) -> None:
 
     with pytest.raises(OSError, match="delete it"):
         refuse_links(tmp_path)
+
+
+def test_a_file_is_synced_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "options.json"
+    stood: list[bool] = []
+    monkeypatch.setattr(os, "fsync", lambda _: stood.append(path.exists()))
+
+    replace_file(path, "{}")
+
+    assert stood == [False]
+    assert [each.name for each in tmp_path.iterdir()] == ["options.json"]
+    assert path.read_text() == "{}"

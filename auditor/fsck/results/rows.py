@@ -1,28 +1,28 @@
 """Verdicts as rows: the schema of the Parquet files ``ledgers/run=…/`` in the results, and the
-conversions.
+conversions; and the reading and replacing of Parquet files.
 
 The schema is stable: a new column or field keeps ``VERSION``, a change of meaning raises it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from itertools import accumulate, chain
 from operator import attrgetter
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.verdicts import Evidence, Finding, FragmentVerdict, Grade, LedgerVerdict
-from ledgers.model import BookieId
+from ledgers.plain_files import in_place
 
 VERSION = 1
 VERSION_NOTE = "bookmender.version"
 """Key of the version in the metadata of each file."""
-
-T = TypeVar("T")
 
 _STRINGS = pa.list_(pa.string())
 _EVIDENCE = pa.struct(
@@ -80,8 +80,8 @@ def to_batch(verdicts: Sequence[LedgerVerdict]) -> pa.RecordBatch:
         verdicts,
         verdict=pa.array([verdict.grade.value for verdict in verdicts], pa.string()),
         reasons=pa.array([_values(verdict.findings) for verdict in verdicts], _STRINGS),
-        evidence=_lists([verdict.evidence for verdict in verdicts], _evidence_array),
-        fragments=_lists([verdict.fragments for verdict in verdicts], _fragment_array),
+        evidence=_lists(_EVIDENCE, [each.evidence for each in verdicts], finding="finding"),
+        fragments=_lists(_FRAGMENT, [each.fragments for each in verdicts], verdict="grade"),
     )
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -104,7 +104,12 @@ def counts_of(table: pa.Table) -> Counts:
     """Return the counts of the rows. Each grade and finding has a count, even if it is 0."""
     verdicts = _value_counts(table["verdict"])
     reasons = _value_counts(pc.list_flatten(table["reasons"]))
-    away = _away(table)
+    # Bookies to start for a ledger with entries on no running bookie. Only the few rows without a
+    # good copy are converted.
+    fragments = table.select(["fragments"]).combine_chunks()["fragments"]
+    lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
+    rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))
+    away = [found for verdict in from_table(rows) if (found := verdict.bookies_to_start)]
     return Counts(
         ledgers=table.num_rows,
         verdicts={grade.value: verdicts.get(grade.value, 0) for grade in Grade},
@@ -119,62 +124,21 @@ def counts_of(table: pa.Table) -> Counts:
     )
 
 
-def _away(table: pa.Table) -> list[frozenset[BookieId]]:
-    """Return the bookies to start, for each ledger with entries on no running bookie. Only the
-    few rows without a good copy are converted."""
-    fragments = table.select(["fragments"]).combine_chunks()["fragments"]
-    lacking = pc.equal(pc.struct_field(pc.list_flatten(fragments), "copies_least"), 0)
-    rows = table.take(pc.unique(pc.list_parent_indices(fragments).filter(lacking)))
-    return [verdict.bookies_to_start for verdict in from_table(rows) if verdict.bookies_to_start]
-
-
 def _from_row(row: dict[str, Any]) -> LedgerVerdict:
+    del row["is_wrong"]  # follows from the others
     return LedgerVerdict(
-        ledger_id=row["ledger_id"],
-        grade=Grade(row["verdict"]),
-        findings=tuple(map(Finding, row["reasons"])),
-        rests_on_unknown=row["rests_on_unknown"],
-        evidence=tuple(_evidence(each) for each in row["evidence"]),
-        evidence_left_out=row["evidence_left_out"],
-        fragments=tuple(_fragment(each) for each in row["fragments"]),
-        state=row["state"],
-        length=row["length"],
-        last_entry_id=row["last_entry_id"],
-        is_tail_unseen=row["is_tail_unseen"],
-        metadata_version=row["metadata_version"],
-        mtime_ms=row["mtime_ms"],
-        entries_read=row["entries_read"],
-        bytes_read=row["bytes_read"],
-        checked_ms=row["checked_ms"],
-    )
-
-
-def _evidence(row: dict[str, Any]) -> Evidence:
-    return Evidence(**{**row, "finding": Finding(row["finding"])})
-
-
-def _fragment(row: dict[str, Any]) -> FragmentVerdict:
-    return FragmentVerdict(
-        first_entry_id=row["first_entry_id"],
-        last_entry_id=row["last_entry_id"],
-        ensemble=tuple(row["ensemble"]),
-        grade=Grade(row["verdict"]),
-        copies_least=row["copies_least"],
-        rests_on_unknown=row["rests_on_unknown"],
-    )
-
-
-def _evidence_array(evidence: Sequence[Evidence]) -> pa.Array:
-    finding = pa.array(_values(each.finding for each in evidence), pa.string())
-    return pa.StructArray.from_arrays(
-        _columns(_EVIDENCE, evidence, finding=finding), fields=list(_EVIDENCE)
-    )
-
-
-def _fragment_array(fragments: Sequence[FragmentVerdict]) -> pa.Array:
-    verdict = pa.array(_values(each.grade for each in fragments), pa.string())
-    return pa.StructArray.from_arrays(
-        _columns(_FRAGMENT, fragments, verdict=verdict), fields=list(_FRAGMENT)
+        grade=Grade(row.pop("verdict")),
+        findings=tuple(map(Finding, row.pop("reasons"))),
+        evidence=tuple(
+            Evidence(finding=Finding(each.pop("finding")), **each) for each in row.pop("evidence")
+        ),
+        fragments=tuple(
+            FragmentVerdict(
+                ensemble=tuple(each.pop("ensemble")), grade=Grade(each.pop("verdict")), **each
+            )
+            for each in row.pop("fragments")
+        ),
+        **row,
     )
 
 
@@ -191,12 +155,17 @@ def _columns(
     ]
 
 
-def _lists(
-    values: Sequence[Sequence[T]], to_array: Callable[[Sequence[T]], pa.Array]
-) -> pa.ListArray:
-    offsets = [0, *accumulate(map(len, values))]
-    flat = to_array(list(chain.from_iterable(values)))
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), flat)
+def _lists(struct: pa.StructType, items: Sequence[Sequence[object]], **values: str) -> pa.ListArray:
+    """Return a column of lists of structs. ``values``: the attribute with the ``Enum`` whose value
+    a field has."""
+    flat = list(chain.from_iterable(items))
+    known = {
+        name: pa.array(_values(map(attrgetter(attribute), flat)), pa.string())
+        for name, attribute in values.items()
+    }
+    structs = pa.StructArray.from_arrays(_columns(struct, flat, **known), fields=list(struct))
+    offsets = pa.array([0, *accumulate(map(len, items))], pa.int32())
+    return pa.ListArray.from_arrays(offsets, structs)
 
 
 def _values(members: Iterable[Enum]) -> list[str]:
@@ -209,3 +178,35 @@ def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:
 
 def _sum(column: pa.ChunkedArray) -> int:
     return pc.sum(column).as_py() or 0
+
+
+# --- Parquet files --------------------------------------------------------------------------------
+
+
+def replace_table(
+    path: Path,
+    table: pa.Table,
+    *,
+    note: Mapping[str, str] | None = None,
+) -> None:
+    """Write the table as Parquet in place of an old file. ``note``: stored in the file's metadata,
+    for ``read_note``."""
+    if note is not None:
+        table = table.replace_schema_metadata({**(table.schema.metadata or {}), **note})
+    with in_place(path) as beside:
+        pq.write_table(table, beside, compression="zstd")
+
+
+def replace_tables(path: Path, tables: Iterable[pa.Table], schema: pa.Schema) -> None:
+    """Write the tables into one file, each as a row group. No table may be empty."""
+    with in_place(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd") as file:
+        for table in tables:
+            file.write_table(table, row_group_size=table.num_rows)
+
+
+def read_note(path: Path, key: str, *, default: str | None = None) -> str:
+    """Return a note without reading the rows. Raises KeyError without ``default``."""
+    metadata: dict[bytes, bytes] = pq.read_schema(path).metadata
+    if default is not None and key.encode() not in metadata:
+        return default
+    return metadata[key.encode()].decode()

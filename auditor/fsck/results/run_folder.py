@@ -1,4 +1,4 @@
-"""The files of one run below the folder of the results, in the order of their creation.
+"""The files of runs below the folder of the results, in the order of their creation.
 
 - ``state/run=…/plan.parquet``: which ledgers, in which parts; with it ``options.json``, and
   ``changes.parquet`` if the run follows the change feed
@@ -10,38 +10,56 @@
   run
 
 A file is never written again, so a killed run continues where it was. At the end of the run its
-state is deleted.
+state is deleted. ``Results`` reads a finished run, a few columns at a time.
 """
 
 import json
 import shutil
 import time
+from array import array
 from calendar import timegm
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from auditor.fsck.options import FeedChanges, FsckOptions
-from auditor.fsck.results.changes import read_changes, write_changes
-from auditor.fsck.results.files import replace_file
 from auditor.fsck.results.plan import Plan
-from auditor.fsck.results.rows import SCHEMA, VERSION, VERSION_NOTE, counts_of
-from auditor.fsck.results.summary import Counts, summary_runs
-from auditor.fsck.results.tables import read_note, replace_table
-from ledgers.errors import SettingsError
+from auditor.fsck.results.rows import (
+    SCHEMA,
+    VERSION,
+    VERSION_NOTE,
+    counts_of,
+    from_table,
+    read_note,
+    replace_table,
+)
+from auditor.fsck.results.summary import Counts, Summary, read_summary, summary_runs
+from auditor.fsck.verdicts import LedgerVerdict
+from ledgers.errors import CorruptionError, SettingsError
+from ledgers.plain_files import replace_file
+from replication.records import decode_json
 
 STATE = "state"
 LEDGERS = "ledgers"
 _PREFIX = "run="
 _NAME = "%Y%m%dT%H%M%SZ"
 """The name of a run: its start in UTC."""
-_RUNS = f"{_PREFIX}*"
 _NOTE = "bookmender.part"
+CHANGES = pa.schema(
+    [("ledger_id", pa.int64()), ("version", pa.uint64()), ("is_deleted", pa.bool_())]
+)
+_CHANGES_NOTE = "bookmender.changes"
+_LOG_NOTE = "bookmender.changes.log"
+"""A note of its own: early releases refuse unknown keys in the other one, and write none."""
+KNOWN_MAX = 5
+"""Number of runs, the last ones, that an error names if the wanted run does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +68,12 @@ class PartCounts:
 
     final: Counts = field(default_factory=Counts)
     """Counts of the rows that are part of the results."""
-    skipped: int = 0
     gone: int = 0
     to_recheck: int = 0
     """Number of rows that must be rechecked."""
     to_recheck_entries: int = 0
     to_recheck_bytes: int = 0
     """Entries and bytes that were read for the rows to recheck."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        record: dict[str, Any] = json.loads(text)
-        return cls(**{**record, "final": Counts(**record["final"])})
 
 
 class RunFolder:
@@ -77,6 +86,8 @@ class RunFolder:
         self._unpublished = self._state / LEDGERS
         self._published = output / LEDGERS / f"{_PREFIX}{run}"
         self._options_path = self._state / "options.json"
+        self._plan_path = self._state / "plan.parquet"
+        self._changes_path = self._state / "changes.parquet"
 
     @property
     def is_begun(self) -> bool:
@@ -98,7 +109,7 @@ class RunFolder:
         self._unpublished.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
         if changes is not None:
-            write_changes(self._changes_path, changes)
+            _write_changes(self._changes_path, changes)
         client = "" if changes is None else changes.client
         stored = {
             "started_ms": started_ms,
@@ -121,26 +132,33 @@ class RunFolder:
     @property
     def changes(self) -> FeedChanges | None:
         """The changes that the run checks; None if it does not follow the change feed."""
-        return read_changes(self._changes_path)
+        path = self._changes_path
+        if not path.exists():
+            return None
+        rows = pq.read_table(path, schema=CHANGES)
+        log = json.loads(read_note(path, _LOG_NOTE, default="null"))
+        return FeedChanges(
+            **json.loads(read_note(path, _CHANGES_NOTE)),
+            log=tuple(log) if log else None,
+            ledger_ids=array("q", rows["ledger_id"].to_pylist()),
+            versions=array("Q", rows["version"].to_pylist()),
+            are_deleted=bytes(rows["is_deleted"].to_pylist()),
+        )
 
     def check_options(self, options: FsckOptions, *, client: str = "") -> None:
         """Raise SettingsError if the run was begun with other options. ``client``: of the feed;
         empty if the run does not follow the feed."""
-        if differences := self.differences(options, client=client):
-            raise SettingsError(
-                f"the unfinished run {self._run} has other options: {'; '.join(differences)}. "
-                "Use the same options, or discard that run with --restart"
-            )
-
-    def differences(self, options: FsckOptions, *, client: str = "") -> list[str]:
-        """Return in words the options of the unfinished run that differ:
-        ``level full, not ends``."""
         stored = json.loads(self._options_path.read_bytes())
-        return [
+        differences = [
             f"{key.replace('_', ' ')} {stored.get(key)}, not {value}"
             for key, value in _common_options(options, client).items()
             if stored.get(key) != value
         ]
+        if differences:
+            raise SettingsError(
+                f"the unfinished run {self._run} has other options: {'; '.join(differences)}. "
+                "Use the same options, or discard that run with --restart"
+            )
 
     @property
     def has_results(self) -> bool:
@@ -160,22 +178,21 @@ class RunFolder:
         return self._counts("again")
 
     def write_first_check(
-        self, number: int, final: pa.Table, to_recheck: pa.Table, *, skipped: int, gone: int
+        self, number: int, final: pa.Table, to_recheck: pa.Table, *, gone: int
     ) -> PartCounts:
         """Write rows as in ``rows.SCHEMA``, and return their counts. The rows to recheck are
         written first: the other file makes the part done, and a crash between the two must lose
         none."""
-        recheck_counts = counts_of(to_recheck)
-        counts = PartCounts(
-            final=counts_of(final),
-            skipped=skipped,
-            gone=gone,
-            to_recheck=to_recheck.num_rows,
-            to_recheck_entries=recheck_counts.entries_read,
-            to_recheck_bytes=recheck_counts.bytes_read,
-        )
         if to_recheck.num_rows:
             replace_table(self._recheck_path(number), to_recheck)
+        read = counts_of(to_recheck)
+        counts = PartCounts(
+            final=counts_of(final),
+            gone=gone,
+            to_recheck=to_recheck.num_rows,
+            to_recheck_entries=read.entries_read,
+            to_recheck_bytes=read.bytes_read,
+        )
         self._write(f"part-{number:05d}", final, counts)
         return counts
 
@@ -220,67 +237,34 @@ class RunFolder:
         return self._published if self._published.exists() else self._unpublished
 
     def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
-        note = {_NOTE: counts.to_json(), VERSION_NOTE: str(VERSION)}
+        note = {_NOTE: json.dumps(asdict(counts)), VERSION_NOTE: str(VERSION)}
         replace_table(self._ledgers / f"{name}.parquet", rows, note=note)
 
     def _counts(self, kind: str) -> dict[int, PartCounts]:
         return {
-            int(path.stem.removeprefix(f"{kind}-")): PartCounts.from_json(read_note(path, _NOTE))
+            int(path.stem.removeprefix(f"{kind}-")): decode_json(
+                read_note(path, _NOTE).encode(), PartCounts
+            )
             for path in sorted(self._ledgers.glob(f"{kind}-*.parquet"))
         }
 
     def _recheck_path(self, number: int) -> Path:
         return self._state / f"recheck-{number:05d}.parquet"
 
-    @property
-    def _plan_path(self) -> Path:
-        return self._state / "plan.parquet"
 
-    @property
-    def _changes_path(self) -> Path:
-        return self._state / "changes.parquet"
-
-
-def new_run_name(output: Path, *, now_s: float) -> str:
-    """Return the name of a run that starts now: the time, or a second after the last run.
-
-    So no run takes the files of a finished one for its own, and the last name is that of the last
-    run, even if two runs start within a second, or the clock was set back.
-    """
-    names = [*summary_runs(output), *(_run_of(each) for each in (output / LEDGERS).glob(_RUNS))]
-    last_s = max((_started_s(name) for name in names), default=0)
-    return time.strftime(_NAME, time.gmtime(max(now_s, last_s + 1)))
-
-
-def _started_s(name: str) -> int:
-    try:
-        return timegm(time.strptime(name, _NAME))
-    except ValueError:
-        return 0  # not the name of a run
-
-
-def unfinished_runs(output: Path) -> Iterator[str]:
-    """Yield the names of runs below ``output`` that were begun and have not ended, the latest
-    first."""
-    for folder in sorted((output / STATE).glob(_RUNS), reverse=True):
-        run = _run_of(folder)
-        if RunFolder(output, run).is_begun:
-            yield run
-
-
-def delete_remains(output: Path) -> None:
-    """Delete the remains of runs that were killed while being planned, ended or discarded. These
-    cannot continue.
-
-    Call only while no run writes below ``output``.
-    """
-    for folder in (output / STATE).glob(_RUNS):
-        if not RunFolder(output, _run_of(folder)).is_begun:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def _run_of(folder: Path) -> str:
-    return folder.name.removeprefix(_PREFIX)
+def _write_changes(path: Path, changes: FeedChanges) -> None:
+    rows = pa.table(
+        {
+            "ledger_id": pa.array(changes.ledger_ids, pa.int64()),
+            "version": pa.array(changes.versions, pa.uint64()),
+            "is_deleted": pa.array(map(bool, changes.are_deleted), pa.bool_()),
+        },
+        schema=CHANGES,
+    )
+    head = {name: getattr(changes, name) for name in ("client", "generation", "position")}
+    head["is_whole"] = changes.is_whole
+    note = {_CHANGES_NOTE: json.dumps(head), _LOG_NOTE: json.dumps(changes.log)}
+    replace_table(path, rows, note=note)
 
 
 def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
@@ -294,3 +278,159 @@ def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
         "entry_lists": options.entry_lists,
         "changes_of": client or "no client",
     }
+
+
+# --- Runs by name ---------------------------------------------------------------------------------
+
+
+def new_run_name(output: Path, *, now_s: float) -> str:
+    """Return the name of a run that starts now: the time, or a second after the last run.
+
+    So no run takes the files of a finished one for its own, and the last name is that of the last
+    run, even if two runs start within a second, or the clock was set back.
+    """
+    last_s = 0
+    for name in [*summary_runs(output), *_names_in(output / LEDGERS)]:
+        with suppress(ValueError):  # not the name of a run
+            last_s = max(last_s, timegm(time.strptime(name, _NAME)))
+    return time.strftime(_NAME, time.gmtime(max(now_s, last_s + 1)))
+
+
+def unfinished_runs(output: Path) -> list[str]:
+    """Return the names of runs below ``output`` that were begun and have not ended, the latest
+    first."""
+    names = sorted(_names_in(output / STATE), reverse=True)
+    return [name for name in names if RunFolder(output, name).is_begun]
+
+
+def delete_remains(output: Path) -> None:
+    """Delete the remains of runs that were killed while being planned, ended or discarded. These
+    cannot continue.
+
+    Call only while no run writes below ``output``.
+    """
+    for name in _names_in(output / STATE):
+        folder = RunFolder(output, name)
+        if not folder.is_begun:
+            folder.end()
+
+
+def _names_in(folder: Path) -> list[str]:
+    return [path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*")]
+
+
+# --- Finished runs --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The results of one finished run."""
+
+    folder: Path
+    summary: Summary
+
+    @classmethod
+    def open(cls, folder: Path, run: str | None = None) -> "Results":
+        """Return the results of ``run``, or of the last run. Raises SettingsError if there are
+        none; CorruptionError."""
+        try:
+            return cls(folder, read_summary(folder, run))
+        except FileNotFoundError as error:
+            raise SettingsError(f"{folder}: {_no_results(folder, run)}") from error
+        except OSError as error:
+            raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
+
+    @classmethod
+    def named(cls, name: str) -> "Results":
+        """Return the results of ``DIR`` (its last run) or ``DIR@RUN`` (an earlier run). Raises
+        SettingsError."""
+        folder, at, run = name.rpartition("@")
+        if at and not Path(name).exists():
+            return cls.open(Path(folder), run)
+        return cls.open(Path(name))
+
+    def table(self, columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
+        """Return the rows for which ``where`` holds, in no order. Raises CorruptionError if the
+        rows have another version, SettingsError if they were deleted."""
+        return self._rows.to_table(columns=list(columns), filter=where)
+
+    def verdicts(self, where: pc.Expression | None = None) -> Iterator[LedgerVerdict]:
+        """Yield the verdicts for which ``where`` holds, with one batch at a time in memory. Raises
+        as ``table``."""
+        for batch in self._rows.to_batches(filter=where, batch_size=1_000):
+            yield from from_table(pa.Table.from_batches([batch]))
+
+    def wrong(self) -> Iterator[LedgerVerdict]:
+        """Yield the verdicts on wrong ledgers, which need a repair or an operator."""
+        return self.verdicts(pc.field("is_wrong"))
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run's Parquet files."""
+        return self.folder / LEDGERS / f"{_PREFIX}{self.summary.run}"
+
+    @property
+    def has_rows(self) -> bool:
+        """True if the rows exist. Those of old runs may be deleted."""
+        return self.path.is_dir()
+
+    @property
+    def _rows(self) -> ds.Dataset:
+        if not self.has_rows:
+            raise SettingsError(f"{self.path}: the rows of this run were deleted")
+        for path in islice(self.path.glob("*.parquet"), 1):  # all files have one version
+            found = int(read_note(path, VERSION_NOTE))
+            if found != VERSION:  # the same names may mean something else there
+                raise CorruptionError(f"rows of version {found}, and this release reads {VERSION}")
+        return ds.dataset(self.path, format="parquet", schema=SCHEMA)
+
+
+def _no_results(folder: Path, run: str | None) -> str:
+    """Return an error text that names what exists instead."""
+    if run is not None:
+        text = f"there are no results of the run {run}"
+        known = summary_runs(folder)[-KNOWN_MAX:]
+        return f"{text}; known runs: {', '.join(known)}" if known else text
+    text = "there are no results of a finished fsck run"
+    unfinished = unfinished_runs(folder)
+    return f"{text}; the run {unfinished[0]} is unfinished" if unfinished else text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunVerdict:
+    """A run's verdict on the ledger. ``later_runs``: number of runs that ended since. None of them
+    checked the ledger as closely, as far as their rows still exist; those of ``later_runs_deleted``
+    runs do not."""
+
+    summary: Summary
+    verdict: LedgerVerdict
+    later_runs: int
+    later_runs_deleted: int
+
+
+def verdict_history(folder: Path, ledger_id: int) -> list[RunVerdict]:
+    """Return the verdicts, the last one first, then those at closer levels. Empty if no run with
+    existing rows checked the ledger: a run that did not reach it has no row for it.
+
+    Raises CorruptionError, and SettingsError if there are no results of any run.
+    """
+    Results.open(folder)  # raises with a helpful message if there are no results
+    history: list[RunVerdict] = []
+    deleted = 0
+    for later_runs, run in enumerate(reversed(summary_runs(folder))):
+        results = Results.open(folder, run)
+        if not results.has_rows:
+            deleted += 1
+            continue
+        if history and results.summary.level.depth <= history[-1].summary.level.depth:
+            continue
+        history += [
+            RunVerdict(
+                summary=results.summary,
+                verdict=verdict,
+                later_runs=later_runs,
+                later_runs_deleted=deleted,
+            )
+            for verdict in results.verdicts(pc.field("ledger_id") == ledger_id)
+        ]
+    return history

@@ -9,9 +9,9 @@ summary in ZooKeeper also says how many ledgers were marked since, if any.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,6 @@ import structlog
 from prometheus_client import Gauge
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.files import replace_file
 from auditor.fsck.verdicts import Grade
 from ledgers.errors import (
     ConflictError,
@@ -29,6 +28,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ledgers.plain_files import replace_file
 from ledgers.store import ANY_VERSION, MetadataStore
 from replication.records import Count, TimeMs, decode, read_record
 from replication.znodes import ClusterPaths
@@ -84,18 +84,15 @@ class Counts:
     not checked."""
 
     def __add__(self, other: "Counts") -> "Counts":
-        return Counts(
-            ledgers=self.ledgers + other.ledgers,
-            verdicts=_added(self.verdicts, other.verdicts),
-            findings=_added(self.findings, other.findings),
-            wrong=self.wrong + other.wrong,
-            resting_on_unknown=self.resting_on_unknown + other.resting_on_unknown,
-            entries_read=self.entries_read + other.entries_read,
-            bytes_read=self.bytes_read + other.bytes_read,
-            out_of_reach=self.out_of_reach + other.out_of_reach,
-            away=_added(self.away, other.away),
-            tails_unseen=self.tails_unseen + other.tails_unseen,
-        )
+        return Counts(**{each.name: _added(self, other, each.name) for each in fields(Counts)})
+
+
+def _added(ours: Counts, others: Counts, name: str) -> Any:
+    """Return the sum of one field; of a mapping, the sums by key."""
+    one, two = getattr(ours, name), getattr(others, name)
+    if isinstance(one, int):
+        return one + two
+    return {key: one.get(key, 0) + two.get(key, 0) for key in {**one, **two}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +104,6 @@ class Summary:
     started_ms: int
     finished_ms: int
     counts: Counts
-    skipped: int = 0
-    """Closed ledgers that were checked recently and are unchanged."""
     left: int = 0
     """Ledgers for which the time budget was too short."""
     left_wrong: int = 0
@@ -156,7 +151,7 @@ class Summary:
             "is_complete": self.is_complete,
             "exit_code": self.exit_code,
             **asdict(self.counts),
-            "skipped": self.skipped,
+            "skipped": 0,  # earlier releases require it
             "left": self.left,
             "left_wrong": self.left_wrong,
             "gone": self.gone,
@@ -180,32 +175,12 @@ class _Head:
     level: Level
     started_ms: TimeMs
     finished_ms: TimeMs
-    skipped: Count
     left: Count
     left_wrong: Count
     gone: Count
     is_changed_only: bool = False
     hidden: tuple[str, ...] = ()
     marked: Count | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """``title``: what was found, with its count. ``text``: what it means, and what to do."""
-
-    title: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTexts:
-    """The sentences of a page that the caller words: ``headline`` on the whole result, ``tails`` on
-    open ledgers whose tail was not checked (may be empty), and what to do, the most urgent first.
-    """
-
-    headline: str
-    tails: str
-    advice: Sequence[Advice]
 
 
 # --- The files ------------------------------------------------------------------------------------
@@ -232,18 +207,8 @@ def summary_runs(folder: Path) -> list[str]:
     return sorted(path.stem for path in (folder / SUMMARIES).glob("*.json"))
 
 
-def check_version(what: str, found: int, known: int) -> None:
-    """Raise CorruptionError for another version: the same names may mean something else there."""
-    if found != known:
-        raise CorruptionError(f"{what} of version {found}, and this release reads {known}")
-
-
 def _of_run(folder: Path, run: str) -> Path:
     return folder / SUMMARIES / f"{run}.json"
-
-
-def _added(ours: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    return {key: ours.get(key, 0) + others.get(key, 0) for key in {**ours, **others}}
 
 
 # --- The summaries in ZooKeeper -------------------------------------------------------------------
@@ -253,20 +218,18 @@ async def write_last(store: MetadataStore, paths: ClusterPaths, summary: Summary
     """Replace the summary of the previous run. Nothing acts on it, so the write needs no guard of
     the session."""
     before = (await read_closer(store, paths), await read_last(store, paths))
-    closer = _outstanding([each for each in before if each is not None], summary)
+    # The run at the closest level that found something wrong, if closer than the last run's.
+    closer = max(
+        (each for each in before if each and each.wrong and each.level.depth > summary.level.depth),
+        key=lambda each: (each.level.depth, each.finished_ms),
+        default=None,
+    )
     if closer is not None:
         await _write(store, paths.fsck_closer, closer)
     else:
         with suppress(NoNodeError):
             await store.delete(paths.fsck_closer)
     await _write(store, paths.fsck_last, summary)
-
-
-def _outstanding(before: Sequence[Summary], last: Summary) -> Summary | None:
-    """Return the run at the closest level that found something wrong, if that level is closer than
-    the last run's; the latest of several."""
-    found = [each for each in before if each.wrong and each.level.depth > last.level.depth]
-    return max(found, key=lambda each: (each.level.depth, each.finished_ms), default=None)
 
 
 async def note_marked(store: MetadataStore, paths: ClusterPaths, run: str, count: int) -> None:
@@ -296,17 +259,13 @@ def _to_bytes(summary: Summary) -> bytes:
 
 async def read_last(store: MetadataStore, paths: ClusterPaths) -> Summary | None:
     """Return the last run's summary; None if there is none that can be read."""
-    return await _read(store, paths.fsck_last)
+    return await read_record(store, paths.fsck_last, Summary.parse)
 
 
 async def read_closer(store: MetadataStore, paths: ClusterPaths) -> Summary | None:
     """Return the summary of the closer run that found something wrong; None if there is none that
     can be read."""
-    return await _read(store, paths.fsck_closer)
-
-
-async def _read(store: MetadataStore, path: str) -> Summary | None:
-    return await read_record(store, path, Summary.parse)
+    return await read_record(store, paths.fsck_closer, Summary.parse)
 
 
 async def meter_last(store: MetadataStore, paths: ClusterPaths) -> None:

@@ -16,10 +16,10 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyspark
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -32,13 +32,8 @@ from ledgers.plain_files import plain
 START_TIMEOUT_S = 300.0
 """From the launch until the context is ready. Takes 4 s on an idle machine, longer on a busy
 cluster."""
-_ERROR_LINE = re.compile(
-    r"Exception|Error|not found|No such file|cannot|could not|Unrecognized|Invalid", re.IGNORECASE
-)
 SIGKILL = 9
 """The number in POSIX. Only the daemon handles signals, so ``signal`` is not imported here."""
-LOG_READ_MAX = 65_536
-"""Bytes read from the beginning of the log: the first error is the reason."""
 LOCAL_ATTEMPTS = 4
 """Number of attempts of a task, as on a cluster. By default Spark tries a local task only once."""
 LOOPBACK = "127.0.0.1"
@@ -57,7 +52,6 @@ def open_spark(
     *,
     python: str = sys.executable,
     log: Path | None = None,
-    suspects: Collection[str] = (),
     start_timeout_s: float = START_TIMEOUT_S,
 ) -> SparkContext:
     """Return a new context, which the caller must stop. ``master``: ``local[*]``, ``local[4]``,
@@ -65,9 +59,8 @@ def open_spark(
 
     ``settings``: Spark settings, which override ours. ``python``: the interpreter of executors, by
     its path there; this project and its dependencies must be installed for it. ``log``: file for
-    Spark's own messages, overwritten; None for standard error. ``suspects``: environment variables
-    that influence Spark, named in an error. ``start_timeout_s``: from the launch of the JVM until
-    the context is ready.
+    Spark's own messages, overwritten; None for standard error. ``start_timeout_s``: from the launch
+    of the JVM until the context is ready.
 
     Raises UnavailableError; at once if no standalone master accepts connections, because Spark
     would try for a minute and give no reason.
@@ -79,32 +72,22 @@ def open_spark(
         try:
             context = SparkContext.getOrCreate(conf)
         except (PySparkException, Py4JError, OSError) as error:
+            if launch.is_given_up:
+                reason = f"it was not ready after {start_timeout_s:g} s; see also --start-within"
+            else:
+                java = error.java_exception if isinstance(error, Py4JJavaError) else error
+                reason = str(java).strip().partition("\n")[0]
+            where = "" if log is None else f". Spark's messages are in {log}"
             raise UnavailableError(
-                _why_not_started(error, launch, log, suspects), master=master
+                f"Spark did not start: {reason}; check --master, --spark-conf, and the variables "
+                f"of Spark and Java in the environment{where}",
+                master=master,
             ) from error
     context.setLogLevel("ERROR")
     # Connections break when Spark or an executor ends. Their errors are hidden: tasks report it.
     vars(context)["_accumulatorServer"].handle_error = lambda request, address: None
     context.pythonExec = python  # by default PYSPARK_PYTHON or any python3
     return context
-
-
-def _why_not_started(
-    error: Exception, launch: Launch, log: Path | None, suspects: Collection[str]
-) -> str:
-    if launch.is_given_up:
-        line = first_error_line(log)
-        reason = f"it was not ready after {launch.timeout_s:g} s{f' ({line})' if line else ''}"
-        step = f"{next_step(line or '', suspects)}; or allow more time with --start-within"
-    else:
-        if isinstance(error, Py4JJavaError):
-            reason = str(error.java_exception)
-        else:
-            reason = first_error_line(log) or str(error)
-        reason = reason.strip().partition("\n")[0]
-        step = next_step(reason, suspects)
-    where = "" if log is None else f". Spark's messages are in {log}"
-    return f"Spark did not start: {reason}; {step}{where}"
 
 
 def _require_master(master: str) -> None:
@@ -207,7 +190,7 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
     ``log``: overwritten; None for this process's own output. Raises OSError if it cannot be
     written.
     """
-    launch = Launch(timeout_s)
+    launch = Launch()
     module = vars(java_gateway)
     popen, level = module["Popen"], logging.root.manager.disable
     overdue = threading.Timer(timeout_s, launch.give_up)
@@ -240,10 +223,9 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
 
 
 class Launch:
-    """One start of a context. ``is_given_up``: True if it took longer than ``timeout_s``."""
+    """One start of a context. ``is_given_up``: True if it took too long."""
 
-    def __init__(self, timeout_s: float) -> None:
-        self.timeout_s = timeout_s
+    def __init__(self) -> None:
         self._processes: list[_Jvm] = []
         self.is_given_up = False
 
@@ -284,54 +266,3 @@ class _Jvm(subprocess.Popen[bytes]):
     def poll(self) -> int | None:
         code = super().poll()
         return 1 if code == 0 else code
-
-
-def first_error_line(log: Path | None) -> str | None:
-    """Return the first line of the log that looks like an error, or else its last line. None
-    without log."""
-    if log is None:
-        return None
-    try:
-        with log.open("rb") as file:
-            lines = _lines(file)
-    except OSError:
-        return None
-    return next(filter(_ERROR_LINE.search, lines), lines[-1] if lines else None)
-
-
-def _lines(file: IO[bytes]) -> list[str]:
-    text = file.read(LOG_READ_MAX).decode(errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()]
-
-
-# --- Why a start failed, and what to do -----------------------------------------------------------
-
-_HOST_NAME = re.compile(r"UnknownHostException|UnresolvedAddressException")
-_FILE = re.compile(r"FileNotFoundException|NoSuchFileException|does not exist")
-_JAVA = re.compile(r"Java Virtual Machine|Unrecognized (VM )?option|heap size|reserve enough space")
-
-
-def next_step(reason: str, suspects: Collection[str]) -> str:
-    """Return what an operator should do about a start that failed for this reason.
-
-    ``suspects``: names of environment variables that influence Spark.
-    """
-    if _HOST_NAME.search(reason):
-        return (
-            "a host name does not resolve: add it to DNS or /etc/hosts, or set SPARK_LOCAL_IP to "
-            "an address of this host that executors can reach"
-        )
-    if _FILE.search(reason):
-        place = " in SPARK_CONF_DIR" if "SPARK_CONF_DIR" in suspects else ""
-        return (
-            "create that file or folder, or correct the setting that names it, such as "
-            f"spark.eventLog.dir, in spark-defaults.conf{place} or with --spark-conf"
-        )
-    if _JAVA.search(reason):
-        variables = [name for name in suspects if "OPT" in name]
-        return f"correct spark.driver.memory in --spark-conf{_and(variables)}"
-    return f"check that the master runs, and check --master and --spark-conf{_and(suspects)}"
-
-
-def _and(suspects: Collection[str]) -> str:
-    return f"; also check {', '.join(suspects)} in the environment" if suspects else ""
