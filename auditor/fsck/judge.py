@@ -8,12 +8,10 @@ number of bad, absent and unanswered copies. Ranges without findings, nearly all
 and Java's repair, write the LAC that they know by then. Payload and length may not differ.
 """
 
-import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from auditor.fsck.verdicts import (
     DAMAGE,
@@ -24,10 +22,11 @@ from auditor.fsck.verdicts import (
     FragmentVerdict,
     Grade,
     LedgerVerdict,
+    worst,
 )
 from ledgers.digest import NO_FINGERPRINT, Fingerprints
 from ledgers.manager import VersionedMetadata
-from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, stores, write_set
+from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, write_set
 from replication.copy_reader import ReadFailures
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 
@@ -66,21 +65,22 @@ class EntryRange:
 
     def failures_at(self, index: int) -> ReadFailures:
         """Return the failed reads of the entries that the bookie at ``index`` stores of this
-        range."""
-        failures = self.failures.get(self.fragment.ensemble[index])
-        entries = self.entries_of(index)
+        range. A bookie that is in the ensemble twice has one copy only, at the lower index."""
+        ensemble, entries = self.fragment.ensemble, self.entries_of(index)
+        failures = self.failures.get(ensemble[index])
         if failures is None or not entries:
             return ReadFailures()
         found = failures.between(entries[0], entries[-1])
-        if self.fragment.ensemble.count(self.fragment.ensemble[index]) == 1:
+        if ensemble.count(ensemble[index]) == 1:
             return found
-        return found.only(lambda entry_id: self.is_first_index_storing(index, entry_id))
 
-    def is_first_index_storing(self, index: int, entry_id: int) -> bool:
-        """True if the index stores the entry and no lower index of the same bookie does. A bookie
-        that is in the ensemble twice has one copy only."""
-        places = [*lower_indexes_of_bookie(self.fragment, index), index]
-        return _first_index_storing(self.fragment, places, entry_id) == index
+        def is_here(entry_id: int) -> bool:
+            places = [
+                i for i in _write_set(self.fragment, entry_id) if ensemble[i] == ensemble[index]
+            ]
+            return bool(places) and min(places) == index
+
+        return found.only(is_here)
 
     @property
     def is_good(self) -> bool:
@@ -105,7 +105,7 @@ def judge(entries: EntryRange) -> RangeVerdict:
     combinations = _CopyCounts.of(entries).combinations()
     is_excused = all(each.is_legal for each in combinations if each.excused)
     return RangeVerdict(
-        grade=min((each.grade for each in combinations), key=lambda grade: grade.rank),
+        grade=worst(each.grade for each in combinations),
         copies_least=min(each.good for each in combinations),
         rests_on_unknown=not entries.is_elsewhere_known
         or any(each.unanswered or each.on_absent for each in combinations),
@@ -113,23 +113,9 @@ def judge(entries: EntryRange) -> RangeVerdict:
     )
 
 
-def lower_indexes_of_bookie(fragment: Fragment, index: int) -> Sequence[int]:
-    """Return the lower indexes at which the same bookie is in the ensemble. Conflicting repairs by
-    Java can leave such duplicates; otherwise there are none."""
-    ensemble = fragment.ensemble
-    return [before for before in range(index) if ensemble[before] == ensemble[index]]
-
-
 def has_duplicate_bookie(fragment: Fragment) -> bool:
-    """True if a bookie is in the ensemble twice."""
+    """True if a bookie is in the ensemble twice. Conflicting repairs by Java can leave this."""
     return len(set(fragment.ensemble)) < fragment.ensemble_size
-
-
-def _first_index_storing(fragment: Fragment, places: Sequence[int], entry_id: int) -> int | None:
-    size, quorum = fragment.ensemble_size, fragment.write_quorum
-    return next(
-        (i for i in places if stores(i, entry_id, ensemble_size=size, write_quorum=quorum)), None
-    )
 
 
 def entries_without_copy(entries: EntryRange) -> EntryRuns:
@@ -137,7 +123,16 @@ def entries_without_copy(entries: EntryRange) -> EntryRuns:
     be asked."""
     if not any(failures.has_bad for failures in entries.failures.values()):
         return NO_ENTRIES
-    return _CopyCounts.of(entries).entries_without_any()
+    counts, write_quorum = _CopyCounts.of(entries), entries.fragment.write_quorum
+    return EntryRuns(
+        entry_id
+        for entry_id, bad, excused in zip(
+            range(entries.first_entry_id, entries.last_entry_id + 1),
+            *(counts.bad, counts.excused),
+            strict=False,  # the first E entries may represent all; then none lacks all copies
+        )
+        if bad + excused == write_quorum
+    )
 
 
 def excused_indexes(
@@ -189,35 +184,35 @@ class _CopyCounts:
 
     @classmethod
     def of(cls, entries: EntryRange) -> "_CopyCounts":
-        fragment = entries.fragment
+        fragment, size = entries.fragment, entries.fragment.ensemble_size
         span = entries.last_entry_id - entries.first_entry_id + 1
-        failures = [entries.failures_at(index) for index in range(fragment.ensemble_size)]
+        failures = [entries.failures_at(index) for index in range(size)]
         if all(each.is_empty for each in failures):
-            span = min(span, fragment.ensemble_size)
+            span = min(span, size)
         made = cls(entries, *(bytearray(span) for _ in range(5)))
+        silent = entries.absent | entries.unresponsive
+        for offset in range(min(span, size)):
+            alike = slice(offset, None, size)
+            indexes = _write_set(fragment, entries.first_entry_id + offset)
+            bookies = {fragment.ensemble[index] for index in indexes}
+            made.bad[alike] = _plus(made.bad[alike], len(indexes) - len(bookies))  # one copy each
+            on_absent = len(bookies & entries.absent)
+            made.on_absent[alike] = _plus(made.on_absent[alike], on_absent)
+            unanswered = len(bookies & silent) - on_absent
+            made.unanswered[alike] = _plus(made.unanswered[alike], unanswered)
         for index, each in enumerate(failures):
-            bookie = fragment.ensemble[index]
-            if lower := lower_indexes_of_bookie(fragment, index):
-                made._count_duplicates(index, lower)
-            if bookie in entries.absent or bookie in entries.unresponsive:
-                is_absent = bookie in entries.absent
-                made._count_all(made.on_absent if is_absent else made.unanswered, index)
-                continue
-            made._count(made.excused if index in entries.excused else made.bad, each.absent)
-            made._count(made.bad, each.mismatched)
-            made._count(made.bad, each.unreadable)
-            made._count(made.unanswered, each.unknown)
+            if fragment.ensemble[index] not in silent:
+                made._count(made.excused if index in entries.excused else made.bad, each.absent)
+                made._count(made.bad, each.mismatched)
+                made._count(made.bad, each.unreadable)
+                made._count(made.unanswered, each.unknown)
         for runs in entries.elsewhere.values():
             made._count(made.elsewhere, runs)
         return made
 
     def combinations(self) -> list[EntryCopies]:
         """Return each combination of counts that occurs, once."""
-        counts = set(
-            zip(
-                self.bad, self.excused, self.on_absent, self.unanswered, self.elsewhere, strict=True
-            )
-        )
+        columns = (self.bad, self.excused, self.on_absent, self.unanswered, self.elsewhere)
         return [
             EntryCopies(
                 write_quorum=self.entries.fragment.write_quorum,
@@ -228,66 +223,42 @@ class _CopyCounts:
                 unanswered=unanswered,
                 is_elsewhere=elsewhere > 0,
             )
-            for bad, excused, on_absent, unanswered, elsewhere in counts
+            for bad, excused, on_absent, unanswered, elsewhere in set(zip(*columns, strict=True))
         ]
-
-    def entries_without_any(self) -> EntryRuns:
-        """Return the entries whose recorded copies are all bad or excused."""
-        lacking = bytes(map(int.__add__, self.bad, self.excused))
-        pattern = re.escape(bytes([self.entries.fragment.write_quorum])) + b"+"
-        first = self.entries.first_entry_id
-        return EntryRuns(
-            first + position
-            for run in re.finditer(pattern, lacking, re.DOTALL)
-            for position in range(*run.span())
-        )
 
     def _count(self, counts: bytearray, entries: EntryRuns) -> None:
         first = self.entries.first_entry_id
-        for run in entries.runs:
+        for run in entries.each_run():
             part = slice(run.start - first, run.stop - first)
-            counts[part] = counts[part].translate(_PLUS_ONE)
+            counts[part] = _plus(counts[part], 1)
 
-    def _count_all(self, counts: bytearray, index: int) -> None:
-        """Count the entries that the index stores and no lower index of the same bookie stores."""
-        self._count_where(counts, partial(self.entries.is_first_index_storing, index))
 
-    def _count_duplicates(self, index: int, lower_indexes: Sequence[int]) -> None:
-        """Count a bad copy for each entry that the bookie stores by this index and by a lower one.
-        Both are the same copy."""
-        fragment = self.entries.fragment
+def _plus(counts: bytearray, count: int) -> bytearray:
+    for _ in range(count):
+        counts = counts.translate(_PLUS_ONE)
+    return counts
 
-        def is_of_both(entry_id: int) -> bool:
-            is_of_one = _first_index_storing(fragment, [index], entry_id) is not None
-            return is_of_one and _first_index_storing(fragment, lower_indexes, entry_id) is not None
 
-        self._count_where(self.bad, is_of_both)
-
-    def _count_where(self, counts: bytearray, is_counted: Callable[[int], bool]) -> None:
-        """Count the matching entries. Entries whose ids differ by E are alike."""
-        size, first = self.entries.fragment.ensemble_size, self.entries.first_entry_id
-        for offset in range(min(size, len(counts))):
-            if is_counted(first + offset):
-                counts[offset::size] = counts[offset::size].translate(_PLUS_ONE)
+def _write_set(fragment: Fragment, entry_id: int) -> Sequence[int]:
+    return write_set(
+        entry_id, ensemble_size=fragment.ensemble_size, write_quorum=fragment.write_quorum
+    )
 
 
 def _evidence(entries: EntryRange, *, is_excused: bool) -> Iterable[Evidence]:
     """Yield the observations. ``is_excused``: True if the ack quorum allows each missing copy of
     an excused index."""
     for index, bookie in enumerate(entries.fragment.ensemble):
-        if lower_indexes_of_bookie(entries.fragment, index):
+        if bookie in entries.fragment.ensemble[:index]:
             yield Evidence(
                 finding=Finding.MISPLACED, bookie=bookie, code="named_twice", detail=_TWICE
             )
+        own = entries.entries_of(index)
         if bookie in entries.absent:
-            yield from _observation(
-                Finding.BOOKIE_GONE, bookie, entries.entries_of(index), "not_registered"
-            )
+            yield from _observation(Finding.BOOKIE_GONE, bookie, own, "not_registered")
             continue
         if bookie in entries.unresponsive:
-            yield from _observation(
-                Finding.NOT_ANSWERED, bookie, entries.entries_of(index), "no_answer"
-            )
+            yield from _observation(Finding.NOT_ANSWERED, bookie, own, "no_answer")
             continue
         failures = entries.failures_at(index)
         may_lack = is_excused and index in entries.excused
@@ -331,13 +302,11 @@ def differing_copies(
     """
     if len(found) < 2:
         return {}
-    size, quorum = fragment.ensemble_size, fragment.write_quorum
-    step = 1 if size == quorum else size
+    step = 1 if fragment.ensemble_size == fragment.write_quorum else fragment.ensemble_size
     odd: dict[BookieId, list[int]] = defaultdict(list)
     for start in range(first_entry_id, min(first_entry_id + step, last_entry_id + 1)):
-        indexes = write_set(start, ensemble_size=size, write_quorum=quorum)
         # A bookie may be in the ensemble twice.
-        bookies = dict.fromkeys(map(fragment.ensemble.__getitem__, indexes))
+        bookies = dict.fromkeys(fragment.ensemble[index] for index in _write_set(fragment, start))
         members = [bookie for bookie in bookies if bookie in found]
         columns = [_column(found[bookie], start, last_entry_id, step) for bookie in members]
         if all(column == columns[0] for column in columns):
@@ -411,7 +380,7 @@ class VerdictBuilder:
         known = self._fragments[position]
         self._fragments[position] = replace(
             known,
-            grade=min(known.grade, found.grade, key=lambda grade: grade.rank),
+            grade=worst((known.grade, found.grade)),
             copies_least=min(known.copies_least, found.copies_least),
             rests_on_unknown=known.rests_on_unknown or found.rests_on_unknown,
         )
@@ -424,7 +393,7 @@ class VerdictBuilder:
             return
         position = max(self._fragments)
         known = self._fragments[position]
-        grade = min(known.grade, Grade.UNKNOWN, key=lambda grade: grade.rank)
+        grade = worst((known.grade, Grade.UNKNOWN))
         self._fragments[position] = replace(known, grade=grade, rests_on_unknown=True)
         self.add_evidence(evidence)
 
@@ -440,8 +409,14 @@ class VerdictBuilder:
         """Add observations. Those of one kind in one fragment are merged into one."""
         for each in evidence:
             key = (each.finding, each.bookie, fragment_start, each.code)
-            known = self._evidence.get(key)
-            self._evidence[key] = each if known is None else _merged(known, each)
+            if known := self._evidence.get(key):
+                each = replace(
+                    known,
+                    first_entry_id=min(known.first_entry_id, each.first_entry_id),
+                    last_entry_id=max(known.last_entry_id, each.last_entry_id),
+                    entry_count=known.entry_count + each.entry_count,
+                )
+            self._evidence[key] = each
 
     def verdict(self, *, checked_ms: int, is_key_suspect: bool = False) -> LedgerVerdict:
         """Return the verdict on the ledger.
@@ -459,11 +434,15 @@ class VerdictBuilder:
         fragments = tuple(verdict for _, verdict in sorted(self._fragments.items()))
         evidence = sorted(self._evidence.values(), key=_sort_key)
         found = {each.finding for each in evidence}
+        grade = worst(fragment.grade for fragment in fragments)
+        rests_on_unknown = any(fragment.rests_on_unknown for fragment in fragments)
+        if grade is Grade.DEGRADED and DAMAGE.isdisjoint(found) and rests_on_unknown:
+            grade = Grade.UNKNOWN  # only legally missing copies, but others did not answer
         return LedgerVerdict(
             ledger_id=self._versioned.ledger_id,
-            grade=_grade(fragments, found),
+            grade=grade,
             findings=tuple(sorted(found, key=_ORDER.index)),
-            rests_on_unknown=any(fragment.rests_on_unknown for fragment in fragments),
+            rests_on_unknown=rests_on_unknown,
             evidence=tuple(evidence[:EVIDENCE_MAX]),
             evidence_left_out=max(0, len(evidence) - EVIDENCE_MAX),
             fragments=fragments,
@@ -479,29 +458,11 @@ class VerdictBuilder:
         )
 
 
-def _grade(fragments: Sequence[FragmentVerdict], found: Set[Finding]) -> Grade:
-    """Return the grade of the worst fragment. If only legally missing copies degrade the ledger,
-    but other copies were not answered for, it is ``UNKNOWN``."""
-    worst = min((fragment.grade for fragment in fragments), key=lambda grade: grade.rank)
-    is_legal = worst is Grade.DEGRADED and DAMAGE.isdisjoint(found)
-    has_unknown = any(fragment.rests_on_unknown for fragment in fragments)
-    return Grade.UNKNOWN if is_legal and has_unknown else worst
-
-
 _WRONG_KEY = Evidence(
     finding=Finding.BAD_DIGEST,
     code=WRONG_KEY,
     detail="no entry matches the default password and digest type, and the metadata has neither",
 )
-
-
-def _merged(before: Evidence, after: Evidence) -> Evidence:
-    return replace(
-        before,
-        first_entry_id=min(before.first_entry_id, after.first_entry_id),
-        last_entry_id=max(before.last_entry_id, after.last_entry_id),
-        entry_count=before.entry_count + after.entry_count,
-    )
 
 
 def _sort_key(evidence: Evidence) -> tuple[int, int, str]:

@@ -6,6 +6,7 @@ an absent bookie, or unanswered.
 """
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ledgers.model import BookieId
@@ -39,6 +40,10 @@ class Grade(enum.Enum):
 
 
 _RANKS = {grade: rank for rank, grade in enumerate(Grade)}
+
+
+def worst(grades: Iterable[Grade]) -> Grade:
+    return min(grades, key=_RANKS.__getitem__)
 
 
 class Finding(enum.Enum):
