@@ -1,8 +1,8 @@
 """fsck: checks every copy of every ledger, and proves that the data is there. Runs on Spark.
 
 Core: ``options`` of a run; ``ledger_list``, its ledgers and the work for each; ``executor``
-inspects many ledgers. For each, ``ledger_inspector`` finds the end, ``copy_inspection`` asks the
-bookies, ``judge`` judges the answers, and ``verdicts`` are the result.
+inspects many ledgers. For each, ``ledger_inspector`` asks the bookies, ``judge`` judges the
+answers, and ``verdicts`` are the result.
 ``budget`` shares the read limits among executors, and ``damage_marker`` marks damaged ledgers for
 repair.
 

@@ -1,5 +1,8 @@
-"""The inspection of one ledger: its end, its copies (``copy_inspection``), its placement, and
-whether it is idle.
+"""The inspection of one ledger: its end, its copies, its placement, and whether it is idle.
+
+``LedgerInspector.inspect`` is the one entry point. It asks the bookies as the level requires,
+passes the answers about each range of entries to ``judge``, and returns the verdict on the ledger,
+with one for each run of entries on one ensemble.
 
 In a ledger that is not closed, only acknowledged entries are expected. Bookies report the last one
 without being fenced. The recheck expects only what was acknowledged at the first inspection.
@@ -8,15 +11,30 @@ Entries beyond the LAC may be acknowledged too in two cases: after an interrupte
 an idle ledger with a reformatted bookie. Then every entry that any bookie shows is expected. If no
 bookie was reformatted, an interrupted recovery's entries end before the first one that all its
 bookies deny: no writer was told that such an entry is acknowledged.
+
+A fragment is inspected in ranges of entries, so that memory does not depend on its size. At the
+levels ``ends`` and ``sample``, a bookie that lacks a requested entry is asked for all its entries
+of that fragment. If no recorded copy of an entry is good, former members of the ensemble are asked
+too. The recheck also asks all other registered bookies.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import replace
+from math import ceil, floor
 
-from auditor.fsck.copy_inspection import CopyInspection
-from auditor.fsck.judge import VerdictBuilder
+from msgspec import structs
+
+from auditor.fsck.judge import (
+    EntryRange,
+    VerdictBuilder,
+    differing_copies,
+    entries_without_copy,
+    excused_indexes,
+    has_duplicate_bookie,
+    judge,
+)
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Evidence, Finding, LedgerVerdict
 from ledgers.bookies import Bookies
@@ -31,17 +49,31 @@ from ledgers.errors import (
 )
 from ledgers.fencing import first_entry_of, latecomers
 from ledgers.manager import VersionedMetadata
-from ledgers.model import BookieId, DigestType, LedgerState, known_fragments
+from ledgers.mixing import mix64
+from ledgers.model import BookieId, DigestType, Fragment, LedgerState, known_fragments
 from ledgers.placement import Adherence, RuledPlacement
 from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_digest
 from ledgers.tasks import read_ahead
-from replication.cluster import ViewSource
-from replication.copy_reader import CopyReader, EntryLists, Retries
+from replication.cluster import ClusterView, ViewSource
+from replication.copy_reader import (
+    CopyReader,
+    EntryLists,
+    ReadFailures,
+    ReadPlan,
+    Retries,
+    plan_reads,
+)
+from replication.entry_runs import EntryRuns, merged
 from replication.inspection import IN_FLIGHT_WAIT_S, entry_bytes_guess
 from replication.open_ledgers import wiped_from_end
 
 RETRIES_MAX = 3
 RETRY_WAIT_S = 0.5
+RANGE_COPIES = 32_768
+"""Number of copies of one ledger that are requested at once."""
+
+FailuresByBookie = Mapping[BookieId, ReadFailures]
+_NO_END = "no_end"
 
 
 class LedgerInspector:
@@ -50,16 +82,13 @@ class LedgerInspector:
     def __init__(
         self, options: FsckOptions, *, bookies: Bookies, views: ViewSource, clock: Clock
     ) -> None:
-        self._options = options
-        self._bookies = bookies
-        self._views = views
-        self._clock = clock
-        self._retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
-        self._lists = EntryLists(bookies, clock) if options.entry_lists else None
-        self._fallback = EntryDigest(
+        self.options, self.bookies, self.views, self.clock = options, bookies, views, clock
+        self.retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
+        self.lists = EntryLists(bookies, clock) if options.entry_lists else None
+        self.fallback = EntryDigest(
             DigestType[options.default_digest_type], options.default_password.reveal().encode()
         )
-        self._policy = (
+        self.policy = (
             RuledPlacement(options.rule, random.Random(), locate=options.racks.get)
             if options.rule is not None
             else None
@@ -68,77 +97,123 @@ class LedgerInspector:
     async def inspect(
         self, versioned: VersionedMetadata, previous: LedgerVerdict | None = None
     ) -> LedgerVerdict:
-        """Return the verdict on one ledger. ``previous``: the verdict of the first inspection, if
-        this is the recheck."""
-        end = await self._end(versioned, previous)
-        is_idle = self._is_idle(versioned, end, previous)
-        expected, is_tail_unseen = end.expected, False
-        if self._asks and end.is_known and not versioned.metadata.is_closed:
-            expected, is_tail_unseen = await self._last_to_inspect(
-                versioned, expected, is_idle=is_idle and previous is not None
-            )
-        digest = ledger_digest(versioned.metadata, self._fallback)
-        reader = CopyReader(
+        """Return the verdict on one ledger, read at the level of the options. ``previous``: the
+        verdict of the first inspection, if this is the recheck."""
+        return await _Inspection(self, versioned, previous).run()
+
+
+class _Inspection:
+    """One inspection of one ledger."""
+
+    def __init__(
+        self,
+        inspector: LedgerInspector,
+        versioned: VersionedMetadata,
+        previous: LedgerVerdict | None,
+    ) -> None:
+        self._inspector, self._options = inspector, inspector.options
+        self._bookies, self._clock = inspector.bookies, inspector.clock
+        self._versioned, self._metadata = versioned, versioned.metadata
+        self._previous = previous
+        self._digest = ledger_digest(versioned.metadata, inspector.fallback)
+        self._members = versioned.metadata.bookies
+        """The bookies of all fragments."""
+        self._builder = VerdictBuilder(versioned)
+        self._reader = CopyReader(
             versioned.ledger_id,
-            bookies=self._bookies,
-            digest=digest,
-            entry_bytes=entry_bytes_guess(versioned.metadata, digest),
-            retries=self._retries,
+            bookies=inspector.bookies,
+            digest=self._digest,
+            entry_bytes=entry_bytes_guess(versioned.metadata, self._digest),
+            retries=inspector.retries,
         )
-        inspection = CopyInspection(
-            versioned,
-            known_fragments(versioned.ledger_id, versioned.metadata, lac=expected),
-            is_end_known=end.is_known,
-            available=self._views.current.available,
-            reader=reader,
-            options=self._options,
-            lists=self._lists,
-            is_recheck=previous is not None,
-            reformatted=self._views.current.initialised_after(versioned.stat.czxid),
+
+    @property
+    def _view(self) -> ClusterView:
+        return self._inspector.views.current
+
+    @property
+    def _asks(self) -> bool:
+        """True if the level asks bookies at all."""
+        return self._options.level is not Level.METADATA
+
+    def _find_reformatted(self) -> Collection[BookieId]:
+        """Return the bookies whose cookie is newer than the ledger, in the present view."""
+        return self._view.initialised_after(self._versioned.stat.czxid)
+
+    async def run(self) -> LedgerVerdict:
+        versioned, builder = self._versioned, self._builder
+        expected, is_end_known = await self._find_end()
+        is_idle = is_end_known and self._is_idle()
+        if self._asks and is_end_known and not self._metadata.is_closed:
+            expected, builder.is_tail_unseen = await self._last_to_inspect(
+                expected, is_idle=is_idle and self._previous is not None
+            )
+        # All copies are judged by one view.
+        self._available = self._view.available
+        self._absent = self._members - self._available
+        self._reformatted = self._find_reformatted()
+        fragments = known_fragments(versioned.ledger_id, self._metadata, lac=expected)
+        for position, fragment in enumerate(fragments):
+            is_last = position == len(fragments) - 1
+            builder.add_fragment(position, fragment, is_unknown=is_last and not is_end_known)
+        await self._inspect_copies(
+            {
+                position: fragment
+                for position, fragment in enumerate(fragments)
+                if _last(fragment) >= fragment.first_entry_id
+            }
         )
-        await inspection.run()
-        builder = inspection.builder
-        builder.last_entry_id, builder.length = end.last_entry_id, end.length
-        builder.is_tail_unseen = is_tail_unseen
-        builder.add_evidence(end.evidence)
-        builder.add_evidence(self._misplaced(versioned))
-        builder.mark_end_unproven(self._unproven_end(versioned, builder))
+        builder.add_evidence(self._misplaced())
+        builder.mark_end_unproven(self._unproven_end())
         if is_idle:
             builder.add_evidence([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_unchanged")])
-        return inspection.verdict(checked_ms=self._clock.wall_ms())
+        builder.entries_read = self._reader.entry_count
+        builder.bytes_read = self._reader.byte_count
+        has_key = self._metadata.password is not None
+        return builder.verdict(
+            checked_ms=self._clock.wall_ms(),
+            is_key_suspect=not has_key and self._reader.has_only_mismatches,
+        )
 
-    async def _end(self, versioned: VersionedMetadata, previous: LedgerVerdict | None) -> "End":
-        """Return the end of the ledger as far as known. Sends no request if it is closed, or at
-        level ``metadata``."""
-        metadata = versioned.metadata
+    # --- The end ---------------------------------------------------------------------------------
+
+    async def _find_end(self) -> tuple[int, bool]:
+        """Return the last entry that is expected, and whether the end is known. Records the last
+        acknowledged entry, the length, and why the end is not known. Sends no request if the ledger
+        is closed, or at level ``metadata``."""
+        metadata, previous, builder = self._metadata, self._previous, self._builder
         if metadata.is_closed:
-            last = metadata.last_entry_id
-            return End(last_entry_id=last, expected=last, length=metadata.length)
+            builder.last_entry_id, builder.length = metadata.last_entry_id, metadata.length
+            return metadata.last_entry_id, True
         settled = metadata.last_segment.first_entry_id - 1
-        if not self._asks:
-            absent = sorted(set(metadata.last_segment.ensemble) - self._views.current.available)
-            return End(
-                last_entry_id=settled,
-                expected=settled,
-                # No bookie is asked for entries after the last ensemble change.
-                is_known=not absent,
-                evidence=tuple(_not_registered(bookie) for bookie in absent),
+        builder.last_entry_id, builder.length = settled, 0
+        if not self._asks:  # no bookie is asked for entries after the last ensemble change
+            absent = sorted(set(metadata.last_segment.ensemble) - self._view.available)
+            builder.add_evidence(
+                Evidence(finding=Finding.BOOKIE_GONE, bookie=bookie, code="not_registered")
+                for bookie in absent
             )
+            return settled, not absent
         try:
             opened = await find_end(
-                versioned, bookies=self._bookies, clock=self._clock, fallback=self._fallback
+                self._versioned,
+                bookies=self._bookies,
+                clock=self._clock,
+                fallback=self._inspector.fallback,
             )
         except (UnavailableError, UnauthorizedError, CorruptionError) as error:
             why = Evidence(finding=Finding.NOT_ANSWERED, code=_NO_END, detail=str(error))
-            return End(last_entry_id=settled, expected=settled, is_known=False, evidence=(why,))
-        lac = expected = opened.lac
-        if previous is not None and _knew_end(previous) and settled <= previous.last_entry_id < lac:
-            expected = previous.last_entry_id  # copies of later entries may be in flight
-        return End(last_entry_id=lac, expected=expected, length=opened.length)
+            builder.add_evidence([why])
+            return settled, False
+        builder.last_entry_id, builder.length = opened.lac, opened.length
+        if previous is None or not previous.state:  # its metadata was unreadable
+            return opened.lac, True
+        knew_end = all(each.code != _NO_END for each in previous.evidence)
+        if knew_end and settled <= previous.last_entry_id < opened.lac:
+            return previous.last_entry_id, True  # copies of later entries may be in flight
+        return opened.lac, True
 
-    async def _last_to_inspect(
-        self, versioned: VersionedMetadata, last: int, *, is_idle: bool
-    ) -> tuple[int, bool]:
+    async def _last_to_inspect(self, last: int, *, is_idle: bool) -> tuple[int, bool]:
         """Return the last entry to inspect in a ledger that is not closed, and whether later
         entries may exist.
 
@@ -146,35 +221,31 @@ class LedgerInspector:
         entries may exist if no bookie was asked for any, or if one did not report its last entry.
         ``is_idle``: True if nothing was written since the first inspection.
         """
-        metadata, view = versioned.metadata, self._views.current
-        members = view.available.intersection(metadata.last_segment.ensemble)
-        has_reformatted = not members.isdisjoint(view.initialised_after(versioned.stat.czxid))
-        is_in_recovery = metadata.state is LedgerState.IN_RECOVERY
+        members = self._view.available.intersection(self._metadata.last_segment.ensemble)
+        has_reformatted = not members.isdisjoint(self._find_reformatted())
+        is_in_recovery = self._metadata.state is LedgerState.IN_RECOVERY
         if not (is_in_recovery or (is_idle and has_reformatted)):
             return last, True
         shown, unresponsive = await highest_entry_id(
-            self._bookies,
-            members,
-            versioned.ledger_id,
-            digest=ledger_digest(metadata, self._fallback),
+            self._bookies, members, self._versioned.ledger_id, digest=self._digest
         )
         is_unseen = bool(unresponsive)
         if shown <= last:
             return last, is_unseen
         if is_in_recovery and not has_reformatted:
-            return await self._last_before_gap(versioned, last, shown), is_unseen
+            return await self._last_before_gap(last, shown), is_unseen
         if not is_in_recovery:
             await self._clock.sleep(IN_FLIGHT_WAIT_S)  # copies of the last adds may be in flight
         return shown, is_unseen
 
-    async def _last_before_gap(self, versioned: VersionedMetadata, last: int, shown: int) -> int:
+    async def _last_before_gap(self, last: int, shown: int) -> int:
         """Return the last entry up to ``shown`` before the first one that all its bookies deny. A
         writer that died may have left later entries that were in flight. Damaged or unanswered
         entries are no gap."""
         reader = LedgerReader(
-            versioned.ledger_id,
-            versioned.metadata,
-            digest=ledger_digest(versioned.metadata, self._fallback),
+            self._versioned.ledger_id,
+            self._metadata,
+            digest=self._digest,
             bookies=self._bookies,
             clock=self._clock,
         )
@@ -190,15 +261,48 @@ class LedgerInspector:
         async with aclosing(read_ahead(range(last + 1, shown + 1), read)) as entries:
             return last + sum([1 async for _ in entries])
 
-    @property
-    def _asks(self) -> bool:
-        """True if the level asks bookies at all."""
-        return self._options.level is not Level.METADATA
+    def _unproven_end(self) -> Sequence[Evidence]:
+        """Return an observation for each bookie whose "no such entry" recovery would not trust, if
+        the end cannot be proven without it (rule S5)."""
+        reformatted = self._find_reformatted()
+        lacking = [
+            bookie
+            for bookie in reformatted
+            if bookie in self._metadata.last_segment.ensemble
+            and self._builder.lacks(bookie, first_entry_of(self._metadata, bookie))
+        ]
+        late = latecomers(self._metadata, reformatted)
+        return [
+            Evidence(
+                finding=Finding.END_UNPROVEN,
+                bookie=bookie,
+                code="lacks_first_entry" if bookie in late else "set_up_later",
+                detail="reformatted after the ledger was created; may have lost acknowledged "
+                "entries of its end",
+            )
+            for bookie in wiped_from_end(self._versioned, self._view, lacking=lacking)
+        ]
 
-    def _misplaced(self, versioned: VersionedMetadata) -> Iterable[Evidence]:
+    def _is_idle(self) -> bool:
+        """True if an open ledger seems abandoned: its metadata is old enough and, at the
+        recheck, its last entry is unchanged."""
+        metadata, previous = self._metadata, self._previous
+        if metadata.is_closed or metadata.is_of_feed or not self._asks:
+            return False
+        age_s = (self._clock.wall_ms() - self._versioned.stat.mtime_ms) / 1_000
+        if age_s < self._options.idle_open_after_s:
+            return False
+        return previous is None or (
+            Finding.IDLE_OPEN in previous.findings
+            and self._builder.last_entry_id == previous.last_entry_id
+        )
+
+    # --- The placement ---------------------------------------------------------------------------
+
+    def _misplaced(self) -> Iterable[Evidence]:
         """Yield an observation for each ensemble that breaks the placement policy, at its first
         entry."""
-        policy, metadata = self._policy, versioned.metadata
+        policy, metadata, racks = self._inspector.policy, self._metadata, self._options.racks
         if policy is None:
             return
         for segment in metadata.segments:
@@ -208,7 +312,6 @@ class LedgerInspector:
                 ack_quorum=metadata.ack_quorum,
             )
             if found is Adherence.FAIL:
-                racks = self._options.racks
                 yield Evidence(
                     finding=Finding.MISPLACED,
                     first_entry_id=segment.first_entry_id,
@@ -216,67 +319,195 @@ class LedgerInspector:
                     detail=", ".join(f"{b} in {racks.get(b, '?')}" for b in segment.ensemble),
                 )
 
-    def _unproven_end(
-        self, versioned: VersionedMetadata, builder: VerdictBuilder
-    ) -> Sequence[Evidence]:
-        """Return an observation for each bookie whose "no such entry" recovery would not trust, if
-        the end cannot be proven without it (rule S5)."""
-        view, metadata = self._views.current, versioned.metadata
-        reformatted = view.initialised_after(versioned.stat.czxid)
-        lacking = [
-            bookie
-            for bookie in reformatted.intersection(metadata.last_segment.ensemble)
-            if builder.lacks(bookie, first_entry_of(metadata, bookie))
-        ]
-        late = latecomers(metadata, reformatted)
-        return [
-            Evidence(
-                finding=Finding.END_UNPROVEN,
-                bookie=bookie,
-                code="lacks_first_entry" if bookie in late else "set_up_later",
-                detail="reformatted after the ledger was created; may have lost acknowledged "
-                "entries of its end",
+    # --- The copies ------------------------------------------------------------------------------
+
+    async def _inspect_copies(self, fragments: Mapping[int, Fragment]) -> None:
+        """Inspect the copies of these fragments, which have entries. The keys are their positions
+        in the ledger."""
+        level = self._options.level
+        known: Mapping[int, dict[BookieId, ReadFailures]] = {}
+        lacking_by_list: Collection[BookieId] = ()
+        if level in (Level.ENDS, Level.SAMPLE):  # the ends of all fragments at once
+            some = list(fragments.values())
+            if self._inspector.lists is not None and some:
+                lacking_by_list = await self._inspector.lists.lacking(some, self._available)
+            ends = plan_reads(some, available=self._available, suspects=())
+            failures = (await self._reader.read(ends)).failures
+            known = {n: _within(fragment, failures) for n, fragment in fragments.items()}
+        for position, fragment in fragments.items():
+            found = known.get(position, {})
+            asked = set(fragment.ensemble) if level is Level.FULL else set()
+            asked |= {bookie for bookie in fragment.ensemble if bookie in lacking_by_list}
+            asked |= {bookie for bookie, failed in found.items() if failed.has_bad}
+            if level is Level.SAMPLE:
+                asked |= await self._read_sample(fragment, asked, found)
+            await self._inspect_fragment(position, fragment, asked, found)
+        if level is Level.FULL:
+            await self._find_strays(fragments.values())
+
+    async def _read_sample(
+        self, fragment: Fragment, lacking: Collection[BookieId], known: dict[BookieId, ReadFailures]
+    ) -> set[BookieId]:
+        """Return the bookies that lack a sampled entry. Unanswered entries of other bookies are
+        added to ``known``."""
+        ledger_id = self._versioned.ledger_id
+        share, seed = self._options.share_of(ledger_id), self._options.seed ^ ledger_id
+        width = max(1, int(RANGE_COPIES / share) // fragment.write_quorum)
+        found: set[BookieId] = set()
+        # Ranges are this long so that the sample of one is about ``RANGE_COPIES`` copies.
+        for first, last in _ranges(fragment, width):
+            sample = list(sampled(first, last, share=share, seed=seed))
+            plan = _sample_plan(fragment, sample, self._available.difference(lacking, found))
+            for bookie, failed in (await self._reader.read(plan)).failures.items():
+                if failed.has_bad:
+                    found.add(bookie)
+                else:
+                    before = known.get(bookie, ReadFailures())
+                    known[bookie] = ReadFailures(unknown=merged(before.unknown, failed.unknown))
+        return found
+
+    async def _inspect_fragment(
+        self,
+        position: int,
+        fragment: Fragment,
+        asked: Collection[BookieId],
+        known: FailuresByBookie,
+    ) -> None:
+        """Judge the whole fragment: by all entries of the ``asked`` bookies, and by the ``known``
+        failures of the others."""
+        asked = self._available.intersection(asked)
+        others = {b: failed for b, failed in known.items() if b not in asked}
+        unread = self._absent | self._reader.unresponsive
+        is_all_good = unread.isdisjoint(fragment.ensemble) and not has_duplicate_bookie(fragment)
+        if not asked and not others and is_all_good:
+            return
+        span = _last(fragment) - fragment.first_entry_id + 1
+        width = max(1, RANGE_COPIES // fragment.write_quorum) if asked or others else span
+        excused = excused_indexes(self._metadata, fragment, reformatted=self._reformatted)
+        for first, last in _ranges(fragment, width):
+            part = structs.replace(fragment, first_entry_id=first, last_entry_id=last)
+            answers = await self._reader.read(
+                plan_reads([part], available=asked, suspects=asked),
+                compares=self._options.level is Level.FULL and fragment.write_quorum > 1,
             )
-            for bookie in wiped_from_end(versioned, view, lacking=lacking)
-        ]
+            failures = others | answers.failures
+            entries = EntryRange(
+                fragment=fragment,
+                first_entry_id=first,
+                last_entry_id=last,
+                ack_quorum=self._metadata.ack_quorum,
+                failures=failures,
+                absent=self._absent,
+                unresponsive=frozenset(self._reader.unresponsive - failures.keys()),
+                excused=excused,
+                differing=differing_copies(fragment, first, last, answers.fingerprints),
+            )
+            if not entries.is_good:
+                self._builder.add_range(position, judge(await self._with_copies_elsewhere(entries)))
 
-    def _is_idle(
-        self, versioned: VersionedMetadata, end: "End", previous: LedgerVerdict | None
-    ) -> bool:
-        """True if an open ledger seems abandoned: its metadata is old enough and, at the
-        recheck, its last entry is unchanged."""
-        metadata = versioned.metadata
-        if metadata.is_closed or metadata.is_of_feed or not end.is_known or not self._asks:
-            return False
-        age_s = (self._clock.wall_ms() - versioned.stat.mtime_ms) / 1_000
-        if age_s < self._options.idle_open_after_s:
-            return False
-        return previous is None or (
-            Finding.IDLE_OPEN in previous.findings and end.last_entry_id == previous.last_entry_id
-        )
+    async def _with_copies_elsewhere(self, entries: EntryRange) -> EntryRange:
+        """Add good copies on other bookies, for entries whose recorded copies are all bad."""
+        lost = entries_without_copy(entries)
+        if not lost:
+            return entries
+        former = self._members - set(entries.fragment.ensemble)
+        found = await self._copies_at(former - self._absent, lost)
+        is_known = former.isdisjoint(self._reader.unresponsive | self._absent)
+        is_recheck = self._previous is not None
+        if is_recheck and not any(len(each) == len(lost) for each in found.values()):
+            # One entry is enough to find the bookies that are worth asking for all of them.
+            others = self._available - self._members
+            holders = await self._copies_at(others, EntryRuns(lost[:1]))
+            found |= await self._copies_at(holders.keys(), lost)
+        return replace(entries, elsewhere=found, is_elsewhere_known=is_known)
+
+    async def _copies_at(
+        self, bookies: Collection[BookieId], entries: EntryRuns
+    ) -> dict[BookieId, EntryRuns]:
+        """Return by bookie which of the entries it has. Bookies that have none are left out."""
+        if not bookies:
+            return {}
+        plan = dict.fromkeys(sorted(bookies), (entries,))
+        failures = (await self._reader.read(plan)).failures
+        good_copies = {}
+        for bookie in sorted(set(bookies) - self._reader.unresponsive):
+            failed = failures.get(bookie)
+            good = entries if failed is None else EntryRuns(e for e in entries if e not in failed)
+            if good:
+                good_copies[bookie] = good
+        return good_copies
+
+    async def _find_strays(self, fragments: Iterable[Fragment]) -> None:
+        """Add evidence of former members that still have the first or last entry of a fragment."""
+        asked: dict[BookieId, list[list[int]]] = {}
+        for fragment in fragments:
+            ends = sorted({fragment.first_entry_id, _last(fragment)})
+            for bookie in sorted(self._members - set(fragment.ensemble) - self._absent):
+                asked.setdefault(bookie, []).append(ends)
+        if not asked:
+            return
+        failures = (await self._reader.read(asked)).failures
+        for bookie, runs in asked.items():
+            failed = failures.get(bookie)
+            for ends in runs if bookie not in self._reader.unresponsive else ():
+                if good := [e for e in ends if failed is None or e not in failed]:
+                    stray = Evidence(
+                        finding=Finding.STRAY,
+                        bookie=bookie,
+                        first_entry_id=good[0],
+                        last_entry_id=good[-1],
+                        entry_count=len(good),
+                        code="good_copy",
+                    )
+                    self._builder.add_evidence([stray], fragment_start=ends[0])
 
 
-_NO_END = "no_end"
+def _last(fragment: Fragment) -> int:
+    assert fragment.last_entry_id is not None, fragment
+    return fragment.last_entry_id
 
 
-def _not_registered(bookie: BookieId) -> Evidence:
-    return Evidence(finding=Finding.BOOKIE_GONE, bookie=bookie, code="not_registered")
+def _ranges(fragment: Fragment, width: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last entry of each range, both inclusive."""
+    last = _last(fragment)
+    for first in range(fragment.first_entry_id, last + 1, width):
+        yield first, min(first + width - 1, last)
 
 
-def _knew_end(previous: LedgerVerdict) -> bool:
-    """True if the first inspection read the metadata and found the ledger's end."""
-    return bool(previous.state) and all(each.code != _NO_END for each in previous.evidence)
+def _sample_plan(
+    fragment: Fragment, sample: Sequence[int], bookies: Collection[BookieId]
+) -> ReadPlan:
+    """Return the sampled entries that each bookie index stores, except its first and last entry,
+    for these bookies."""
+    plan: dict[BookieId, tuple[Sequence[int]]] = {}
+    for index, bookie in enumerate(fragment.ensemble):
+        inner = fragment.entries_of(index)[1:-1]
+        if bookie in bookies and (entry_ids := [e for e in sample if e in inner]):
+            if bookie in plan:  # it is in the ensemble twice
+                entry_ids = sorted({*plan[bookie][0], *entry_ids})
+            plan[bookie] = (entry_ids,)
+    return plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
-    """The end of a ledger as far as known: ``last_entry_id`` is the last acknowledged entry.
+def _within(fragment: Fragment, failures: FailuresByBookie) -> dict[BookieId, ReadFailures]:
+    """Return the failed reads of the fragment's entries, by member."""
+    first, last = fragment.first_entry_id, _last(fragment)
+    found = {b: failures[b].between(first, last) for b in fragment.ensemble if b in failures}
+    return {bookie: part for bookie, part in found.items() if not part.is_empty}
 
-    Copies are checked at least up to ``expected``. ``evidence``: why the end is not known.
+
+def sampled(first: int, last: int, *, share: float, seed: int) -> Iterator[int]:
+    """Yield about ``share`` of the ids from the first to the last, ascending: one of each
+    ``1 / share`` consecutive ids.
+
+    The seed and the position decide which one, so that every reader of the ledger draws the same
+    entries. Each group of ids has a draw of its own, so that striping does not favour a bookie.
     """
-
-    last_entry_id: int
-    expected: int
-    length: int = 0
-    is_known: bool = True
-    evidence: tuple[Evidence, ...] = ()
+    assert 0 < share <= 1, share
+    previous, mixed_seed = first - 1, mix64(seed)
+    for group in range(floor(first * share), ceil((last + 1) * share)):
+        draw = (mix64(mixed_seed + group) >> 11) / (1 << 53)  # from 0 to 1, exclusive
+        entry_id = floor((group + draw) / share)
+        if previous < entry_id <= last:
+            previous = entry_id
+            yield entry_id

@@ -6,7 +6,7 @@ These are only values, so that they can be compared with the documentation's tab
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from auditor.fsck.copy_inspection import sampled
+from auditor.fsck.ledger_inspector import sampled
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.codec.metadata import serialize_metadata

@@ -4,8 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from auditor.fsck.copy_inspection import sampled
-from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S
+from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S, sampled
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import (

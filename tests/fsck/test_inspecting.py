@@ -352,7 +352,7 @@ async def test_a_bookie_without_an_end_is_asked_for_all_entries(level: Level) ->
 async def test_a_ledger_of_many_ranges_is_inspected_completely(
     level: Level, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("auditor.fsck.copy_inspection.RANGE_COPIES", 100)
+    monkeypatch.setattr("auditor.fsck.ledger_inspector.RANGE_COPIES", 100)
     last = 500
     cluster, _ = await one_ledger(write_quorum=2, last=last)
     for entry_id in (0, last):

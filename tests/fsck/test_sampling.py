@@ -2,7 +2,7 @@
 
 import pytest
 
-from auditor.fsck.copy_inspection import sampled
+from auditor.fsck.ledger_inspector import sampled
 from ledgers.model import stores
 
 
