@@ -10,13 +10,13 @@ because fsck cannot know which is right.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from typing import TypeVar
 
 from auditor.finding_marker import Damage, FindingMarker, JavaVisibility, java_visibility
-from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict, entries_text
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict, entries_text
 from auditor.mark_reasons import Findings
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager, VersionedMetadata
@@ -33,6 +33,7 @@ MARKED_AT_ONCE = 100
 SHOWN_MAX = 3
 """Number of observations in the text for operators."""
 
+T = TypeVar("T")
 Show = Callable[[int], None]
 """Receives the number of ledgers left."""
 
@@ -83,14 +84,6 @@ class MarkCounts:
     changed: int = 0
     own: int = 0
 
-    def __add__(self, other: "MarkCounts") -> "MarkCounts":
-        return MarkCounts(
-            new=self.new + other.new,
-            known=self.known + other.known,
-            changed=self.changed + other.changed,
-            own=self.own + other.own,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkPreview:
@@ -110,51 +103,38 @@ def damaged_ledgers(verdicts: Iterable[LedgerVerdict]) -> list[DamagedLedger]:
 
 def damaged_ledger(verdict: LedgerVerdict) -> DamagedLedger | None:
     """Return the ledger to mark; None if a worker could repair nothing."""
-    evidence = [
-        each
-        for each in verdict.evidence
-        if each.finding in MARKED_FINDINGS and each.bookie is not None
-    ]
-    if not evidence:
-        return None
-    return DamagedLedger(
-        ledger_id=verdict.ledger_id,
-        grade=verdict.grade,
-        damage=_damage(evidence),
-        detail=_sentence(evidence),
-        metadata_version=verdict.metadata_version,
-        mtime_ms=verdict.mtime_ms,
-        last_entry_id=verdict.last_entry_id,
-    )
-
-
-def _damage(evidence: Sequence[Evidence]) -> dict[BookieId, Damage]:
-    """Return the damage by bookie. An observation covers one fragment, and only its first and last
-    entry are known to be bad."""
     bad: dict[BookieId, set[int]] = defaultdict(set)
     not_returned: dict[BookieId, set[int]] = defaultdict(set)
-    for each in evidence:
-        assert each.bookie is not None, each
+    clauses = []
+    for each in verdict.evidence:
+        if each.finding not in MARKED_FINDINGS or each.bookie is None:
+            continue
+        # It covers one fragment, and only its first and last entry are known to be bad.
         ends = {each.first_entry_id, each.last_entry_id}
         bad[each.bookie] |= ends
         if each.finding in NOT_RETURNED:
             not_returned[each.bookie] |= ends
-    return {
-        bookie: Damage(
-            entries=EntryRuns(sorted(ends)), not_returned=EntryRuns(sorted(not_returned[bookie]))
-        )
-        for bookie, ends in bad.items()
-    }
-
-
-def _sentence(evidence: Sequence[Evidence]) -> str:
-    shown = "; ".join(map(_clause, evidence[:SHOWN_MAX]))
-    more = len(evidence) - SHOWN_MAX
-    return f"{shown}; and {more} more" if more > 0 else shown
-
-
-def _clause(each: Evidence) -> str:
-    return f"{each.bookie}: {each.finding.value.replace('_', ' ')}, {entries_text(each)}"
+        finding = each.finding.value.replace("_", " ")
+        clauses.append(f"{each.bookie}: {finding}, {entries_text(each)}")
+    if not bad:
+        return None
+    if (more := len(clauses) - SHOWN_MAX) > 0:
+        clauses[SHOWN_MAX:] = [f"and {more} more"]
+    return DamagedLedger(
+        ledger_id=verdict.ledger_id,
+        grade=verdict.grade,
+        damage={
+            bookie: Damage(
+                entries=EntryRuns(sorted(ends)),
+                not_returned=EntryRuns(sorted(not_returned[bookie])),
+            )
+            for bookie, ends in bad.items()
+        },
+        detail="; ".join(clauses),
+        metadata_version=verdict.metadata_version,
+        mtime_ms=verdict.mtime_ms,
+        last_entry_id=verdict.last_entry_id,
+    )
 
 
 async def current_visibility(
@@ -179,17 +159,17 @@ async def preview_marks(
     show: Show = lambda left: None,
 ) -> MarkPreview:
     """Return what a ``DamageMarker`` would do. Writes nothing."""
-    to_mark: list[DamagedLedger] = []
-    own, left = 0, len(ledgers)
-    for part in _parts(ledgers, MARKED_AT_ONCE):
-        found = await asyncio.gather(*(current_visibility(each, manager, view) for each in part))
-        to_mark += [
-            ledger for ledger, visibility in zip(part, found, strict=True) if visibility is not None
-        ]
-        own += sum(each is not None and each.needs_private_mark for each in found)
-        left -= len(part)
-        show(left)
-    return MarkPreview(ledgers=tuple(to_mark), changed=len(ledgers) - len(to_mark), own=own)
+
+    async def look(ledger: DamagedLedger) -> JavaVisibility | None:
+        return await current_visibility(ledger, manager, view)
+
+    found = await _for_each(ledgers, look, show)
+    to_mark = [ledger for ledger, seen in zip(ledgers, found, strict=True) if seen is not None]
+    return MarkPreview(
+        ledgers=tuple(to_mark),
+        changed=len(ledgers) - len(to_mark),
+        own=sum(each is not None and each.needs_private_mark for each in found),
+    )
 
 
 class DamageMarker:
@@ -210,27 +190,28 @@ class DamageMarker:
     ) -> MarkCounts:
         """Mark the ledgers in this order, some at a time. Repeating it is harmless: marks are
         merged."""
-        total = MarkCounts()
-        left = len(ledgers)
-        for part in _parts(ledgers, MARKED_AT_ONCE):
-            outcomes = await asyncio.gather(*map(self._mark_one, part))
-            total = sum(outcomes, start=total)
-            left -= len(part)
-            show(left)
-        return total
+        counts: Counter[str] = Counter()
 
-    async def _mark_one(self, ledger: DamagedLedger) -> MarkCounts:
-        visibility = await current_visibility(ledger, self._manager, self._views.current)
-        if visibility is None:
-            return MarkCounts(changed=1)
-        await self._findings.write(ledger.ledger_id, CHECK_NAME, ledger.bookies, ledger.detail)
-        is_new = await self._queues.mark(ledger.ledger_id, visibility)
-        return MarkCounts(
-            new=int(is_new), known=int(not is_new), own=int(visibility.needs_private_mark)
-        )
+        async def mark(ledger: DamagedLedger) -> None:
+            visibility = await current_visibility(ledger, self._manager, self._views.current)
+            if visibility is None:
+                counts["changed"] += 1
+                return
+            await self._findings.write(ledger.ledger_id, CHECK_NAME, ledger.bookies, ledger.detail)
+            is_new = await self._queues.mark(ledger.ledger_id, visibility)
+            counts["new" if is_new else "known"] += 1
+            counts["own"] += visibility.needs_private_mark
+
+        await _for_each(ledgers, mark, show)
+        return MarkCounts(**counts)
 
 
-def _parts(ledgers: Sequence[DamagedLedger], size: int) -> Iterator[list[DamagedLedger]]:
-    rest = iter(ledgers)
-    while part := list(islice(rest, size)):
-        yield part
+async def _for_each(
+    ledgers: Sequence[DamagedLedger], work: Callable[[DamagedLedger], Awaitable[T]], show: Show
+) -> list[T]:
+    """Return the results in the order of the ledgers."""
+    done: list[T] = []
+    for start in range(0, len(ledgers), MARKED_AT_ONCE):
+        done += await asyncio.gather(*map(work, ledgers[start : start + MARKED_AT_ONCE]))
+        show(len(ledgers) - len(done))
+    return done

@@ -15,7 +15,7 @@ import random
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import structlog
@@ -39,7 +39,7 @@ from ledgers.errors import (
 )
 from ledgers.health import Quarantine, QuarantiningBookies
 from ledgers.host_names import host_names
-from ledgers.manager import LedgerManager, VersionedMetadata, find_cluster
+from ledgers.manager import LedgerManager, find_cluster
 from ledgers.registration import Registration
 from ledgers.security import SecuritySettings
 from ledgers.store import MetadataStore
@@ -124,7 +124,9 @@ async def _inspect(
     try:
         versioned = await executor.manager.find(ledger_id)
     except (CorruptionError, UnauthorizedError) as error:
-        return _unreadable(ledger_id, error, checked_ms=executor.clock.wall_ms())
+        code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
+        why = Evidence(finding=Finding.UNREADABLE_METADATA, code=code, detail=str(error))
+        return _unknown(ledger_id, why, checked_ms=executor.clock.wall_ms())
     if versioned is None:
         return None
     try:
@@ -133,21 +135,23 @@ async def _inspect(
         raise
     except Exception as error:  # an unexpected error must not stop the inspection of other ledgers
         log.exception("fsck_inspection.crashed", ledger_id=ledger_id)
-        return _crashed(versioned, error, checked_ms=executor.clock.wall_ms())
+        detail = f"an unexpected error stopped the inspection: {error!r}"
+        why = Evidence(finding=Finding.NOT_ANSWERED, code="inspection_failed", detail=detail)
+        return replace(
+            _unknown(ledger_id, why, checked_ms=executor.clock.wall_ms()),
+            state=versioned.metadata.state.name.lower(),
+            metadata_version=versioned.version,
+            mtime_ms=versioned.stat.mtime_ms,
+        )
 
 
-def _crashed(versioned: VersionedMetadata, error: Exception, *, checked_ms: int) -> LedgerVerdict:
-    finding = Finding.NOT_ANSWERED
-    detail = f"an unexpected error stopped the inspection: {error!r}"
+def _unknown(ledger_id: int, why: Evidence, *, checked_ms: int) -> LedgerVerdict:
     return LedgerVerdict(
-        ledger_id=versioned.ledger_id,
+        ledger_id=ledger_id,
         grade=Grade.UNKNOWN,
-        findings=(finding,),
+        findings=(why.finding,),
         rests_on_unknown=True,
-        evidence=(Evidence(finding=finding, code="inspection_failed", detail=detail),),
-        state=versioned.metadata.state.name.lower(),
-        metadata_version=versioned.version,
-        mtime_ms=versioned.stat.mtime_ms,
+        evidence=(why,),
         checked_ms=checked_ms,
     )
 
@@ -160,21 +164,6 @@ async def _version(executor: Executor, ledger_id: int) -> int | None:
     except (CorruptionError, UnauthorizedError):
         return -1
     return None if versioned is None else versioned.version
-
-
-def _unreadable(
-    ledger_id: int, error: CorruptionError | UnauthorizedError, *, checked_ms: int
-) -> LedgerVerdict:
-    finding = Finding.UNREADABLE_METADATA
-    code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
-    return LedgerVerdict(
-        ledger_id=ledger_id,
-        grade=Grade.UNKNOWN,
-        findings=(finding,),
-        rests_on_unknown=True,
-        evidence=(Evidence(finding=finding, code=code, detail=str(error)),),
-        checked_ms=checked_ms,
-    )
 
 
 # --- Many ledgers at once -------------------------------------------------------------------------
@@ -196,7 +185,9 @@ async def _verdicts(
     async def work() -> None:
         try:
             async with open_executor(options, begin_pace) as executor:
-                await inspect_all(executor, items, inspect_one, done.put, at_once=_at_once(options))
+                is_asking = options.level is not Level.METADATA
+                at_once = options.ledgers_at_once if is_asking else METADATA_AT_ONCE
+                await inspect_all(executor, items, inspect_one, done.put, at_once=at_once)
         finally:
             if not task.cancelling():
                 await done.put(None)
@@ -209,10 +200,6 @@ async def _verdicts(
     finally:
         task.cancel()
         await asyncio.wait([task])
-
-
-def _at_once(options: FsckOptions) -> int:
-    return METADATA_AT_ONCE if options.level is Level.METADATA else options.ledgers_at_once
 
 
 async def inspect_all(
@@ -255,7 +242,13 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
     SettingsError; while it is in use, also SessionLostError and any error of the pace."""
     uri = MetadataUri.parse(options.metadata_service_uri)
     async with AsyncExitStack() as stack:
-        store = await _open_session_here(uri, options)
+        try:
+            store = await open_session(uri, options.timeouts, options.security)
+        except SettingsError as error:  # the driver's host, where an operator looks, has the file
+            raise SettingsError(
+                f"{error} (on {socket.gethostname()}, a host of executors, which needs the files "
+                "of [security] at the same paths as the driver)"
+            ) from error
         stack.push_async_callback(store.close)
         only_reads = store.as_read_only()
         clock = SystemClock()
@@ -295,23 +288,23 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         )
 
 
+@dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """Applies the executor's share to the limits of this process."""
+    """Applies the executor's share to the limits of this process. ``is_set``: set with the first
+    share."""
 
-    def __init__(self, budgets: Budgets, bulk: BulkTransfers) -> None:
-        self._budgets = budgets
-        self._bulk = bulk
-        self.is_set = asyncio.Event()
-        """Set with the first share."""
+    budgets: Budgets
+    bulk: BulkTransfers
+    is_set: asyncio.Event = field(default_factory=asyncio.Event)
 
     def apply(self, share: ReadShare | None) -> None:
         """Apply the share. None pauses all bulk reads."""
         if share is None:
-            self._bulk.pause()
+            self.bulk.pause()
             return
-        self._budgets.reads_in_flight_max = share.reads_in_flight_per_bookie
-        self._bulk.rate_limit.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
-        self._bulk.resume()
+        self.budgets.reads_in_flight_max = share.reads_in_flight_per_bookie
+        self.bulk.rate_limit.set(bytes_per_s=share.bytes_per_s, entries_per_s=share.reads_per_s)
+        self.bulk.resume()
         self.is_set.set()
 
 
@@ -334,18 +327,6 @@ async def open_session(
         connect_timeout_s=timeouts.connect_s,
         security=security,
     )
-
-
-async def _open_session_here(uri: MetadataUri, options: FsckOptions) -> ZooKeeperStore:
-    """Do what ``open_session`` does. An unusable file is named with its host: the driver's host,
-    where an operator looks first, has such a file, too."""
-    try:
-        return await open_session(uri, options.timeouts, options.security)
-    except SettingsError as error:
-        raise SettingsError(
-            f"{error} (on {socket.gethostname()}, a host of executors, which needs the files of "
-            "[security] at the same paths as the driver)"
-        ) from error
 
 
 @asynccontextmanager
