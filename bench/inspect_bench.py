@@ -14,7 +14,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from auditor.fsck.executor import inspect
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.verdicts import Grade
+from auditor.fsck.verdicts import Grade, LedgerVerdict
 from bench.loading import store_entries
 from daemon.local.cluster import LocalCluster
 from ledgers.codec.layout import MetadataUri
@@ -170,13 +169,16 @@ def _metadata(load: Load, bookies: tuple[BookieId, ...]) -> LedgerMetadata:
 async def _pass(options: FsckOptions, load: Load) -> Pass:
     copies = copy_bytes = ledger_count = 0
     started_s, cpu_before_s = time.monotonic(), cpu_s()
-    async with aclosing(inspect(options, load.ledger_ids)) as verdicts:
-        async for verdict in verdicts:
-            if verdict.grade is not Grade.WHOLE:
-                raise click.ClickException(f"ledger {verdict.ledger_id} is not whole: {verdict}")
-            ledger_count += 1
-            copies += verdict.entries_read
-            copy_bytes += verdict.bytes_read
+
+    async def count(verdict: LedgerVerdict) -> None:
+        nonlocal copies, copy_bytes, ledger_count
+        if verdict.grade is not Grade.WHOLE:
+            raise click.ClickException(f"ledger {verdict.ledger_id} is not whole: {verdict}")
+        ledger_count += 1
+        copies += verdict.entries_read
+        copy_bytes += verdict.bytes_read
+
+    await inspect(options, load.ledger_ids, count)
     if ledger_count != load.ledger_count:
         raise click.ClickException(f"{ledger_count} of {load.ledger_count} ledgers were looked at")
     return Pass(

@@ -1,4 +1,4 @@
-"""An executor of fsck: inspects ledgers independently of each other, and yields a verdict for each.
+"""An executor of fsck: inspects ledgers independently of each other, with a verdict for each.
 
 Changes no ledger, and fences none. An executor has one ZooKeeper session, one view of the bookies
 and one connection of each kind to each bookie. Only the pace writes through the session; everything
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -52,38 +52,68 @@ from replication.znodes import ClusterPaths
 
 METADATA_AT_ONCE = 512
 """Ledgers inspected at once if no bookie is asked: as many as ZooKeeper answers at a time."""
-VERDICTS_WAITING_MAX = 1_000
-"""Maximum number of verdicts that the caller has not fetched yet."""
 
 log = structlog.get_logger()
 T = TypeVar("T")
-InspectFunction = Callable[["Executor", T], Awaitable[LedgerVerdict | None]]
+Emit = Callable[[LedgerVerdict], Awaitable[None]]
 
 
-def inspect(
-    options: FsckOptions, ledger_ids: Iterable[int], *, begin_pace: BeginPace = FixedPace
-) -> AsyncGenerator[LedgerVerdict, None]:
-    """Yield a verdict for each existing ledger, in the order of completion. A deleted ledger yields
-    none.
+async def inspect(
+    options: FsckOptions,
+    ledger_ids: Iterable[int],
+    emit: Emit,
+    *,
+    begin_pace: BeginPace = FixedPace,
+) -> None:
+    """Pass a verdict for each existing ledger to ``emit``, in the order of completion. A deleted
+    ledger has none.
 
     Opens one session, and one connection of each kind to each bookie. Raises SessionLostError,
     UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster); then nothing is
-    known about the remaining ledgers. A caller that stops early must close the generator
-    (``aclosing``).
+    known about the remaining ledgers.
     """
-    return _verdicts(options, ledger_ids, inspect_ledger, begin_pace)
+    async with open_executor(options, begin_pace) as executor:
+        await inspect_all(executor, ledger_ids, inspect_ledger, emit, options)
 
 
-def recheck(
-    options: FsckOptions, verdicts: Iterable[LedgerVerdict], *, begin_pace: BeginPace = FixedPace
-) -> AsyncGenerator[LedgerVerdict, None]:
-    """Yield the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
+async def recheck(
+    options: FsckOptions,
+    verdicts: Iterable[LedgerVerdict],
+    emit: Emit,
+    *,
+    begin_pace: BeginPace = FixedPace,
+) -> None:
+    """Pass on the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
     ``inspect``.
 
     Of open ledgers, only entries acknowledged at the first inspection are expected. They are idle
     if nothing has been written since.
     """
-    return _verdicts(options, verdicts, recheck_ledger, begin_pace)
+    async with open_executor(options, begin_pace) as executor:
+        await inspect_all(executor, verdicts, recheck_ledger, emit, options)
+
+
+async def inspect_all(
+    executor: Executor,
+    items: Iterable[T],
+    inspect_one: Callable[[Executor, T], Awaitable[LedgerVerdict | None]],
+    emit: Emit,
+    options: FsckOptions,
+) -> None:
+    """Inspect several ledgers at a time, and pass each verdict to ``emit``."""
+    is_asking = options.level is not Level.METADATA
+    left = iter(items)
+
+    async def inspect_some() -> None:
+        for item in left:
+            verdict = await inspect_one(executor, item)
+            if verdict is not None:
+                await emit(verdict)
+
+    at_once = options.ledgers_at_once if is_asking else METADATA_AT_ONCE
+    async with task_scope() as scope:
+        for running in [scope.start(inspect_some()) for _ in range(at_once)]:
+            await running
 
 
 # --- One ledger -----------------------------------------------------------------------------------
@@ -164,64 +194,6 @@ async def _version(executor: Executor, ledger_id: int) -> int | None:
     except (CorruptionError, UnauthorizedError):
         return -1
     return None if versioned is None else versioned.version
-
-
-# --- Many ledgers at once -------------------------------------------------------------------------
-
-
-async def _verdicts(
-    options: FsckOptions,
-    items: Iterable[T],
-    inspect_one: InspectFunction[T],
-    begin_pace: BeginPace,
-) -> AsyncGenerator[LedgerVerdict, None]:
-    """Run the inspections in a task of their own, and yield their verdicts.
-
-    The caller may fetch each verdict in another task. Cancel scopes of the session and connections
-    must begin and end in one task, so they are never open across a ``yield``.
-    """
-    done: asyncio.Queue[LedgerVerdict | None] = asyncio.Queue(VERDICTS_WAITING_MAX)
-
-    async def work() -> None:
-        try:
-            async with open_executor(options, begin_pace) as executor:
-                is_asking = options.level is not Level.METADATA
-                at_once = options.ledgers_at_once if is_asking else METADATA_AT_ONCE
-                await inspect_all(executor, items, inspect_one, done.put, at_once=at_once)
-        finally:
-            if not task.cancelling():
-                await done.put(None)
-
-    task = asyncio.create_task(work(), name="fsck")  # always ended below
-    try:
-        while (verdict := await done.get()) is not None:
-            yield verdict
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-
-
-async def inspect_all(
-    executor: Executor,
-    items: Iterable[T],
-    inspect_one: InspectFunction[T],
-    emit: Callable[[LedgerVerdict], Awaitable[None]],
-    *,
-    at_once: int,
-) -> None:
-    """Inspect ``at_once`` ledgers at a time, and pass each verdict to ``emit``."""
-    left = iter(items)
-
-    async def inspect_some() -> None:
-        for item in left:
-            verdict = await inspect_one(executor, item)
-            if verdict is not None:
-                await emit(verdict)
-
-    async with task_scope() as scope:
-        for running in [scope.start(inspect_some()) for _ in range(at_once)]:
-            await running
 
 
 # --- The resources of an executor -----------------------------------------------------------------

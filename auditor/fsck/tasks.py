@@ -75,15 +75,13 @@ async def run_check(
 ) -> list[pa.RecordBatch]:
     """Return the rows of a check."""
     options = replace(options, full_scan=check.full_scan)
-    if isinstance(check, Part):
-        part_of = dict.fromkeys(check.ledger_ids, check.number)
-        verdicts = inspect(options, check.ledger_ids, begin_pace=begin_pace)
-    else:
-        rows = from_stream(check.rows)
-        part_of = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
-        verdicts = recheck(options, from_table(rows), begin_pace=begin_pace)
     batches: list[pa.RecordBatch] = []
     waiting: list[LedgerVerdict] = []
+
+    async def emit(verdict: LedgerVerdict) -> None:
+        waiting.append(verdict)
+        if len(waiting) == BATCH_ROWS:  # rows take less memory than verdicts
+            convert()
 
     def convert() -> None:
         parts = pa.array([part_of[each.ledger_id] for each in waiting], pa.int32())
@@ -92,10 +90,13 @@ async def run_check(
         batches.append(pa.RecordBatch.from_arrays(columns, schema=ROWS))
         waiting.clear()
 
-    async for verdict in verdicts:
-        waiting.append(verdict)
-        if len(waiting) == BATCH_ROWS:  # rows take less memory than verdicts
-            convert()
+    if isinstance(check, Part):
+        part_of = dict.fromkeys(check.ledger_ids, check.number)
+        await inspect(options, check.ledger_ids, emit, begin_pace=begin_pace)
+    else:
+        rows = from_stream(check.rows)
+        part_of = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
+        await recheck(options, from_table(rows), emit, begin_pace=begin_pace)
     if waiting:
         convert()
     return batches

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from auditor.fsck.executor import inspect
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.summary import Counts
-from auditor.fsck.verdicts import Grade
+from auditor.fsck.verdicts import Grade, LedgerVerdict
 from bench.fsck.loads import SAMPLE_SHARE
 from bench.fsck.on_spark import contender, run_on_spark
 from bench.fsck.processes import SparkCpu
@@ -62,13 +62,16 @@ async def inspect_ledger(cluster: LocalCluster, load: Load, level: Level, *, rep
     )
     copies = copy_bytes = ledger_count = 0
     servers, began_cpu_s, began_s = ServersCpu.now(cluster), cpu_s(), time.monotonic()
-    async with aclosing(inspect(options, load.ledger_ids)) as verdicts:
-        async for verdict in verdicts:
-            if verdict.grade is not Grade.WHOLE:
-                raise UnavailableError(f"ledger {verdict.ledger_id} is not whole: {verdict}")
-            ledger_count += 1
-            copies += verdict.entries_read
-            copy_bytes += verdict.bytes_read
+
+    async def add(verdict: LedgerVerdict) -> None:
+        nonlocal copies, copy_bytes, ledger_count
+        if verdict.grade is not Grade.WHOLE:
+            raise UnavailableError(f"ledger {verdict.ledger_id} is not whole: {verdict}")
+        ledger_count += 1
+        copies += verdict.entries_read
+        copy_bytes += verdict.bytes_read
+
+    await inspect(options, load.ledger_ids, add)
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if ledger_count != load.ledger_count:
         raise UnavailableError(f"{ledger_count} of {load.ledger_count} ledgers were inspected")

@@ -3,10 +3,10 @@ in one process, and runs on Spark."""
 
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 
 from auditor.fsck.executor import inspect
 from auditor.fsck.options import FsckOptions, Level
+from auditor.fsck.verdicts import LedgerVerdict
 from bench.audit.field import Field
 from bench.fsck.on_spark import FIRST, LATER, ON_ONE_CORE, contender, run_on_spark
 from bench.fsck.processes import SparkCpu, scaling_of_cores
@@ -21,9 +21,12 @@ async def inspect_all(field: Field, *, repeat: int) -> Pass:
     """Inspect all ledgers with the engine alone, without listing them."""
     zookeeper, began_cpu_s, began_s = cpu_of([field.zookeeper_pid]), cpu_s(), time.monotonic()
     count = 0
-    async with aclosing(inspect(_options(field), range(field.size))) as verdicts:
-        async for _ in verdicts:
-            count += 1
+
+    async def add(_: LedgerVerdict) -> None:
+        nonlocal count
+        count += 1
+
+    await inspect(_options(field), range(field.size), add)
     elapsed_s, spent_s = time.monotonic() - began_s, cpu_s() - began_cpu_s
     if count != field.size:
         raise UnavailableError(f"{count} of {field.size} ledgers were inspected")

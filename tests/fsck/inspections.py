@@ -105,7 +105,7 @@ async def inspect_many(
 
     wanted = options(level, **changes)
     made = await executor(cluster, wanted)
-    await inspect_all(made, ledger_ids, inspect_ledger, tell, at_once=wanted.ledgers_at_once)
+    await inspect_all(made, ledger_ids, inspect_ledger, tell, wanted)
     return found
 
 

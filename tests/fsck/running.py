@@ -1,7 +1,6 @@
 """A whole run without Spark: all ledgers are checked, and those that seem wrong are rechecked."""
 
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
 from typing import Any
 
 from auditor.fsck.executor import inspect, recheck
@@ -29,18 +28,22 @@ async def run(
     ``on_first`` is called when the first verdict is there.
     """
     found: dict[int, LedgerVerdict] = {}
-    async with aclosing(inspect(wanted, ledger_ids)) as first:
-        async for verdict in first:
-            assert verdict.ledger_id not in found, verdict
-            found[verdict.ledger_id] = verdict
-            if len(found) == 1:
-                await on_first()
+
+    async def add(verdict: LedgerVerdict) -> None:
+        assert verdict.ledger_id not in found, verdict
+        found[verdict.ledger_id] = verdict
+        if len(found) == 1:
+            await on_first()
+
+    await inspect(wanted, ledger_ids, add)
     doubtful = [verdict for verdict in found.values() if verdict.needs_recheck]
     sure = {i: verdict for i, verdict in found.items() if not verdict.needs_recheck}
+
+    async def confirm(verdict: LedgerVerdict) -> None:
+        sure[verdict.ledger_id] = verdict
+
     if doubtful:
-        async with aclosing(recheck(wanted, doubtful)) as second:
-            async for verdict in second:
-                sure[verdict.ledger_id] = verdict
+        await recheck(wanted, doubtful, confirm)
     return sure
 
 

@@ -1,13 +1,14 @@
 """The options with which a task checks the ledgers of its parts."""
 
 from array import array
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 
 import pyarrow as pa
 import pytest
 
 from auditor.fsck import tasks
 from auditor.fsck.budget import FixedPace
+from auditor.fsck.executor import Emit
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import Part
 from auditor.fsck.results.rows import to_batch
@@ -26,12 +27,12 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     seen: dict[int, float] = {}
 
     async def look(
-        wanted: FsckOptions, asked: Iterable[int | LedgerVerdict], **_: object
-    ) -> AsyncIterator[LedgerVerdict]:
+        wanted: FsckOptions, asked: Iterable[int | LedgerVerdict], emit: Emit, **_: object
+    ) -> None:
         for each in asked:
             ledger_id = each if isinstance(each, int) else each.ledger_id
             seen[ledger_id] = wanted.share_of(ledger_id)
-            yield whole(ledger_id)
+            await emit(whole(ledger_id))
 
     monkeypatch.setattr(tasks, "inspect", look)
     monkeypatch.setattr(tasks, "recheck", look)

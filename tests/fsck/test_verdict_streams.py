@@ -1,15 +1,15 @@
-"""Verdicts and errors reach their reader, which may stop at any time."""
+"""Verdicts and errors reach their reader."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
 from auditor.fsck import executor as executor_module
 from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
 from auditor.fsck.executor import ProcessLimits, inspect, recheck
-from auditor.fsck.options import FsckOptions, Level
+from auditor.fsck.options import FsckOptions
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
@@ -46,55 +46,31 @@ async def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
     return made
 
 
+async def verdicts_of(check: Callable[..., Awaitable[None]], asked: object) -> list[LedgerVerdict]:
+    found: list[LedgerVerdict] = []
+
+    async def add(verdict: LedgerVerdict) -> None:
+        found.append(verdict)
+
+    await check(options(), asked, add)
+    return found
+
+
 def test_every_ledger_has_its_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     @in_virtual_time
     async def scenario() -> None:
         made = await opened(monkeypatch)
         made.cluster.bookie(B1).wipe()
 
-        first = [verdict async for verdict in inspect(options(), [*range(COUNT), 77, 78])]
+        first = await verdicts_of(inspect, [*range(COUNT), 77, 78])
         for ledger_id in range(10):
             await made.cluster.manager.delete(ledger_id, version=0)
-        last = [verdict async for verdict in recheck(options(), first)]
+        last = await verdicts_of(recheck, first)
 
         assert sorted(each.ledger_id for each in first) == list(range(COUNT))
         assert sorted(each.ledger_id for each in last) == list(range(10, COUNT))
         assert {each.grade for each in last} == {Grade.DEGRADED}
         assert made.open_count == 0
-
-    scenario()
-
-
-def test_each_verdict_may_be_read_in_another_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    @in_virtual_time
-    async def scenario() -> None:
-        made = await opened(monkeypatch)
-        verdicts = inspect(options(), range(COUNT))
-
-        for _ in range(COUNT):
-            await asyncio.create_task(anext(verdicts))
-
-        with pytest.raises(StopAsyncIteration):
-            await anext(verdicts)
-        assert made.open_count == 0
-
-    scenario()
-
-
-@pytest.mark.parametrize("read_count", [0, 1, 5])
-def test_closing_the_verdicts_ends_the_work(
-    read_count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    @in_virtual_time
-    async def scenario() -> None:
-        made = await opened(monkeypatch)
-
-        async with aclosing(inspect(options(ledgers_at_once=1), range(COUNT))) as verdicts:
-            for _ in range(read_count):
-                await anext(verdicts)
-
-        assert made.open_count == 0
-        assert len(asyncio.all_tasks()) == 1
 
     scenario()
 
@@ -114,12 +90,11 @@ def test_an_error_comes_after_the_verdicts_before_it(monkeypatch: pytest.MonkeyP
         made.cluster.bookies.before_transfer = fail
         found: list[LedgerVerdict] = []
 
-        async def read() -> None:
-            async for verdict in inspect(options(ledgers_at_once=1), range(COUNT)):
-                found.append(verdict)
+        async def add(verdict: LedgerVerdict) -> None:
+            found.append(verdict)
 
         with pytest.raises(SessionLostError):
-            await read()
+            await inspect(options(ledgers_at_once=1), range(COUNT), add)
 
         assert len(found) == 10
         assert made.open_count == 0
@@ -137,7 +112,7 @@ def test_an_executor_that_cannot_be_opened_is_an_error(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(executor_module, "open_executor", failing)
         with pytest.raises(UnavailableError):
-            _ = [verdict async for verdict in inspect(options(Level.METADATA), range(COUNT))]
+            await verdicts_of(inspect, range(COUNT))
 
     scenario()
 
