@@ -7,15 +7,15 @@ runs and the nodes of the daemon. The nodes count the executors as well (rule S1
 
 The shares must not sum up to more than the budget. A joining executor waits until the others have
 reduced theirs, unless there is enough for all. An executor that cannot reach ZooKeeper cannot see
-the list, so it reads nothing. ``FixedPace`` shares nothing: it is for an executor alone.
+the list, so it reads nothing. ``fixed_pace`` shares nothing: it is for an executor alone.
 """
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import structlog
 
@@ -68,44 +68,33 @@ Apply = Callable[[ReadShare | None], None]
 """Takes effect at once. None: read nothing until the next share."""
 
 
-class ReadPace(Protocol):
-    """Supplies one executor's share, and each change of it."""
+Pace = Callable[[FsckOptions, MetadataStore, ClusterPaths, Apply], Coroutine[Any, Any, None]]
+"""Supplies one executor's share. It receives the options, the session of this executor (which may
+write), and the paths below ``underreplication``.
 
-    async def run(self, apply: Apply) -> None:
-        """Call ``apply`` with the first share as soon as there is one, and after every change,
-        until cancelled.
-
-        Nothing is read before the first share. An error raised here ends the inspection, which
-        raises it again. On cancellation the share is given back.
-        """
-        ...
+It calls ``apply`` with the first share as soon as there is one, and after every change, until
+cancelled. Nothing is read before the first share. An error raised here ends the inspection, which
+raises it again. On cancellation the share is given back."""
 
 
-BeginPace = Callable[[FsckOptions, MetadataStore, ClusterPaths], ReadPace]
-"""Called with the options, the session of this executor (which may write), and the path
-``underreplication``."""
-
-
-class FixedPace:
-    """Applies the limits of the options, regardless of other readers."""
-
-    def __init__(self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths) -> None:
-        self._share = ReadShare(
+async def fixed_pace(
+    options: FsckOptions, store: MetadataStore, paths: ClusterPaths, apply: Apply
+) -> None:
+    """Apply the limits of the options, regardless of other readers."""
+    reads_in_flight = reads_in_flight_max(options.reads_in_flight_per_bookie, reader_count=1)
+    apply(
+        ReadShare(
             reads_per_s=options.reads_per_s,
             bytes_per_s=options.bytes_per_s,
-            reads_in_flight_per_bookie=reads_in_flight_max(
-                options.reads_in_flight_per_bookie, reader_count=1
-            ),
+            reads_in_flight_per_bookie=reads_in_flight,
         )
-
-    async def run(self, apply: Apply) -> None:
-        apply(self._share)
-        await asyncio.Event().wait()  # it never changes
+    )
+    await asyncio.Event().wait()  # it never changes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedPace:
-    """Begins the pace of each executor of one run; pass it as ``begin_pace``. Can be pickled."""
+    """The ``Pace`` of each executor of one run. Can be pickled."""
 
     run: str
     """Name of the run, without dot and slash."""
@@ -114,10 +103,10 @@ class SharedPace:
         assert self.run, self
         assert not {".", "/"}.intersection(self.run), self
 
-    def __call__(
-        self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths
-    ) -> "LeasedPace":
-        return LeasedPace(options, store, paths, run=self.run, clock=SystemClock())
+    async def __call__(
+        self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths, apply: Apply
+    ) -> None:
+        await LeasedPace(options, store, paths, run=self.run, clock=SystemClock()).run(apply)
 
 
 def share_of(
@@ -195,7 +184,7 @@ class LeasedPace:
         after it."""
 
     async def run(self, apply: Apply) -> None:
-        """Supply shares as ``ReadPace`` describes. Raises SessionLostError.
+        """Supply shares as ``Pace`` describes. Raises SessionLostError.
 
         1. Create the znode, so that the others see this executor and reduce their shares.
         2. If shares are limited, wait until they have done so. Reading at once would exceed the
@@ -230,7 +219,10 @@ class LeasedPace:
             if break_count == self._break_count and self._store.state is SessionState.CONNECTED:
                 apply(share)
                 if share != logged:
-                    log.info("fsck_share.changed", **_fields(share))
+                    log.info(
+                        "fsck_share.changed",
+                        **(asdict(share) if share else {"reads_in_flight_per_bookie": 0}),
+                    )
                 logged = share
             await self._clock.sleep(LIST_INTERVAL_S)
             await self._changed.wait()
@@ -300,13 +292,3 @@ class LeasedPace:
         with suppress(BookmenderError, TimeoutError):
             async with asyncio.timeout(LEAVE_S):
                 await self._store.delete(self._path)
-
-
-def _fields(share: ReadShare | None) -> dict[str, int]:
-    if share is None:
-        return {"reads_per_s": 0, "reads_in_flight_per_bookie": 0}
-    return {
-        "reads_per_s": share.reads_per_s,
-        "bytes_per_s": share.bytes_per_s,
-        "reads_in_flight_per_bookie": share.reads_in_flight_per_bookie,
-    }

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import structlog
 
-from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
+from auditor.fsck.budget import Pace, ReadShare, fixed_pace
 from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
 from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
@@ -63,7 +63,7 @@ async def inspect(
     ledger_ids: Iterable[int],
     emit: Emit,
     *,
-    begin_pace: BeginPace = FixedPace,
+    pace: Pace = fixed_pace,
 ) -> None:
     """Pass a verdict for each existing ledger to ``emit``, in the order of completion. A deleted
     ledger has none.
@@ -72,7 +72,7 @@ async def inspect(
     UnavailableError (ZooKeeper does not answer), SettingsError (no such cluster); then nothing is
     known about the remaining ledgers.
     """
-    async with open_executor(options, begin_pace) as executor:
+    async with open_executor(options, pace) as executor:
         await inspect_all(executor, ledger_ids, inspect_ledger, emit, options)
 
 
@@ -81,7 +81,7 @@ async def recheck(
     verdicts: Iterable[LedgerVerdict],
     emit: Emit,
     *,
-    begin_pace: BeginPace = FixedPace,
+    pace: Pace = fixed_pace,
 ) -> None:
     """Pass on the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
     ``inspect``.
@@ -89,7 +89,7 @@ async def recheck(
     Of open ledgers, only entries acknowledged at the first inspection are expected. They are idle
     if nothing has been written since.
     """
-    async with open_executor(options, begin_pace) as executor:
+    async with open_executor(options, pace) as executor:
         await inspect_all(executor, verdicts, recheck_ledger, emit, options)
 
 
@@ -209,7 +209,7 @@ class Executor:
 
 
 @asynccontextmanager
-async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[Executor]:
+async def open_executor(options: FsckOptions, pace: Pace) -> AsyncIterator[Executor]:
     """Yield an executor as soon as it has a share of the budget. Raises UnavailableError,
     SettingsError; while it is in use, also SessionLostError and any error of the pace."""
     uri = MetadataUri.parse(options.metadata_service_uri)
@@ -227,7 +227,8 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         manager = await LedgerManager.open(only_reads, uri)
         # The ZooKeeper server of this session may lag behind what the driver was told of changes.
         await manager.sync(0)
-        order_store = OrderStore(only_reads, ClusterPaths.below(manager.root))
+        paths = ClusterPaths.below(manager.root)
+        order_store = OrderStore(only_reads, paths)
         registration = Registration(only_reads, manager.root, resolve=host_names().addresses)
         views = ViewSource(registration, clock, order_store)
         await views.refresh()
@@ -248,10 +249,10 @@ async def open_executor(options: FsckOptions, begin_pace: BeginPace) -> AsyncIte
         stack.push_async_callback(client.close)
         bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
         limits = ProcessLimits(budgets, bulk)
-        pace = begin_pace(options, store, ClusterPaths.below(manager.root))
         scope = await stack.enter_async_context(task_scope())
-        for work in (views.run(), pace.run(limits.apply), _end_with_session(store)):
-            scope.start(work)
+        scope.start(views.run())
+        scope.start(pace(options, store, paths, limits.apply))
+        scope.start(_end_with_session(store))
         await limits.is_set.wait()
         yield Executor(
             manager=manager,

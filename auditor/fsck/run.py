@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from auditor.fsck.budget import FixedPace, SharedPace
+from auditor.fsck.budget import SharedPace, fixed_pace
 from auditor.fsck.ledger_list import estimate_work, is_estimated, list_ledger_ids
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level, OnProgress
 from auditor.fsck.results.folder import ClientPosition, keep_position
@@ -119,7 +119,7 @@ def run_fsck(
     if folder.is_begun:
         folder.check_options(options, client=job.client)
         job = replace(job, changes=folder.changes)
-    with dispatch.warmed_up(check_work([], options, FixedPace)):  # the first tasks wait in Spark
+    with dispatch.warmed_up(check_work([], options, fixed_pace)):  # the first tasks wait in Spark
         if not folder.is_begun:
             _begin(folder, options, job, dispatch, on_progress)
         run = _Run(folder, options, job, dispatch, on_progress)
@@ -261,10 +261,8 @@ class _Run:
         """
         options = self._options
         is_asking = options.level is not Level.METADATA
-        begin_pace = SharedPace(run=self._job.run) if is_asking else FixedPace
-        results = self._dispatch.results(
-            checks, lambda some: check_work(some, options, begin_pace), ROWS
-        )
+        pace = SharedPace(run=self._job.run) if is_asking else fixed_pace
+        results = self._dispatch.results(checks, lambda some: check_work(some, options, pace), ROWS)
         with closing(results):
             for done, rows in results:
                 for number in chain.from_iterable(check.parts for check in done):

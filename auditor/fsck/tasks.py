@@ -17,7 +17,7 @@ from importlib.abc import MetaPathFinder
 import pyarrow as pa
 import structlog
 
-from auditor.fsck.budget import BeginPace
+from auditor.fsck.budget import Pace
 from auditor.fsck.executor import inspect, recheck
 from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.plan import Part
@@ -60,19 +60,17 @@ class Recheck:
 Check = Part | Recheck
 
 
-def check_work(checks: Sequence[Check], options: FsckOptions, begin_pace: BeginPace) -> Work:
+def check_work(checks: Sequence[Check], options: FsckOptions, pace: Pace) -> Work:
     """Return the work of a task: it takes the position of a check, and yields its rows
     (``ROWS``)."""
 
     def run(position: int) -> Iterator[pa.RecordBatch]:
-        yield from asyncio.run(run_check(checks[position], options, begin_pace))
+        yield from asyncio.run(run_check(checks[position], options, pace))
 
     return run
 
 
-async def run_check(
-    check: Check, options: FsckOptions, begin_pace: BeginPace
-) -> list[pa.RecordBatch]:
+async def run_check(check: Check, options: FsckOptions, pace: Pace) -> list[pa.RecordBatch]:
     """Return the rows of a check."""
     options = replace(options, full_scan=check.full_scan)
     batches: list[pa.RecordBatch] = []
@@ -92,11 +90,11 @@ async def run_check(
 
     if isinstance(check, Part):
         part_of = dict.fromkeys(check.ledger_ids, check.number)
-        await inspect(options, check.ledger_ids, emit, begin_pace=begin_pace)
+        await inspect(options, check.ledger_ids, emit, pace=pace)
     else:
         rows = from_stream(check.rows)
         part_of = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
-        await recheck(options, from_table(rows), emit, begin_pace=begin_pace)
+        await recheck(options, from_table(rows), emit, pace=pace)
     if waiting:
         convert()
     return batches

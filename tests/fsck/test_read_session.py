@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.fsck.budget import FixedPace
+from auditor.fsck.budget import fixed_pace
 from auditor.fsck.executor import open_executor
 from auditor.fsck.ledger_list import list_ledger_ids
 from auditor.fsck.options import FsckOptions, SessionTimeouts
@@ -24,7 +24,7 @@ OPTIONS = FsckOptions(
 
 
 async def _execute() -> None:
-    async with open_executor(OPTIONS, FixedPace):
+    async with open_executor(OPTIONS, fixed_pace):
         pass
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_an_executor_lacks_is_named_with_its_host() -> None:
     lacking = SecuritySettings(zookeeper_tls=True, ca_file="/no/such/ca.pem")
 
     async def open_it() -> None:
-        async with open_executor(replace(OPTIONS, security=lacking), FixedPace):
+        async with open_executor(replace(OPTIONS, security=lacking), fixed_pace):
             pass
 
     with pytest.raises(SettingsError) as caught:

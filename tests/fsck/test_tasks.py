@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from auditor.fsck import tasks
-from auditor.fsck.budget import FixedPace
+from auditor.fsck.budget import fixed_pace
 from auditor.fsck.executor import Emit
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.results.plan import Part
@@ -44,7 +44,7 @@ def test_suspects_are_read_completely_and_others_by_the_sample(
 ) -> None:
     part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), full_scan=frozenset({2}))
 
-    batches = run(run_check(part, SAMPLE, FixedPace))
+    batches = run(run_check(part, SAMPLE, fixed_pace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1}
     assert sum(batch.num_rows for batch in batches) == 3
@@ -56,7 +56,7 @@ def test_suspects_are_read_completely_at_the_recheck_too(shares: dict[int, float
         for number, ledger_ids in {0: [1, 2], 4: [5, 6]}.items()
     }
 
-    batches = run(run_check(Recheck.at(doubtful, frozenset({2, 6})), SAMPLE, FixedPace))
+    batches = run(run_check(Recheck.at(doubtful, frozenset({2, 6})), SAMPLE, fixed_pace))
 
     assert shares == {1: 0.1, 2: 1.0, 5: 0.1, 6: 1.0}
     rows = pa.Table.from_batches(batches)

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor.fsck import executor as executor_module
-from auditor.fsck.budget import BeginPace, FixedPace, ReadShare
+from auditor.fsck.budget import Pace, ReadShare, fixed_pace
 from auditor.fsck.executor import ProcessLimits, inspect, recheck
 from auditor.fsck.options import FsckOptions
 from auditor.fsck.verdicts import Grade, LedgerVerdict
@@ -29,7 +29,7 @@ class Opened:
         self.open_count = 0
 
     @asynccontextmanager
-    async def __call__(self, wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+    async def __call__(self, wanted: FsckOptions, pace: Pace) -> AsyncIterator[object]:
         self.open_count += 1
         try:
             yield await executor(self.cluster, wanted)
@@ -106,7 +106,7 @@ def test_an_executor_that_cannot_be_opened_is_an_error(monkeypatch: pytest.Monke
     @in_virtual_time
     async def scenario() -> None:
         @asynccontextmanager
-        async def failing(wanted: FsckOptions, begin_pace: BeginPace) -> AsyncIterator[object]:
+        async def failing(wanted: FsckOptions, pace: Pace) -> AsyncIterator[object]:
             raise UnavailableError("no server answers")
             yield
 
@@ -148,7 +148,7 @@ async def test_a_fixed_pace_is_what_the_options_allow() -> None:
     shares: list[ReadShare | None] = []
     wanted = options(reads_per_s=5, bytes_per_s=6, reads_in_flight_per_bookie=400)
 
-    running = asyncio.create_task(FixedPace(wanted, None, "").run(shares.append))  # type: ignore[arg-type]
+    running = asyncio.create_task(fixed_pace(wanted, None, "", shares.append))  # type: ignore[arg-type]
     await asyncio.sleep(60)
     running.cancel()
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -177,51 +177,6 @@ def with_attempts(master: str) -> str:
 # --- The start of the JVM -------------------------------------------------------------------------
 
 
-@contextmanager
-def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Iterator[Launch]:
-    """The start of a context: a JVM that PySpark starts meanwhile writes to ``log``.
-
-    1. Any exception, also Ctrl-C, kills the JVM: until it has reported its port, PySpark has no
-       object that would end it.
-    2. Logging is disabled meanwhile, because py4j's errors are also raised. It stays disabled after
-       Ctrl-C.
-    3. After ``timeout_s`` the JVM is killed, and PySpark's wait for it ends with an error.
-
-    ``log``: overwritten; None for this process's own output. Raises OSError if it cannot be
-    written.
-    """
-    launch = Launch()
-    module = vars(java_gateway)
-    popen, level = module["Popen"], logging.root.manager.disable
-    overdue = threading.Timer(timeout_s, launch.give_up)
-    overdue.daemon = True
-    output = None if log is None else open(log, "wb", opener=plain)  # noqa: SIM115, closed below
-
-    def start(*arguments: Any, **options: Any) -> _Jvm:
-        if output is not None:
-            options |= {"stdout": output, "stderr": output}
-        return launch.start(*arguments, **options)
-
-    module["Popen"] = start
-    logging.disable()
-    overdue.start()
-    try:
-        yield launch
-        logging.disable(level)
-    except BaseException as error:
-        if isinstance(error, Exception):
-            logging.disable(level)
-        # PySpark keeps a JVM that has a gateway, for its next context; Ctrl-C ends that one too.
-        if not (isinstance(error, Exception) and SparkContext._gateway):
-            launch.kill()
-        raise
-    finally:
-        overdue.cancel()
-        module["Popen"] = popen
-        if output is not None:
-            output.close()  # the JVM has its own
-
-
 class Launch:
     """One start of a context. ``is_given_up``: True if it took too long."""
 
@@ -245,6 +200,48 @@ class Launch:
         for process in self._processes:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) -> Iterator[Launch]:
+    """The start of a context: a JVM that PySpark starts meanwhile writes to ``log``.
+
+    1. Any exception, also Ctrl-C, kills the JVM: until it has reported its port, PySpark has no
+       object that would end it. PySpark keeps a JVM that has a gateway for its next context; Ctrl-C
+       ends that one too.
+    2. Logging is disabled meanwhile, because py4j's errors are also raised. It stays disabled after
+       Ctrl-C.
+    3. After ``timeout_s`` the JVM is killed, and PySpark's wait for it ends with an error.
+
+    ``log``: overwritten; None for this process's own output. Raises OSError if it cannot be
+    written.
+    """
+    launch, module = Launch(), vars(java_gateway)
+    popen, level = module["Popen"], logging.root.manager.disable
+    overdue = threading.Timer(timeout_s, launch.give_up)
+    overdue.daemon = True
+    with nullcontext() if log is None else open(log, "wb", opener=plain) as output:
+
+        def start(*arguments: Any, **options: Any) -> _Jvm:
+            to_log = {} if output is None else {"stdout": output, "stderr": output}
+            return launch.start(*arguments, **options, **to_log)
+
+        module["Popen"] = start
+        logging.disable()
+        overdue.start()
+        is_interrupted = False
+        try:
+            yield launch
+        except BaseException as error:
+            is_interrupted = not isinstance(error, Exception)
+            if is_interrupted or not SparkContext._gateway:
+                launch.kill()
+            raise
+        finally:
+            if not is_interrupted:
+                logging.disable(level)
+            overdue.cancel()
+            module["Popen"] = popen
 
 
 class _Jvm(subprocess.Popen[bytes]):
