@@ -101,21 +101,22 @@ class Summary:
 
     run: str
     level: Level
-    started_ms: int
-    finished_ms: int
-    counts: Counts
-    left: int = 0
+    started_ms: TimeMs
+    finished_ms: TimeMs
+    counts: Counts = field(default_factory=Counts)
+    """Stored beside the other fields."""
+    left: Count = 0
     """Ledgers for which the time budget was too short."""
-    left_wrong: int = 0
+    left_wrong: Count = 0
     """Number of ledgers in ``left`` that were wrong when last checked."""
-    gone: int = 0
+    gone: Count = 0
     """Ledgers that were deleted after the listing and before their check."""
     is_changed_only: bool = False
     """True if the run checked only ledgers that changed since an earlier run, and those that were
     wrong or unknown when last checked."""
     hidden: tuple[str, ...] = ()
     """The first directories of ledgers that ACLs hide. Their ledgers are not counted."""
-    marked: int | None = None
+    marked: Count | None = None
     """The greatest number of ledgers that were marked at once for the daemon after the run. None:
     no marks are known. Set only in ZooKeeper; the run itself does not know."""
 
@@ -142,45 +143,25 @@ class Summary:
         return EXIT_UNKNOWN if is_unknown else EXIT_WHOLE
 
     def to_record(self) -> dict[str, Any]:
-        return {
+        record = {
             "version": VERSION,
-            "run": self.run,
+            **asdict(self),
+            **asdict(self.counts),
             "level": self.level.value,
-            "started_ms": self.started_ms,
-            "finished_ms": self.finished_ms,
             "is_complete": self.is_complete,
             "exit_code": self.exit_code,
-            **asdict(self.counts),
-            "skipped": 0,  # earlier releases require it
-            "left": self.left,
-            "left_wrong": self.left_wrong,
-            "gone": self.gone,
-            "is_changed_only": self.is_changed_only,
             "hidden": list(self.hidden),
-            **({} if self.marked is None else {"marked": self.marked}),
+            "skipped": 0,  # earlier releases require it
         }
+        del record["counts"]
+        if self.marked is None:
+            del record["marked"]
+        return record
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Return the summary. Raises CorruptionError, also for another version."""
-        head, counts = decode(data, _Head), decode(data, Counts)
-        return cls(counts=counts, **asdict(head))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Head:
-    """A stored summary without its counts, which are beside these fields."""
-
-    run: str
-    level: Level
-    started_ms: TimeMs
-    finished_ms: TimeMs
-    left: Count
-    left_wrong: Count
-    gone: Count
-    is_changed_only: bool = False
-    hidden: tuple[str, ...] = ()
-    marked: Count | None = None
+        return replace(decode(data, cls), counts=decode(data, Counts))
 
 
 # --- The files ------------------------------------------------------------------------------------
