@@ -5,7 +5,7 @@ Programs may read it too: each count has an element such as ``id="verdict-lost"`
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -24,7 +24,6 @@ WORST_MAX = 200
 """Number of ledgers in the table."""
 EVIDENCE_MAX = 20
 """Number of observations shown for one ledger."""
-BOOKIES_MAX = 50
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 STYLE = """
 :root { color-scheme: light dark; }
@@ -34,6 +33,10 @@ table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem .3rem 0; }
 tr { border-bottom: 1px solid #8886; }
 """
+
+
+Row = tuple[Mapping[str, str], Sequence[str | Sequence[str]]]
+"""The attributes of a table's row, and its cells. A cell may have several lines."""
 
 
 def write_report(
@@ -52,28 +55,26 @@ def write_report(
     SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": POLICY})
     _add(head, "title", f"fsck {summary.run}")
     _add(head, "style", STYLE)
-    _add(body, "h1", headline, id="headline")
+    _add(body, "h1", headline, {"id": "headline"})
     _add(body, "p", f"{'; '.join(_facts(summary))}.")
-    _add_counts(body, summary)
+    counts = summary.counts
+    rows = [_counted("ledgers", "checked", counts.ledgers)]
+    rows += [
+        _counted(f"verdict-{g.value}", g.value, counts.verdicts.get(g.value, 0)) for g in Grade
+    ]
+    rows += [_counted(f"finding-{name}", name, n) for name, n in counts.findings.items() if n]
     if tails:
-        _count(
-            _add(body, "p", f"{tails[0].upper()}{tails[1:]}."),
-            "tails-unseen",
-            summary.counts.tails_unseen,
-        )
+        rows.append(_counted("tails-unseen", tails, counts.tails_unseen))
+    rows.append(_counted("exit-code", "exit code of this run", summary.exit_code))
+    _add_table(body, ["ledgers", ""], rows)
     _add(body, "h2", "What to do next")
     if not advice:
         _add(body, "p", "Nothing.")
     for title, text in advice:
         _add(_add(body, "p"), "b", f"{title}. ").tail = text
-    _add_bookies(body, results)
-    _add_ledgers(body, results)
+    _add_table(body, ["bookie", "ledgers", "findings"], _bookies(results))
+    _add_table(body, ["ledger", "verdict", "metadata", "evidence"], _worst_ledgers(results))
     _add(body, "p", f"One row for each ledger, in Parquet files: {results.path}")
-    _count(
-        _add(body, "p", f"Exit code of this run: {summary.exit_code}."),
-        "exit-code",
-        summary.exit_code,
-    )
     path = results.folder / REPORT_FILE
     replace_file(path, "<!doctype html>\n" + tostring(html, encoding="unicode", method="html"))
     return path
@@ -96,60 +97,47 @@ def _facts(summary: Summary) -> list[str]:
     return facts
 
 
-def _add_counts(body: Element, summary: Summary) -> None:
-    counts = summary.counts
-    table = _table(body, "ledgers", "")
-    rows = [("ledgers", "checked", counts.ledgers)]
-    rows += [(f"verdict-{g.value}", g.value, counts.verdicts.get(g.value, 0)) for g in Grade]
-    rows += [(f"finding-{name}", name, count) for name, count in counts.findings.items() if count]
-    for name, title, count in rows:
-        row = SubElement(table, "tr")
-        _add(row, "td", _words(title))
-        _count(_add(row, "td", f"{count:,}"), name, count)
+def _counted(name: str, title: str, count: int) -> Row:
+    return {"id": name, "data-count": str(count)}, [_words(title), f"{count:,}"]
 
 
-def _add_bookies(body: Element, results: Results) -> None:
-    """Add the number of ledgers with findings at each bookie, the bookie with most first. Counted
-    column by column, so that a million ledgers fit in memory."""
+def _bookies(results: Results) -> list[Row]:
+    """Return the number of ledgers with findings at each bookie, the bookie with most first.
+    Counted column by column, so that a million ledgers fit in memory."""
     rows = results.table(
         ["ledger_id", "evidence"], where=pc.list_value_length(pc.field("evidence")) > 0
     ).combine_chunks()
     flat = pc.list_flatten(rows["evidence"])
     observed = pa.table(
         {
-            "ledger_id": rows["ledger_id"].take(pc.list_parent_indices(rows["evidence"])),
+            "ledgers": rows["ledger_id"].take(pc.list_parent_indices(rows["evidence"])),
             "bookie": pc.struct_field(flat, "bookie"),
             "finding": pc.struct_field(flat, "finding"),
         }
     )
     observed = observed.filter(pc.is_valid(observed["bookie"]))
-    distinct = [("ledger_id", "count_distinct")]
-    by_finding: dict[str, list[str]] = defaultdict(list)
+    distinct = [("ledgers", "count_distinct")]
+    findings: dict[str, list[str]] = defaultdict(list)
     for each in observed.group_by(["bookie", "finding"]).aggregate(distinct).to_pylist():
-        found = f"{_words(each['finding'])} {each['ledger_id_count_distinct']:,}"
-        by_finding[each["bookie"]].append(found)
-    bookies = observed.group_by("bookie").aggregate(distinct)
-    order = [("ledger_id_count_distinct", "descending"), ("bookie", "ascending")]
-    if not bookies.num_rows:
-        return
-    table = _table(body, "bookie", "ledgers", "findings")
-    for each in bookies.sort_by(order).slice(0, BOOKIES_MAX).to_pylist():
-        row = SubElement(table, "tr", {"data-place": each["bookie"]})
-        count = f"{each['ledger_id_count_distinct']:,}"
-        _add_cells(row, each["bookie"], count, "; ".join(sorted(by_finding[each["bookie"]])))
-    if bookies.num_rows > BOOKIES_MAX:
-        _add(body, "p", f"and {bookies.num_rows - BOOKIES_MAX:,} more bookies.")
+        found = f"{_words(each['finding'])} {each['ledgers_count_distinct']:,}"
+        findings[each["bookie"]].append(found)
+    counts = observed.group_by("bookie").aggregate(distinct)
+    order = [("ledgers_count_distinct", "descending"), ("bookie", "ascending")]
+    found_at: list[Row] = []
+    for bookie, count in zip(*counts.sort_by(order).to_pydict().values(), strict=True):
+        cells = [bookie, f"{count:,}", "; ".join(sorted(findings[bookie]))]
+        found_at.append(({"data-place": bookie}, cells))
+    return found_at
 
 
-def _add_ledgers(body: Element, results: Results) -> None:
-    """Add the ledgers with a finding or a grade below whole, the most urgent first."""
+def _worst_ledgers(results: Results) -> list[Row]:
+    """Return the ledgers with a finding or a grade below whole, the most urgent first, and at the
+    end how many more there are."""
     listed = results.table(
         ["ledger_id", "verdict", "is_wrong", "length"],
         where=(pc.field("verdict") != Grade.WHOLE.value)
         | (pc.list_value_length(pc.field("reasons")) > 0),
     )
-    if not listed.num_rows:
-        return
     ranks = [Grade(value).rank for value in listed["verdict"].to_pylist()]
     order = [
         *(("is_wrong", "descending"), ("rank", "ascending")),
@@ -158,54 +146,48 @@ def _add_ledgers(body: Element, results: Results) -> None:
     listed = listed.append_column("rank", pa.array(ranks, pa.int32())).sort_by(order)
     ledger_ids = listed["ledger_id"].slice(0, WORST_MAX).to_pylist()
     found = {v.ledger_id: v for v in results.verdicts(pc.field("ledger_id").isin(ledger_ids))}
-    table = _table(body, "ledger", "verdict", "metadata", "evidence")
-    for verdict in map(found.__getitem__, ledger_ids):
-        _add_ledger(table, verdict)
+    rows = [_ledger(found[ledger_id]) for ledger_id in ledger_ids]
     if listed.num_rows > WORST_MAX:
-        _add(body, "p", f"{listed.num_rows - WORST_MAX:,} more: see the Parquet files.")
+        rows.append(({}, [f"{listed.num_rows - WORST_MAX:,} more"]))
+    return rows
 
 
-def _add_ledger(table: Element, verdict: LedgerVerdict) -> None:
-    row = SubElement(
-        table,
-        "tr",
-        {"data-ledger": str(verdict.ledger_id), "data-verdict": verdict.grade.value},
-    )
+def _ledger(verdict: LedgerVerdict) -> Row:
     facts = [verdict.state or "metadata unreadable", size_text(verdict.length)]
     if verdict.last_entry_id >= 0:
         facts.append(f"last entry {verdict.last_entry_id:,}")
     if verdict.rests_on_unknown:
         facts.append("some copies unknown")
-    _add_cells(row, str(verdict.ledger_id), _words(verdict.grade.value), ", ".join(facts))
-    cell = SubElement(row, "td")
-    shown = verdict.evidence[:EVIDENCE_MAX]
-    for each in shown:
-        _add(cell, "div", evidence_text(each))
-    if left_out := len(verdict.evidence) - len(shown) + verdict.evidence_left_out:
-        _add(cell, "div", f"and {left_out:,} more pieces of evidence.")
+    lines = [evidence_text(each) for each in verdict.evidence[:EVIDENCE_MAX]]
+    if left_out := len(verdict.evidence) - len(lines) + verdict.evidence_left_out:
+        lines.append(f"and {left_out:,} more pieces of evidence")
+    grade, ledger_id = verdict.grade.value, str(verdict.ledger_id)
+    cells = [ledger_id, _words(grade), ", ".join(facts), lines]
+    return {"data-ledger": ledger_id, "data-verdict": grade}, cells
 
 
-def _add(parent: Element, tag: str, text: str = "", **attributes: str) -> Element:
-    made = SubElement(parent, tag, attributes)
+def _add(
+    parent: Element, tag: str, text: str = "", attributes: Mapping[str, str] | None = None
+) -> Element:
+    made = SubElement(parent, tag, dict(attributes or {}))
     made.text = text
     return made
 
 
-def _count(element: Element, name: str, count: int) -> None:
-    element.attrib |= {"id": name, "data-count": str(count)}
-
-
-def _table(body: Element, *titles: str) -> Element:
+def _add_table(body: Element, titles: Sequence[str], rows: Sequence[Row]) -> None:
+    """Add a table, unless it has no rows."""
+    if not rows:
+        return
     table = SubElement(body, "table")
-    row = SubElement(table, "tr")
+    head = SubElement(table, "tr")
     for title in titles:
-        _add(row, "th", title)
-    return table
-
-
-def _add_cells(row: Element, *texts: str) -> None:
-    for text in texts:
-        _add(row, "td", text)
+        _add(head, "th", title)
+    for attributes, cells in rows:
+        row = _add(table, "tr", attributes=attributes)
+        for cell in cells:
+            column = _add(row, "td", cell if isinstance(cell, str) else "")
+            for line in () if isinstance(cell, str) else cell:
+                _add(column, "div", line)
 
 
 def _words(name: str) -> str:
