@@ -135,7 +135,9 @@ def plan_rows(
             "ledger_id": ids,
             "known_version": pa.nulls(count, pa.int32()),
             "known_mtime_ms": pa.nulls(count, pa.int64()),
-            "work": pa.repeat(LEDGER_WORK_MIN, count) if work is None else pa.array(work),
+            "work": pa.repeat(LEDGER_WORK_MIN, count)
+            if work is None
+            else pa.array(work, pa.int64()),
             "is_full_scan": pc.is_in(ids, full_scan),
         },
         schema=PLANNED,
