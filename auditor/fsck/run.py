@@ -33,7 +33,7 @@ from auditor.fsck.results.plan import (
     wrong_among,
 )
 from auditor.fsck.results.rows import SCHEMA, counts_of
-from auditor.fsck.results.run_folder import RunFolder
+from auditor.fsck.results.run_folder import PartCounts, RunFolder
 from auditor.fsck.results.summary import Summary, write_summary
 from auditor.fsck.tasks import ROWS, Check, Recheck, Work, check_work, hide_pandas
 from ledgers.errors import UnauthorizedError
@@ -193,33 +193,40 @@ class _Run:
         self._dispatch, self._on_progress = dispatch, on_progress
         self._plan = folder.plan
         self._first, self._second = folder.first_checks(), folder.rechecks()
+        self._entries_read = self._bytes_read = 0
+        for counts in chain(self._first.values(), self._second.values()):
+            self._add_read(counts)
         self._stop_s = time.monotonic() + (job.time_budget_s or float("inf"))
 
     def check(self) -> None:
         """Check every part that is not done, or as many as the time budget allows."""
 
         def pending() -> Iterator[Part]:
-            for number in range(self._plan.part_count):
+            for number in range(plan.part_count):
                 if time.monotonic() >= self._stop_s:
                     return
                 if number not in self._first:
-                    yield self._plan.part(number)
+                    yield plan.part(number)
+
+        plan = self._plan
+        ledgers, work = sum(map(plan.size_of, self._first)), sum(plan.work[n] for n in self._first)
+        work_expected = sum(plan.work)
 
         def report() -> None:
-            plan, done = self._plan, self._first
-            ledgers = sum(map(plan.size_of, done)), plan.ledger_count
-            self._report("checking", ledgers, (sum(plan.work[n] for n in done), sum(plan.work)))
+            self._report("checking", (ledgers, plan.ledger_count), (work, work_expected))
 
         report()
         with closing(self._rows_by_part(pending(), report)) as parts:
             for number, rows in parts:
                 needs_recheck = rows["needs_recheck"]
-                self._first[number] = self._folder.write_first_check(
+                counts = self._first[number] = self._folder.write_first_check(
                     number,
                     rows.filter(pc.invert(needs_recheck)).select(SCHEMA.names),
                     rows.filter(needs_recheck).select(SCHEMA.names),
-                    gone=self._plan.size_of(number) - rows.num_rows,
+                    gone=plan.size_of(number) - rows.num_rows,
                 )
+                self._add_read(counts)
+                ledgers, work = ledgers + plan.size_of(number), work + plan.work[number]
 
     def recheck(self) -> None:
         """Recheck everything that seemed wrong, without time limit."""
@@ -235,18 +242,21 @@ class _Run:
             if waiting:
                 yield Recheck.at(waiting, self._full_scan(waiting))
 
+        done = sum(self._first[number].to_recheck for number in self._second)
+        expected = sum(counts.to_recheck for counts in self._first.values())
+
         def report() -> None:
-            done = sum(self._first[number].to_recheck for number in self._second)
-            ledgers = done, sum(counts.to_recheck for counts in self._first.values())
-            self._report("rechecking", ledgers, ledgers)
+            self._report("rechecking", (done, expected), (done, expected))
 
         report()
         with closing(self._rows_by_part(pending(), report)) as parts:
             for number, rows in parts:
-                gone = self._first[number].to_recheck - rows.num_rows
-                self._second[number] = self._folder.write_recheck(
-                    number, rows.select(SCHEMA.names), gone=gone
+                asked = self._first[number].to_recheck
+                counts = self._second[number] = self._folder.write_recheck(
+                    number, rows.select(SCHEMA.names), gone=asked - rows.num_rows
                 )
+                self._add_read(counts)
+                done += asked
 
     def _full_scan(self, parts: Iterable[int]) -> frozenset[int]:
         return frozenset().union(*(self._plan.part(number).full_scan for number in parts))
@@ -284,14 +294,13 @@ class _Run:
         )
         write_checked(folder.state, checked)
         parts = [*self._first.values(), *self._second.values()]
-        entries_read, bytes_read = self._read()
         counts = sum((part.final for part in parts), start=counts_of(SCHEMA.empty_table()))
         summary = Summary(
             run=job.run,
             level=self._options.level,
             started_ms=folder.started_ms,
             finished_ms=_now_ms(),
-            counts=replace(counts, entries_read=entries_read, bytes_read=bytes_read),
+            counts=replace(counts, entries_read=self._entries_read, bytes_read=self._bytes_read),
             left=len(left),
             left_wrong=wrong_among(checked, left),
             gone=sum(part.gone for part in parts),
@@ -311,20 +320,15 @@ class _Run:
         folder.end()
         return summary
 
-    def _read(self) -> tuple[int, int]:
-        """Return the entries and bytes that were read. First checks count too if a recheck
-        followed."""
-        parts = [*self._first.values(), *self._second.values()]
-        return (
-            sum(part.final.entries_read + part.to_recheck_entries for part in parts),
-            sum(part.final.bytes_read + part.to_recheck_bytes for part in parts),
-        )
+    def _add_read(self, counts: PartCounts) -> None:
+        """Count what was read. First checks count too if a recheck followed."""
+        self._entries_read += counts.final.entries_read + counts.to_recheck_entries
+        self._bytes_read += counts.final.bytes_read + counts.to_recheck_bytes
 
     def _report(
         self, phase: str, ledgers: tuple[int, int] = (0, 0), work: tuple[int, int] = (0, 0)
     ) -> None:
         """Report the progress. ``ledgers``, ``work``: the amounts done and expected."""
-        entries_read, bytes_read = self._read()
         self._on_progress(
             FsckProgress(
                 phase=phase,
@@ -332,8 +336,8 @@ class _Run:
                 ledgers_expected=ledgers[1],
                 work_done=work[0],
                 work_expected=work[1],
-                entries_read=entries_read,
-                bytes_read=bytes_read,
+                entries_read=self._entries_read,
+                bytes_read=self._bytes_read,
             )
         )
 
