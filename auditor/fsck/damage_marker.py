@@ -11,7 +11,7 @@ because fsck cannot know which is right.
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from auditor.finding_marker import Damage, FindingMarker, JavaVisibility, java_v
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict, entries_text
 from auditor.mark_reasons import Findings
 from ledgers.errors import CorruptionError, UnauthorizedError
-from ledgers.manager import LedgerManager, VersionedMetadata
+from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, known_fragments
 from replication.cluster import ClusterView, ViewSource
 from replication.entry_runs import EntryRuns
@@ -59,14 +59,6 @@ class DamagedLedger:
     def bookies(self) -> tuple[BookieId, ...]:
         """The bookies with bad copies, ascending."""
         return tuple(sorted(self.damage))
-
-    def visibility(
-        self, versioned: VersionedMetadata, registered: Collection[BookieId]
-    ) -> JavaVisibility:
-        """Return which damage Java's workers can detect. ``versioned``: the metadata that the
-        verdict is based on."""
-        found = known_fragments(self.ledger_id, versioned.metadata, lac=self.last_entry_id)
-        return java_visibility(found, self.damage, registered=registered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,8 +132,8 @@ def damaged_ledger(verdict: LedgerVerdict) -> DamagedLedger | None:
 async def current_visibility(
     ledger: DamagedLedger, manager: LedgerManager, view: ClusterView
 ) -> JavaVisibility | None:
-    """Return how to mark the ledger; None if it must not be marked, because it is deleted or
-    unreadable, or its metadata was written since the verdict."""
+    """Return which damage Java's workers can detect; None if the ledger must not be marked, because
+    it is deleted or unreadable, or its metadata was written since the verdict."""
     try:
         found = await manager.find(ledger.ledger_id)
     except (CorruptionError, UnauthorizedError):
@@ -149,7 +141,8 @@ async def current_visibility(
     judged_by = (ledger.metadata_version, ledger.mtime_ms)
     if found is None or (found.stat.version, found.stat.mtime_ms) != judged_by:
         return None
-    return ledger.visibility(found, view.available)
+    fragments = known_fragments(ledger.ledger_id, found.metadata, lac=ledger.last_entry_id)
+    return java_visibility(fragments, ledger.damage, registered=view.available)
 
 
 async def preview_marks(
