@@ -12,7 +12,7 @@ from auditor.absence import Outages, RecoveryDelay
 from auditor.absence_tracker import AbsenceTracker, LossHistory
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.records import read_identities
-from auditor.safety_hold import SafetyHolds, SimulatedHolds
+from auditor.safety_hold import SafetyHolds
 from auditor.settings import AuditorSettings
 from auditor.underreplication import BookieLosses, reformatted_bookies
 from ledgers.clock import Clock
@@ -34,7 +34,7 @@ class LossTracker:
         paths: ClusterPaths,
         updater: LedgerMapUpdater,
         views: ViewSource,
-        holds: SafetyHolds | SimulatedHolds,
+        holds: SafetyHolds,
         settings: AuditorSettings,
         clock: Clock,
         outages: Outages | None = None,

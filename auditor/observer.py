@@ -3,7 +3,7 @@
 The observer uses the leader's own code and writes nothing. One observation has three steps:
 
 1. ``LossTracker`` decides which bookies are lost or reformatted.
-2. ``SimulatedHolds`` keeps the safety hold in memory that the leader would write as an order.
+2. ``SafetyHolds`` keeps the safety hold in memory that the leader would write as an order.
 3. ``MarkStream`` hands out the ledgers that the leader would mark.
 
 The records that a leader would write of its marks do not exist. So each observation shows what a
@@ -147,8 +147,8 @@ class Observation:
 
 @dataclass(kw_only=True)
 class Observer:
-    """Observes during one session. The caller runs ``updater`` and prepares ``tracker``, which uses
-    ``SimulatedHolds``."""
+    """Observes during one session. The caller runs ``updater`` and prepares ``tracker``, whose
+    holds write nothing."""
 
     store: MetadataStore
     paths: ClusterPaths

@@ -15,8 +15,8 @@ start later than our nodes.
 A hold that has ended keeps its order as long as one of its bookies is absent. No new hold begins
 because of these bookies; it may begin because of others.
 
-``wanted_hold`` decides without I/O. ``SafetyHolds`` writes the order; ``SimulatedHolds`` keeps it
-in memory for observe mode.
+``wanted_hold`` decides without I/O. ``SafetyHolds`` writes the order, or only remembers it in
+observe mode.
 """
 
 import math
@@ -35,7 +35,6 @@ from ledgers.store import Create, Delete, MetadataStore, Operation, SetData
 from replication.cluster import ClusterView
 from replication.history import NO_HISTORY, Event, History, Kind
 from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
-from replication.records import Stored
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, ensure_znode
 
@@ -120,7 +119,7 @@ def wanted_hold(
         return current
     if is_calm or not settings.enabled:
         return None
-    return replace(current, bookies=_sorted(recent.keys() | set(current.bookies)))
+    return replace(current, bookies=tuple(sorted(recent.keys() | set(current.bookies))))
 
 
 def is_warranted(hold: HoldOrder, census: BookieCensus, settings: HoldSettings) -> bool:
@@ -143,11 +142,13 @@ def _after_release(
         return HoldOrder(
             since_ms=now_ms,
             until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
-            bookies=_sorted(wave),
+            bookies=tuple(sorted(wave)),
             reason=_reason(disappeared, census, settings),
         )
     bound = named & census.absent_since_s.keys()
-    return replace(released, bookies=_sorted(bound)) if released is not None and bound else None
+    if released is None or not bound:
+        return None
+    return replace(released, bookies=tuple(sorted(bound)))
 
 
 def _wave_of(
@@ -197,103 +198,51 @@ def _reason(disappeared: Collection[BookieId], census: BookieCensus, settings: H
     return f"{len(disappeared)} of {count} bookies disappeared within {settings.window_s:g} s{text}"
 
 
-def _sorted(bookies: Collection[BookieId]) -> tuple[BookieId, ...]:
-    return tuple(sorted(bookies))
-
-
 # --- Over time -----------------------------------------------------------------------------------
 
 
-class SafetyHoldPolicy:
-    """Decides over time which hold is due, as one leader does. Writes nothing."""
-
-    def __init__(
-        self,
-        settings: HoldSettings,
-        clock: Clock,
-        *,
-        rack_of: Locate = lambda _: DEFAULT_RACK,
-    ) -> None:
-        self.settings = settings
-        """May be changed at any time."""
-        self._clock = clock
-        self._rack_of = rack_of
-        self._calm_since_s: float | None = None
-        """Since when too few bookies are absent for the existing hold."""
-
-    def census(
-        self,
-        view: ClusterView,
-        absent_since_s: Mapping[BookieId, float],
-        *,
-        lost_since_s: Mapping[BookieId, float],
-    ) -> BookieCensus:
-        """Arguments as for ``SafetyHolds.update``."""
-        return BookieCensus.of(
-            view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
-        )
-
-    def wanted(self, order: HoldOrder | None, census: BookieCensus) -> HoldOrder | None:
-        """Return the order that is due in place of ``order``."""
-        return wanted_hold(
-            census,
-            order,
-            settings=self.settings,
-            now_s=self._clock.now_s(),
-            now_ms=self._clock.wall_ms(),
-            is_calm=self._is_calm(order, census),
-        )
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until ``wanted`` may decide something else without any event.
-
-        The end of a hold's own time does not count: the view changes with it.
-        """
-        if self._calm_since_s is None:
-            return math.inf
-        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
-
-    def reset(self) -> None:
-        """Forget the last hold, because none is in force any more."""
-        self._calm_since_s = None
-
-    def _is_calm(self, order: HoldOrder | None, census: BookieCensus) -> bool:
-        is_ours = order is not None and not order.is_by_operator and not order.is_released
-        if order is None or not is_ours or is_warranted(order, census, self.settings):
-            self._calm_since_s = None
-            return False
-        if self._calm_since_s is None:
-            self._calm_since_s = self._clock.now_s()
-        return self.wait_s <= 0
-
-
 class SafetyHolds:
-    """The holds of a leader. Writes through ``batcher``, whose guards prove the leadership (rule
-    S9)."""
+    """The holds of a leader, and in observe mode those that a leader would order.
+
+    Writes through ``batcher``, whose guards prove the leadership (rule S9). In observe mode
+    (``batcher`` is None) the order stays in memory, and an existing order has priority over it.
+    """
 
     def __init__(
         self,
         *,
         store: MetadataStore,
-        batcher: Batcher,
+        batcher: Batcher | None,
         paths: ClusterPaths,
         settings: HoldSettings,
         clock: Clock,
         rack_of: Locate = lambda _: DEFAULT_RACK,
         history: History = NO_HISTORY,
     ) -> None:
-        self._store, self._paths = store, paths
-        self._batcher = batcher
+        self._store, self._batcher, self._paths = store, batcher, paths
+        self._settings, self._rack_of = settings, rack_of
         self._clock, self._history = clock, history
         self._order_store, self._znode = OrderStore(store, paths), hold_znode(paths)
-        self._policy = SafetyHoldPolicy(settings, clock, rack_of=rack_of)
+        self._calm_since_s: float | None = None
+        """Since when too few bookies are absent for the existing hold."""
         self._logged: HoldOrder | None = None
         """The hold in force that was logged last."""
+        self._simulated: HoldOrder | None = None
+        """In observe mode, the order that a leader would have written."""
 
     def apply(self, settings: HoldSettings) -> None:
         """Use these settings from the next ``update`` on."""
-        self._policy.settings = settings
+        self._settings = settings
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until ``update`` may decide something else without any event.
+
+        The end of a hold's own time does not count: the view changes with it.
+        """
+        if self._calm_since_s is None:
+            return math.inf
+        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
 
     async def update(
         self,
@@ -305,58 +254,84 @@ class SafetyHolds:
         """Begin, extend or end a hold if that is due. Return the hold in force now, if any; then no
         bookie counts as lost.
 
-        ``absent_since_s``: as ``still_absent`` returns it. ``lost_since_s``: the lost bookies whose
-        ledgers are marked, and since when each is absent. Raises UnavailableError if the hold in
-        force is unknown; then nothing may be marked.
+        ``absent_since_s``: since when each bookie is absent. ``lost_since_s``: the lost bookies
+        whose ledgers are marked, and since when each is absent. Raises UnavailableError if the hold
+        in force is unknown; then nothing may be marked.
         """
-        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
+        census = BookieCensus.of(
+            view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
+        )
         seen = view.orders.hold
-        is_held = seen is not None and not seen.is_released
-        # The usual case: the order need not be read.
-        if not is_held and self._policy.wanted(seen, census) == seen:
+        if self._batcher is None:
+            self._simulated = self._wanted(seen or self._simulated, census)
+            return _in_force(self._simulated)
+        # The usual case: no hold is in force and none is due, so the order need not be read.
+        if _in_force(seen) is None and self._wanted(seen, census) == seen:
             return self._log_change(seen, seen, census)
+        path = self._znode.path
         for _ in range(TRIES_MAX):
             current = await self._order_store.stored(self._znode)
             order = None if current is None else current.value
-            wanted = self._policy.wanted(order, census)
-            if wanted == order or await self._write(wanted, over=current):
+            wanted = self._wanted(order, census)
+            if wanted == order:
                 return self._log_change(order, wanted, census)
-        raise UnavailableError("other clients keep changing the hold", path=self._znode.path)
+            operation: Operation
+            if current is None:
+                assert wanted is not None, "there is no order, and none is due"
+                operation = Create(path=path, data=wanted.to_json())
+            elif wanted is None:
+                operation = Delete(path=path, version=current.version)
+            else:
+                operation = SetData(path=path, data=wanted.to_json(), version=current.version)
+            try:
+                await self._batcher.apply(operation)
+            except (ConflictError, NodeExistsError):
+                continue  # another client was faster: read again
+            except NoNodeError:  # the order or its directory was deleted
+                await ensure_znode(self._store, self._paths.orders)
+            else:
+                return self._log_change(order, wanted, census)
+        raise UnavailableError("other clients keep changing the hold", path=path)
 
-    @property
-    def wait_s(self) -> float:
-        """Seconds until ``update`` must be called again even without any event."""
-        return self._policy.wait_s
-
-    async def _write(self, wanted: HoldOrder | None, *, over: Stored[HoldOrder] | None) -> bool:
-        """Write the order. Return False if another client changed it first, or had deleted its
-        directory, which is then created again."""
-        try:
-            await self._batcher.apply(self._operation(wanted, over=over))
-        except (ConflictError, NodeExistsError):
-            return False
-        except NoNodeError:
-            await ensure_znode(self._store, self._paths.orders)
-            return False
-        return True
-
-    def _operation(self, wanted: HoldOrder | None, *, over: Stored[HoldOrder] | None) -> Operation:
-        path = self._znode.path
-        if over is None:
-            assert wanted is not None, "there is no order, and none is due"
-            return Create(path=path, data=wanted.to_json())
-        if wanted is None:
-            return Delete(path=path, version=over.version)
-        return SetData(path=path, data=wanted.to_json(), version=over.version)
+    def _wanted(self, order: HoldOrder | None, census: BookieCensus) -> HoldOrder | None:
+        """Return the order that is due in place of ``order``. Notes since when the bookies are
+        calm."""
+        is_ours = order is not None and not (order.is_by_operator or order.is_released)
+        if order is None or not is_ours or is_warranted(order, census, self._settings):
+            self._calm_since_s = None
+        elif self._calm_since_s is None:
+            self._calm_since_s = self._clock.now_s()
+        return wanted_hold(
+            census,
+            order,
+            settings=self._settings,
+            now_s=self._clock.now_s(),
+            now_ms=self._clock.wall_ms(),
+            is_calm=self.wait_s <= 0,
+        )
 
     def _log_change(
         self, before: HoldOrder | None, now: HoldOrder | None, census: BookieCensus
     ) -> HoldOrder | None:
-        """Log what changed. Return ``now`` if it is in force."""
-        held = _in_force(now)
-        if held is not None and not _is_same(held, self._logged):
+        """Log what changed since the last call. Return ``now`` if it is in force.
+
+        A hold is logged as an error, because an operator must look. Each new leader logs an
+        existing hold once. ``before``: the order that was stored.
+        """
+        held, logged = _in_force(now), self._logged
+        self._logged = held
+        absent = sorted(census.absent_since_s)[:BOOKIES_LOGGED_MAX]
+        if held is not None and not _is_same(held, logged):
             is_new = not _is_same(held, before)
-            _log_hold(held, census, is_new=is_new)
+            log.error(
+                "hold.began" if is_new else "hold.found",
+                reason=held.reason,
+                is_by_operator=held.is_by_operator,
+                absent_count=len(census.absent_since_s),
+                bookie_count=len(census.present) + len(census.absent_since_s),
+                absent=absent,
+                until_ms=held.until_ms,
+            )
             if is_new:
                 self._history.record(
                     Event(
@@ -366,73 +341,20 @@ class SafetyHolds:
                         ends_ms=held.until_ms,
                     )
                 )
-        if held is None and self._logged is not None:
-            absent = _first_bookies(census.absent_since_s)
+        if held is None and logged is not None:
             log.warning("hold.ended", absent=absent)
-            cause = _end_cause(self._logged, before, now_ms=self._clock.wall_ms())
+            cause = "order" if _in_force(before) is None else "returned"
+            if logged.until_ms is not None and logged.until_ms <= self._clock.wall_ms():
+                cause = "time"
             self._history.record(Event(kind=Kind.HOLD_ENDED, bookies=tuple(absent), cause=cause))
-            self._policy.reset()
-        self._logged = held
+            self._calm_since_s = None
         return held
-
-
-class SimulatedHolds:
-    """The holds that a leader would keep, for observe mode. Writes nothing."""
-
-    def __init__(self, policy: SafetyHoldPolicy) -> None:
-        self._policy = policy
-        self._order: HoldOrder | None = None
-        """The order that a leader would have written."""
-
-    async def update(
-        self,
-        view: ClusterView,
-        absent_since_s: Mapping[BookieId, float],
-        *,
-        lost_since_s: Mapping[BookieId, float],
-    ) -> HoldOrder | None:
-        """Do the same as ``SafetyHolds.update``. An existing order has priority over ours."""
-        census = self._policy.census(view, absent_since_s, lost_since_s=lost_since_s)
-        self._order = self._policy.wanted(view.orders.hold or self._order, census)
-        return _in_force(self._order)
-
-    @property
-    def wait_s(self) -> float:
-        return self._policy.wait_s
 
 
 def _in_force(order: HoldOrder | None) -> HoldOrder | None:
     return None if order is None or order.is_released else order
 
 
-def _end_cause(hold: HoldOrder, found: HoldOrder | None, *, now_ms: int) -> str:
-    """Return why a hold has ended: ``returned`` (its bookies), ``time`` (its own), ``order``.
-
-    ``found``: the order that was stored when the end was noticed.
-    """
-    if hold.until_ms is not None and hold.until_ms <= now_ms:
-        return "time"
-    return "order" if _in_force(found) is None else "returned"
-
-
 def _is_same(hold: HoldOrder, other: HoldOrder | None) -> bool:
     """Return True also if bookies were added meanwhile."""
     return other is not None and hold.since_ms == other.since_ms
-
-
-def _log_hold(hold: HoldOrder, census: BookieCensus, *, is_new: bool) -> None:
-    """Log the hold as an error, because an operator must look. Each new leader logs an existing
-    hold once."""
-    log.error(
-        "hold.began" if is_new else "hold.found",
-        reason=hold.reason,
-        is_by_operator=hold.is_by_operator,
-        absent_count=len(census.absent_since_s),
-        bookie_count=len(census.present) + len(census.absent_since_s),
-        absent=_first_bookies(census.absent_since_s),
-        until_ms=hold.until_ms,
-    )
-
-
-def _first_bookies(bookies: Collection[BookieId]) -> list[BookieId]:
-    return sorted(bookies)[:BOOKIES_LOGGED_MAX]

@@ -18,7 +18,7 @@ from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.observer import Observation, Observer
-from auditor.safety_hold import SafetyHoldPolicy, SimulatedHolds
+from auditor.safety_hold import SafetyHolds
 from daemon.admin_session import AdminSession
 from daemon.limits import keep_to_requests_per_s
 from daemon.live_settings import LiveSettings
@@ -163,7 +163,14 @@ async def observe(
         paths=cluster.paths,
         updater=updater,
         views=views,
-        holds=SimulatedHolds(SafetyHoldPolicy(settings.hold, clock, rack_of=racks.rack)),
+        holds=SafetyHolds(
+            store=cluster.store,
+            batcher=None,
+            paths=cluster.paths,
+            settings=settings.hold,
+            clock=clock,
+            rack_of=racks.rack,
+        ),
         settings=settings.auditor,
         clock=clock,
         outages=outages,

@@ -12,7 +12,7 @@ from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
 from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
 from auditor.observer import BookieCondition, Observation, Observer
-from auditor.safety_hold import CALM_S, SafetyHoldPolicy, SimulatedHolds
+from auditor.safety_hold import CALM_S, SafetyHolds
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -58,7 +58,13 @@ async def observing(
         paths=PATHS,
         updater=updater,
         views=views,
-        holds=SimulatedHolds(SafetyHoldPolicy(hold or HoldSettings(), cluster.clock)),
+        holds=SafetyHolds(
+            store=store,
+            batcher=None,
+            paths=PATHS,
+            settings=hold or HoldSettings(),
+            clock=cluster.clock,
+        ),
         settings=settings,
         clock=cluster.clock,
         outages=outages,
