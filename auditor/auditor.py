@@ -20,7 +20,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.marker import AuditResult, LossMarks, Marker, MarkVerifier
+from auditor.marker import Audit, LossMarker, Marker
 from auditor.records import AuditRecord, Records
 from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgerCounter
@@ -125,9 +125,14 @@ class Auditor:
         self._settings = settings
         self._clock = clock
         self._history = history
-        self._marks = LossMarks(updater.ledger_map, marker, history)
-        self._mark_verifier = MarkVerifier(
-            store, paths, self._marks, clock, updater=updater, on_gone=self._mark_again
+        self._marks = LossMarker(
+            store=store,
+            paths=paths,
+            updater=updater,
+            marker=marker,
+            clock=clock,
+            on_gone=self._mark_again,
+            history=history,
         )
         self._unavailable = UnavailableLedgerCounter(
             updater, clock, on_count=tracker.absences.write_soon
@@ -173,7 +178,7 @@ class Auditor:
             # What happened while auto-recovery was disabled is handled when it is enabled again.
             tasks.create_task(wake_on(self._switch.watch(), self._wake))
             tasks.create_task(self._unavailable.run())
-            tasks.create_task(self._mark_verifier.run())
+            tasks.create_task(self._marks.run())
             tasks.create_task(
                 self._tracker.absences.keep_recorded(
                     self._records, updater.ledger_map.naming_count, self._unavailable.found_for
@@ -281,12 +286,12 @@ class Auditor:
         if self._is_check_due():
             # Set before the audit: a request during this audit then leads to another one.
             self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
-            self._marks.forget()
+            self._marks.forget_all()
         if completed_count != self._done.seen_count:
             # All metadata was read again, perhaps after a lost connection. Bookies may have been
             # back meanwhile, and workers may have deleted marks.
             if self._done.seen_count:
-                self._marks.forget()
+                self._marks.forget_all()
             self._done.seen_count = completed_count
         self._done.completed_count = completed_count
         new_bookies = {bookie for bookie, *_ in losses.ids - self._done.loss_ids}
@@ -384,7 +389,7 @@ class Auditor:
         await self._records.write_identities(identities)
         self._tracker.identities = identities
 
-    async def _report(self, result: AuditResult, *, started_s: float, is_complete: bool) -> None:
+    async def _report(self, result: Audit, *, started_s: float, is_complete: bool) -> None:
         ledger_map = self._updater.ledger_map
         log.info(
             "audit.finished",
@@ -443,7 +448,7 @@ class Auditor:
                 self._wake.set()
 
 
-def _count_audit(losses: BookieLosses, result: AuditResult, *, took_s: float) -> None:
+def _count_audit(losses: BookieLosses, result: Audit, *, took_s: float) -> None:
     """Move the metrics of audits."""
     is_loss = bool(losses.lost_since_s or result.underreplicated_count)
     _AUDIT_S[is_loss].observe(took_s)

@@ -21,8 +21,7 @@ import structlog
 from prometheus_client import Gauge
 
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.marker import SLICE, MarkStream
-from auditor.underreplication import BookieLosses, lost_bytes
+from auditor.underreplication import BookieLosses, find_underreplicated, lost_bytes
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.store import MetadataStore
@@ -188,12 +187,11 @@ class Backlog:
         updater, losses = self.updater, self.losses()
         source = losses, updater.change_count
         if self._counted is None or self._counted[0] != source:
-            counts, byte_count, stream = Counter[int](), 0.0, MarkStream(updater.ledger_map, losses)
-            while part := await stream.take(SLICE):
-                for each in part:
+            counts, byte_count = Counter[int](), 0.0
+            for part in find_underreplicated(updater.ledger_map, losses):
+                for ledger, each in part:
                     counts[each.copies_left] += 1
-                    ledger = updater.ledger_map.get(each.ledger_id)
-                    byte_count += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
+                    byte_count += lost_bytes(ledger, each.lost)
                 await asyncio.sleep(0)
             self._counted = source, counts, byte_count
         return self._counted[1:]

@@ -4,7 +4,7 @@ The observer uses the leader's own code and writes nothing. One observation has 
 
 1. ``LossTracker`` decides which bookies are lost or reformatted.
 2. ``SafetyHolds`` keeps the safety hold in memory that the leader would write as an order.
-3. ``MarkStream`` hands out the ledgers that the leader would mark.
+3. ``find_underreplicated`` finds the ledgers that the leader would mark.
 
 The records that a leader would write of its marks do not exist. So each observation shows what a
 leader would do that begins now, with all that the observer has seen of the bookies. Beside Java
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from auditor.finding_marker import PrivateQueue, read_private_queue
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.loss_tracker import LossTracker
-from auditor.marker import SLICE, MarkStream
 from auditor.underreplication import (
     BookieLosses,
     UnderreplicatedLedger,
     fewest_copies_first,
+    find_underreplicated,
     lost_bytes,
 )
 from ledgers.clock import Clock
@@ -219,14 +219,12 @@ class Observer:
         them, whether or not a hold is in force. They are computed again only after a change."""
         ledger_map, source = self.updater.ledger_map, (losses, self.updater.change_count)
         if self._found is None or self._found[0] != source:
-            stream = MarkStream(ledger_map, losses)
             found: list[UnderreplicatedLedger] = []
             weight = 0.0
-            while part := await stream.take(SLICE):
-                found += part
-                for each in part:
-                    ledger = ledger_map.get(each.ledger_id)
-                    weight += 0.0 if ledger is None else lost_bytes(ledger, each.lost)
+            for part in find_underreplicated(ledger_map, losses):
+                for ledger, each in part:
+                    found.append(each)
+                    weight += lost_bytes(ledger, each.lost)
                 await asyncio.sleep(0)
             underreplicated = tuple(fewest_copies_first(found, losses.lost_since_s))
             self._found = source, underreplicated, round(weight)

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from types import MappingProxyType
 
-from auditor.ledger_map import MappedLedger
+from auditor.ledger_map import LedgerMap, MappedLedger
 from ledgers.model import BookieId, write_set
 from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import Stat
 from replication.marks import URGENT_MAX
+
+SLICE = 500
+"""Ledgers looked up without a pause. That takes a few milliseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,18 @@ def reformatted_bookies(
         for bookie, stat in cookies.items()
         if stat.czxid not in (identities.get(bookie), trusted.get(bookie), HIDDEN_CZXID)
     }
+
+
+def find_underreplicated(
+    ledger_map: LedgerMap, losses: BookieLosses, *, first: Collection[BookieId] = ()
+) -> Iterator[list[tuple[MappedLedger, UnderreplicatedLedger]]]:
+    """Yield the ledgers that miss copies, and what they miss, each time of ``SLICE`` inspected
+    ledgers. ``first``: the bookies whose ledgers are inspected first."""
+    of_first = ledger_map.naming_any(first)
+    ledger_ids = chain(of_first, ledger_map.naming_any(losses.bookies) - of_first)
+    while some := list(islice(ledger_ids, SLICE)):
+        ledgers = filter(None, map(ledger_map.get, some))
+        yield [(each, f) for each in ledgers if (f := losses.underreplicated(each)) is not None]
 
 
 # --- The order of marking -------------------------------------------------------------------------

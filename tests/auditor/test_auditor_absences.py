@@ -2,13 +2,14 @@
 cannot be right."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
 from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
-from auditor.marker import MarkSource
+from auditor.marker import Take
 from auditor.records import read_absences
 from ledgers.errors import UnavailableError
 from ledgers.store import Delete
@@ -190,9 +191,9 @@ async def test_the_record_stays_fresh_during_a_long_audit() -> None:
         await asyncio.sleep(SOON_S)
         mark_stream = leader.marker.mark_stream
 
-        async def mark_slowly(source: MarkSource) -> int:
+        async def mark_slowly(take: Take, **options: Any) -> int:
             await asyncio.sleep(3600)
-            return await mark_stream(source)
+            return await mark_stream(take, **options)
 
         leader.marker.mark_stream = mark_slowly  # type: ignore[method-assign]
         await cluster.kill(B1)

@@ -108,7 +108,7 @@ async def test_a_failed_mark_of_a_new_ledger_is_made_later(
         async def fail(*_: object, **__: object) -> bool:
             raise UnavailableError("no answer")
 
-        monkeypatch.setattr(leader.marker, "mark", fail)
+        monkeypatch.setattr(leader.marker, "mark_stream", fail)
         await cluster.write_ledger((B1, B2), ledger_id=7)
         assert await marked_soon(cluster) == []
         monkeypatch.undo()

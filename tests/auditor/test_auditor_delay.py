@@ -2,13 +2,14 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from auditor.absence import read_delay
 from auditor.absence_tracker import WRITE_S
-from auditor.marker import MarkSource
+from auditor.marker import Take
 from auditor.underreplication import BookieLosses
 from ledgers.model import BookieId
 from tests.auditor.auditing import auditing, leading
@@ -297,14 +298,14 @@ async def test_an_audit_requested_during_another_one_follows_it() -> None:
         audits = count_audits(leader)
         mark_stream, is_asked = leader.marker.mark_stream, False
 
-        async def slowly(source: MarkSource) -> int:
+        async def slowly(take: Take, **options: Any) -> int:
             nonlocal is_asked
             if not is_asked:
                 is_asked = True
                 await asyncio.sleep(10)
                 await set_delay(cluster, 0)
                 await asyncio.sleep(10)
-            return await mark_stream(source)
+            return await mark_stream(take, **options)
 
         leader.marker.mark_stream = slowly  # type: ignore[method-assign]
         await set_delay(cluster, 0)

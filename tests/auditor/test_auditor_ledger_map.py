@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from auditor import marker
-from auditor.marker import SLICE
+from auditor.underreplication import SLICE
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
 from tests.auditor.auditing import Leader, auditing, leading

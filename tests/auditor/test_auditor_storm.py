@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pytest
 
-from auditor import marker
+from auditor import marker, underreplication
 from auditor.absence import Outages
 from auditor.settings import AuditorSettings, HoldSettings
 from ledgers.errors import (
@@ -397,7 +397,7 @@ def test_every_ledger_that_lacks_copies_has_its_mark(
     rng = random.Random(seed)
     monkeypatch.setattr(marker, "MARKS_PER_MULTI", rng.choice([1, 2, 25]))
     monkeypatch.setattr(marker, "MULTIS_AT_ONCE", rng.choice([1, 2]))
-    monkeypatch.setattr(marker, "SLICE", rng.choice([2, 500]))
+    monkeypatch.setattr(underreplication, "SLICE", rng.choice([2, 500]))
 
     with asyncio.Runner(loop_factory=TickingLoop) as runner:
         storm = runner.run(run_storm(seed))

@@ -2,12 +2,13 @@
 
 import asyncio
 import random
+from typing import Any
 
 import pytest
 
 from auditor.auditor import RETRY_S
 from auditor.ledger_map_updater import RETRY_MAX_S as INDEX_RETRY_MAX_S
-from auditor.marker import MarkSource
+from auditor.marker import Take
 from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
@@ -39,10 +40,10 @@ async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked() -> None:
         await asyncio.sleep(SOON_S)
         mark_stream, failures = leader.marker.mark_stream, [UnavailableError("no answer")] * 2
 
-        async def fail_at_first(source: MarkSource) -> int:
+        async def fail_at_first(take: Take, **options: Any) -> int:
             if failures:
                 raise failures.pop()
-            return await mark_stream(source)
+            return await mark_stream(take, **options)
 
         leader.marker.mark_stream = fail_at_first  # type: ignore[method-assign]
         await cluster.kill(B1)
@@ -103,8 +104,8 @@ async def test_a_new_leader_continues_an_interrupted_audit() -> None:
     async with auditing(cluster, "node-1") as first:
         await asyncio.sleep(SOON_S)
 
-        async def cut_off(source: MarkSource) -> int:
-            for ledger in await source.take(7):
+        async def cut_off(take: Take, **options: Any) -> int:
+            for ledger in await take(7):
                 await first.marker.mark(ledger.ledger_id, ledger.lost)
             await asyncio.sleep(3600)
             return 7

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.marker import LIST_S, LossMarks
+from auditor.marker import LIST_S, LossMarker
 from ledgers.errors import UnavailableError
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
@@ -78,10 +78,10 @@ async def test_a_failed_listing_is_made_up_for(monkeypatch: pytest.MonkeyPatch) 
 async def test_nothing_is_listed_while_no_bookie_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_ledgers((B1, B2))
 
-    def fail(self: LossMarks, listed: object) -> frozenset[int]:
+    def fail(self: LossMarker) -> None:
         raise UnavailableError("listed all the same")
 
-    monkeypatch.setattr(LossMarks, "unlisted_marks", fail)
+    monkeypatch.setattr(LossMarker, "_find_gone", fail)
     with capture_logs() as logs:
         async with auditing(cluster):
             await asyncio.sleep(3 * LIST_S)
