@@ -1,11 +1,11 @@
-"""Decides when an absent bookie counts as lost. Follows the recovery delay and our own outages.
+"""Decides which bookies are lost or reformatted, and whether a safety hold applies.
 
 - A bookie counts as lost when it has been absent for the recovery delay of the cluster, which
-  Java's znode ``lostBookieRecoveryDelay`` holds (``RecoveryDelay``). The first leader creates the
-  znode from its setting; afterwards the znode decides. Each write takes effect at once, also after
-  the znode was deleted. Java's auditor never recovers from a deletion (G29). If the znode cannot be
-  read, the last delay that was read stays in force, because a delay that became shorter by mistake
-  causes the repair of a healthy bookie's ledgers.
+  Java's znode ``lostBookieRecoveryDelay`` holds. The first leader creates the znode from its
+  setting; afterwards the znode decides. Each write takes effect at once, also after the znode was
+  deleted. Java's auditor never recovers from a deletion (G29). If the znode cannot be read, the
+  last delay that was read stays in force, because a delay that became shorter by mistake causes the
+  repair of a healthy bookie's ledgers.
 - A bookie in maintenance does not count as absent. Its delay starts at the end of the window, or at
   its departure if that is later. So an operator who ends a window early, or forgot a bookie in it,
   has the same time to act as after any other loss.
@@ -14,25 +14,53 @@
 - A new leader continues the absences that the leader before it recorded (``StoredAbsences``). If no
   leader was active for a while, a bookie may have returned and disappeared again unseen, so its
   absence starts over.
+
+``BookieStates`` is what a leader remembers of the bookies. ``step`` returns the next state, and the
+functions below it what the state means; none of them does I/O. ``LossTracker`` keeps the state of
+one leadership. It reads the records of the leader before, and writes the absences and the losses.
+The auditor acts on its decisions; observe mode reports them, and writes nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
+from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.mark_reasons import (
+    LossKind,
+    LossRecord,
+    LossRecords,
+    loss_events,
+    updated_losses,
+)
+from auditor.records import Records, StoredAbsences, read_audit, read_identities
+from auditor.safety_hold import SafetyHolds
+from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgers
+from auditor.underreplication import BookieLosses, reformatted_bookies
 from ledgers.clock import Clock
-from ledgers.errors import CorruptionError, NodeExistsError, NoNodeError, UnauthorizedError
+from ledgers.errors import (
+    CorruptionError,
+    NodeExistsError,
+    NoNodeError,
+    UnauthorizedError,
+    UnavailableError,
+)
 from ledgers.model import BookieId
+from ledgers.registration import HIDDEN_CZXID
 from ledgers.store import MetadataStore
-from ledgers.tasks import until_answered
+from ledgers.tasks import until_answered, wait_woken
 from replication import znodes
-from replication.records import Count, Record, TimeMs, read_record
+from replication.cluster import ClusterView, ViewSource
+from replication.history import Event
+from replication.orders import HoldOrder
+from replication.records import read_stored
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -40,11 +68,83 @@ log = structlog.get_logger()
 JOINED_MAX_S = 300.0
 """Outages count as one until this long after the first of them began. A bookie absent for longer
 has another reason."""
-NAMING_MAX_MS = 120_000
-"""Maximum age of the counts. Older counts are from an earlier leader: a leader writes them twice in
-this time (``AbsenceTracker``)."""
-UNSEEN_MAX_MS = 600_000
-"""Longest time without an active leader after which a new leader still continues the absences."""
+WRITE_S = 60.0
+"""Interval of the writes that only confirm that bookies are still absent. The next leader continues
+from the last one."""
+COUNTS_WRITE_S = 5.0
+"""Minimum interval between writes that only change the counts of ledgers."""
+RETRY_S = 5.0
+"""Wait after a failed write."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieStates:
+    """What a leader remembers of the bookies. Times are monotonic seconds."""
+
+    absent_since_s: Mapping[BookieId, float] = field(default_factory=dict)
+    """Since when each bookie is absent, except bookies in maintenance."""
+    in_maintenance: frozenset[BookieId] = frozenset()
+    """Bookies that are in maintenance and not registered."""
+    overruled_s: float = -math.inf
+    """When an operator last asked not to wait any longer for the bookies absent then."""
+    first_seen: Mapping[BookieId, int] = field(default_factory=dict)
+    """By bookie, the cookie (czxid) with which this leader first saw it."""
+
+    @property
+    def all_absent(self) -> frozenset[BookieId]:
+        """All bookies that are not registered, including those in maintenance."""
+        return self.in_maintenance.union(self.absent_since_s)
+
+
+def step(
+    states: BookieStates,
+    view: ClusterView,
+    *,
+    named: Collection[BookieId],
+    are_ledgers_known: bool,
+    now_s: float,
+) -> BookieStates:
+    """Return the states after ``view``. A bookie is known if it has a cookie or a ledger names it.
+
+    ``named``: bookies that some ledger names. ``are_ledgers_known``: True if every ledger is known,
+    so that ledgers name no other bookie.
+    """
+    known = view.cookies.keys() | named
+    if not are_ledgers_known:
+        known |= states.absent_since_s.keys()
+    maintenance = view.orders.maintenance.keys()
+    cookies = {b: c.czxid for b, c in view.cookies.items() if c.czxid != HIDDEN_CZXID}
+    return replace(
+        states,
+        absent_since_s=still_absent(
+            states.absent_since_s,
+            known=known,
+            available=view.available,
+            excused=maintenance,
+            now_s=now_s,
+        ),
+        in_maintenance=frozenset(maintenance - view.available),
+        first_seen={**cookies, **states.first_seen},
+    )
+
+
+def still_absent(
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    known: Collection[BookieId],
+    available: Collection[BookieId],
+    excused: Collection[BookieId] = (),
+    now_s: float,
+) -> dict[BookieId, float]:
+    """Return since when each known bookie is absent. Newly absent bookies start at ``now_s``.
+
+    ``excused``: bookies under maintenance, which do not count as absent.
+    """
+    return {
+        bookie: absent_since_s.get(bookie, now_s)
+        for bookie in known
+        if bookie not in available and bookie not in excused
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,28 +167,6 @@ class Outage:
 NO_OUTAGE = Outage()
 
 
-# --- Lost or not ----------------------------------------------------------------------------------
-
-
-def still_absent(
-    absent_since_s: Mapping[BookieId, float],
-    *,
-    known: Collection[BookieId],
-    available: Collection[BookieId],
-    excused: Collection[BookieId] = (),
-    now_s: float,
-) -> dict[BookieId, float]:
-    """Return since when each known bookie is absent. Newly absent bookies start at ``now_s``.
-
-    ``excused``: bookies under maintenance, which do not count as absent.
-    """
-    return {
-        bookie: absent_since_s.get(bookie, now_s)
-        for bookie in known
-        if bookie not in available and bookie not in excused
-    }
-
-
 def lost_bookies(
     absent_since_s: Mapping[BookieId, float],
     *,
@@ -103,12 +181,29 @@ def lost_bookies(
     Times are monotonic seconds. ``overruled_s``: when an operator last asked not to wait any
     longer. ``outage``: the last outage of our own connection.
     """
-    assert delay_s >= 0
-    return frozenset(
-        bookie
-        for bookie, since_s in absent_since_s.items()
-        if now_s >= _lost_at_s(since_s, delay_s, outage) or since_s <= overruled_s
+    left_s = delay_left_s(
+        absent_since_s, now_s=now_s, delay_s=delay_s, overruled_s=overruled_s, outage=outage
     )
+    return frozenset(absent_since_s.keys() - left_s.keys())
+
+
+def delay_left_s(
+    absent_since_s: Mapping[BookieId, float],
+    *,
+    now_s: float,
+    delay_s: float,
+    overruled_s: float = -math.inf,
+    outage: Outage = NO_OUTAGE,
+) -> dict[BookieId, float]:
+    """Return, by bookie that is not lost yet, the seconds until it counts as lost. The arguments
+    are those of ``lost_bookies``."""
+    assert delay_s >= 0
+    lost_at_s = {
+        bookie: max(since_s + delay_s, outage.excuses_until_s(since_s))
+        for bookie, since_s in absent_since_s.items()
+        if since_s > overruled_s
+    }
+    return {bookie: at_s - now_s for bookie, at_s in lost_at_s.items() if now_s < at_s}
 
 
 def excused_until_s(
@@ -126,20 +221,301 @@ def excused_until_s(
     }
 
 
-def delay_left_s(
-    absent_since_s: Mapping[BookieId, float],
-    *,
-    now_s: float,
-    delay_s: float,
-    outage: Outage = NO_OUTAGE,
-) -> dict[BookieId, float]:
-    """Return, by bookie that is not lost yet, the seconds until it counts as lost."""
-    lost_at_s = {b: _lost_at_s(since, delay_s, outage) for b, since in absent_since_s.items()}
-    return {bookie: at_s - now_s for bookie, at_s in lost_at_s.items() if now_s < at_s}
+# --- One leadership -------------------------------------------------------------------------------
 
 
-def _lost_at_s(since_s: float, delay_s: float, outage: Outage) -> float:
-    return max(since_s + delay_s, outage.excuses_until_s(since_s))
+class LossTracker:
+    """The lost and reformatted bookies, as one leadership knows them. Call ``prepare`` first."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        paths: ClusterPaths,
+        updater: LedgerMapUpdater,
+        views: ViewSource,
+        holds: SafetyHolds,
+        settings: AuditorSettings,
+        clock: Clock,
+        outages: Outages | None = None,
+    ) -> None:
+        """The caller runs ``updater`` and ``views``. ``outages``: of the connection through which
+        the bookies are watched; None: outages are ignored."""
+        self._store, self._paths, self._clock = store, paths, clock
+        self._updater, self._views = updater, views
+        self._holds, self._outages = holds, outages
+        self._default_delay_s = settings.lost_bookie_recovery_delay_s
+        self._is_delay_created = False
+        self._last_delay_s: int | None = None
+        """The delay that was in force after the last reading; None before the first."""
+        self.delay = Delay(delay_s=self._default_delay_s, mzxid=0, is_stored=False)
+        """The recovery delay in force, after ``prepare``."""
+        self.states = BookieStates()
+        self.identities: dict[BookieId, int] = {}
+        """By bookie, the cookie (czxid) with which its ledgers were last inspected."""
+        self.hold: HoldOrder | None = None
+        """The safety hold in force: nothing may be marked then."""
+        self._losses: Mapping[BookieId, LossRecord] = {}
+        """The stored losses: those for which ledgers were marked."""
+        self._are_losses_corrupt = False
+        self._is_overruled = False
+        """An operator asked to treat all bookies that are absent now as lost."""
+        self._looked_s: float | None = None
+        """Time of the caller's last decision about lost bookies."""
+        self._was_updated = asyncio.Event()
+        self._has_view = False
+        self._written = StoredAbsences()
+        self._written_excused_s: Mapping[BookieId, float] = {}
+        self._tried_s, self._write_due_s = -math.inf, math.inf
+
+    # --- Reading ----------------------------------------------------------------------------------
+
+    async def create_delay(self) -> None:
+        """Create the znode of the recovery delay from the setting if it is missing. Only a leader
+        does so."""
+        data = znodes.recovery_delay_to_bytes(self._default_delay_s)
+        with suppress(NodeExistsError):
+            await self._store.create(self._paths.recovery_delay, data, with_parents=True)
+            self._is_delay_created = True
+
+    async def prepare(self) -> None:
+        """Read the recovery delay, and continue from the records of the leader before. Raises
+        UnavailableError."""
+        await self._read_delay()
+        is_znodes = self.delay.is_stored and not self._is_delay_created
+        log.info(
+            "recovery_delay.read",
+            delay_s=self.delay.delay_s,
+            source="lostBookieRecoveryDelay" if is_znodes else "setting",
+        )
+        record = await read_stored(self._store, self._paths.absences, StoredAbsences.parse)
+        stored, now_s = record.value or StoredAbsences(), self._clock.now_s()
+        self.states = BookieStates(
+            absent_since_s=stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
+        )
+        self._written = StoredAbsences(since_ms=stored.since_ms)
+        if stored.since_ms or record.is_corrupt:
+            self._write_due_s = now_s
+        await self.read_records()
+
+    async def read_records(self) -> None:
+        """Read for which cookies and losses leaders marked ledgers."""
+        self.identities = await read_identities(self._store, self._paths)
+        losses = await read_stored(self._store, self._paths.losses, LossRecords.parse)
+        self._losses = losses.value.bookies if losses.value else {}
+        self._are_losses_corrupt = losses.is_corrupt
+
+    async def delay_changes(self) -> AsyncGenerator[None, None]:
+        """Yield after each change of the recovery delay. Ends with the session. If the znode cannot
+        be read, the delay stays as it is."""
+        async with aclosing(self._store.watch(self._paths.recovery_delay)) as events:
+            async for _ in events:
+                before = self.delay
+                await until_answered(
+                    self._read_delay, event="recovery_delay.read_failed", clock=self._clock
+                )
+                if self.delay != before:
+                    log.info("recovery_delay.changed", delay_s=self.delay.delay_s)
+                    self._is_overruled |= self.delay.is_asking_for_audit(before)
+                    yield
+
+    async def _read_delay(self) -> None:
+        """Read the delay in force. Logs a znode that cannot be read."""
+        before, default_s = self.delay, self._default_delay_s
+        self.delay = await read_delay(
+            self._store, self._paths, default_s=default_s, last_s=self._last_delay_s
+        )
+        self._last_delay_s = self.delay.delay_s
+        if self.delay.refusal and self.delay != before:
+            log.warning(
+                "recovery_delay.unreadable",
+                error=self.delay.refusal,
+                used_s=self.delay.delay_s,
+                path=self._paths.recovery_delay,
+                next_step="write a number of seconds to the znode, or grant access",
+            )
+
+    # --- Deciding ---------------------------------------------------------------------------------
+
+    async def refresh(self) -> ClusterView:
+        """Update the states from the current view, and return that view.
+
+        If an operator asked to treat absent bookies as lost, read a new view first: the request
+        covers bookies that this session has not yet seen absent.
+        """
+        is_overruled = self._is_overruled
+        view = await self._views.refresh() if is_overruled else self._views.current
+        self.update(view)
+        if is_overruled:
+            self._is_overruled = False
+            self.states = replace(self.states, overruled_s=self._clock.now_s())
+        return view
+
+    def update(self, view: ClusterView) -> None:
+        """Update the states from ``view``."""
+        self.states = step(
+            self.states,
+            view,
+            named=self._updater.ledger_map.bookies,
+            are_ledgers_known=self._updater.is_complete,
+            now_s=self._clock.now_s(),
+        )
+        self._has_view = True
+        self._was_updated.set()
+
+    async def update_hold(self, view: ClusterView) -> None:
+        """Begin, extend or end a safety hold if that is due. Raises UnavailableError if it is
+        unknown whether a hold is in force; then nothing may be marked."""
+        updater, absent = self._updater, self.states.absent_since_s
+        if updater.completed_count and updater.refusal is None and not updater.hidden:
+            # Every ledger was read. A leftover cookie of a machine that was replaced long ago must
+            # not cause a safety hold.
+            named = updater.ledger_map.bookies
+            absent = {bookie: since_s for bookie, since_s in absent.items() if bookie in named}
+        self.hold = await self._holds.update(view, absent, lost_since_s=self.marked_since_s())
+        self._looked_s = self._clock.now_s()
+
+    def losses(self, view: ClusterView) -> BookieLosses:
+        """Return the lost and the reformatted bookies, whether or not a hold is in force."""
+        absent = self.states.absent_since_s
+        lost = lost_bookies(
+            absent,
+            now_s=self._clock.now_s(),
+            delay_s=self.delay.delay_s,
+            overruled_s=self.states.overruled_s,
+            outage=self._outage,
+        )
+        return BookieLosses(
+            lost_since_s={bookie: absent[bookie] for bookie in lost},
+            reformatted=reformatted_bookies(
+                view.cookies,
+                self.identities,
+                first_seen=self.states.first_seen,
+                trusted=view.orders.trusted_cookies,
+            ),
+        )
+
+    def marked_since_s(self) -> dict[BookieId, float]:
+        """Return the lost bookies whose ledgers this leader or an earlier one marked, and since
+        when each is absent. Monotonic seconds."""
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        return {
+            bookie: now_s - max(0, now_ms - loss.since_ms) / 1000
+            for bookie, loss in self._losses.items()
+            if loss.kind is LossKind.LOST and loss.ended_ms is None
+        }
+
+    def delay_left_s(self, *, at_s: float | None = None) -> dict[BookieId, float]:
+        """Return, by bookie that is absent and not lost yet, the rest of its recovery delay at
+        ``at_s``; None: now."""
+        return delay_left_s(
+            self.states.absent_since_s,
+            now_s=self._clock.now_s() if at_s is None else at_s,
+            delay_s=self.delay.delay_s,
+            overruled_s=self.states.overruled_s,
+            outage=self._outage,
+        )
+
+    @property
+    def is_loss_pending(self) -> bool:
+        """True if the recovery delay of an absent bookie is not over, or if no view was seen
+        yet."""
+        return not self._has_view or bool(self.delay_left_s())
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until something else may be decided without any event.
+
+        A bookie may become lost while a round is under way, after ``losses`` was called. The
+        time counts from ``update_hold``, so that the next round comes at once.
+        """
+        now_s = self._clock.now_s()
+        looked_s = now_s if self._looked_s is None else self._looked_s
+        left_s = self.delay_left_s(at_s=looked_s).values()
+        return min((self._holds.wait_s, *(max(0.0, s - (now_s - looked_s)) for s in left_s)))
+
+    @property
+    def _outage(self) -> Outage:
+        return NO_OUTAGE if self._outages is None else self._outages.last
+
+    # --- Writing ----------------------------------------------------------------------------------
+
+    async def record_losses(self, records: Records, losses: BookieLosses) -> Sequence[Event]:
+        """Write the losses if they changed: the ledgers of a bookie begin to be marked, or a loss
+        has ended. Return what is new."""
+        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        current = {
+            bookie: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms)
+            for bookie, reformatted in losses.reformatted.items()
+            if reformatted.was_known
+        }
+        for bookie, since_s in losses.lost_since_s.items():
+            since_ms = now_ms - round((now_s - since_s) * 1000)
+            current[bookie] = LossRecord(kind=LossKind.LOST, since_ms=max(0, since_ms))
+        before, after = self._losses, updated_losses(self._losses, current, now_ms=now_ms)
+        if after != before or self._are_losses_corrupt:
+            await records.write(LossRecords(bookies=after))
+        self._losses, self._are_losses_corrupt = after, False
+        return loss_events(before, after, registered=self._views.current.available)
+
+    def write_soon(self) -> None:
+        """Write the absences soon, because the counts of ledgers have changed."""
+        self._was_updated.set()
+
+    async def keep_recorded(
+        self,
+        records: Records,
+        unavailable: Callable[[Collection[BookieId]], UnavailableLedgers | None],
+    ) -> None:
+        """Write the absences when they change, and regularly while bookies are absent, until
+        cancelled.
+
+        Runs beside the audits, however long they take. ``unavailable``: returns the ledgers with
+        entries whose every copy is on these bookies; None while they are being counted. Raises
+        SessionLostError or LeadershipLostError.
+        """
+        while True:
+            await wait_woken(self._was_updated, timeout_s=self._write_due_s - self._clock.now_s())
+            self._was_updated.clear()
+            try:
+                await self._write_if_due(records, unavailable(self.states.all_absent))
+            except UnavailableError as error:
+                self._write_due_s = self._clock.now_s() + RETRY_S
+                log.warning("absences.write_failed", error=str(error), retry_s=RETRY_S)
+
+    async def _write_if_due(self, records: Records, unavailable: UnavailableLedgers | None) -> None:
+        now_s, states, before = self._clock.now_s(), self.states, self._written
+        excused_s = excused_until_s(
+            states.absent_since_s, overruled_s=states.overruled_s, outage=self._outage
+        )
+        now = StoredAbsences.of(
+            states.absent_since_s,
+            now_s=now_s,
+            wall_ms=self._clock.wall_ms(),
+            ledger_counts={b: self._updater.ledger_map.naming_count(b) for b in states.all_absent},
+            are_counts_complete=self._updater.is_complete,
+            unavailable=unavailable,
+            excused_until_s=excused_s,
+        )
+        if now.ledger_counts and now.counts != before.counts:
+            # Counts that know what the record left open are written at once.
+            completes = (now.unavailable is not None and before.unavailable is None) or (
+                now.are_counts_complete and not before.are_counts_complete
+            )
+            pause_s = 0.0 if completes else COUNTS_WRITE_S
+            self._write_due_s = min(self._write_due_s, self._tried_s + pause_s)
+        # A bookie stays absent when its maintenance window ends, but its recovery delay begins.
+        has_changed = (
+            now.ledger_counts.keys() != before.ledger_counts.keys()
+            or now.since_ms.keys() != before.since_ms.keys()
+            or excused_s != self._written_excused_s
+        )
+        if not has_changed and now_s < self._write_due_s:
+            return
+        self._tried_s = now_s
+        await records.write(now)
+        self._written, self._written_excused_s = now, excused_s
+        self._write_due_s = now_s + WRITE_S if now.ledger_counts else math.inf
 
 
 # --- Outages of our own connection ----------------------------------------------------------------
@@ -195,80 +571,6 @@ class Outages:
         return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
 
 
-# --- The record for the next leader ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAbsences(Record):
-    """The absences as a leader recorded them. Times are wall-clock milliseconds. ``seen_ms``: when
-    the leader recorded them.
-
-    ``ledger_counts``: by bookie that is absent for any reason, the number of ledgers that name it,
-    for people. ``are_counts_complete``: True if every ledger was counted. ``unavailable``: the
-    ledgers with entries whose every copy is on these bookies; None if they were not counted.
-    """
-
-    since_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
-    seen_ms: TimeMs = 0
-    ledger_counts: Mapping[BookieId, Count] = field(default_factory=dict)
-    are_counts_complete: bool = False
-    unavailable: UnavailableLedgers | None = None
-    excused_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
-    """By bookie, until when it does not count as lost because it may return by itself after an
-    outage (``Outages``)."""
-
-    def named(self, *, now_ms: int) -> frozenset[BookieId]:
-        """Return the absent bookies that ledgers name; none if the counts are too old."""
-        if not self.is_fresh(now_ms=now_ms):
-            return frozenset()
-        return frozenset(bookie for bookie, count in self.ledger_counts.items() if count)
-
-    def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
-        """Return how many ledgers name the bookie; None if not all ledgers were counted
-        recently."""
-        is_known = self.are_counts_complete and self.is_fresh(now_ms=now_ms)
-        return self.ledger_counts.get(bookie) if is_known else None
-
-    def is_fresh(self, *, now_ms: int) -> bool:
-        return now_ms - self.seen_ms <= NAMING_MAX_MS
-
-    @classmethod
-    def of(
-        cls,
-        absent_since_s: Mapping[BookieId, float],
-        *,
-        now_s: float,
-        wall_ms: int,
-        ledger_counts: Mapping[BookieId, int] | None = None,
-        are_counts_complete: bool = False,
-        unavailable: UnavailableLedgers | None = None,
-        excused_until_s: Mapping[BookieId, float] | None = None,
-    ) -> StoredAbsences:
-        def wall(at_s: float) -> int:
-            return max(0, wall_ms + round((at_s - now_s) * 1000))
-
-        return cls(
-            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
-            seen_ms=wall_ms,
-            ledger_counts=ledger_counts or {},
-            are_counts_complete=are_counts_complete,
-            unavailable=unavailable,
-            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
-        )
-
-    def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
-        """Return since when each bookie is absent, in monotonic seconds of this process.
-
-        The clocks of two hosts may differ: an absence that begins in the future begins now.
-        """
-        if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
-            return {}
-        return {
-            bookie: now_s - max(0, wall_ms - since_ms) / 1000
-            for bookie, since_ms in self.since_ms.items()
-        }
-
-
 # --- The recovery delay ---------------------------------------------------------------------------
 
 
@@ -295,71 +597,6 @@ class Delay:
         return is_written and self.delay_s == before.delay_s
 
 
-class RecoveryDelay:
-    """Follows the recovery delay. ``current`` is the one in force, after ``read``."""
-
-    def __init__(
-        self, store: MetadataStore, paths: ClusterPaths, *, default_s: int, clock: Clock
-    ) -> None:
-        self._store, self._paths = store, paths
-        self._clock = clock
-        self._path = paths.recovery_delay
-        self._default_s = default_s
-        self._is_created = False
-        self._last_s: int | None = None
-        """The delay that was in force after the last reading; None before the first."""
-        self.current = Delay(delay_s=default_s, mzxid=0, is_stored=False)
-
-    async def create(self) -> None:
-        """Create the znode from the setting if it is missing. Only a leader does so."""
-        data = znodes.recovery_delay_to_bytes(self._default_s)
-        with suppress(NodeExistsError):
-            await self._store.create(self._path, data, with_parents=True)
-            self._is_created = True
-
-    async def read(self) -> None:
-        """Read the delay in force, and log it. Raises UnavailableError."""
-        self.current = await self._read()
-        log_refusal(self.current, self._path)
-        is_znodes = self.current.is_stored and not self._is_created
-        log.info(
-            "recovery_delay.read",
-            delay_s=self.current.delay_s,
-            source="lostBookieRecoveryDelay" if is_znodes else "setting",
-        )
-
-    async def changes(self) -> AsyncGenerator[tuple[Delay, Delay], None]:
-        """Yield the delay before and after each write or deletion of the znode. Ends with the
-        session.
-
-        If the znode cannot be read, the delay stays as it is.
-        """
-        async with aclosing(self._store.watch(self._path)) as events:
-            async for _ in events:
-                now = await until_answered(
-                    self._read, event="recovery_delay.read_failed", clock=self._clock
-                )
-                before, self.current = self.current, now
-                if self.current != before:
-                    log_refusal(now, self._path)
-                    log.info("recovery_delay.changed", delay_s=self.current.delay_s)
-                    yield before, self.current
-
-    async def _read(self) -> Delay:
-        now = await read_delay(
-            self._store, self._paths, default_s=self._default_s, last_s=self._last_s
-        )
-        self._last_s = now.delay_s
-        return now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AuditDelay(Record):
-    """The part of the last audit's record (``AuditRecord``) that outlives an unreadable delay."""
-
-    recovery_delay_s: Count = 0
-
-
 async def read_delay(
     store: MetadataStore, paths: ClusterPaths, *, default_s: int, last_s: int | None = None
 ) -> Delay:
@@ -379,19 +616,7 @@ async def read_delay(
     except (CorruptionError, UnauthorizedError) as error:
         refusal = str(error)
         if last_s is None:
-            audit = await read_record(store, paths.last_audit, _AuditDelay.parse) or _AuditDelay()
-            last_s = max(default_s, audit.recovery_delay_s)
+            audit = await read_audit(store, paths)
+            last_s = max(default_s, audit.recovery_delay_s if audit else 0)
         default_s = last_s
     return Delay(delay_s=default_s, mzxid=mzxid, is_stored=False, refusal=refusal)
-
-
-def log_refusal(delay: Delay, path: str) -> None:
-    """Log an unreadable znode, for services, which go on. A command prints ``refusal`` itself."""
-    if delay.refusal:
-        log.warning(
-            "recovery_delay.unreadable",
-            error=delay.refusal,
-            used_s=delay.delay_s,
-            path=path,
-            next_step="write a number of seconds to the znode, or grant access",
-        )

@@ -234,7 +234,7 @@ class ActivityWatch:
                         quiet_count=len(found.quiet),
                     )
                 try:
-                    await self.records.write_activity(found)
+                    await self.records.write(found)
                 except UnavailableError as error:
                     log.debug("activity.write_failed", error=str(error))
                 published, published_s = found, now_s

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
+from auditor.absence import LossTracker
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.loss_tracker import LossTracker
 from auditor.marker import Audit, LossMarker, Marker
-from auditor.records import AuditRecord, Records
+from auditor.records import UNREADABLE_KEPT_MAX, AuditRecord, Identities, Records
 from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgerCounter
 from auditor.underreplication import BookieLosses, LossId
@@ -134,9 +134,7 @@ class Auditor:
             on_gone=self._mark_again,
             history=history,
         )
-        self._unavailable = UnavailableLedgerCounter(
-            updater, clock, on_count=tracker.absences.write_soon
-        )
+        self._unavailable = UnavailableLedgerCounter(updater, clock, on_count=tracker.write_soon)
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._done = _Done()
@@ -170,7 +168,6 @@ class Auditor:
 
     async def _run(self) -> None:
         await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
-        updater = self._updater
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._wake_on_ledgers())
@@ -180,9 +177,7 @@ class Auditor:
             tasks.create_task(self._unavailable.run())
             tasks.create_task(self._marks.run())
             tasks.create_task(
-                self._tracker.absences.keep_recorded(
-                    self._records, updater.ledger_map.naming_count, self._unavailable.found_for
-                )
+                self._tracker.keep_recorded(self._records, self._unavailable.found_for)
             )
             while True:
                 wait_s = await self._try_run_once()
@@ -201,9 +196,9 @@ class Auditor:
         return self._tracker.losses(self._views.current) if self._has_looked else BookieLosses()
 
     async def _prepare(self) -> None:
-        await self._tracker.delay.create()
+        await self._tracker.create_delay()
         await self._tracker.prepare()
-        self._inherited = frozenset(self._tracker.history.lost_since_s())
+        self._inherited = frozenset(self._tracker.marked_since_s())
 
     async def _try_run_once(self) -> float:
         self.is_deciding = True
@@ -221,7 +216,7 @@ class Auditor:
         self._wake.clear()
         tracker = self._tracker
         view = await tracker.refresh()
-        self._unavailable.update(tracker.absences.all_absent)
+        self._unavailable.update(tracker.states.all_absent)
         await tracker.update_hold(view)
         self._has_looked = True
         self._count_bookies(tracker.delay_left_s().keys(), tracker.losses(view).lost_since_s)
@@ -328,13 +323,13 @@ class Auditor:
             return False
         self._wake.clear()
         tracker, view = self._tracker, self._views.current
-        absent = tracker.absences.since_s.keys()
+        absent = tracker.states.absent_since_s.keys()
         tracker.update(view)
-        self._unavailable.update(tracker.absences.all_absent)
+        self._unavailable.update(tracker.states.all_absent)
         return (
             not self._switch.may_lease
             or view.orders.is_held
-            or bool(tracker.absences.since_s.keys() - absent)
+            or bool(tracker.states.absent_since_s.keys() - absent)
             or self._current_losses(view).ids != losses.ids
         )
 
@@ -343,9 +338,7 @@ class Auditor:
         marking are still losses."""
         if self._tracker.hold is not None:
             return
-        registered = self._views.current.available
-        events = await self._tracker.history.record(self._records, losses, registered=registered)
-        for event in events:
+        for event in await self._tracker.record_losses(self._records, losses):
             self._history.record(event)
 
     async def _settle(self, losses: BookieLosses) -> None:
@@ -386,7 +379,7 @@ class Auditor:
         kept = self._views.current.cookies.keys() | self._updater.ledger_map.bookies
         known = (self._tracker.identities | settled).items()
         identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
-        await self._records.write_identities(identities)
+        await self._records.write(Identities(cookies=identities))
         self._tracker.identities = identities
 
     async def _report(self, result: Audit, *, started_s: float, is_complete: bool) -> None:
@@ -401,14 +394,14 @@ class Auditor:
             duration_s=round(self._clock.now_s() - started_s, 3),
         )
         if is_complete:
-            await self._records.write_audit(
+            await self._records.write(
                 AuditRecord(
                     finished_ms=self._clock.wall_ms(),
                     ledger_count=len(ledger_map),
                     mark_count=result.mark_count,
                     unreadable_count=len(ledger_map.unreadable),
-                    unreadable=tuple(sorted(ledger_map.unreadable)),
-                    recovery_delay_s=self._tracker.delay.current.delay_s,
+                    unreadable=tuple(sorted(ledger_map.unreadable)[:UNREADABLE_KEPT_MAX]),
+                    recovery_delay_s=self._tracker.delay.delay_s,
                 )
             )
 

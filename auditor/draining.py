@@ -210,7 +210,7 @@ class Drainer:
             before = recorded.get(bookie)
             if now.is_drained and not (before is not None and before.is_drained):
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
-        await self._records.write_drains(
+        await self._records.write(
             DrainRecord(
                 scanned_ms=self._clock.wall_ms() if self._updater.is_complete else 0,
                 unreadable_count=len(self._updater.ledger_map.unreadable) if progress else 0,

@@ -18,9 +18,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
+from auditor.absence import LossTracker
 from auditor.finding_marker import PrivateQueue, read_private_queue
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.loss_tracker import LossTracker
 from auditor.underreplication import (
     BookieLosses,
     UnderreplicatedLedger,
@@ -190,7 +190,7 @@ class Observer:
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
             read_only_count=len(view.available) - len(view.writable),
-            recovery_delay_s=tracker.delay.current.delay_s,
+            recovery_delay_s=tracker.delay.delay_s,
             affected=affected_bookies(
                 losses,
                 left_s,

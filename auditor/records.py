@@ -6,16 +6,23 @@ recovery delay continues. ``audit``: result of the last audit. ``drains``: progr
 
 The formats of ``losses`` (``mark_reasons``), ``ledger_map`` (``ledger_map_updater``), ``urgent``
 (``replication.marks``) and ``activity`` (``replication.client_activity``) are defined there.
+
+Each record has a znode of its own, because they change at very different times. The absences are
+written every few seconds while ledgers are counted. The losses, of up to 2,000 bookies, are written
+when a bookie is lost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 import structlog
 
-from auditor.absence import StoredAbsences
 from auditor.ledger_map_updater import LedgerMapRecord
-from auditor.mark_reasons import LossRecord, LossRecords
+from auditor.mark_reasons import LossRecords
+from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
@@ -28,10 +35,94 @@ from replication.znodes import ACL_HINT, ClusterPaths
 
 log = structlog.get_logger()
 
+R = TypeVar("R", bound=Record)
+
 UNREADABLE_KEPT_MAX = 100
+"""Unreadable ledgers in the record of an audit."""
 RETRY_S = 5.0
 REWRITE_S = 60.0
 """Interval of the check that the records of this leader are still readable."""
+NAMING_MAX_MS = 120_000
+"""Maximum age of the counts of absences. Older counts are from an earlier leader: a leader writes
+them twice in this time (``LossTracker``)."""
+UNSEEN_MAX_MS = 600_000
+"""Longest time without an active leader after which a new leader still continues the absences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAbsences(Record):
+    """The absences as a leader recorded them. Times are wall-clock milliseconds. ``seen_ms``: when
+    the leader recorded them.
+
+    ``ledger_counts``: by bookie that is absent for any reason, the number of ledgers that name it,
+    for people. ``are_counts_complete``: True if every ledger was counted. ``unavailable``: the
+    ledgers with entries whose every copy is on these bookies; None if they were not counted.
+    """
+
+    since_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
+    seen_ms: TimeMs = 0
+    ledger_counts: Mapping[BookieId, Count] = field(default_factory=dict)
+    are_counts_complete: bool = False
+    unavailable: UnavailableLedgers | None = None
+    excused_ms: Mapping[BookieId, TimeMs] = field(default_factory=dict)
+    """By bookie, until when it does not count as lost because it may return by itself after an
+    outage (``absence.Outages``)."""
+
+    def named(self, *, now_ms: int) -> frozenset[BookieId]:
+        """Return the absent bookies that ledgers name; none if the counts are too old."""
+        if not self.is_fresh(now_ms=now_ms):
+            return frozenset()
+        return frozenset(bookie for bookie, count in self.ledger_counts.items() if count)
+
+    def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
+        """Return how many ledgers name the bookie; None if not all ledgers were counted
+        recently."""
+        is_known = self.are_counts_complete and self.is_fresh(now_ms=now_ms)
+        return self.ledger_counts.get(bookie) if is_known else None
+
+    def is_fresh(self, *, now_ms: int) -> bool:
+        return now_ms - self.seen_ms <= NAMING_MAX_MS
+
+    @property
+    def counts(self) -> tuple[Mapping[BookieId, int], bool, UnavailableLedgers | None]:
+        """The part for people, which changes with the ledgers."""
+        return self.ledger_counts, self.are_counts_complete, self.unavailable
+
+    @classmethod
+    def of(
+        cls,
+        absent_since_s: Mapping[BookieId, float],
+        *,
+        now_s: float,
+        wall_ms: int,
+        ledger_counts: Mapping[BookieId, int] | None = None,
+        are_counts_complete: bool = False,
+        unavailable: UnavailableLedgers | None = None,
+        excused_until_s: Mapping[BookieId, float] | None = None,
+    ) -> StoredAbsences:
+        def wall(at_s: float) -> int:
+            return max(0, wall_ms + round((at_s - now_s) * 1000))
+
+        return cls(
+            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
+            seen_ms=wall_ms,
+            ledger_counts=ledger_counts or {},
+            are_counts_complete=are_counts_complete,
+            unavailable=unavailable,
+            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
+        )
+
+    def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
+        """Return since when each bookie is absent, in monotonic seconds of this process.
+
+        The clocks of two hosts may differ: an absence that begins in the future begins now.
+        """
+        if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
+            return {}
+        return {
+            bookie: now_s - max(0, wall_ms - since_ms) / 1000
+            for bookie, since_ms in self.since_ms.items()
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,14 +175,46 @@ class Identities(Record):
     cookies: Mapping[BookieId, Count]
 
 
+def record_path(paths: ClusterPaths, kind: type[Record]) -> str:
+    """Return the path of the znode with the leader's record of this kind."""
+    return {
+        StoredAbsences: paths.absences,
+        Identities: paths.identities,
+        LossRecords: paths.losses,
+        AuditRecord: paths.last_audit,
+        DrainRecord: paths.drains,
+        LedgerMapRecord: paths.ledger_map,
+        ClientActivity: paths.activity,
+        UrgentLedgers: paths.urgent,
+    }[kind]
+
+
+WRITTEN_RARELY = (StoredAbsences, Identities, LossRecords, AuditRecord, DrainRecord)
+
+
 class Records:
     """Writes the records through ``batcher``, whose guards prove the leadership (rule S9). No
     record is essential: a write that ACLs deny is logged, and the leader continues."""
 
     def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
         self._store, self._batcher, self._paths = store, batcher, paths
-        self._last: dict[str, Record] = {}
-        """By path, the record that this leader wrote, or found when it began."""
+        self._last: dict[type[Record], Record] = {}
+        """The records that this leader wrote, or found when it began."""
+
+    async def write(self, record: Record) -> None:
+        self._last[type(record)] = record
+        path = record_path(self._paths, type(record))
+        try:
+            await self._batcher.put(path, record.to_json())
+        except UnauthorizedError as error:
+            log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
+
+    async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
+        """Write the ledgers, most urgent first. An empty list is written only in place of a
+        non-empty or corrupt one."""
+        stored = await read_stored(self._store, self._paths.urgent, UrgentLedgers.parse)
+        if ledger_ids or stored.is_corrupt or (stored.value and stored.value.ledger_ids):
+            await self.write(UrgentLedgers.of(ledger_ids, written_ms=now_ms))
 
     async def keep_readable(self, clock: Clock) -> None:
         """Write records again that became unreadable, until cancelled. Raises SessionLostError or
@@ -110,80 +233,43 @@ class Records:
 
     async def remember_stored(self) -> None:
         """Read the records that are written rarely, to have them when they become unreadable."""
-        parsers: Mapping[str, Callable[[bytes], Record]] = {
-            self._paths.absences: StoredAbsences.parse,
-            self._paths.identities: Identities.parse,
-            self._paths.losses: LossRecords.parse,
-            self._paths.last_audit: AuditRecord.parse,
-            self._paths.drains: DrainRecord.parse,
-        }
-        for path, parse in parsers.items():
-            record = await read_record(self._store, path, parse)
+        for kind in WRITTEN_RARELY:
+            record = await read_leader_record(self._store, self._paths, kind)
             if record is not None:
-                self._last.setdefault(path, record)
+                self._last.setdefault(kind, record)
 
     async def rewrite_unreadable(self) -> None:
         """Replace the records that this leader wrote and that cannot be parsed any more."""
-        for path, record in list(self._last.items()):
-            stored = await read_stored(self._store, path, type(record).parse)
-            if stored.is_corrupt and self._last[path] is record:
+        for kind, record in list(self._last.items()):
+            path = record_path(self._paths, kind)
+            stored = await read_stored(self._store, path, kind.parse)
+            if stored.is_corrupt and self._last[kind] is record:
                 log.warning("record.rewritten", path=path)
-                await self._put(path, record)
+                await self.write(record)
 
-    async def _put(self, path: str, record: Record) -> None:
-        self._last[path] = record
-        try:
-            await self._batcher.put(path, record.to_json())
-        except UnauthorizedError as error:
-            log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
 
-    async def write_identities(self, cookies: Mapping[BookieId, int]) -> None:
-        await self._put(self._paths.identities, Identities(cookies=cookies))
-
-    async def write_absences(self, absences: StoredAbsences) -> None:
-        await self._put(self._paths.absences, absences)
-
-    async def write_losses(self, losses: Mapping[BookieId, LossRecord]) -> None:
-        await self._put(self._paths.losses, LossRecords(bookies=losses))
-
-    async def write_audit(self, audit: AuditRecord) -> None:
-        kept = audit.unreadable[:UNREADABLE_KEPT_MAX]
-        await self._put(self._paths.last_audit, replace(audit, unreadable=kept))
-
-    async def write_ledger_map(self, record: LedgerMapRecord) -> None:
-        await self._put(self._paths.ledger_map, record)
-
-    async def write_activity(self, activity: ClientActivity) -> None:
-        await self._put(self._paths.activity, activity)
-
-    async def write_drains(self, drains: DrainRecord) -> None:
-        await self._put(self._paths.drains, drains)
-
-    async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
-        """Write the ledgers, most urgent first. An empty list is written only in place of a
-        non-empty or corrupt one."""
-        stored = await read_stored(self._store, self._paths.urgent, UrgentLedgers.parse)
-        if ledger_ids or stored.is_corrupt or (stored.value and stored.value.ledger_ids):
-            await self._put(self._paths.urgent, UrgentLedgers.of(ledger_ids, written_ms=now_ms))
+async def read_leader_record(store: MetadataStore, paths: ClusterPaths, kind: type[R]) -> R | None:
+    """Return the record of this kind; None if it is absent or unreadable."""
+    return await read_record(store, record_path(paths, kind), kind.parse)
 
 
 async def read_identities(store: MetadataStore, paths: ClusterPaths) -> dict[BookieId, int]:
     """Return, by bookie, the czxid of the cookie that was handled. Without a readable record it is
     empty: then the ledgers of every bookie are inspected again."""
-    stored = await read_record(store, paths.identities, Identities.parse)
+    stored = await read_leader_record(store, paths, Identities)
     return {} if stored is None else dict(stored.cookies)
 
 
 async def read_absences(store: MetadataStore, paths: ClusterPaths) -> StoredAbsences:
     """Return the absences that the leader before recorded; none without a readable record."""
-    return await read_record(store, paths.absences, StoredAbsences.parse) or StoredAbsences()
+    return await read_leader_record(store, paths, StoredAbsences) or StoredAbsences()
 
 
 async def read_audit(store: MetadataStore, paths: ClusterPaths) -> AuditRecord | None:
     """Return the last audit; None if the record is absent or unreadable."""
-    return await read_record(store, paths.last_audit, AuditRecord.parse)
+    return await read_leader_record(store, paths, AuditRecord)
 
 
 async def read_drains(store: MetadataStore, paths: ClusterPaths) -> DrainRecord | None:
     """Return the progress of all drains; None if the record is absent or unreadable."""
-    return await read_record(store, paths.drains, DrainRecord.parse)
+    return await read_leader_record(store, paths, DrainRecord)

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from auditor.absence import Outages
+from auditor.absence import LossTracker, Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
 from auditor.backlog import Backlog
@@ -25,7 +25,6 @@ from auditor.finding_marker import FindingMarker
 from auditor.fsck.results.summary import meter_last
 from auditor.history_cleaner import HistoryCleaner
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
-from auditor.loss_tracker import LossTracker
 from auditor.mark_reasons import Findings
 from auditor.marker import Marker
 from auditor.recheck import CopyRecheck
@@ -396,7 +395,7 @@ async def _lead(
         history=history,
     )
     reporter = LedgerMapReporter(
-        updater, records.write_ledger_map, session_id=store.session_id, clock=clock
+        updater, records.write, session_id=store.session_id, clock=clock
     )
     backlog = Backlog(
         store=store,

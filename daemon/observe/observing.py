@@ -14,9 +14,8 @@ from functools import partial
 
 import structlog
 
-from auditor.absence import Outages
+from auditor.absence import LossTracker, Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.loss_tracker import LossTracker
 from auditor.observer import Observation, Observer
 from auditor.safety_hold import SafetyHolds
 from daemon.admin_session import AdminSession

@@ -6,11 +6,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from auditor.absence import StoredAbsences, read_delay
+from auditor.absence import read_delay
 from auditor.election import current_leader
 from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
 from auditor.mark_reasons import MarkExplainer
-from auditor.records import read_absences
+from auditor.records import StoredAbsences, read_absences
 from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text

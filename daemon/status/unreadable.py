@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from auditor.absence import StoredAbsences
 from auditor.checks.idle import StoredChanges
 from auditor.checks.records import KINDS, RECENT_COPIES, CheckRecord
 from auditor.fsck.results.summary import Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import Finding, LossRecords
-from auditor.records import AuditRecord, DrainRecord, Identities
+from auditor.records import AuditRecord, DrainRecord, Identities, StoredAbsences
 from checkpoints.chain import FeedChain
 from checkpoints.stalls import FeedStateRecord
 from ledgers.store import MetadataStore

@@ -5,12 +5,11 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from auditor.absence import Outages
+from auditor.absence import LossTracker, Outages
 from auditor.auditor import Auditor
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.loss_tracker import LossTracker
 from auditor.marker import Marker
 from auditor.records import Records
 from auditor.safety_hold import SafetyHolds

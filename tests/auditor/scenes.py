@@ -7,6 +7,7 @@ from auditor.records import AuditRecord
 from auditor.settings import AuditorSettings
 from ledgers.model import BookieId
 from replication import znodes
+from replication.records import Record
 from replication.znodes import MarkPaths
 from tests.auditor.auditing import Leader
 from tests.replication.cluster import Cluster
@@ -50,11 +51,12 @@ async def replicas(
 def count_audits(leader: Leader) -> list[float]:
     """Return a list that grows by the time of each completed audit."""
     times_s: list[float] = []
-    write_audit = leader.records.write_audit
+    write = leader.records.write
 
-    async def counted(audit: AuditRecord) -> None:
-        times_s.append(asyncio.get_running_loop().time())
-        await write_audit(audit)
+    async def counted(record: Record) -> None:
+        if isinstance(record, AuditRecord):
+            times_s.append(asyncio.get_running_loop().time())
+        await write(record)
 
-    leader.records.write_audit = counted  # type: ignore[method-assign]
+    leader.records.write = counted  # type: ignore[method-assign]
     return times_s

@@ -4,13 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.absence import (
-    UNSEEN_MAX_MS,
-    StoredAbsences,
-    delay_left_s,
-    lost_bookies,
-    still_absent,
-)
+from auditor.absence import delay_left_s, lost_bookies, still_absent
+from auditor.records import UNSEEN_MAX_MS, StoredAbsences
 from ledgers.model import BookieId
 
 A, B, C = (BookieId(f"bookie-{name}:3181") for name in "abc")

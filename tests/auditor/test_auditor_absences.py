@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.absence import UNSEEN_MAX_MS, StoredAbsences
-from auditor.absence_tracker import COUNTS_WRITE_S, RETRY_S, WRITE_S
+from auditor.absence import COUNTS_WRITE_S, RETRY_S, WRITE_S
 from auditor.marker import Take
-from auditor.records import read_absences
+from auditor.records import UNSEEN_MAX_MS, StoredAbsences, read_absences
 from ledgers.errors import UnavailableError
 from ledgers.store import Delete
 from tests.auditor.auditing import auditing

@@ -66,7 +66,7 @@ async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
         refuse_writes(leader.store, PATHS.ledger_map)
 
         with capture_logs() as logs:
-            await leader.records.write_ledger_map(NOTE)
+            await leader.records.write(NOTE)
 
     assert [line["path"] for line in logs] == [PATHS.ledger_map]
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.absence import read_delay
-from auditor.absence_tracker import WRITE_S
+from auditor.absence import WRITE_S, read_delay
 from auditor.marker import Take
 from auditor.underreplication import BookieLosses
 from ledgers.model import BookieId

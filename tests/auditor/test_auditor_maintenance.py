@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from auditor.absence_tracker import COUNTS_WRITE_S, WRITE_S
+from auditor.absence import COUNTS_WRITE_S, WRITE_S
 from auditor.records import read_absences
 from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.model import BookieId

@@ -57,7 +57,7 @@ async def test_the_next_leader_overwrites_it() -> None:
             session_id = leader.store.session_id
             teller = LedgerMapReporter(
                 leader.updater,
-                leader.records.write_ledger_map,
+                leader.records.write,
                 session_id=session_id,
                 clock=cluster.clock,
             )

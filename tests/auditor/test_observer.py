@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from auditor.absence import Outages
+from auditor.absence import LossTracker, Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.loss_tracker import LossTracker
 from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
 from auditor.observer import BookieCondition, Observation, Observer
 from auditor.safety_hold import CALM_S, SafetyHolds

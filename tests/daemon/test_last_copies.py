@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from click.testing import Result
 
-from auditor.absence_tracker import WRITE_S
+from auditor.absence import WRITE_S
 from auditor.ledger_map_updater import LedgerMapRecord
 from daemon.admin_session import AdminSession
 from daemon.cli import maintenance as last_copies
@@ -106,7 +106,7 @@ async def test_an_absent_bookie_that_no_ledger_names_does_not_count() -> None:
         note = LedgerMapRecord(
             session_id=session_id, written_ms=0, is_complete=True, ledger_count=1
         )
-        await leader.records.write_ledger_map(note)
+        await leader.records.write(note)
         await asyncio.sleep(SOON_S)
 
         assert await found(cluster, B2) is None

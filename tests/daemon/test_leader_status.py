@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from auditor.absence import NAMING_MAX_MS, StoredAbsences
 from auditor.checks.records import KINDS, CheckRecord, CheckRun
 from auditor.ledger_map_updater import LedgerMapRecord
+from auditor.records import NAMING_MAX_MS, StoredAbsences
 from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.status.leader import (
@@ -106,8 +106,8 @@ async def test_records_of_an_earlier_leader_are_ignored() -> None:
     cluster = await with_ledgers((B1, B2))
     absences = StoredAbsences(since_ms={B1: cluster.clock.wall_ms()}, seen_ms=0)
     async with auditing(cluster, settings=AuditorSettings()) as leader:
-        await leader.records.write_absences(absences)
-        await leader.records.write_ledger_map(BUILT)
+        await leader.records.write(absences)
+        await leader.records.write(BUILT)
         await asyncio.sleep(SOON_S)
         assert (await gathered(cluster, BUILT.session_id)).ledger_map == BUILT
 
@@ -157,7 +157,7 @@ async def test_a_lost_bookie_has_the_count_of_ledgers_naming_it() -> None:
         await asyncio.sleep(SOON_S)
         session_id = leader.store.session_id
         building = await gathered(cluster, session_id, B1, B2)
-        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
+        await leader.records.write(replace(BUILT, session_id=session_id))
         built = await gathered(cluster, session_id, B1)
 
     assert (building.named_by, building.is_count_complete) == ({B1: 2}, False)
@@ -189,7 +189,7 @@ async def test_a_count_for_other_absent_bookies_is_ignored() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(100)) as leader:
         session_id = leader.store.session_id
-        await leader.records.write_ledger_map(replace(BUILT, session_id=session_id))
+        await leader.records.write(replace(BUILT, session_id=session_id))
         await cluster.kill(B1, B2)
         await asyncio.sleep(SOON_S)
 

@@ -30,7 +30,7 @@ async def ended(
     here = visiting(cluster)
     await open_window(here, bookie, duration_s=3600, reason="", clock=cluster.clock)
     async with auditing(cluster, settings=settings or AuditorSettings()) as leader:
-        await leader.records.write_ledger_map(
+        await leader.records.write(
             LedgerMapRecord(
                 session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=2
             )

@@ -320,7 +320,7 @@ async def test_maintenance_of_a_bookie_without_ledgers_affects_nothing() -> None
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
         session_id = leader.store.session_id
-        await leader.records.write_ledger_map(
+        await leader.records.write(
             LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=1)
         )
         await open_window(visiting(cluster), B3, duration_s=60, reason="", clock=cluster.clock)
@@ -344,7 +344,7 @@ async def test_two_windows_can_make_ledgers_unavailable() -> None:
     found: list[tuple[list[str], int]] = []
     async with auditing(cluster) as leader:
         await asyncio.sleep(SOON_S)
-        await leader.records.write_ledger_map(
+        await leader.records.write(
             LedgerMapRecord(
                 session_id=leader.store.session_id, written_ms=0, is_complete=True, ledger_count=3
             )
@@ -371,7 +371,7 @@ async def test_ledgers_the_last_audit_could_not_read_are_read_again() -> None:
     for ledger_id in (1, 2, 3):
         await cluster.store.set(cluster.manager.path(ledger_id), b"", version=-1)
     async with leading(cluster) as leader:
-        await leader.records.write_audit(
+        await leader.records.write(
             AuditRecord(
                 finished_ms=1,
                 ledger_count=3,
@@ -451,7 +451,7 @@ async def test_marks_that_wait_for_other_maintenance_are_explained() -> None:
 
     async with auditing(cluster) as leader, cluster.node("node-2") as worker, working(worker):
         session_id = leader.store.session_id
-        await leader.records.write_ledger_map(
+        await leader.records.write(
             LedgerMapRecord(session_id=session_id, written_ms=0, is_complete=True, ledger_count=9)
         )
         await asyncio.sleep(SOON_S)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from auditor.absence import StoredAbsences
 from auditor.mark_reasons import (
     UNREADABLE_FINDING,
     Finding,
     read_findings,
     read_losses,
 )
-from auditor.records import read_absences, read_audit, read_drains, read_identities
+from auditor.records import StoredAbsences, read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
 from replication.client_activity import ClientActivity, read_activity
 from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
