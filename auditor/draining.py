@@ -10,18 +10,18 @@ still takes writes. A bookie is drained when the ledger map is complete, no ledg
 and no unreadable ledger may name it. The progress is recorded for people.
 """
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import structlog
 from prometheus_client import Gauge
+from pyroaring import BitMap64
 
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import MARKS, Marker
 from auditor.records import DrainProgress, DrainRecord, Records, read_drains
 from auditor.scan import may_be_named
-from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first, underreplicated
+from auditor.underreplication import fewest_copies_first, underreplicated
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
@@ -57,7 +57,7 @@ class _Listed:
     """Data that was read besides the ledger map. ``due_s``: monotonic time of the next reading."""
 
     orders: Mapping[BookieId, DrainOrder]
-    marked: set[int]
+    marked: BitMap64
     """Ledgers in our private queue, including those marked since."""
     unreadable: frozenset[int]
     doubtful: Mapping[BookieId, Sequence[int]] = field(default_factory=dict)
@@ -83,57 +83,57 @@ class Drainer:
         history: History = NO_HISTORY,
     ) -> None:
         """The caller runs ``updater``."""
-        self._store = store
-        self._paths = paths
-        self._manager = manager
-        self._updater = updater
-        self._views = views
-        self._marker = marker
-        self._records = records
-        self._clock = clock
-        self._history = history
+        self._store, self._paths, self._manager = store, paths, manager
+        self._updater, self._views = updater, views
+        self._marker, self._records = marker, records
+        self._clock, self._history = clock, history
         self._listed: _Listed | None = None
-        self._progress: dict[BookieId, DrainProgress] | None = None
+        self._progress: Mapping[BookieId, DrainProgress] | None = None
         """The last recorded value, perhaps of an earlier leader; None until it was read."""
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
         while True:
             seen = self._views.change_count
-            wait_s = await self._try_run_once()
+            try:
+                wait_s = await self.run_once()
+            except (UnavailableError, UnauthorizedError) as error:
+                log.warning("drain.failed", error=str(error), retry_s=RETRY_S)
+                wait_s = RETRY_S
             await self._views.wait_change(seen, timeout_s=wait_s)
-
-    async def _try_run_once(self) -> float | None:
-        try:
-            return await self.run_once()
-        except (UnavailableError, UnauthorizedError) as error:
-            log.warning("drain.failed", error=str(error), retry_s=RETRY_S)
-            return RETRY_S
 
     async def run_once(self) -> float | None:
         """Mark what is not marked yet. Return the seconds until the next round; None: when the
         orders change."""
-        orders = self._views.current.orders.draining
+        orders, ledger_map = self._views.current.orders.draining, self._updater.ledger_map
         if not orders:
             self._listed = None
-            await self._record({}, {})
+            LEFT.set(0)
+            await self._record({})
             return None
         if await self._store.exists(self._paths.disable) is not None:
             return RETRY_S
         listed = await self._list(orders)
-        named = self._named(orders)
-        await self._mark(sorted(named.keys() - listed.marked), orders, listed)
-        await self._record(named, self._current_progress(named, listed, await self._recorded()))
-        look_s = LOOK_S if self._updater.is_complete else LOOK_SOON_S
-        return look_s + len(named) / LOOKED_AT_PER_S
-
-    def _named(self, orders: Collection[BookieId]) -> dict[int, list[BookieId]]:
-        """Return the ledgers that name draining bookies, and which they name."""
-        named: dict[int, list[BookieId]] = {}
-        for bookie in orders:
-            for ledger_id in self._updater.ledger_map.naming(bookie):
-                named.setdefault(ledger_id, []).append(bookie)
-        return named
+        named = ledger_map.naming_any(orders)
+        await self._mark(named - listed.marked, orders, listed)
+        LEFT.set(len(named))
+        recorded = await self._recorded()
+        if self._updater.is_complete:
+            await self._record(
+                {
+                    bookie: _progress(
+                        order,
+                        left=ledger_map.naming_count(bookie),
+                        before=recorded.get(bookie),
+                        doubtful=listed.doubtful.get(bookie, ()),
+                    )
+                    for bookie, order in orders.items()
+                }
+            )
+            return LOOK_S + len(named) / LOOKED_AT_PER_S
+        # While the ledger map is being built, what was recorded stays.
+        await self._record({bookie: recorded[bookie] for bookie in orders if bookie in recorded})
+        return LOOK_SOON_S + len(named) / LOOKED_AT_PER_S
 
     async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
         """Return which ledgers are marked, and which are unreadable; from the last listing if that
@@ -152,7 +152,7 @@ class Drainer:
             and now_s < last.due_s
         ):
             return last
-        marked = set(await marked_ledger_ids(self._store, self._paths.private))
+        marked = BitMap64(await marked_ledger_ids(self._store, self._paths.private))
         doubtful = await may_be_named(self._store, self._manager, sorted(unreadable), orders.keys())
         self._listed = _Listed(
             orders=orders,
@@ -164,9 +164,11 @@ class Drainer:
         return self._listed
 
     async def _mark(
-        self, ledger_ids: Sequence[int], orders: Mapping[BookieId, DrainOrder], listed: _Listed
+        self, ledger_ids: BitMap64, orders: Mapping[BookieId, DrainOrder], listed: _Listed
     ) -> None:
-        new = [each for i in ledger_ids if (each := self._underreplicated(i, orders)) is not None]
+        """Mark these ledgers, if they still name a draining bookie."""
+        ledgers = filter(None, map(self._updater.ledger_map.get, ledger_ids))
+        new = [each for ledger in ledgers if (each := underreplicated(ledger, orders)) is not None]
         if not new:
             return
         began_s = self._clock.now_s()
@@ -190,19 +192,8 @@ class Drainer:
             duration_s=round(self._clock.now_s() - began_s, 3),
         )
 
-    def _underreplicated(
-        self, ledger_id: int, orders: Collection[BookieId]
-    ) -> UnderreplicatedLedger | None:
-        ledger = self._updater.ledger_map.get(ledger_id)
-        return None if ledger is None else underreplicated(ledger, orders)
-
-    # --- The record ------------------------------------------------------------------------------
-
-    async def _record(
-        self, named: Collection[int], progress: Mapping[BookieId, DrainProgress]
-    ) -> None:
+    async def _record(self, progress: Mapping[BookieId, DrainProgress]) -> None:
         """Write the progress if it has changed."""
-        LEFT.set(len(named))
         recorded = await self._recorded()
         if progress == recorded:
             return
@@ -217,37 +208,20 @@ class Drainer:
                 bookies=progress,
             )
         )
-        self._progress = dict(progress)
+        self._progress = progress
 
-    async def _recorded(self) -> dict[BookieId, DrainProgress]:
+    async def _recorded(self) -> Mapping[BookieId, DrainProgress]:
         if self._progress is None:
             record = await read_drains(self._store, self._paths)
-            self._progress = {} if record is None else dict(record.bookies)
+            self._progress = {} if record is None else record.bookies
         return self._progress
 
-    def _current_progress(
-        self,
-        named: Mapping[int, Sequence[BookieId]],
-        listed: _Listed,
-        recorded: Mapping[BookieId, DrainProgress],
-    ) -> dict[BookieId, DrainProgress]:
-        """Return the progress. While the ledger map is being built, return the recorded one."""
-        if not self._updater.is_complete:
-            return {bookie: recorded[bookie] for bookie in listed.orders if bookie in recorded}
-        left = Counter(bookie for bookies in named.values() for bookie in bookies)
-        return {
-            bookie: _progress(
-                order,
-                left=left[bookie],
-                most=_most_so_far(recorded.get(bookie), order),
-                doubtful=listed.doubtful.get(bookie, ()),
-            )
-            for bookie, order in listed.orders.items()
-        }
 
-
-def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int]) -> DrainProgress:
-    """``left``, ``most``: ledgers that name the bookie now, and the largest number so far."""
+def _progress(
+    order: DrainOrder, *, left: int, before: DrainProgress | None, doubtful: Sequence[int]
+) -> DrainProgress:
+    """``left``: ledgers that name the bookie now. ``before``: the recorded progress."""
+    most = before.ledgers_most if before is not None and before.since_ms == order.since_ms else 0
     return DrainProgress(
         since_ms=order.since_ms,
         ledgers_left=left,
@@ -256,10 +230,4 @@ def _progress(order: DrainOrder, *, left: int, most: int, doubtful: Sequence[int
         is_in_doubt=not left and bool(doubtful),
         unreadable_count=len(doubtful),
         unreadable=tuple(doubtful[:DOUBTFUL_KEPT_MAX]),
-    )
-
-
-def _most_so_far(recorded: DrainProgress | None, order: DrainOrder) -> int:
-    return (
-        recorded.ledgers_most if recorded is not None and recorded.since_ms == order.since_ms else 0
     )
