@@ -11,16 +11,15 @@ completed afterwards.
 
 import asyncio
 import math
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.absence import LossTracker
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.marker import Audit, LossMarker, Marker
+from auditor.marker import LossMarker, Marker
 from auditor.records import UNREADABLE_KEPT_MAX, AuditRecord, Identities, Records
 from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgerCounter
@@ -30,7 +29,7 @@ from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
-from replication.cluster import ClusterView, ViewSource
+from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, History
 from replication.orders import DisableSwitch
 from replication.znodes import ClusterPaths
@@ -67,10 +66,10 @@ AUDIT_BYTES = Histogram(
     "bookies were lost. Open ledgers count as empty.",
     buckets=(1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14),
 )
-_DELAY_BEGAN, _DELAY_EXPIRED, _DELAY_CANCELLED = (
-    DELAYS.labels(event=event) for event in ("began", "expired", "cancelled")
-)
-_AUDIT_S = {True: AUDIT_S.labels(bookies="lost"), False: AUDIT_S.labels(bookies="none")}
+for _event in ("began", "expired", "cancelled"):  # so that every label exists from the start
+    DELAYS.labels(event=_event)
+for _bookies in ("lost", "none"):
+    AUDIT_S.labels(bookies=_bookies)
 _ABSENT, _LOST = (BOOKIES.labels(state=state) for state in ("absent", "lost"))
 
 RETRY_S = 5.0
@@ -80,19 +79,6 @@ CHANGES_PAUSE_S = 0.1
 STANDSTILL_MAX_S = 20.0
 """Longest pause of a process that its session usually survives: twice the default session
 timeout."""
-
-
-@dataclass(slots=True)
-class _Done:
-    """Work that the leader has done and need not repeat."""
-
-    loss_ids: frozenset[LossId] = frozenset()
-    """Losses whose ledgers have been marked."""
-    completed_count: int = -1
-    """``LedgerMapUpdater.completed_count`` at the last complete audit; -1 if an audit is due."""
-    seen_count: int = 0
-    """``LedgerMapUpdater.completed_count`` since which marks are remembered."""
-    check_due_s: float = 0.0
 
 
 class Auditor:
@@ -118,13 +104,9 @@ class Auditor:
         ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
         a worker writes when it resumes relies on the bookies as they were before.
         """
-        self._updater = updater
-        self._views = views
-        self._tracker = tracker
-        self._records = records
-        self._settings = settings
-        self._clock = clock
-        self._history = history
+        self._updater, self._views = updater, views
+        self._tracker, self._records = tracker, records
+        self._settings, self._clock, self._history = settings, clock, history
         self._marks = LossMarker(
             store=store,
             paths=paths,
@@ -134,54 +116,67 @@ class Auditor:
             on_gone=self._mark_again,
             history=history,
         )
-        self._unavailable = UnavailableLedgerCounter(updater, clock, on_count=tracker.write_soon)
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
-        self._done = _Done()
+        self._unavailable = UnavailableLedgerCounter(updater, clock, on_count=tracker.write_soon)
+        self._switch = DisableSwitch(store, paths, clock)
+        self._wake = asyncio.Event()
+        self.is_deciding = False
+        """True during a round."""
         self._has_looked = False
         """True once a round knows the records of the leaders before."""
         self._delayed: frozenset[BookieId] = frozenset()
         """Absent bookies whose recovery delay was not over in the last round."""
-        self._standstill_max_s = standstill_max_s
+        self._marked_ids: frozenset[LossId] = frozenset()
+        """Losses whose ledgers have been marked."""
+        self._audited_count = -1
+        """``LedgerMapUpdater.completed_count`` at the last complete audit; -1 if an audit is
+        due."""
+        self._seen_count = 0
+        """``LedgerMapUpdater.completed_count`` since which marks are remembered."""
+        self._check_due_s = 0.0
         self._again: frozenset[BookieId] = frozenset()
         """Bookies that were lost or reformatted under this leader. A worker that still saw such a
         bookie registered may be about to delete a mark, so existing marks are renewed."""
         self._inherited: frozenset[BookieId] = frozenset()
         """Bookies for which an earlier leader made marks, and which have not returned since. Those
         marks belong to the current loss."""
+        self._standstill_max_s = standstill_max_s
         self._settling: dict[tuple[BookieId, int], float] = {}
         """By reformatted bookie and czxid of its cookie: until when its copies count as missing,
         although its ledgers are marked. Until then metadata may start to name it for copies that
         the reformat deleted (``_settle``)."""
-        self._switch = DisableSwitch(store, paths, clock)
-        self._wake = asyncio.Event()
-        self.is_deciding = False
-        """True during a round."""
 
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
         try:
-            await self._run()
+            await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
+            async with asyncio.TaskGroup() as tasks:
+                for work in (
+                    wake_on(self._views.changes(), self._wake),
+                    self._wake_on_ledgers(),
+                    self._wake_on_delay(),
+                    # What happened while auto-recovery was disabled is handled when it is enabled
+                    # again.
+                    wake_on(self._switch.watch(), self._wake),
+                    self._unavailable.run(),
+                    self._marks.run(),
+                    self._tracker.keep_recorded(self._records, self._unavailable.found_for),
+                ):
+                    tasks.create_task(work)
+                while True:
+                    self.is_deciding = True
+                    try:
+                        wait_s = await self.run_once()
+                    except (UnavailableError, UnauthorizedError) as error:
+                        self._audited_count, wait_s = -1, RETRY_S
+                        log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
+                    finally:
+                        self.is_deciding = False
+                    await wait_woken(self._wake, timeout_s=wait_s)
         finally:
             for gauge in (_ABSENT, _LOST):
                 gauge.set(0)
-
-    async def _run(self) -> None:
-        await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(wake_on(self._views.changes(), self._wake))
-            tasks.create_task(self._wake_on_ledgers())
-            tasks.create_task(self._wake_on_delay())
-            # What happened while auto-recovery was disabled is handled when it is enabled again.
-            tasks.create_task(wake_on(self._switch.watch(), self._wake))
-            tasks.create_task(self._unavailable.run())
-            tasks.create_task(self._marks.run())
-            tasks.create_task(
-                self._tracker.keep_recorded(self._records, self._unavailable.found_for)
-            )
-            while True:
-                wait_s = await self._try_run_once()
-                await wait_woken(self._wake, timeout_s=wait_s)
 
     @property
     def is_loss_pending(self) -> bool:
@@ -200,17 +195,6 @@ class Auditor:
         await self._tracker.prepare()
         self._inherited = frozenset(self._tracker.marked_since_s())
 
-    async def _try_run_once(self) -> float:
-        self.is_deciding = True
-        try:
-            return await self.run_once()
-        except (UnavailableError, UnauthorizedError) as error:
-            self._done.completed_count = -1
-            log.warning("audit.failed", error=str(error), retry_s=RETRY_S)
-            return RETRY_S
-        finally:
-            self.is_deciding = False
-
     async def run_once(self) -> float:
         """Audit if there is a reason to. Return the seconds until the next round, at the latest."""
         self._wake.clear()
@@ -219,30 +203,32 @@ class Auditor:
         self._unavailable.update(tracker.states.all_absent)
         await tracker.update_hold(view)
         self._has_looked = True
-        self._count_bookies(tracker.delay_left_s().keys(), tracker.losses(view).lost_since_s)
-        losses = self._current_losses(view)
+        losses = tracker.losses(view)
+        self._count_bookies(losses.lost_since_s.keys())
+        if tracker.hold:  # nothing is marked during a safety hold
+            losses = BookieLosses()
         self._marks.update(losses)  # also if the last audit was interrupted
         self._inherited &= losses.lost_since_s.keys()
-        if ended := self._done.loss_ids - losses.ids:
-            self._done.loss_ids -= ended
+        if ended := self._marked_ids - losses.ids:
+            self._marked_ids -= ended
             await self._record_losses(losses)
         await self._mark(losses)
         await self._settle(losses)
-        return self._wait_s()
+        now_s = self._clock.now_s()
+        check_s = self._check_due_s - now_s if self._switch.may_lease else math.inf
+        settling_s = (until_s - now_s for until_s in self._settling.values() if until_s > now_s)
+        return max(0.0, min(tracker.wait_s, check_s, *settling_s))
 
-    def _count_bookies(self, absent: Set[BookieId], lost: Collection[BookieId]) -> None:
-        """Set the metrics. ``absent``: the bookies whose recovery delay is not over."""
+    def _count_bookies(self, lost: Collection[BookieId]) -> None:
+        """Set the metrics of absent bookies."""
+        absent = frozenset(self._tracker.delay_left_s())
         ended = self._delayed - absent
-        _DELAY_BEGAN.inc(len(absent - self._delayed))
-        _DELAY_EXPIRED.inc(len(ended.intersection(lost)))
-        _DELAY_CANCELLED.inc(len(ended.difference(lost)))
-        self._delayed = frozenset(absent)
+        DELAYS.labels(event="began").inc(len(absent - self._delayed))
+        DELAYS.labels(event="expired").inc(len(ended.intersection(lost)))
+        DELAYS.labels(event="cancelled").inc(len(ended.difference(lost)))
+        self._delayed = absent
         _ABSENT.set(len(absent))
         _LOST.set(len(lost))
-
-    def _current_losses(self, view: ClusterView) -> BookieLosses:
-        """Return the bookies whose ledgers must be marked now: none during a safety hold."""
-        return BookieLosses() if self._tracker.hold else self._tracker.losses(view)
 
     # --- Audits -----------------------------------------------------------------------------------
 
@@ -250,52 +236,43 @@ class Auditor:
         """Mark all ledgers of lost and reformatted bookies, or only those that changed."""
         touched = self._marks_gone.union(self._updater.take_touched())
         self._marks_gone.clear()
-        is_due = self._is_due(losses)
+        is_due = (
+            not losses.ids <= self._marked_ids
+            or self._updater.completed_count != self._audited_count
+            or self._clock.now_s() >= self._check_due_s
+        )
         if not is_due and not (touched and losses.bookies):
             return
         if await self._switch.is_on():
-            self._done.completed_count = -1  # audit the touched ledgers when enabled again
-            return
-        if is_due:
+            self._audited_count = -1  # audit the touched ledgers when enabled again
+        elif is_due:
             await self._audit(losses)
         else:
             await self._marks.mark_touched(touched, losses)
 
-    def _is_due(self, losses: BookieLosses) -> bool:
-        """True if all ledgers of lost and reformatted bookies must be inspected, not only the
-        changed ones."""
-        return (
-            not losses.ids <= self._done.loss_ids
-            or self._updater.completed_count != self._done.completed_count
-            or self._is_check_due()
-        )
-
-    def _is_check_due(self) -> bool:
-        return self._clock.now_s() >= self._done.check_due_s
-
     async def _audit(self, losses: BookieLosses) -> None:
         """Mark all ledgers of lost and reformatted bookies. Raises UnavailableError if that could
         not be completed; the audit is still due then."""
-        started_s, completed_count = self._clock.now_s(), self._updater.completed_count
-        is_complete = self._updater.is_complete
-        if self._is_check_due():
+        updater, started_s = self._updater, self._clock.now_s()
+        is_complete, completed_count = updater.is_complete, updater.completed_count
+        if started_s >= self._check_due_s:
             # Set before the audit: a request during this audit then leads to another one.
-            self._done.check_due_s = started_s + self._settings.bookie_check_interval_s
+            self._check_due_s = started_s + self._settings.bookie_check_interval_s
             self._marks.forget_all()
-        if completed_count != self._done.seen_count:
+        if completed_count != self._seen_count:
             # All metadata was read again, perhaps after a lost connection. Bookies may have been
             # back meanwhile, and workers may have deleted marks.
-            if self._done.seen_count:
+            if self._seen_count:
                 self._marks.forget_all()
-            self._done.seen_count = completed_count
-        self._done.completed_count = completed_count
-        new_bookies = {bookie for bookie, *_ in losses.ids - self._done.loss_ids}
+            self._seen_count = completed_count
+        self._audited_count = completed_count
+        new_bookies = {bookie for bookie, *_ in losses.ids - self._marked_ids}
         if lost := new_bookies & losses.lost_since_s.keys():
             log.info("bookies.lost", bookies=sorted(lost), is_ledger_map_complete=is_complete)
         self._again = (self._again | (new_bookies - self._inherited)) & losses.bookies
         async with task_scope() as scope:  # the first mark does not wait for this record
             recording = scope.start(self._record_losses(losses))
-            result = await self._marks.mark_naming(
+            audit = await self._marks.mark_naming(
                 losses,
                 first=sorted(new_bookies),
                 is_over=lambda: self._is_superseded(losses),
@@ -304,15 +281,40 @@ class Auditor:
             await recording
         self._wake.set()  # handle what happened meanwhile
         self._inherited = frozenset()
-        if not result.is_complete:
-            self._done.completed_count = -1
+        if not audit.is_complete:
+            self._audited_count = -1
             return
-        self._done.loss_ids = losses.ids
-        await self._records.write_urgent(result.urgent, now_ms=self._clock.wall_ms())
-        if is_complete:
-            self._again = frozenset()
-            _count_audit(losses, result, took_s=self._clock.now_s() - started_s)
-        await self._report(result, started_s=started_s, is_complete=is_complete)
+        self._marked_ids = losses.ids
+        await self._records.write_urgent(audit.urgent, now_ms=self._clock.wall_ms())
+        unreadable = sorted(updater.ledger_map.unreadable)
+        took_s = self._clock.now_s() - started_s
+        log.info(
+            "audit.finished",
+            ledger_count=len(updater.ledger_map),
+            unreadable_count=len(unreadable),
+            underreplicated_count=audit.underreplicated_count,
+            mark_count=audit.mark_count,
+            is_ledger_map_complete=is_complete,
+            duration_s=round(took_s, 3),
+        )
+        if not is_complete:
+            return
+        self._again = frozenset()
+        is_loss = bool(losses.lost_since_s or audit.underreplicated_count)
+        AUDIT_S.labels(bookies="lost" if is_loss else "none").observe(took_s)
+        if is_loss:
+            AUDIT_LEDGERS.observe(audit.underreplicated_count)
+            AUDIT_BYTES.observe(audit.underreplicated_bytes)
+        await self._records.write(
+            AuditRecord(
+                finished_ms=self._clock.wall_ms(),
+                ledger_count=len(updater.ledger_map),
+                mark_count=audit.mark_count,
+                unreadable_count=len(unreadable),
+                unreadable=tuple(unreadable[:UNREADABLE_KEPT_MAX]),
+                recovery_delay_s=self._tracker.delay.delay_s,
+            )
+        )
 
     def _is_superseded(self, losses: BookieLosses) -> bool:
         """True if the audit must start over, because what must be marked has changed.
@@ -326,20 +328,20 @@ class Auditor:
         absent = tracker.states.absent_since_s.keys()
         tracker.update(view)
         self._unavailable.update(tracker.states.all_absent)
+        now = BookieLosses() if tracker.hold else tracker.losses(view)
         return (
             not self._switch.may_lease
             or view.orders.is_held
             or bool(tracker.states.absent_since_s.keys() - absent)
-            or self._current_losses(view).ids != losses.ids
+            or now.ids != losses.ids
         )
 
     async def _record_losses(self, losses: BookieLosses) -> None:
         """Record the causes, except during a safety hold: bookies that the hold protects from
         marking are still losses."""
-        if self._tracker.hold is not None:
-            return
-        for event in await self._tracker.record_losses(self._records, losses):
-            self._history.record(event)
+        if self._tracker.hold is None:
+            for event in await self._tracker.record_losses(self._records, losses):
+                self._history.record(event)
 
     async def _settle(self, losses: BookieLosses) -> None:
         """Stop counting the copies of reformatted bookies as missing, once all their ledgers are
@@ -355,8 +357,9 @@ class Auditor:
         Until the time is over, ledgers that start to name the bookie are therefore marked too. A
         new leader starts the time again.
         """
-        is_done = self._done.completed_count == self._updater.completed_count
-        if not (losses.reformatted and is_done and self._updater.is_complete):
+        tracker, updater = self._tracker, self._updater
+        is_done = self._audited_count == updater.completed_count
+        if not (losses.reformatted and is_done and updater.is_complete):
             return
         now_s = self._clock.now_s()
         self._settling = {
@@ -366,63 +369,22 @@ class Auditor:
             for bookie, each in losses.reformatted.items()
         }
         settled = {b: czxid for (b, czxid), until_s in self._settling.items() if now_s >= until_s}
-        if settled:
-            await self._write_identities(settled)
-            self._wake.set()
-
-    async def _write_identities(self, settled: dict[BookieId, int]) -> None:
-        """Record the cookies of these bookies, so that they no longer count as reformatted.
-
-        ``identities`` changes only after the write, so the next audit repeats a failed one.
-        Bookies that have no cookie, and that no ledger names, are dropped.
-        """
-        kept = self._views.current.cookies.keys() | self._updater.ledger_map.bookies
-        known = (self._tracker.identities | settled).items()
+        if not settled:
+            return
+        # Bookies that have no cookie, and that no ledger names, are dropped.
+        kept = self._views.current.cookies.keys() | updater.ledger_map.bookies
+        known = (tracker.identities | settled).items()
         identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
+        # ``identities`` changes only after the write, so the next audit repeats a failed one.
         await self._records.write(Identities(cookies=identities))
-        self._tracker.identities = identities
-
-    async def _report(self, result: Audit, *, started_s: float, is_complete: bool) -> None:
-        ledger_map = self._updater.ledger_map
-        log.info(
-            "audit.finished",
-            ledger_count=len(ledger_map),
-            unreadable_count=len(ledger_map.unreadable),
-            underreplicated_count=result.underreplicated_count,
-            mark_count=result.mark_count,
-            is_ledger_map_complete=is_complete,
-            duration_s=round(self._clock.now_s() - started_s, 3),
-        )
-        if is_complete:
-            await self._records.write(
-                AuditRecord(
-                    finished_ms=self._clock.wall_ms(),
-                    ledger_count=len(ledger_map),
-                    mark_count=result.mark_count,
-                    unreadable_count=len(ledger_map.unreadable),
-                    unreadable=tuple(sorted(ledger_map.unreadable)[:UNREADABLE_KEPT_MAX]),
-                    recovery_delay_s=self._tracker.delay.delay_s,
-                )
-            )
+        tracker.identities = identities
+        self._wake.set()
 
     def _mark_again(self, ledger_ids: Collection[int]) -> None:
         """Mark these ledgers in the next round. An audit in progress may have passed them
         already."""
         self._marks_gone.update(ledger_ids)
         self._wake.set()
-
-    # --- Time of the next round -------------------------------------------------------------------
-
-    def _wait_s(self) -> float:
-        is_disabled, now_s = not self._switch.may_lease, self._clock.now_s()
-        return max(
-            0.0,
-            min(
-                self._tracker.wait_s,
-                math.inf if is_disabled else self._done.check_due_s - now_s,
-                min((s - now_s for s in self._settling.values() if s > now_s), default=math.inf),
-            ),
-        )
 
     async def _wake_on_ledgers(self) -> None:
         seen = self._updater.change_count
@@ -437,14 +399,5 @@ class Auditor:
         once."""
         async with aclosing(self._tracker.delay_changes()) as changes:
             async for _ in changes:
-                self._done.check_due_s = self._clock.now_s()
+                self._check_due_s = self._clock.now_s()
                 self._wake.set()
-
-
-def _count_audit(losses: BookieLosses, result: Audit, *, took_s: float) -> None:
-    """Move the metrics of audits."""
-    is_loss = bool(losses.lost_since_s or result.underreplicated_count)
-    _AUDIT_S[is_loss].observe(took_s)
-    if is_loss:
-        AUDIT_LEDGERS.observe(result.underreplicated_count)
-        AUDIT_BYTES.observe(result.underreplicated_bytes)
