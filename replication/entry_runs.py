@@ -1,53 +1,39 @@
-"""``EntryRuns``: ascending entry ids, stored as runs of consecutive ids.
+"""``EntryRuns``: ascending entry ids, in few bytes for runs of consecutive ids.
 
-A bookie that was reformatted lacks every entry of a ledger, and there may be ten million of them.
-Runs keep that small.
+A bookie that was reformatted lacks every entry of a ledger, and there may be ten million of them. A
+bitmap keeps that small.
 """
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
-from itertools import chain
 from typing import overload
+
+from pyroaring import BitMap64
 
 
 class EntryRuns(Sequence[int]):
     """Ascending entry ids. Filled by ``append`` and ``extend``; afterwards only read."""
 
-    __slots__ = ("_ranks", "_starts", "_stops")
+    __slots__ = ("_ids",)
 
     def __init__(self, entry_ids: Iterable[int] = ()) -> None:
-        self._starts = array("q")
-        self._stops = array("q")
-        self._ranks = array("q", [0])
-        """Number of ids before each run, and the total at the end."""
-        for entry_id in entry_ids:
-            self.append(entry_id)
+        self._ids = BitMap64(entry_ids)
 
     def append(self, entry_id: int) -> None:
-        """Add an id that is greater than all before it."""
-        if self._stops and self._stops[-1] == entry_id:
-            self._stops[-1] += 1
-            self._ranks[-1] += 1
-            return
-        assert not self._stops or self._stops[-1] < entry_id, (self, entry_id)
-        self._append_run(entry_id, entry_id + 1)
+        """Add an id."""
+        self._ids.add(entry_id)
 
     def extend(self, others: "EntryRuns") -> None:
-        """Add ids that are all greater than those before."""
-        for run in others.runs:
-            self.append(run.start)
-            self._stops[-1] = run.stop
-            self._ranks[-1] += len(run) - 1
+        """Add ids."""
+        self._ids |= others._ids
 
     def between(self, first: int, last: int) -> "EntryRuns":
         """Return the ids from ``first`` to ``last``, both inclusive."""
-        begin = bisect_right(self._stops, first)
-        end = bisect_right(self._starts, last)
         found = EntryRuns()
-        for start, stop in zip(self._starts[begin:end], self._stops[begin:end], strict=True):
-            found._append_run(max(start, first), min(stop, last + 1))
+        if self and first <= last:
+            found._ids = self._ids.copy()
+            found._ids.remove_range(0, max(0, first))
+            found._ids.remove_range(last + 1, max(last, self[-1]) + 1)
         return found
 
     @property
@@ -57,19 +43,18 @@ class EntryRuns(Sequence[int]):
 
     def each_run(self) -> Iterator[range]:
         """Yield the runs of consecutive ids. There may be millions."""
-        return map(range, self._starts, self._stops)
+        ids = self._ids
+        for first, last in zip(ids - ids.shift(1), ids - ids.shift(-1), strict=True):
+            yield range(first, last + 1)
 
     def __len__(self) -> int:
-        return self._ranks[-1]
+        return len(self._ids)
 
     def __contains__(self, entry_id: object) -> bool:
-        if not isinstance(entry_id, int):
-            return False
-        position = bisect_right(self._starts, entry_id) - 1
-        return position >= 0 and entry_id < self._stops[position]
+        return isinstance(entry_id, int) and entry_id >= 0 and entry_id in self._ids
 
     def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(map(range, self._starts, self._stops))
+        return iter(self._ids)
 
     @overload
     def __getitem__(self, position: int) -> int: ...
@@ -78,42 +63,17 @@ class EntryRuns(Sequence[int]):
     def __getitem__(self, position: int | slice) -> "int | list[int]":
         """Return an id, or a list of ids for a slice. Slices are as short as one transfer."""
         if isinstance(position, slice):
-            start, stop, step = position.indices(len(self))
-            if step != 1:
-                raise ValueError("a slice of entry runs has no step")
-            return self._listed(start, stop)
-        rank = position + len(self) if position < 0 else position
-        if not 0 <= rank < len(self):
-            raise IndexError(position)
-        run = bisect_right(self._ranks, rank) - 1
-        return self._starts[run] + rank - self._ranks[run]
-
-    def _listed(self, start: int, stop: int) -> list[int]:
-        """Return the ids of the ranks from ``start`` to ``stop``, exclusive."""
-        listed: list[int] = []
-        run = bisect_right(self._ranks, start) - 1
-        while (left := stop - start - len(listed)) > 0:
-            first = self._starts[run] + max(0, start - self._ranks[run])
-            listed.extend(range(first, min(first + left, self._stops[run])))
-            run += 1
-        return listed
+            return list(self._ids[position])
+        return self._ids[position]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EntryRuns) and (self._starts, self._stops) == (
-            other._starts,
-            other._stops,
-        )
+        return isinstance(other, EntryRuns) and self._ids == other._ids
 
     def __hash__(self) -> int:
-        return hash((self._starts.tobytes(), self._stops.tobytes()))
+        return hash((len(self), self[0], self[-1])) if self else 0
 
     def __repr__(self) -> str:
         return f"EntryRuns({self.runs})"
-
-    def _append_run(self, start: int, stop: int) -> None:
-        self._starts.append(start)
-        self._stops.append(stop)
-        self._ranks.append(self._ranks[-1] + stop - start)
 
 
 def overlaps(parts: Iterable[EntryRuns]) -> Iterator[tuple[int, int]]:
@@ -134,8 +94,11 @@ def _edges(entries: EntryRuns) -> Iterator[tuple[int, int]]:
 
 
 def merged(first: EntryRuns, second: EntryRuns) -> EntryRuns:
-    """Return the ids of both, which must be disjoint."""
-    return EntryRuns(merge(first, second)) if first and second else first or second
+    """Return the ids of both."""
+    found = EntryRuns()
+    found.extend(first)
+    found.extend(second)
+    return found
 
 
 NO_ENTRIES = EntryRuns()

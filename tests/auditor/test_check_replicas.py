@@ -244,8 +244,7 @@ def test_the_worst_entry_is_the_one_with_most_damaged_copies(
 
 def test_millions_of_missing_entries_need_little_memory() -> None:
     count = 10_000_000
-    empty = EntryRuns()
-    empty._append_run(0, count)
+    empty = EntryRuns(range(count))
     whole = fragment((B1, B2), last=count - 1)
     bad = dict.fromkeys((B1, B2), ReadFailures(absent=empty))
 
