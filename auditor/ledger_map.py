@@ -27,8 +27,6 @@ from ledgers.store import Stat
 
 BLOCK_MAX = 1024
 """Ledgers in one block. Adding a ledger moves at most this many."""
-WASTE_MIN = 1024
-"""A block with fewer unused words is not compacted."""
 OPENED_MAX = 1_000
 """Ledger ids kept for ``opened_since``."""
 
@@ -403,19 +401,17 @@ class Row(NamedTuple):
 
 
 class LedgerBlock:
-    """Rows by ledger id, column by column. The words of all rows are in one array, in any order."""
+    """Rows by ledger id, column by column. The words of all rows are in one array."""
 
-    __slots__ = ("_czxids", "_lengths", "_mzxids", "_offsets", "_sizes", "_waste", "_words", "ids")
+    __slots__ = ("_czxids", "_ends", "_lengths", "_mzxids", "_words", "ids")
 
     def __init__(self) -> None:
         self.ids = array("q")
         """Ascending."""
         self._czxids, self._mzxids, self._lengths = array("q"), array("q"), array("q")
-        self._offsets, self._sizes = array("I"), array("I")
-        """Position of a row's first word in ``_words``, and number of its words."""
-        self._words = array("I")
-        self._waste = 0
-        """Number of words that no row uses any more."""
+        self._words, self._ends = array("I"), array("I")
+        """The words of the rows, in order, and the position in ``_words`` after those of each
+        row."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -442,72 +438,52 @@ class LedgerBlock:
         )
 
     def words(self, position: int) -> array[int]:
-        begin = self._offsets[position]
-        return self._words[begin : begin + self._sizes[position]]
+        return self._words[self._begin(position) : self._ends[position]]
 
     def insert(self, ledger_id: int, row: Row) -> None:
         """Add a ledger that is not in the block."""
         position = bisect_left(self.ids, ledger_id)
         self.ids.insert(position, ledger_id)
-        self._czxids.insert(position, row.czxid)
-        self._mzxids.insert(position, row.mzxid)
-        self._lengths.insert(position, row.length)
-        self._offsets.insert(position, len(self._words))
-        self._sizes.insert(position, len(row.words))
-        self._words.extend(row.words)
+        self._czxids.insert(position, 0)
+        self._mzxids.insert(position, 0)
+        self._lengths.insert(position, 0)
+        self._ends.insert(position, self._begin(position))
+        self.replace(position, row)
 
     def replace(self, position: int, row: Row) -> None:
         self._czxids[position] = row.czxid
         self._mzxids[position] = row.mzxid
         self._lengths[position] = row.length
-        size = self._sizes[position]
-        if size == len(row.words):
-            begin = self._offsets[position]
-            self._words[begin : begin + size] = row.words
-        else:
-            self._offsets[position] = len(self._words)
-            self._sizes[position] = len(row.words)
-            self._words.extend(row.words)
-            self._add_waste(size)
+        self._put_words(position, row.words)
 
     def delete(self, position: int) -> None:
-        size = self._sizes[position]
-        for column in self._columns:
+        self._put_words(position, array("I"))
+        for column in (self.ids, self._czxids, self._mzxids, self._lengths, self._ends):
             del column[position]
-        self._add_waste(size)
 
     def split(self) -> tuple[LedgerBlock, LedgerBlock]:
         middle = len(self) // 2
         return self._part(0, middle), self._part(middle, len(self))
 
-    @property
-    def _columns(self) -> tuple[array[int], ...]:
-        return (
-            *(self.ids, self._czxids, self._mzxids),
-            *(self._lengths, self._offsets, self._sizes),
-        )
-
     def _part(self, first: int, stop: int) -> LedgerBlock:
-        part = LedgerBlock()
+        """Return some of the rows. A slice of an array takes no more memory than it needs."""
+        part, begin = LedgerBlock(), self._begin(first)
         part.ids = self.ids[first:stop]
         part._czxids, part._mzxids = self._czxids[first:stop], self._mzxids[first:stop]
-        part._lengths, part._sizes = self._lengths[first:stop], self._sizes[first:stop]
-        part._offsets, part._words = self._gathered(first, stop)
+        part._lengths = self._lengths[first:stop]
+        part._words = self._words[begin : self._begin(stop)]
+        part._ends = array("I", [end - begin for end in self._ends[first:stop]])
         return part
 
-    def _add_waste(self, size: int) -> None:
-        self._waste += size
-        if self._waste > max(WASTE_MIN, len(self._words) // 2):
-            self._offsets, self._words = self._gathered(0, len(self))
-            self._waste = 0
+    def _begin(self, position: int) -> int:
+        return self._ends[position - 1] if position else 0
 
-    def _gathered(self, first: int, stop: int) -> tuple[array[int], array[int]]:
-        """Return offsets and words of these rows alone, in order."""
-        offsets, words = array("I"), array("I")
-        for begin, size in zip(self._offsets[first:stop], self._sizes[first:stop], strict=True):
-            offsets.append(len(words))
-            words += self._words[begin : begin + size]
-        return offsets, words[:]  # a copy takes no more memory than it needs
+    def _put_words(self, position: int, words: array[int]) -> None:
+        begin, end = self._begin(position), self._ends[position]
+        self._words[begin:end] = words
+        growth = len(words) - (end - begin)
+        if growth:
+            self._ends[position:] = array("I", [end + growth for end in self._ends[position:]])
 
 
 class Numbering(Generic[T]):

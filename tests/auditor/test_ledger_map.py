@@ -60,7 +60,6 @@ def tiny_blocks() -> Iterator[None]:
     with (
         patch.object(ledger_map, "BLOCK_MAX", 4),
         patch.object(ledger_map, "BLOCK_MAX", 3),
-        patch.object(ledger_map, "WASTE_MIN", 5),
     ):
         yield
 
