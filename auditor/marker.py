@@ -93,15 +93,11 @@ class Marker:
     def __init__(
         self, store: MetadataStore, batcher: Batcher, paths: MarkPaths, clock: Clock
     ) -> None:
-        self._store = store
-        self._batcher = batcher
-        self._paths = paths
-        self._clock = clock
+        self._store, self._batcher = store, batcher
+        self._paths, self._clock = paths, clock
         self._ensuring = asyncio.Lock()
         """Only one task creates directories at a time. If two did, each transaction could fail with
         NodeExists because of a directory that the other failed transaction did not create."""
-        self._ensured_count = 0
-        """Number of times that directories were created."""
 
     async def mark_all(
         self,
@@ -153,7 +149,7 @@ class Marker:
         """
         for _ in range(TRIES_MAX):
             try:
-                return await self._try_mark(ledger_id, replicas, is_renewed=is_renewed)
+                return await self._try_mark(self._paths.mark(ledger_id), replicas, is_renewed)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: read again
             except UnauthorizedError as error:  # other ledgers are not affected
@@ -161,61 +157,46 @@ class Marker:
                 return False
         raise UnavailableError("other clients keep changing the mark", ledger_id=ledger_id)
 
-    # --- Many ledgers -----------------------------------------------------------------------------
-
     async def _create_all(self, ledgers: Ledgers) -> bool:
         """Create all marks in one transaction. Return False if none was created, or if the outcome
         is unknown."""
         ctime_ms = self._clock.wall_ms()
+        paths = [self._paths.mark(ledger.ledger_id) for ledger in ledgers]
         creations: list[Operation] = []
-        for ledger in ledgers:
-            new = Mark(replicas=ledger.lost, ctime_ms=ctime_ms)
-            creations += _creations(self._paths.mark(ledger.ledger_id), new)
+        for path, ledger in zip(paths, ledgers, strict=True):
+            creations += _creations(path, Mark(replicas=ledger.lost, ctime_ms=ctime_ms))
         if request_bytes(creations) > BATCH_BYTES_MAX:  # the marks name very many bookies
             return False
         for _ in range(TRIES_MAX):
-            ensured_count = self._ensured_count
             try:
                 await self._batcher.send(creations)
+                return True
             except UnknownOutcomeError:
                 return False
             except MultiFailed as failure:
                 if not isinstance(failure.cause, NoNodeError):
                     return False
-                try:
-                    await self._ensure_parents(ledgers, unless_since=ensured_count)
-                except (UnauthorizedError, NoNodeError):
-                    # An ACL denies access to some, or a worker deletes empty directories that were
-                    # just created: try each ledger by itself.
-                    return False
-            else:
-                return True
+            try:
+                await self._ensure_parents(paths)
+            except (UnauthorizedError, NoNodeError):
+                # An ACL denies access to some, or a worker deletes empty directories that were
+                # just created: try each ledger by itself.
+                return False
         return False
 
-    async def _ensure_parents(self, ledgers: Ledgers, *, unless_since: int) -> None:
-        """Create the three upper directories of each mark. Up to 65,536 ledgers share one.
-
-        ``unless_since``: ``_ensured_count`` when the directories were missing. If it has grown,
-        another task may have created them.
-        """
-        async with self._ensuring:
-            if self._ensured_count == unless_since:
-                paths = (self._paths.mark(ledger.ledger_id) for ledger in ledgers)
-                for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
-                    await self._ensure(parent)
-                self._ensured_count += 1
-
-    # --- One ledger -------------------------------------------------------------------------------
-
-    async def _try_mark(
-        self, ledger_id: int, replicas: Collection[BookieId], *, is_renewed: bool
-    ) -> bool:
-        path = self._paths.mark(ledger_id)
+    async def _try_mark(self, path: str, replicas: Collection[BookieId], is_renewed: bool) -> bool:
         new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self._clock.wall_ms())
         try:
             data, stat = await self._store.get(path)
         except NoNodeError:
-            await self._create(path, new)
+            directory, leaf = _creations(path, new)
+            try:
+                await self._batcher.apply(directory, leaf)
+            except NoNodeError:  # a worker deleted the empty upper directories, or there were none
+                await self._ensure_parents([path])
+                raise
+            except NodeExistsError:  # an empty directory was left: only the leaf is missing
+                await self._batcher.apply(leaf)
             return True
         merged = _merged(data, new)
         if merged is not None or is_renewed:
@@ -223,16 +204,11 @@ class Marker:
             await self._batcher.apply(SetData(path=path, data=written, version=stat.version))
         return merged is not None
 
-    async def _create(self, path: str, new: Mark) -> None:
-        directory, leaf = _creations(path, new)
-        try:
-            await self._batcher.apply(directory, leaf)
-        except NoNodeError:  # a worker deleted the empty upper directories, or they never existed
-            async with self._ensuring:
-                await self._ensure(directory.path.rpartition("/")[0])
-            raise
-        except NodeExistsError:  # an empty directory was left: only the leaf is missing
-            await self._batcher.apply(leaf)
+    async def _ensure_parents(self, paths: Iterable[str]) -> None:
+        """Create the three upper directories of each mark. Up to 65,536 ledgers share one."""
+        async with self._ensuring:
+            for parent in dict.fromkeys(path.rsplit("/", 2)[0] for path in paths):
+                await self._ensure(parent)
 
     async def _ensure(self, directory: str) -> None:
         """Create the directory and its parents if they are missing."""
