@@ -3,7 +3,7 @@
 No I/O; ``ledger_map_updater`` fills the map. A write of metadata that is older than the known one
 changes nothing, so reads may arrive in any order.
 
-A ledger takes about 90 bytes (three bookies, one segment). Ledgers are rows of ``LedgerBlock``s,
+A ledger takes about 60 bytes (three bookies, one segment). Ledgers are rows of ``LedgerBlock``s,
 arrays of some hundred ledgers with neighbouring ids; a Python object for each would take ten times
 as much memory. Rows name bookies by number (``Numbering``). The ids of each bookie's ledgers are in
 a bitmap, at two to three bytes each. Only ids drawn at random from 63 bits take more: about 120.
