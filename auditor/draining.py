@@ -65,60 +65,52 @@ class _Listed:
     due_s: float
 
 
+@dataclass(kw_only=True)
 class Drainer:
-    """Marks for the drains of a leader. ``marker`` marks in the private queue. ``run`` ends by
-    cancellation or with the session."""
+    """Marks for the drains of a leader. The caller runs ``updater``. ``marker`` marks in the
+    private queue. ``run`` ends by cancellation or with the session."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        manager: LedgerManager,
-        updater: LedgerMapUpdater,
-        views: ViewSource,
-        marker: Marker,
-        records: Records,
-        clock: Clock,
-        history: History = NO_HISTORY,
-    ) -> None:
-        """The caller runs ``updater``."""
-        self._store, self._paths, self._manager = store, paths, manager
-        self._updater, self._views = updater, views
-        self._marker, self._records = marker, records
-        self._clock, self._history = clock, history
-        self._listed: _Listed | None = None
-        self._progress: Mapping[BookieId, DrainProgress] | None = None
-        """The last recorded value, perhaps of an earlier leader; None until it was read."""
+    store: MetadataStore
+    paths: ClusterPaths
+    manager: LedgerManager
+    updater: LedgerMapUpdater
+    views: ViewSource
+    marker: Marker
+    records: Records
+    clock: Clock
+    history: History = NO_HISTORY
+    _listed: _Listed | None = field(default=None, init=False)
+    _progress: Mapping[BookieId, DrainProgress] | None = field(default=None, init=False)
+    """The last recorded value, perhaps of an earlier leader; None until it was read."""
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
         while True:
-            seen = self._views.change_count
+            seen = self.views.change_count
             try:
                 wait_s = await self.run_once()
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("drain.failed", error=str(error), retry_s=RETRY_S)
                 wait_s = RETRY_S
-            await self._views.wait_change(seen, timeout_s=wait_s)
+            await self.views.wait_change(seen, timeout_s=wait_s)
 
     async def run_once(self) -> float | None:
         """Mark what is not marked yet. Return the seconds until the next round; None: when the
         orders change."""
-        orders, ledger_map = self._views.current.orders.draining, self._updater.ledger_map
+        orders, ledger_map = self.views.current.orders.draining, self.updater.ledger_map
         if not orders:
             self._listed = None
             LEFT.set(0)
             await self._record({})
             return None
-        if await self._store.exists(self._paths.disable) is not None:
+        if await self.store.exists(self.paths.disable) is not None:
             return RETRY_S
         listed = await self._list(orders)
         named = ledger_map.naming_any(orders)
         await self._mark(named - listed.marked, orders, listed)
         LEFT.set(len(named))
         recorded = await self._recorded()
-        if self._updater.is_complete:
+        if self.updater.is_complete:
             await self._record(
                 {
                     bookie: _progress(
@@ -143,8 +135,8 @@ class Drainer:
         worker that did not know the order yet. Such a ledger is marked again, but not in a busy
         loop.
         """
-        last, now_s = self._listed, self._clock.now_s()
-        unreadable = self._updater.ledger_map.unreadable
+        last, now_s = self._listed, self.clock.now_s()
+        unreadable = self.updater.ledger_map.unreadable
         if (
             last is not None
             and last.orders == orders
@@ -152,8 +144,8 @@ class Drainer:
             and now_s < last.due_s
         ):
             return last
-        marked = BitMap64(await marked_ledger_ids(self._store, self._paths.private))
-        doubtful = await may_be_named(self._store, self._manager, sorted(unreadable), orders.keys())
+        marked = BitMap64(await marked_ledger_ids(self.store, self.paths.private))
+        doubtful = await may_be_named(self.store, self.manager, sorted(unreadable), orders.keys())
         self._listed = _Listed(
             orders=orders,
             marked=marked,
@@ -167,16 +159,16 @@ class Drainer:
         self, ledger_ids: BitMap64, orders: Mapping[BookieId, DrainOrder], listed: _Listed
     ) -> None:
         """Mark these ledgers, if they still name a draining bookie."""
-        ledgers = filter(None, map(self._updater.ledger_map.get, ledger_ids))
+        ledgers = filter(None, map(self.updater.ledger_map.get, ledger_ids))
         new = [each for ledger in ledgers if (each := underreplicated(ledger, orders)) is not None]
         if not new:
             return
-        began_s = self._clock.now_s()
+        began_s = self.clock.now_s()
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
-        count = await self._marker.mark_all(fewest_copies_first(new, since))
+        count = await self.marker.mark_all(fewest_copies_first(new, since))
         MARKS.labels(cause="drained").inc(count)
         if count:
-            self._history.record(
+            self.history.record(
                 Event(
                     kind=Kind.LEDGERS_MARKED,
                     bookies=tuple(sorted(orders)),
@@ -189,7 +181,7 @@ class Drainer:
             "drain.marked",
             bookies=sorted(orders),
             mark_count=count,
-            duration_s=round(self._clock.now_s() - began_s, 3),
+            duration_s=round(self.clock.now_s() - began_s, 3),
         )
 
     async def _record(self, progress: Mapping[BookieId, DrainProgress]) -> None:
@@ -201,10 +193,10 @@ class Drainer:
             before = recorded.get(bookie)
             if now.is_drained and not (before is not None and before.is_drained):
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
-        await self._records.write(
+        await self.records.write(
             DrainRecord(
-                scanned_ms=self._clock.wall_ms() if self._updater.is_complete else 0,
-                unreadable_count=len(self._updater.ledger_map.unreadable) if progress else 0,
+                scanned_ms=self.clock.wall_ms() if self.updater.is_complete else 0,
+                unreadable_count=len(self.updater.ledger_map.unreadable) if progress else 0,
                 bookies=progress,
             )
         )
@@ -212,7 +204,7 @@ class Drainer:
 
     async def _recorded(self) -> Mapping[BookieId, DrainProgress]:
         if self._progress is None:
-            record = await read_drains(self._store, self._paths)
+            record = await read_drains(self.store, self.paths)
             self._progress = {} if record is None else record.bookies
         return self._progress
 

@@ -23,6 +23,7 @@ import asyncio
 import collections
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import islice
 
 import structlog
@@ -87,17 +88,17 @@ OnMarked = Callable[[Ledgers, Ledgers], None]
 bookies."""
 
 
+@dataclass
 class Marker:
     """Marks ledgers through ``batcher``, whose guards prove the leadership."""
 
-    def __init__(
-        self, store: MetadataStore, batcher: Batcher, paths: MarkPaths, clock: Clock
-    ) -> None:
-        self._store, self._batcher = store, batcher
-        self._paths, self._clock = paths, clock
-        self._ensuring = asyncio.Lock()
-        """Only one task creates directories at a time. If two did, each transaction could fail with
-        NodeExists because of a directory that the other failed transaction did not create."""
+    store: MetadataStore
+    batcher: Batcher
+    paths: MarkPaths
+    clock: Clock
+    _ensuring: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+    """Only one task creates directories at a time. If two did, each transaction could fail with
+    NodeExists because of a directory that the other failed transaction did not create."""
 
     async def mark_all(
         self,
@@ -149,7 +150,7 @@ class Marker:
         """
         for _ in range(TRIES_MAX):
             try:
-                return await self._try_mark(self._paths.mark(ledger_id), replicas, is_renewed)
+                return await self._try_mark(self.paths.mark(ledger_id), replicas, is_renewed)
             except (ConflictError, NoNodeError, NodeExistsError, UnknownOutcomeError):
                 continue  # a worker, or Java's auditor, changed it meanwhile: read again
             except UnauthorizedError as error:  # other ledgers are not affected
@@ -160,8 +161,8 @@ class Marker:
     async def _create_all(self, ledgers: Ledgers) -> bool:
         """Create all marks in one transaction. Return False if none was created, or if the outcome
         is unknown."""
-        ctime_ms = self._clock.wall_ms()
-        paths = [self._paths.mark(ledger.ledger_id) for ledger in ledgers]
+        ctime_ms = self.clock.wall_ms()
+        paths = [self.paths.mark(ledger.ledger_id) for ledger in ledgers]
         creations: list[Operation] = []
         for path, ledger in zip(paths, ledgers, strict=True):
             creations += _creations(path, Mark(replicas=ledger.lost, ctime_ms=ctime_ms))
@@ -169,7 +170,7 @@ class Marker:
             return False
         for _ in range(TRIES_MAX):
             try:
-                await self._batcher.send(creations)
+                await self.batcher.send(creations)
                 return True
             except UnknownOutcomeError:
                 return False
@@ -185,23 +186,23 @@ class Marker:
         return False
 
     async def _try_mark(self, path: str, replicas: Collection[BookieId], is_renewed: bool) -> bool:
-        new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self._clock.wall_ms())
+        new = Mark(replicas=tuple(sorted(replicas)), ctime_ms=self.clock.wall_ms())
         try:
-            data, stat = await self._store.get(path)
+            data, stat = await self.store.get(path)
         except NoNodeError:
             directory, leaf = _creations(path, new)
             try:
-                await self._batcher.apply(directory, leaf)
+                await self.batcher.apply(directory, leaf)
             except NoNodeError:  # a worker deleted the empty upper directories, or there were none
                 await self._ensure_parents([path])
                 raise
             except NodeExistsError:  # an empty directory was left: only the leaf is missing
-                await self._batcher.apply(leaf)
+                await self.batcher.apply(leaf)
             return True
         merged = _merged(data, new)
         if merged is not None or is_renewed:
             written = data if merged is None else znodes.mark_to_bytes(merged)
-            await self._batcher.apply(SetData(path=path, data=written, version=stat.version))
+            await self.batcher.apply(SetData(path=path, data=written, version=stat.version))
         return merged is not None
 
     async def _ensure_parents(self, paths: Iterable[str]) -> None:
@@ -213,13 +214,13 @@ class Marker:
     async def _ensure(self, directory: str) -> None:
         """Create the directory and its parents if they are missing."""
         above = directory.rpartition("/")[0]
-        if above == self._paths.marks:
+        if above == self.paths.marks:
             # It is missing only if an operator deleted the whole queue.
-            await ensure_znode(self._store, above)
+            await ensure_znode(self.store, above)
         else:
             await self._ensure(above)
         with suppress(NodeExistsError):
-            await self._batcher.apply(Create(path=directory))
+            await self.batcher.apply(Create(path=directory))
 
 
 def _creations(path: str, mark: Mark) -> tuple[Create, Create]:
@@ -303,36 +304,27 @@ class Audit:
         return ()
 
 
+@dataclass(kw_only=True)
 class LossMarker:
     """Keeps the ledgers of lost and reformatted bookies marked. Remembers the marks, to write none
     twice."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        marker: Marker,
-        clock: Clock,
-        on_gone: Callable[[Collection[int]], None],
-        history: History = NO_HISTORY,
-    ) -> None:
-        """``on_gone``: called with the ledgers whose marks disappeared and must be written
-        again."""
-        self._store, self._paths = store, paths
-        self._updater, self._ledger_map = updater, updater.ledger_map
-        self._marker = marker
-        self._clock, self._history = clock, history
-        self._on_gone = on_gone
-        self._losses = BookieLosses()
-        """The losses for which the known marks were made."""
-        self._marked: dict[BookieId, BitMap64] = {}
-        """By lost or reformatted bookie, the ledgers whose marks are known to name it."""
-        self._unlisted = BitMap64()
-        """Ledgers whose marks were missing in the last listing."""
-        self._restored = BitMap64()
-        """Ledgers whose marks had disappeared and were written again."""
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    marker: Marker
+    clock: Clock
+    on_gone: Callable[[Collection[int]], None]
+    """Called with the ledgers whose marks disappeared and must be written again."""
+    history: History = NO_HISTORY
+    _losses: BookieLosses = field(default_factory=BookieLosses, init=False)
+    """The losses for which the known marks were made."""
+    _marked: dict[BookieId, BitMap64] = field(default_factory=dict, init=False)
+    """By lost or reformatted bookie, the ledgers whose marks are known to name it."""
+    _unlisted: BitMap64 = field(default_factory=BitMap64, init=False)
+    """Ledgers whose marks were missing in the last listing."""
+    _restored: BitMap64 = field(default_factory=BitMap64, init=False)
+    """Ledgers whose marks had disappeared and were written again."""
 
     def update(self, losses: BookieLosses) -> None:
         """Set the losses. Forget marks that name a bookie that has returned or was lost again,
@@ -363,10 +355,8 @@ class LossMarker:
         True ends the audit early. ``again``: bookies that had returned since they were lost the
         last time; marks that name them are renewed.
         """
-        audit = Audit(
-            self._updater, losses, first=first, is_marked=self._is_marked, is_over=is_over
-        )
-        audit.mark_count = await self._marker.mark_stream(
+        audit = Audit(self.updater, losses, first=first, is_marked=self._is_marked, is_over=is_over)
+        audit.mark_count = await self.marker.mark_stream(
             audit.take,
             is_renewed=lambda each: any(bookie in again for bookie in each.lost),
             on_marked=self._remember,
@@ -382,48 +372,48 @@ class LossMarker:
         """
         found: list[UnderreplicatedLedger] = []
         for ledger_id in ledger_ids:
-            ledger = self._ledger_map.get(ledger_id)
+            ledger = self.updater.ledger_map.get(ledger_id)
             each = None if ledger is None else losses.underreplicated(ledger)
             if each is None:
                 self._forget(BitMap64((ledger_id,)))
             elif not self._is_marked(each):
                 found.append(each)
-        await self._marker.mark_all(found, is_renewed=lambda _: True, on_marked=self._remember)
+        await self.marker.mark_all(found, is_renewed=lambda _: True, on_marked=self._remember)
 
     async def run(self) -> None:
         """List the marks regularly, until cancelled. Raises SessionLostError."""
         took_s = 0.0
         while True:
-            await self._clock.sleep(max(LIST_S, LIST_PAUSE_SHARE * took_s))
+            await self.clock.sleep(max(LIST_S, LIST_PAUSE_SHARE * took_s))
             # In an outdated ledger map, a repaired ledger cannot be told from one that lost its
             # mark. A reformatted bookie proves nothing: its copies may have been restored.
             are_marked = self._losses.lost_since_s and any(self._marked.values())
-            if not (are_marked and self._updater.is_up_to_date):
+            if not (are_marked and self.updater.is_up_to_date):
                 self._unlisted = BitMap64()
                 continue
-            began_s = self._clock.now_s()
+            began_s = self.clock.now_s()
             try:
                 await self._find_gone()
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("marks.list_failed", error=str(error))
-            took_s = self._clock.now_s() - began_s
+            took_s = self.clock.now_s() - began_s
 
     async def _find_gone(self) -> None:
         """Forget the marks that two listings in a row did not contain, and call ``on_gone``."""
         listed = BitMap64()
-        async for part in marked_in_parts(self._store, self._paths):
+        async for part in marked_in_parts(self.store, self.paths):
             listed.update(part)
         known = BitMap64().union(*self._marked.values())
-        known &= self._ledger_map.naming_any(self._losses.lost_since_s)
+        known &= self.updater.ledger_map.naming_any(self._losses.lost_since_s)
         missing = known - listed - self._restored
-        unlisted = BitMap64(filter(self._updater.is_current, missing))
+        unlisted = BitMap64(filter(self.updater.is_current, missing))
         gone = unlisted & self._unlisted
         self._unlisted = unlisted - gone
         if gone:
             log.warning("marks.disappeared", ledger_count=len(gone), first=list(gone)[:10])
             self._forget(gone)
             self._restored |= gone
-            self._on_gone(list(gone))
+            self.on_gone(list(gone))
 
     def _is_marked(self, ledger: UnderreplicatedLedger) -> bool:
         """Return True if the ledger is marked, and its mark names every lost bookie of it."""
@@ -449,6 +439,6 @@ class LossMarker:
         by_bookie = collections.Counter(bookie for ledger in new for bookie in ledger.lost)
         for bookie, count in by_bookie.items():
             cause = Cause.LOST if bookie in lost else Cause.REFORMATTED
-            self._history.record(
+            self.history.record(
                 Event(kind=Kind.LEDGERS_MARKED, bookies=(bookie,), cause=cause, ledger_count=count)
             )

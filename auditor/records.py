@@ -192,27 +192,29 @@ def record_path(paths: ClusterPaths, kind: type[Record]) -> str:
 WRITTEN_RARELY = (StoredAbsences, Identities, LossRecords, AuditRecord, DrainRecord)
 
 
+@dataclass
 class Records:
     """Writes the records through ``batcher``, whose guards prove the leadership (rule S9). No
     record is essential: a write that ACLs deny is logged, and the leader continues."""
 
-    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-        self._last: dict[type[Record], Record] = {}
-        """The records that this leader wrote, or found when it began."""
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    _last: dict[type[Record], Record] = field(default_factory=dict, init=False)
+    """The records that this leader wrote, or found when it began."""
 
     async def write(self, record: Record) -> None:
         self._last[type(record)] = record
-        path = record_path(self._paths, type(record))
+        path = record_path(self.paths, type(record))
         try:
-            await self._batcher.put(path, record.to_json())
+            await self.batcher.put(path, record.to_json())
         except UnauthorizedError as error:
             log.warning("record.access_denied", path=path, error=str(error), next_step=ACL_HINT)
 
     async def write_urgent(self, ledger_ids: Sequence[int], *, now_ms: int) -> None:
         """Write the ledgers, most urgent first. An empty list is written only in place of a
         non-empty or corrupt one."""
-        stored = await read_stored(self._store, self._paths.urgent, UrgentLedgers.parse)
+        stored = await read_stored(self.store, self.paths.urgent, UrgentLedgers.parse)
         if ledger_ids or stored.is_corrupt or (stored.value and stored.value.ledger_ids):
             await self.write(UrgentLedgers.of(ledger_ids, written_ms=now_ms))
 
@@ -234,15 +236,15 @@ class Records:
     async def remember_stored(self) -> None:
         """Read the records that are written rarely, to have them when they become unreadable."""
         for kind in WRITTEN_RARELY:
-            record = await read_leader_record(self._store, self._paths, kind)
+            record = await read_leader_record(self.store, self.paths, kind)
             if record is not None:
                 self._last.setdefault(kind, record)
 
     async def rewrite_unreadable(self) -> None:
         """Replace the records that this leader wrote and that cannot be parsed any more."""
         for kind, record in list(self._last.items()):
-            path = record_path(self._paths, kind)
-            stored = await read_stored(self._store, path, kind.parse)
+            path = record_path(self.paths, kind)
+            stored = await read_stored(self.store, path, kind.parse)
             if stored.is_corrupt and self._last[kind] is record:
                 log.warning("record.rewritten", path=path)
                 await self.write(record)

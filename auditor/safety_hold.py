@@ -22,7 +22,7 @@ observe mode.
 import math
 from collections import defaultdict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -201,6 +201,7 @@ def _reason(disappeared: Collection[BookieId], census: BookieCensus, settings: H
 # --- Over time -----------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True)
 class SafetyHolds:
     """The holds of a leader, and in observe mode those that a leader would order.
 
@@ -208,31 +209,27 @@ class SafetyHolds:
     (``batcher`` is None) the order stays in memory, and an existing order has priority over it.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        batcher: Batcher | None,
-        paths: ClusterPaths,
-        settings: HoldSettings,
-        clock: Clock,
-        rack_of: Locate = lambda _: DEFAULT_RACK,
-        history: History = NO_HISTORY,
-    ) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-        self._settings, self._rack_of = settings, rack_of
-        self._clock, self._history = clock, history
-        self._order_store, self._znode = OrderStore(store, paths), hold_znode(paths)
-        self._calm_since_s: float | None = None
-        """Since when too few bookies are absent for the existing hold."""
-        self._logged: HoldOrder | None = None
-        """The hold in force that was logged last."""
-        self._simulated: HoldOrder | None = None
-        """In observe mode, the order that a leader would have written."""
+    store: MetadataStore
+    batcher: Batcher | None
+    paths: ClusterPaths
+    settings: HoldSettings
+    """May be replaced at any time (``apply``)."""
+    clock: Clock
+    rack_of: Locate = lambda _: DEFAULT_RACK
+    history: History = NO_HISTORY
+    _calm_since_s: float | None = field(default=None, init=False)
+    """Since when too few bookies are absent for the existing hold."""
+    _logged: HoldOrder | None = field(default=None, init=False)
+    """The hold in force that was logged last."""
+    _simulated: HoldOrder | None = field(default=None, init=False)
+    """In observe mode, the order that a leader would have written."""
+
+    def __post_init__(self) -> None:
+        self._order_store, self._znode = OrderStore(self.store, self.paths), hold_znode(self.paths)
 
     def apply(self, settings: HoldSettings) -> None:
         """Use these settings from the next ``update`` on."""
-        self._settings = settings
+        self.settings = settings
 
     @property
     def wait_s(self) -> float:
@@ -242,7 +239,7 @@ class SafetyHolds:
         """
         if self._calm_since_s is None:
             return math.inf
-        return max(0.0, self._calm_since_s + CALM_S - self._clock.now_s())
+        return max(0.0, self._calm_since_s + CALM_S - self.clock.now_s())
 
     async def update(
         self,
@@ -259,10 +256,10 @@ class SafetyHolds:
         in force is unknown; then nothing may be marked.
         """
         census = BookieCensus.of(
-            view, absent_since_s, lost_since_s=lost_since_s, rack_of=self._rack_of
+            view, absent_since_s, lost_since_s=lost_since_s, rack_of=self.rack_of
         )
         seen = view.orders.hold
-        if self._batcher is None:
+        if self.batcher is None:
             self._simulated = self._wanted(seen or self._simulated, census)
             return _in_force(self._simulated)
         # The usual case: no hold is in force and none is due, so the order need not be read.
@@ -284,11 +281,11 @@ class SafetyHolds:
             else:
                 operation = SetData(path=path, data=wanted.to_json(), version=current.version)
             try:
-                await self._batcher.apply(operation)
+                await self.batcher.apply(operation)
             except (ConflictError, NodeExistsError):
                 continue  # another client was faster: read again
             except NoNodeError:  # the order or its directory was deleted
-                await ensure_znode(self._store, self._paths.orders)
+                await ensure_znode(self.store, self.paths.orders)
             else:
                 return self._log_change(order, wanted, census)
         raise UnavailableError("other clients keep changing the hold", path=path)
@@ -297,16 +294,16 @@ class SafetyHolds:
         """Return the order that is due in place of ``order``. Notes since when the bookies are
         calm."""
         is_ours = order is not None and not (order.is_by_operator or order.is_released)
-        if order is None or not is_ours or is_warranted(order, census, self._settings):
+        if order is None or not is_ours or is_warranted(order, census, self.settings):
             self._calm_since_s = None
         elif self._calm_since_s is None:
-            self._calm_since_s = self._clock.now_s()
+            self._calm_since_s = self.clock.now_s()
         return wanted_hold(
             census,
             order,
-            settings=self._settings,
-            now_s=self._clock.now_s(),
-            now_ms=self._clock.wall_ms(),
+            settings=self.settings,
+            now_s=self.clock.now_s(),
+            now_ms=self.clock.wall_ms(),
             is_calm=self.wait_s <= 0,
         )
 
@@ -333,7 +330,7 @@ class SafetyHolds:
                 until_ms=held.until_ms,
             )
             if is_new:
-                self._history.record(
+                self.history.record(
                     Event(
                         kind=Kind.HOLD_BEGAN,
                         bookies=held.bookies,
@@ -344,9 +341,9 @@ class SafetyHolds:
         if held is None and logged is not None:
             log.warning("hold.ended", absent=absent)
             cause = "order" if _in_force(before) is None else "returned"
-            if logged.until_ms is not None and logged.until_ms <= self._clock.wall_ms():
+            if logged.until_ms is not None and logged.until_ms <= self.clock.wall_ms():
                 cause = "time"
-            self._history.record(Event(kind=Kind.HOLD_ENDED, bookies=tuple(absent), cause=cause))
+            self.history.record(Event(kind=Kind.HOLD_ENDED, bookies=tuple(absent), cause=cause))
             self._calm_since_s = None
         return held
 
