@@ -224,27 +224,23 @@ def excused_until_s(
 # --- One leadership -------------------------------------------------------------------------------
 
 
+@dataclass(kw_only=True)
 class LossTracker:
-    """The lost and reformatted bookies, as one leadership knows them. Call ``prepare`` first."""
+    """The lost and reformatted bookies, as one leadership knows them. Call ``prepare`` first. The
+    caller runs ``updater`` and ``views``."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        views: ViewSource,
-        holds: SafetyHolds,
-        settings: AuditorSettings,
-        clock: Clock,
-        outages: Outages | None = None,
-    ) -> None:
-        """The caller runs ``updater`` and ``views``. ``outages``: of the connection through which
-        the bookies are watched; None: outages are ignored."""
-        self._store, self._paths, self._clock = store, paths, clock
-        self._updater, self._views = updater, views
-        self._holds, self._outages = holds, outages
-        self._default_delay_s = settings.lost_bookie_recovery_delay_s
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    views: ViewSource
+    holds: SafetyHolds
+    settings: AuditorSettings
+    clock: Clock
+    outages: Outages | None = None
+    """Of the connection through which the bookies are watched; None: outages are ignored."""
+
+    def __post_init__(self) -> None:
+        self._default_delay_s = self.settings.lost_bookie_recovery_delay_s
         self._is_delay_created = False
         self._last_delay_s: int | None = None
         """The delay that was in force after the last reading; None before the first."""
@@ -275,7 +271,7 @@ class LossTracker:
         does so."""
         data = znodes.recovery_delay_to_bytes(self._default_delay_s)
         with suppress(NodeExistsError):
-            await self._store.create(self._paths.recovery_delay, data, with_parents=True)
+            await self.store.create(self.paths.recovery_delay, data, with_parents=True)
             self._is_delay_created = True
 
     async def prepare(self) -> None:
@@ -288,10 +284,10 @@ class LossTracker:
             delay_s=self.delay.delay_s,
             source="lostBookieRecoveryDelay" if is_znodes else "setting",
         )
-        record = await read_stored(self._store, self._paths.absences, StoredAbsences.parse)
-        stored, now_s = record.value or StoredAbsences(), self._clock.now_s()
+        record = await read_stored(self.store, self.paths.absences, StoredAbsences.parse)
+        stored, now_s = record.value or StoredAbsences(), self.clock.now_s()
         self.states = BookieStates(
-            absent_since_s=stored.resumed(now_s=now_s, wall_ms=self._clock.wall_ms())
+            absent_since_s=stored.resumed(now_s=now_s, wall_ms=self.clock.wall_ms())
         )
         self._written = StoredAbsences(since_ms=stored.since_ms)
         if stored.since_ms or record.is_corrupt:
@@ -300,19 +296,19 @@ class LossTracker:
 
     async def read_records(self) -> None:
         """Read for which cookies and losses leaders marked ledgers."""
-        self.identities = await read_identities(self._store, self._paths)
-        losses = await read_stored(self._store, self._paths.losses, LossRecords.parse)
+        self.identities = await read_identities(self.store, self.paths)
+        losses = await read_stored(self.store, self.paths.losses, LossRecords.parse)
         self._losses = losses.value.bookies if losses.value else {}
         self._are_losses_corrupt = losses.is_corrupt
 
     async def delay_changes(self) -> AsyncGenerator[None, None]:
         """Yield after each change of the recovery delay. Ends with the session. If the znode cannot
         be read, the delay stays as it is."""
-        async with aclosing(self._store.watch(self._paths.recovery_delay)) as events:
+        async with aclosing(self.store.watch(self.paths.recovery_delay)) as events:
             async for _ in events:
                 before = self.delay
                 await until_answered(
-                    self._read_delay, event="recovery_delay.read_failed", clock=self._clock
+                    self._read_delay, event="recovery_delay.read_failed", clock=self.clock
                 )
                 if self.delay != before:
                     log.info("recovery_delay.changed", delay_s=self.delay.delay_s)
@@ -323,7 +319,7 @@ class LossTracker:
         """Read the delay in force. Logs a znode that cannot be read."""
         before, default_s = self.delay, self._default_delay_s
         self.delay = await read_delay(
-            self._store, self._paths, default_s=default_s, last_s=self._last_delay_s
+            self.store, self.paths, default_s=default_s, last_s=self._last_delay_s
         )
         self._last_delay_s = self.delay.delay_s
         if self.delay.refusal and self.delay != before:
@@ -331,7 +327,7 @@ class LossTracker:
                 "recovery_delay.unreadable",
                 error=self.delay.refusal,
                 used_s=self.delay.delay_s,
-                path=self._paths.recovery_delay,
+                path=self.paths.recovery_delay,
                 next_step="write a number of seconds to the znode, or grant access",
             )
 
@@ -344,11 +340,11 @@ class LossTracker:
         covers bookies that this session has not yet seen absent.
         """
         is_overruled = self._is_overruled
-        view = await self._views.refresh() if is_overruled else self._views.current
+        view = await self.views.refresh() if is_overruled else self.views.current
         self.update(view)
         if is_overruled:
             self._is_overruled = False
-            self.states = replace(self.states, overruled_s=self._clock.now_s())
+            self.states = replace(self.states, overruled_s=self.clock.now_s())
         return view
 
     def update(self, view: ClusterView) -> None:
@@ -356,9 +352,9 @@ class LossTracker:
         self.states = step(
             self.states,
             view,
-            named=self._updater.ledger_map.bookies,
-            are_ledgers_known=self._updater.is_complete,
-            now_s=self._clock.now_s(),
+            named=self.updater.ledger_map.bookies,
+            are_ledgers_known=self.updater.is_complete,
+            now_s=self.clock.now_s(),
         )
         self._has_view = True
         self._was_updated.set()
@@ -366,21 +362,21 @@ class LossTracker:
     async def update_hold(self, view: ClusterView) -> None:
         """Begin, extend or end a safety hold if that is due. Raises UnavailableError if it is
         unknown whether a hold is in force; then nothing may be marked."""
-        updater, absent = self._updater, self.states.absent_since_s
+        updater, absent = self.updater, self.states.absent_since_s
         if updater.completed_count and updater.refusal is None and not updater.hidden:
             # Every ledger was read. A leftover cookie of a machine that was replaced long ago must
             # not cause a safety hold.
             named = updater.ledger_map.bookies
             absent = {bookie: since_s for bookie, since_s in absent.items() if bookie in named}
-        self.hold = await self._holds.update(view, absent, lost_since_s=self.marked_since_s())
-        self._looked_s = self._clock.now_s()
+        self.hold = await self.holds.update(view, absent, lost_since_s=self.marked_since_s())
+        self._looked_s = self.clock.now_s()
 
     def losses(self, view: ClusterView) -> BookieLosses:
         """Return the lost and the reformatted bookies, whether or not a hold is in force."""
         absent = self.states.absent_since_s
         lost = lost_bookies(
             absent,
-            now_s=self._clock.now_s(),
+            now_s=self.clock.now_s(),
             delay_s=self.delay.delay_s,
             overruled_s=self.states.overruled_s,
             outage=self._outage,
@@ -398,7 +394,7 @@ class LossTracker:
     def marked_since_s(self) -> dict[BookieId, float]:
         """Return the lost bookies whose ledgers this leader or an earlier one marked, and since
         when each is absent. Monotonic seconds."""
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        now_s, now_ms = self.clock.now_s(), self.clock.wall_ms()
         return {
             bookie: now_s - max(0, now_ms - loss.since_ms) / 1000
             for bookie, loss in self._losses.items()
@@ -410,7 +406,7 @@ class LossTracker:
         ``at_s``; None: now."""
         return delay_left_s(
             self.states.absent_since_s,
-            now_s=self._clock.now_s() if at_s is None else at_s,
+            now_s=self.clock.now_s() if at_s is None else at_s,
             delay_s=self.delay.delay_s,
             overruled_s=self.states.overruled_s,
             outage=self._outage,
@@ -429,21 +425,21 @@ class LossTracker:
         A bookie may become lost while a round is under way, after ``losses`` was called. The
         time counts from ``update_hold``, so that the next round comes at once.
         """
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         looked_s = now_s if self._looked_s is None else self._looked_s
         left_s = self.delay_left_s(at_s=looked_s).values()
-        return min((self._holds.wait_s, *(max(0.0, s - (now_s - looked_s)) for s in left_s)))
+        return min((self.holds.wait_s, *(max(0.0, s - (now_s - looked_s)) for s in left_s)))
 
     @property
     def _outage(self) -> Outage:
-        return NO_OUTAGE if self._outages is None else self._outages.last
+        return NO_OUTAGE if self.outages is None else self.outages.last
 
     # --- Writing ----------------------------------------------------------------------------------
 
     async def record_losses(self, records: Records, losses: BookieLosses) -> Sequence[Event]:
         """Write the losses if they changed: the ledgers of a bookie begin to be marked, or a loss
         has ended. Return what is new."""
-        now_s, now_ms = self._clock.now_s(), self._clock.wall_ms()
+        now_s, now_ms = self.clock.now_s(), self.clock.wall_ms()
         current = {
             bookie: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms)
             for bookie, reformatted in losses.reformatted.items()
@@ -456,7 +452,7 @@ class LossTracker:
         if after != before or self._are_losses_corrupt:
             await records.write(LossRecords(bookies=after))
         self._losses, self._are_losses_corrupt = after, False
-        return loss_events(before, after, registered=self._views.current.available)
+        return loss_events(before, after, registered=self.views.current.available)
 
     def write_soon(self) -> None:
         """Write the absences soon, because the counts of ledgers have changed."""
@@ -475,25 +471,25 @@ class LossTracker:
         SessionLostError or LeadershipLostError.
         """
         while True:
-            await wait_woken(self._was_updated, timeout_s=self._write_due_s - self._clock.now_s())
+            await wait_woken(self._was_updated, timeout_s=self._write_due_s - self.clock.now_s())
             self._was_updated.clear()
             try:
                 await self._write_if_due(records, unavailable(self.states.all_absent))
             except UnavailableError as error:
-                self._write_due_s = self._clock.now_s() + RETRY_S
+                self._write_due_s = self.clock.now_s() + RETRY_S
                 log.warning("absences.write_failed", error=str(error), retry_s=RETRY_S)
 
     async def _write_if_due(self, records: Records, unavailable: UnavailableLedgers | None) -> None:
-        now_s, states, before = self._clock.now_s(), self.states, self._written
+        now_s, states, before = self.clock.now_s(), self.states, self._written
         excused_s = excused_until_s(
             states.absent_since_s, overruled_s=states.overruled_s, outage=self._outage
         )
         now = StoredAbsences.of(
             states.absent_since_s,
             now_s=now_s,
-            wall_ms=self._clock.wall_ms(),
-            ledger_counts={b: self._updater.ledger_map.naming_count(b) for b in states.all_absent},
-            are_counts_complete=self._updater.is_complete,
+            wall_ms=self.clock.wall_ms(),
+            ledger_counts={b: self.updater.ledger_map.naming_count(b) for b in states.all_absent},
+            are_counts_complete=self.updater.is_complete,
             unavailable=unavailable,
             excused_until_s=excused_s,
         )

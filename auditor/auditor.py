@@ -13,6 +13,7 @@ import asyncio
 import math
 from collections.abc import Collection
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
@@ -81,45 +82,42 @@ STANDSTILL_MAX_S = 20.0
 timeout."""
 
 
+@dataclass(kw_only=True)
 class Auditor:
     """The leader's audit loop. ``run`` ends only by cancellation or with the session."""
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        updater: LedgerMapUpdater,
-        views: ViewSource,
-        tracker: LossTracker,
-        marker: Marker,
-        records: Records,
-        settings: AuditorSettings,
-        clock: Clock,
-        standstill_max_s: float = STANDSTILL_MAX_S,
-        history: History = NO_HISTORY,
-    ) -> None:
-        """The caller runs ``updater``, and uses ``tracker`` for nothing else.
+    store: MetadataStore
+    paths: ClusterPaths
+    updater: LedgerMapUpdater
+    """Run by the caller."""
+    views: ViewSource
+    tracker: LossTracker
+    """Used for nothing else."""
+    marker: Marker
+    records: Records
+    settings: AuditorSettings
+    clock: Clock
+    standstill_max_s: float = STANDSTILL_MAX_S
+    """How long a worker may be paused and still keep its session. What such a worker writes when it
+    resumes relies on the bookies as they were before."""
+    history: History = NO_HISTORY
 
-        ``standstill_max_s``: how long a worker may be paused and still keep its session. What such
-        a worker writes when it resumes relies on the bookies as they were before.
-        """
-        self._updater, self._views = updater, views
-        self._tracker, self._records = tracker, records
-        self._settings, self._clock, self._history = settings, clock, history
+    def __post_init__(self) -> None:
         self._marks = LossMarker(
-            store=store,
-            paths=paths,
-            updater=updater,
-            marker=marker,
-            clock=clock,
+            store=self.store,
+            paths=self.paths,
+            updater=self.updater,
+            marker=self.marker,
+            clock=self.clock,
             on_gone=self._mark_again,
-            history=history,
+            history=self.history,
         )
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
-        self._unavailable = UnavailableLedgerCounter(updater, clock, on_count=tracker.write_soon)
-        self._switch = DisableSwitch(store, paths, clock)
+        self._unavailable = UnavailableLedgerCounter(
+            self.updater, self.clock, on_count=self.tracker.write_soon
+        )
+        self._switch = DisableSwitch(self.store, self.paths, self.clock)
         self._wake = asyncio.Event()
         self.is_deciding = False
         """True during a round."""
@@ -141,7 +139,6 @@ class Auditor:
         self._inherited: frozenset[BookieId] = frozenset()
         """Bookies for which an earlier leader made marks, and which have not returned since. Those
         marks belong to the current loss."""
-        self._standstill_max_s = standstill_max_s
         self._settling: dict[tuple[BookieId, int], float] = {}
         """By reformatted bookie and czxid of its cookie: until when its copies count as missing,
         although its ledgers are marked. Until then metadata may start to name it for copies that
@@ -150,10 +147,10 @@ class Auditor:
     async def run(self) -> None:
         """Audit until cancelled. Raises SessionLostError or LeadershipLostError."""
         try:
-            await until_answered(self._prepare, event="audit.delayed", clock=self._clock)
+            await until_answered(self._prepare, event="audit.delayed", clock=self.clock)
             async with asyncio.TaskGroup() as tasks:
                 for work in (
-                    wake_on(self._views.changes(), self._wake),
+                    wake_on(self.views.changes(), self._wake),
                     self._wake_on_ledgers(),
                     self._wake_on_delay(),
                     # What happened while auto-recovery was disabled is handled when it is enabled
@@ -161,7 +158,7 @@ class Auditor:
                     wake_on(self._switch.watch(), self._wake),
                     self._unavailable.run(),
                     self._marks.run(),
-                    self._tracker.keep_recorded(self._records, self._unavailable.found_for),
+                    self.tracker.keep_recorded(self.records, self._unavailable.found_for),
                 ):
                     tasks.create_task(work)
                 while True:
@@ -182,23 +179,23 @@ class Auditor:
     def is_loss_pending(self) -> bool:
         """True if the recovery delay of an absent bookie is not over, or if no round has looked
         yet."""
-        return self._tracker.is_loss_pending
+        return self.tracker.is_loss_pending
 
     @property
     def losses(self) -> BookieLosses:
         """Return the lost and reformatted bookies, whether or not a hold is in force; none before
         the first round."""
-        return self._tracker.losses(self._views.current) if self._has_looked else BookieLosses()
+        return self.tracker.losses(self.views.current) if self._has_looked else BookieLosses()
 
     async def _prepare(self) -> None:
-        await self._tracker.create_delay()
-        await self._tracker.prepare()
-        self._inherited = frozenset(self._tracker.marked_since_s())
+        await self.tracker.create_delay()
+        await self.tracker.prepare()
+        self._inherited = frozenset(self.tracker.marked_since_s())
 
     async def run_once(self) -> float:
         """Audit if there is a reason to. Return the seconds until the next round, at the latest."""
         self._wake.clear()
-        tracker = self._tracker
+        tracker = self.tracker
         view = await tracker.refresh()
         self._unavailable.update(tracker.states.all_absent)
         await tracker.update_hold(view)
@@ -214,14 +211,14 @@ class Auditor:
             await self._record_losses(losses)
         await self._mark(losses)
         await self._settle(losses)
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         check_s = self._check_due_s - now_s if self._switch.may_lease else math.inf
         settling_s = (until_s - now_s for until_s in self._settling.values() if until_s > now_s)
         return max(0.0, min(tracker.wait_s, check_s, *settling_s))
 
     def _count_bookies(self, lost: Collection[BookieId]) -> None:
         """Set the metrics of absent bookies."""
-        absent = frozenset(self._tracker.delay_left_s())
+        absent = frozenset(self.tracker.delay_left_s())
         ended = self._delayed - absent
         DELAYS.labels(event="began").inc(len(absent - self._delayed))
         DELAYS.labels(event="expired").inc(len(ended.intersection(lost)))
@@ -234,12 +231,12 @@ class Auditor:
 
     async def _mark(self, losses: BookieLosses) -> None:
         """Mark all ledgers of lost and reformatted bookies, or only those that changed."""
-        touched = self._marks_gone.union(self._updater.take_touched())
+        touched = self._marks_gone.union(self.updater.take_touched())
         self._marks_gone.clear()
         is_due = (
             not losses.ids <= self._marked_ids
-            or self._updater.completed_count != self._audited_count
-            or self._clock.now_s() >= self._check_due_s
+            or self.updater.completed_count != self._audited_count
+            or self.clock.now_s() >= self._check_due_s
         )
         if not is_due and not (touched and losses.bookies):
             return
@@ -253,11 +250,11 @@ class Auditor:
     async def _audit(self, losses: BookieLosses) -> None:
         """Mark all ledgers of lost and reformatted bookies. Raises UnavailableError if that could
         not be completed; the audit is still due then."""
-        updater, started_s = self._updater, self._clock.now_s()
+        updater, started_s = self.updater, self.clock.now_s()
         is_complete, completed_count = updater.is_complete, updater.completed_count
         if started_s >= self._check_due_s:
             # Set before the audit: a request during this audit then leads to another one.
-            self._check_due_s = started_s + self._settings.bookie_check_interval_s
+            self._check_due_s = started_s + self.settings.bookie_check_interval_s
             self._marks.forget_all()
         if completed_count != self._seen_count:
             # All metadata was read again, perhaps after a lost connection. Bookies may have been
@@ -285,9 +282,9 @@ class Auditor:
             self._audited_count = -1
             return
         self._marked_ids = losses.ids
-        await self._records.write_urgent(audit.urgent, now_ms=self._clock.wall_ms())
+        await self.records.write_urgent(audit.urgent, now_ms=self.clock.wall_ms())
         unreadable = sorted(updater.ledger_map.unreadable)
-        took_s = self._clock.now_s() - started_s
+        took_s = self.clock.now_s() - started_s
         log.info(
             "audit.finished",
             ledger_count=len(updater.ledger_map),
@@ -305,14 +302,14 @@ class Auditor:
         if is_loss:
             AUDIT_LEDGERS.observe(audit.underreplicated_count)
             AUDIT_BYTES.observe(audit.underreplicated_bytes)
-        await self._records.write(
+        await self.records.write(
             AuditRecord(
-                finished_ms=self._clock.wall_ms(),
+                finished_ms=self.clock.wall_ms(),
                 ledger_count=len(updater.ledger_map),
                 mark_count=audit.mark_count,
                 unreadable_count=len(unreadable),
                 unreadable=tuple(unreadable[:UNREADABLE_KEPT_MAX]),
-                recovery_delay_s=self._tracker.delay.delay_s,
+                recovery_delay_s=self.tracker.delay.delay_s,
             )
         )
 
@@ -324,7 +321,7 @@ class Auditor:
         if not self._wake.is_set():
             return False
         self._wake.clear()
-        tracker, view = self._tracker, self._views.current
+        tracker, view = self.tracker, self.views.current
         absent = tracker.states.absent_since_s.keys()
         tracker.update(view)
         self._unavailable.update(tracker.states.all_absent)
@@ -339,9 +336,9 @@ class Auditor:
     async def _record_losses(self, losses: BookieLosses) -> None:
         """Record the causes, except during a safety hold: bookies that the hold protects from
         marking are still losses."""
-        if self._tracker.hold is None:
-            for event in await self._tracker.record_losses(self._records, losses):
-                self._history.record(event)
+        if self.tracker.hold is None:
+            for event in await self.tracker.record_losses(self.records, losses):
+                self.history.record(event)
 
     async def _settle(self, losses: BookieLosses) -> None:
         """Stop counting the copies of reformatted bookies as missing, once all their ledgers are
@@ -357,14 +354,14 @@ class Auditor:
         Until the time is over, ledgers that start to name the bookie are therefore marked too. A
         new leader starts the time again.
         """
-        tracker, updater = self._tracker, self._updater
+        tracker, updater = self.tracker, self.updater
         is_done = self._audited_count == updater.completed_count
         if not (losses.reformatted and is_done and updater.is_complete):
             return
-        now_s = self._clock.now_s()
+        now_s = self.clock.now_s()
         self._settling = {
             (bookie, each.czxid): self._settling.get(
-                (bookie, each.czxid), now_s + self._standstill_max_s if each.was_known else now_s
+                (bookie, each.czxid), now_s + self.standstill_max_s if each.was_known else now_s
             )
             for bookie, each in losses.reformatted.items()
         }
@@ -372,11 +369,11 @@ class Auditor:
         if not settled:
             return
         # Bookies that have no cookie, and that no ledger names, are dropped.
-        kept = self._views.current.cookies.keys() | updater.ledger_map.bookies
+        kept = self.views.current.cookies.keys() | updater.ledger_map.bookies
         known = (tracker.identities | settled).items()
         identities = {bookie: czxid for bookie, czxid in known if bookie in kept}
         # ``identities`` changes only after the write, so the next audit repeats a failed one.
-        await self._records.write(Identities(cookies=identities))
+        await self.records.write(Identities(cookies=identities))
         tracker.identities = identities
         self._wake.set()
 
@@ -387,17 +384,17 @@ class Auditor:
         self._wake.set()
 
     async def _wake_on_ledgers(self) -> None:
-        seen = self._updater.change_count
+        seen = self.updater.change_count
         while True:
-            await self._updater.wait_change(seen)
-            seen = self._updater.change_count
+            await self.updater.wait_change(seen)
+            seen = self.updater.change_count
             self._wake.set()
-            await self._clock.sleep(CHANGES_PAUSE_S)
+            await self.clock.sleep(CHANGES_PAUSE_S)
 
     async def _wake_on_delay(self) -> None:
         """Start an audit after each write of the recovery delay. A new delay takes effect at
         once."""
-        async with aclosing(self._tracker.delay_changes()) as changes:
+        async with aclosing(self.tracker.delay_changes()) as changes:
             async for _ in changes:
-                self._check_due_s = self._clock.now_s()
+                self._check_due_s = self.clock.now_s()
                 self._wake.set()

@@ -211,4 +211,4 @@ async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
 
         await cluster.manager.delete(0, version=0)
         await asyncio.sleep(SOON_S)
-        assert leader.auditor._tracker.states.absent_since_s == {}
+        assert leader.auditor.tracker.states.absent_since_s == {}

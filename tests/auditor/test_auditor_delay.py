@@ -197,7 +197,7 @@ async def test_the_request_covers_a_bookie_first_seen_absent_with_it() -> None:
     async with leading(cluster, settings=delayed(3600)) as leader:
         await leader.auditor.run_once()
         await cluster.kill(B1)
-        leader.auditor._tracker._is_overruled = True
+        leader.auditor.tracker._is_overruled = True
 
         await leader.auditor.run_once()
 
