@@ -484,14 +484,13 @@ class LossTracker:
         excused_s = excused_until_s(
             states.absent_since_s, overruled_s=states.overruled_s, outage=self._outage
         )
-        now = StoredAbsences.of(
-            states.absent_since_s,
-            now_s=now_s,
-            wall_ms=self.clock.wall_ms(),
+        now = replace(
+            StoredAbsences.of(
+                states.absent_since_s, excused_s, now_s=now_s, wall_ms=self.clock.wall_ms()
+            ),
             ledger_counts={b: self.updater.ledger_map.naming_count(b) for b in states.all_absent},
             are_counts_complete=self.updater.is_complete,
             unavailable=unavailable,
-            excused_until_s=excused_s,
         )
         if now.ledger_counts and now.counts != before.counts:
             # Counts that know what the record left open are written at once.

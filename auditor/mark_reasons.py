@@ -361,7 +361,7 @@ class Findings:
         path = self._paths.finding(ledger_id)
         try:
             stat = await self._store.exists(path)
-            if stat is None or await self._is_marked(ledger_id):
+            if stat is None or any([await tree.holds(ledger_id) for tree in self._mark_trees()]):
                 return None
             version = (stat.czxid, stat.version)
             if self._unmarked.get(ledger_id) != version:
@@ -372,9 +372,6 @@ class Findings:
         except UnauthorizedError as error:
             log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
         return None
-
-    async def _is_marked(self, ledger_id: int) -> bool:
-        return any([await tree.holds(ledger_id) for tree in self._mark_trees()])
 
     def _mark_trees(self) -> tuple[MarkTree, MarkTree]:
         return MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private)

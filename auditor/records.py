@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from types import MappingProxyType
+from typing import Self, TypeVar
 
 import structlog
 
@@ -92,25 +93,17 @@ class StoredAbsences(Record):
     def of(
         cls,
         absent_since_s: Mapping[BookieId, float],
+        excused_until_s: Mapping[BookieId, float] = MappingProxyType({}),
         *,
         now_s: float,
         wall_ms: int,
-        ledger_counts: Mapping[BookieId, int] | None = None,
-        are_counts_complete: bool = False,
-        unavailable: UnavailableLedgers | None = None,
-        excused_until_s: Mapping[BookieId, float] | None = None,
-    ) -> StoredAbsences:
-        def wall(at_s: float) -> int:
-            return max(0, wall_ms + round((at_s - now_s) * 1000))
+    ) -> Self:
+        """Return the record of times that are monotonic seconds of this process, without counts."""
 
-        return cls(
-            since_ms={bookie: wall(since_s) for bookie, since_s in absent_since_s.items()},
-            seen_ms=wall_ms,
-            ledger_counts=ledger_counts or {},
-            are_counts_complete=are_counts_complete,
-            unavailable=unavailable,
-            excused_ms={b: wall(until_s) for b, until_s in (excused_until_s or {}).items()},
-        )
+        def wall(times_s: Mapping[BookieId, float]) -> dict[BookieId, int]:
+            return {b: max(0, wall_ms + round((s - now_s) * 1000)) for b, s in times_s.items()}
+
+        return cls(since_ms=wall(absent_since_s), excused_ms=wall(excused_until_s), seen_ms=wall_ms)
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
         """Return since when each bookie is absent, in monotonic seconds of this process.
