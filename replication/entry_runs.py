@@ -4,6 +4,7 @@ A bookie that was reformatted lacks every entry of a ledger, and there may be te
 bitmap keeps that small.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from typing import overload
@@ -17,7 +18,8 @@ class EntryRuns(Sequence[int]):
     __slots__ = ("_ids",)
 
     def __init__(self, entry_ids: Iterable[int] = ()) -> None:
-        self._ids = BitMap64(entry_ids)
+        # BitMap64 refuses an array of signed numbers.
+        self._ids = BitMap64(iter(entry_ids) if isinstance(entry_ids, array) else entry_ids)
 
     def append(self, entry_id: int) -> None:
         """Add an id."""

@@ -1,6 +1,7 @@
 """Runs of entry ids as a sequence."""
 
 import sys
+from array import array
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ def test_it_is_the_sequence_of_its_ids(entry_ids: list[int]) -> None:
         entry_id in entry_ids for entry_id in range(-1, 62)
     ]
     assert [i for run in runs.runs for i in run] == entry_ids
-    assert runs == EntryRuns(entry_ids)
+    assert runs == EntryRuns(entry_ids) == EntryRuns(array("q", entry_ids))
 
 
 @given(ids, st.integers(0, 60), st.integers(0, 60))
