@@ -346,9 +346,7 @@ async def following(ground: FeedGround) -> AsyncIterator[Meter]:
         ground.cluster.zookeeper_address, session_timeout_s=SESSION_TIMEOUT_S
     )
     try:
-        async with open_bookies(
-            clock=ground.clock, rng=random.Random(1), reads_in_flight_max=64
-        ) as bookies:
+        async with open_bookies(reads_in_flight_max=64) as bookies:
             log = CheckpointLog(
                 store=store,
                 paths=ground.paths,

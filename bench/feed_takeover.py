@@ -336,9 +336,7 @@ async def open_ground(ledger_count: int) -> AsyncIterator[Ground]:
             election = Election(store, PATHS, membership, candidate="bench", clock=clock)
             leadership = await election.win()
             updating = asyncio.create_task(updater.run())
-            async with open_bookies(
-                clock=clock, rng=rng, reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX
-            ) as bookies:
+            async with open_bookies(reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX) as bookies:
                 yield Ground(
                     ledger_ids=ledger_ids,
                     cluster=cluster,

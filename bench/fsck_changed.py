@@ -122,9 +122,7 @@ async def _measure(
                 now_ms=clock.wall_ms(), by="bench", retention_s=RETENTION_DEFAULT_S
             ),
         )
-        bookies = await stack.enter_async_context(
-            open_bookies(clock=clock, rng=random.Random(1), reads_in_flight_max=64)
-        )
+        bookies = await stack.enter_async_context(open_bookies(reads_in_flight_max=64))
         log = CheckpointLog(
             store=store,
             paths=paths,

@@ -22,7 +22,6 @@ not write to ZooKeeper has none.
 from __future__ import annotations
 
 import math
-import random
 import urllib.parse
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -275,8 +274,6 @@ async def bookies_of(
     async with (
         open_bookies(
             views.resolve,
-            clock=clock,
-            rng=random.Random(),
             reads_in_flight_max=READS_IN_FLIGHT_MAX,
             connector=bookie_connector(cluster.security),
         ) as opened,

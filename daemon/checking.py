@@ -24,7 +24,8 @@ from daemon.session import Session, tell_of_returns
 from daemon.settings import Settings
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.client import BookieClient
+from ledgers.health import AnsweringBookies, BookieHealth
 from replication.history import History
 from replication.marks import MarkTree
 from replication.transactions import Batcher
@@ -57,9 +58,10 @@ async def run_checks(
         memory_bytes_max=MEMORY_BYTES_MAX,
         limits_check_rate=True,
         connector=session.connector,
+        health=BookieHealth(clock, views.life, session.rng),
     )
-    client = session.bookie_client(budgets, bulk)
-    bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
+    client = BookieClient(bulk)
+    bookies = AnsweringBookies(client, bulk.health)
     inspector = CopyInspector(
         manager=session.manager,
         bookies=bookies,
@@ -126,7 +128,7 @@ async def run_checks(
                     clock=clock,
                     count_max=READS_IN_FLIGHT_MAX,
                 ),
-                tell_of_returns(views, client, bulk),
+                tell_of_returns(views, client),
                 runner.run(),
                 live.follow(apply, clock=clock),
             ):

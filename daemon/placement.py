@@ -37,7 +37,6 @@ from ledgers.placement import (
     RackRule,
     RegionRule,
     Rule,
-    RuledPlacement,
     Weighting,
     ZoneRule,
 )
@@ -320,7 +319,7 @@ async def load_placement(
             path=PULSAR_RACKS_PATH,
             next_step=f'set placement.racks_znode = "{PULSAR_RACKS_PATH}", because Pulsar uses it',
         )
-    policy = RuledPlacement(
+    policy = PlacementPolicy(
         rule_of(settings),
         rng,
         locate=racks.rack_if_known,

@@ -214,8 +214,6 @@ async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
     view = await views.refresh()
     async with open_bookies(
         views.resolve,
-        clock=clock,
-        rng=rng,
         reads_in_flight_max=min(READS_IN_FLIGHT, ours.reads_in_flight_per_bookie),
         connector=bookie_connector(cluster.settings.security),
     ) as bookies:
@@ -226,7 +224,6 @@ async def open_inspection(cluster: AdminSession) -> AsyncIterator[Inspection]:
             rng=rng,
             fallback_digest=ours.fallback_digest,
             checked_share=ours.checked_share,
-            entry_lists=ours.entry_lists,
         )
         yield Inspection(
             inspector=inspector,

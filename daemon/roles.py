@@ -44,7 +44,7 @@ from daemon.state import state_dir
 from ledgers.appending import BookiePool
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import open_bookies
+from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     DamagedEndError,
@@ -52,7 +52,7 @@ from ledgers.errors import (
     UnavailableError,
     UnprovenEndError,
 )
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.manager import VersionedMetadata
 from ledgers.placement import Candidate
 from ledgers.quorum import RecoveredEnd
@@ -120,24 +120,26 @@ async def open_worker(
         session = await stack.enter_async_context(open_session(live, role, journal))
         store, paths, views, clock = session.store, session.paths, session.views, session.clock
         budgets = Budgets(reads_in_flight_max=ours.reads_in_flight_per_bookie)
-        bulk = BulkTransfers(budgets, resolve=views.resolve, connector=session.connector)
-        bookies = session.bookie_client(budgets, bulk)
+        health = BookieHealth(clock, views.life, session.rng)
+        bulk = BulkTransfers(
+            budgets, resolve=views.resolve, connector=session.connector, health=health
+        )
+        bookies = BookieClient(bulk)
         stack.push_async_callback(bookies.close)
         batcher = Batcher(store, [session.membership.guard])
         placement = await session_placement(session, settings.placement)
-        quarantine = Quarantine(clock, views.life)
         disk_spaces = DiskSpaceSource(
             bookies,
             views,
             floor_share=ours.free_disk_share_min,
             clock=clock,
             rng=session.rng,
-            quarantine=quarantine,
+            health=health,
         )
         await disk_spaces.start()
         queue = make_queue(session, batcher)
         history = _history(session, batcher)
-        answering = QuarantiningBookies(bookies, quarantine)
+        answering = AnsweringBookies(bookies, health)
         recorder = CopyRecorder(
             store,
             batcher,
@@ -152,7 +154,7 @@ async def open_worker(
             is_local_only=ours.target == "local",
             disk_spaces=disk_spaces,
             rack=placement.racks.rack,
-            quarantine=quarantine,
+            health=health,
             allowed=placement.groups.allowed,
         )
         repairer = Repairer(
@@ -166,7 +168,6 @@ async def open_worker(
                 rng=session.rng,
                 fallback_digest=ours.fallback_digest,
                 checked_share=ours.checked_share,
-                entry_lists=ours.entry_lists,
             ),
             open_ledgers=OpenLedgers(
                 manager=session.manager,
@@ -207,7 +208,7 @@ async def open_worker(
             activity.run(),
             yield_to_clients(activity, session.membership, bulk, batcher, clock=clock),
             _pause_while_suspended(store, bulk),
-            tell_of_returns(views, bookies, bulk),
+            tell_of_returns(views, bookies),
             placement.run(),
             disk_spaces.run(),
         ]
@@ -394,9 +395,7 @@ async def _lead(
         clock=clock,
         history=history,
     )
-    reporter = LedgerMapReporter(
-        updater, records.write, session_id=store.session_id, clock=clock
-    )
+    reporter = LedgerMapReporter(updater, records.write, session_id=store.session_id, clock=clock)
     backlog = Backlog(
         store=store,
         paths=paths,
@@ -451,8 +450,6 @@ async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: 
     checks."""
     async with open_bookies(
         session.views.resolve,
-        clock=session.clock,
-        rng=session.rng,
         reads_in_flight_max=ACTIVITY_READS_IN_FLIGHT_MAX,
         connector=session.connector,
     ) as bookies:
@@ -481,11 +478,7 @@ async def _write_feed(
         ]
 
     async with open_bookies(
-        views.resolve,
-        clock=session.clock,
-        rng=session.rng,
-        reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX,
-        connector=session.connector,
+        views.resolve, reads_in_flight_max=FEED_READS_IN_FLIGHT_MAX, connector=session.connector
     ) as bookies:
         pool = BookiePool(writable=writable, placement=placement.policy)
 

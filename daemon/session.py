@@ -20,9 +20,7 @@ from daemon.live_settings import LiveSettings
 from daemon.local_bookie import local_bookie
 from daemon.zookeeper import open_store
 from ledgers.bookie_auth import bookie_connector
-from ledgers.bulk.engine import BulkTransfers
-from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.clock import SystemClock
 from ledgers.errors import SessionLostError
 from ledgers.host_names import Connector, host_names
@@ -62,19 +60,6 @@ class Session:
         """The name of this node for other nodes and for people: the id of the local bookie, else
         the host name."""
         return self.local or socket.gethostname()
-
-    def bookie_client(self, budgets: Budgets, bulk: BulkTransfers) -> BookieClient:
-        """Return a new bookie client that resolves bookies by this session's view. The caller
-        closes it."""
-        return BookieClient(
-            resolve=self.views.resolve,
-            budgets=budgets,
-            bulk=bulk,
-            clock=self.clock,
-            rng=self.rng,
-            settings=BookieClientSettings(),
-            connector=self.connector,
-        )
 
 
 @asynccontextmanager
@@ -171,8 +156,8 @@ async def end_with_session(store: MetadataStore) -> None:
     raise SessionLostError("the ZooKeeper session has ended")
 
 
-async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTransfers) -> None:
-    """Drop what the clients know of a bookie's failures when it registers again. Runs until
+async def tell_of_returns(views: ViewSource, bookies: BookieClient) -> None:
+    """Drop what the client knows of a bookie's failures when it registers again. Runs until
     cancelled."""
     while True:
         seen, before = views.change_count, views.current
@@ -180,4 +165,3 @@ async def tell_of_returns(views: ViewSource, bookies: BookieClient, bulk: BulkTr
         for bookie in views.current.available:
             if views.current.czxid(bookie) != before.czxid(bookie):
                 bookies.bookie_returned(bookie)
-                bulk.bookie_returned(bookie)

@@ -321,7 +321,9 @@ def setting_value(settings: Settings, key: str) -> Any:
     return getattr(getattr(settings, section) if section else settings, name)
 
 
-RETIRED = frozenset({"auditor.rescan_interval_s", "checks.overdue_after_s"})
+RETIRED = frozenset(
+    {"auditor.rescan_interval_s", "checks.overdue_after_s", "replication.entry_lists"}
+)
 """Settings of earlier releases. They are read and have no effect, so that a file works after an
 upgrade as it is. CHANGELOG.md says what to use instead."""
 

@@ -218,19 +218,20 @@ class QuorumAppender:
         self._look_after()
 
     async def _replace_failed(self) -> None:
-        change = await self._ensemble.choose()
+        bookies, wanted = await self._ensemble.choose()
         self._raise_if_ended()
-        if change.replaced:
-            segment = Segment(first_entry_id=self.confirmed + 1, ensemble=change.bookies)
+        replaced = [i for i in sorted(wanted) if bookies[i] != self._ensemble.bookies[i]]
+        if replaced:
+            segment = Segment(first_entry_id=self.confirmed + 1, ensemble=bookies)
             await self._on_change(segment)
             self._raise_if_ended()
-        self._ensemble.install(change)
+        self._ensemble.install(bookies, wanted)
         if self._ensemble.is_broken:
             raise NotEnoughBookiesError(
                 "no bookie is left to take over from those that failed",
                 failures=self._ensemble.failures,
             )
-        for index in sorted(change.replaced):
+        for index in replaced:
             for entry_id in self._acks.withdraw(index):
                 self._send(entry_id, index)
 
@@ -351,10 +352,11 @@ class CurrentEnsemble:
             self._failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
 
-    async def choose(self) -> EnsembleChange:
-        """Choose replacements for failed and dead bookies, as far as there are any."""
+    async def choose(self) -> tuple[tuple[BookieId, ...], frozenset[int]]:
+        """Return a new ensemble, and the indexes of failed and dead bookies. As far as possible,
+        they have a new bookie."""
         candidates = await self._pool.writable()
-        wanted = self.dead | self._failed
+        wanted = self.dead.union(self._failed)
         excluded = self._resting().union(self.bookies)
         chosen = list(self.bookies)
         for index in sorted(wanted):
@@ -369,30 +371,20 @@ class CurrentEnsemble:
                 )
             except NotEnoughBookiesError:
                 continue
-        replaced = frozenset(i for i in wanted if chosen[i] != self.bookies[i])
-        return EnsembleChange(bookies=tuple(chosen), replaced=replaced, given_up=wanted - replaced)
+        return tuple(chosen), wanted
 
-    def install(self, change: EnsembleChange) -> None:
-        """Make the change current. Bookies that failed since ``choose`` still count as failed."""
-        self.bookies = change.bookies
-        self.dead = change.given_up
-        self._failed -= change.replaced | change.given_up
+    def install(self, bookies: tuple[BookieId, ...], wanted: frozenset[int]) -> None:
+        """Make the result of ``choose`` current. Indexes without a new bookie are dead. Bookies
+        that failed since ``choose`` still count as failed."""
+        self.dead = frozenset(i for i in wanted if bookies[i] == self.bookies[i])
+        self.bookies = bookies
+        self._failed -= wanted
 
     def _resting(self) -> frozenset[BookieId]:
         since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S
         return frozenset(
             bookie for bookie, (failed_at_s, _) in self._failures.items() if failed_at_s >= since_s
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnsembleChange:
-    """A new ensemble. ``replaced``: indexes with a new bookie. ``given_up``: indexes that keep a
-    failed one."""
-
-    bookies: tuple[BookieId, ...]
-    replaced: frozenset[int]
-    given_up: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,5 +416,5 @@ async def can_go_on_without(
     for index, bookie in enumerate(ensemble.bookies):
         if bookie in failed:
             ensemble.note_failure(index, bookie, UnavailableError("no answer"))
-    ensemble.install(await ensemble.choose())
+    ensemble.install(*await ensemble.choose())
     return not ensemble.is_broken

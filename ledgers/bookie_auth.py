@@ -80,7 +80,9 @@ class SecureConnector:
         """
         try:
             async with self._reading:
-                tls, credentials = await in_daemon_thread(self._read_files)
+                tls, credentials = await in_daemon_thread(
+                    lambda: (self._security.bookie_tls(), self._security.bookie_credentials())
+                )
         except SettingsError as error:
             raise SecureConnectionError(str(error), address=address) from error
         transport, exchange = await connect(_Exchange, address)
@@ -95,7 +97,16 @@ class SecureConnector:
             transport.abort()
             if not exchange.has_received:
                 raise
-            raise self._broken(error, address, is_established=is_established) from error
+            if isinstance(error, CorruptionError):
+                text = "the bookie violates the protocol of authentication"
+            elif self._settings.bookie_tls:
+                text = self._tls_text(error, address, is_established=is_established)
+            else:
+                text = (
+                    "the bookie closed the connection during authentication: check "
+                    "security.bookie_user, security.bookie_password_file and security.bookie_plugin"
+                )
+            raise SecureConnectionError(text, address=address) from error
         except BaseException:
             transport.abort()
             raise
@@ -103,9 +114,6 @@ class SecureConnector:
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
         return transport, protocol
-
-    def _read_files(self) -> tuple[ssl.SSLContext | None, Credentials | None]:
-        return self._security.bookie_tls(), self._security.bookie_credentials()
 
     # --- TLS -----------------------------------------------------------------------------------
 
@@ -132,42 +140,22 @@ class SecureConnector:
                 server_hostname=address.host,
                 ssl_handshake_timeout=self._reply_timeout_s,
             )
+            if secured is None:  # as uvloop and asyncio do if the connection was lost meanwhile
+                raise ConnectionResetError
         except (OSError, ssl.CertificateError) as error:
-            raise self._tls_error(error, address) from error
-        if secured is None:  # uvloop and asyncio return None if the connection was lost meanwhile
-            raise self._tls_error(ConnectionResetError(), address)
+            raise SecureConnectionError(self._tls_text(error, address), address=address) from error
         exchange.transport = secured
         return secured
 
-    def _tls_error(
+    def _tls_text(
         self, error: BaseException, address: Address, *, is_established: bool = False
-    ) -> SecureConnectionError:
-        text = tls_failure(
+    ) -> str:
+        return tls_failure(
             error,
             self._settings,
             server="the bookie",
             host=address.host,
             is_established=is_established,
-        )
-        return SecureConnectionError(text, address=address)
-
-    def _broken(
-        self, error: Exception, address: Address, *, is_established: bool
-    ) -> SecureConnectionError:
-        """Return the error of a connection that broke between or in the steps.
-
-        ``is_established``: True if TLS was established.
-        """
-        if isinstance(error, CorruptionError):
-            return SecureConnectionError(
-                "the bookie violates the protocol of authentication", address=address
-            )
-        if self._settings.bookie_tls:
-            return self._tls_error(error, address, is_established=is_established)
-        return SecureConnectionError(
-            "the bookie closed the connection during authentication: check security.bookie_user, "
-            "security.bookie_password_file and security.bookie_plugin",
-            address=address,
         )
 
     # --- Authentication ------------------------------------------------------------------------
@@ -181,9 +169,21 @@ class SecureConnector:
         Java's client: so clients can be given credentials before bookies ask for them.
         """
         if credentials is None:
-            await self._try_without_user(exchange, address)
+            # Does the bookie accept us by our certificate, or does it accept everybody?
+            reply = await self._ask(exchange, v3.Auth(plugin=NO_PLUGIN, payload=b""), address)
+            if reply.status is not Status.EOK:
+                raise AuthenticationRequiredError(
+                    "the bookie requires authentication: set security.bookie_user and "
+                    "security.bookie_password_file, or check security.certificate_file and the "
+                    "roles that the bookie allows (authorizedRoles)",
+                    address=address,
+                )
             return
-        mechanism = self._mechanism(credentials)
+        mechanism: Mechanism = (
+            Plain(credentials)
+            if self._settings.bookie_mechanism == "PLAIN"
+            else DigestMd5(credentials, service="bookkeeper", server="bookkeeper")
+        )
         token: bytes | None = mechanism.first()
         for _ in range(ROUNDS_MAX):
             assert token is not None
@@ -204,22 +204,6 @@ class SecureConnector:
             if token is None:
                 return
         raise CorruptionError("authentication does not end", address=address)
-
-    def _mechanism(self, credentials: Credentials) -> Mechanism:
-        if self._settings.bookie_mechanism == "PLAIN":
-            return Plain(credentials)
-        return DigestMd5(credentials, service="bookkeeper", server="bookkeeper")
-
-    async def _try_without_user(self, exchange: _Exchange, address: Address) -> None:
-        """Find out whether the bookie accepts us by our certificate, or accepts everybody."""
-        reply = await self._ask(exchange, v3.Auth(plugin=NO_PLUGIN, payload=b""), address)
-        if reply.status is not Status.EOK:
-            raise AuthenticationRequiredError(
-                "the bookie requires authentication: set security.bookie_user and "
-                "security.bookie_password_file, or check security.certificate_file and the roles "
-                "that the bookie allows (authorizedRoles)",
-                address=address,
-            )
 
     def _refused(self, how: str, address: Address) -> SecureConnectionError:
         return SecureConnectionError(

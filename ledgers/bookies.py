@@ -1,6 +1,6 @@
 """The interface of bookies: the requests, and the possible answers.
 
-``client`` implements ``Bookies`` for real bookies, ``memory.bookies`` for tests and simulation.
+``client`` implements ``Bookies`` for real bookies, ``tests/memory`` for tests and simulation.
 Both pass ``tests/contract/test_bookies.py``. Answers are three-valued (rule S5): present, an
 explicit "no", or unknown. Only ``NoSuchEntryError`` is a "no".
 """
@@ -162,23 +162,6 @@ class Bookies(Protocol):
         find out."""
         ...
 
-    async def read_batch(
-        self,
-        bookie: BookieId,
-        ledger_id: int,
-        first_entry_id: int,
-        *,
-        count_max: int,
-        bytes_max: int,
-    ) -> list[bytes]:
-        """Return consecutive entries from the first on: at least one, up to the first missing
-        entry.
-
-        Falls back to a single read if the bookie does not support batch reads (before 4.17). Raises
-        NoSuchEntryError if the first entry is missing.
-        """
-        ...
-
     async def add(
         self,
         bookie: BookieId,
@@ -189,20 +172,6 @@ class Bookies(Protocol):
         is_high_priority: bool = False,
     ) -> None:
         """Store a packed entry (its ids come from its bytes). Raises FencedError, ReadOnlyError."""
-        ...
-
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: int, lac: int, *, master_key: bytes, record: bytes
-    ) -> None:
-        """Store an explicit LAC record. Raises FencedError, ReadOnlyError, NoSuchEntryError."""
-        ...
-
-    async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
-        """Return the ranges of entry ids that the bookie stores. DbLedgerStorage never replies
-        (UnavailableError).
-
-        Raises NoSuchEntryError if the bookie does not know the ledger.
-        """
         ...
 
     async def room(self, bookie: BookieId) -> DiskSpace:

@@ -6,36 +6,32 @@ connection breaks, all its requests fail at that moment. A request counts as in 
 reply is received or can no longer arrive, even if its caller was cancelled, because the bookie
 still works on it.
 
-``Channel`` makes a connection when it is first needed, and again after it broke. After a failure it
-does not try again for a while, which doubles with each failure. Requests fail at once meanwhile: a
-reader asks the next bookie, and other callers repeat their request later anyway.
+``Channel`` makes a connection when it is first needed, and again after it broke, but not during the
+pause after a failure (``health``).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import cast
 
 from ledgers.bulk.limiters import ReadBudget
-from ledgers.clock import Clock
 from ledgers.codec.registration import Address
 from ledgers.errors import (
-    BookmenderError,
     CorruptionError,
     LocalLimitError,
     NameNotResolvedError,
     NoAnswerError,
     UnavailableError,
 )
+from ledgers.health import BookieHealth
 from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire.framing import FRAME_BYTES_MAX, FrameReader, frame
-from ledgers.wire.messages import Add, Codec, ListEntries, ReadBatch, Reply, Request, WriteLac
+from ledgers.wire.messages import Add, Codec, Reply, Request
 
 
 class BrokenConnectionError(UnavailableError):
@@ -60,6 +56,9 @@ class ConnectionSettings:
     read_bytes_guess: int = 64 * 1024
     """Assumed size of an entry to be read, for the read budget."""
     frame_bytes_max: int = FRAME_BYTES_MAX
+
+
+DEFAULT_SETTINGS = ConnectionSettings()
 
 
 class Connection(asyncio.Protocol):
@@ -139,50 +138,24 @@ class Connection(asyncio.Protocol):
         Raises UnavailableError (BrokenConnectionError if the connection broke), RejectedError if
         the request is too large for a frame, ValueError if this protocol has no such request.
         """
-        room, room_bytes = self._room(request)
-        await self._wait_for_room(room, room_bytes)
-        try:
-            pending = self._send(request, room, room_bytes)
-        except Exception:
-            room.release(room_bytes)
-            raise
-        return await pending.reply
-
-    async def close(self) -> None:
-        """Break the connection. Callers that wait for a reply get UnavailableError."""
-        self._break(ConnectionAbortedError("closed by us"))
-        if self._transport is not None:
-            await self._lost.wait()
-
-    # --- Limits --------------------------------------------------------------------------------
-
-    def _room(self, request: Request) -> tuple[ReadBudget, int]:
-        """Return the budget that the request needs credit of, and how many bytes."""
-        match request:
-            case Add(entry=entry):
-                return self._adds, len(entry)
-            case WriteLac(record=record):
-                return self._adds, len(record)
-            case ReadBatch(bytes_max=bytes_max):
-                return self._reads, bytes_max
-            case _:
-                return self._reads, self._settings.read_bytes_guess
-
-    async def _wait_for_room(self, room: ReadBudget, room_bytes: int) -> None:
+        if isinstance(request, Add):
+            room, room_bytes = self._adds, len(request.entry)
+        else:
+            room, room_bytes = self._reads, self._settings.read_bytes_guess
         try:
             async with asyncio.timeout(self._settings.queue_timeout_s):
                 await room.acquire(room_bytes)
         except TimeoutError as error:
             raise UnavailableError("too many requests in flight", bookie=self._bookie) from error
-
-    # --- Out -----------------------------------------------------------------------------------
-
-    def _send(self, request: Request, room: ReadBudget, room_bytes: int) -> _Pending:
-        if self._cause is not None:
-            raise self._broken_error() from self._cause
-        self._request_id += 1
-        encoded = self._codec.encode(request, self._request_id)
-        data = frame(encoded.packet, frame_bytes_max=self._settings.frame_bytes_max)
+        try:
+            if self._cause is not None:
+                raise self._broken_error() from self._cause
+            self._request_id += 1
+            encoded = self._codec.encode(request, self._request_id)
+            data = frame(encoded.packet, frame_bytes_max=self._settings.frame_bytes_max)
+        except Exception:
+            room.release(room_bytes)
+            raise
         pending = _Pending(
             key=encoded.key,
             is_key_unique=encoded.is_key_unique,
@@ -190,14 +163,20 @@ class Connection(asyncio.Protocol):
             room=room,
             room_bytes=room_bytes,
             sent_at_s=self._loop.time(),
-            may_be_ignored=isinstance(request, ListEntries),
         )
-        timeout_s = self._settings.request_timeout_s
-        pending.deadline = self._loop.call_later(timeout_s, self._expire, pending)
+        pending.deadline = self._loop.call_later(
+            self._settings.request_timeout_s, self._expire, pending
+        )
         self._pending.setdefault(pending.key, deque()).append(pending)
         assert self._transport is not None
         self._transport.write(data)
-        return pending
+        return await pending.reply
+
+    async def close(self) -> None:
+        """Break the connection. Callers that wait for a reply get UnavailableError."""
+        self._break(ConnectionAbortedError("closed by us"))
+        if self._transport is not None:
+            await self._lost.wait()
 
     def _expire(self, pending: _Pending) -> None:
         """Fail a request whose reply did not arrive in time.
@@ -213,14 +192,12 @@ class Connection(asyncio.Protocol):
 
         If replies came but none in time, the bookie is too slow, which also counts as no answer.
         """
-        is_silent = self._received_at_s < pending.sent_at_s and not pending.may_be_ignored
-        is_slow = self._answered_at_s < pending.sent_at_s and not pending.may_be_ignored
+        is_silent = self._received_at_s < pending.sent_at_s
+        is_slow = self._answered_at_s < pending.sent_at_s
         kind = NoAnswerError if is_slow else UnavailableError
         error = kind("no answer in time", bookie=self._bookie)
         pending.fail(error)
-        if pending.may_be_ignored:
-            self._forget(pending)
-        elif is_silent or not pending.is_key_unique:
+        if is_silent or not pending.is_key_unique:
             self._break(error)
         else:
             late_s = self._settings.late_reply_timeout_s
@@ -294,8 +271,6 @@ class _Pending:
     room: ReadBudget
     room_bytes: int
     sent_at_s: float
-    may_be_ignored: bool
-    """True if even a healthy bookie may not reply to this request."""
     deadline: asyncio.TimerHandle | None = None
 
     def fail(self, error: UnavailableError) -> None:
@@ -307,21 +282,8 @@ class _Pending:
 OnBroken = Callable[[Connection, Exception], None]
 
 
-BACK_OFF_FIRST_S, BACK_OFF_MAX_S = 0.1, 5.0
-"""The pause after a failed connection: the first, and the longest. Jitter shortens a pause by up to
-half."""
-
-
-def back_off_s(failure_count: int, *, jitter: float) -> float:
-    """Return the pause after this many failures in a row. 0 <= jitter < 1."""
-    assert failure_count >= 1, failure_count
-    doublings = min(failure_count - 1, 32)  # 2.0**1024 would overflow
-    pause_s = min(BACK_OFF_FIRST_S * 2.0**doublings, BACK_OFF_MAX_S)
-    return pause_s * (1 + jitter) / 2
-
-
 class Channel:
-    """At most one connection to a bookie, shared by all callers, and a record of its failures."""
+    """At most one connection to a bookie, shared by all callers."""
 
     def __init__(
         self,
@@ -329,25 +291,16 @@ class Channel:
         connect: Callable[[OnBroken], Awaitable[Connection]],
         *,
         locate: Callable[[], Address],
-        clock: Clock,
-        rng: random.Random,
+        health: BookieHealth,
     ) -> None:
         """``locate``: returns the present address of the bookie (see ``Resolve``)."""
         self._bookie, self._connect, self._locate = bookie, connect, locate
-        self._clock, self._rng = clock, rng
+        self._health = health
         # One attempt at a time. Callers that wait for it share its outcome. If the caller that
         # makes the attempt is cancelled, the attempt ends, and the next caller makes another.
         self._attempt = asyncio.Lock()
         self._connection: Connection | None = None
-        self._failure: Exception | None = None
-        self._failure_count = 0
-        self._retry_at_s = 0.0
         self._is_closed = False
-
-    @property
-    def current(self) -> Connection | None:
-        """The last connection, which may be broken; None if there was none. Makes no connection."""
-        return self._connection
 
     async def connection(self) -> Connection:
         """Return the connection, made if needed.
@@ -357,13 +310,15 @@ class Channel:
         async with self._attempt:
             await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:
-                self._check_may_connect()
+                if self._is_closed:
+                    raise UnavailableError("closed by us", bookie=self._bookie)
+                self._health.check_may_connect(self._bookie)
                 try:
                     self._connection = await self._connect(self._broke)
                 except LocalLimitError:  # says nothing about the bookie
                     raise
                 except UnavailableError as error:
-                    self._failed(error)
+                    self._health.note_failure(self._bookie, error)
                     raise
             return self._connection
 
@@ -390,27 +345,12 @@ class Channel:
         if connection is not None:
             await connection.close()
 
-    def retry_now(self) -> None:
-        """Forget past failures, because the bookie has registered again."""
-        self._failure, self._failure_count, self._retry_at_s = None, 0, 0.0
-
     async def close(self) -> None:
         """Close the connection. No other is made."""
         self._is_closed = True
         async with self._attempt:
             if self._connection is not None:
                 await self._connection.close()
-
-    def _check_may_connect(self) -> None:
-        if self._is_closed:
-            raise UnavailableError("closed by us", bookie=self._bookie)
-        if self._failure is not None and self._clock.now_s() < self._retry_at_s:
-            # The text is the same for repeated failures, because records and logs report changes.
-            raise UnavailableError(
-                f"not tried for up to {BACK_OFF_MAX_S:g} s, because the bookie was not reachable: "
-                f"{_cause_text(self._failure)}",
-                bookie=self._bookie,
-            ) from self._failure
 
     def _broke(self, connection: Connection, cause: Exception) -> None:
         """Record a broken connection. Two kinds count as a failure to connect:
@@ -419,22 +359,6 @@ class Channel:
         - The bookie stopped replying. It may accept the next connection and not reply there either.
         """
         if connection.has_answered:
-            self.retry_now()
+            self._health.note_connected(self._bookie)
         if not connection.has_answered or isinstance(cause, NoAnswerError):
-            self._failed(cause)
-
-    def _failed(self, cause: Exception) -> None:
-        self._failure = cause
-        self._failure_count += 1
-        pause_s = back_off_s(self._failure_count, jitter=self._rng.random())
-        self._retry_at_s = self._clock.now_s() + pause_s
-
-
-def _cause_text(failure: BaseException) -> str:
-    """Return the failure and its causes as text, without ids, which the caller adds."""
-    if isinstance(failure, OSError) and failure.errno:
-        told = os.strerror(failure.errno).lower()
-    else:
-        text = str(failure.args[0]) if isinstance(failure, BookmenderError) else str(failure)
-        told = text or type(failure).__name__
-    return f"{told}: {_cause_text(failure.__cause__)}" if failure.__cause__ else told
+            self._health.note_failure(self._bookie, cause)

@@ -102,13 +102,9 @@ class EntryDigest:
         header = HEADER.pack(ledger_id, entry_id, lac, length)
         return b"".join((header, self._compute(header, payload), payload))
 
-    def pack_lac_record(self, *, ledger_id: int, lac: int) -> bytes:
-        """Return an explicit LAC record: 16 bytes, followed by their digest."""
-        body = struct.pack(">qq", ledger_id, lac)
-        return body + self._compute(body, b"")
-
     def lac_of_record(self, record: bytes, *, ledger_id: int) -> int:
-        """Return the LAC of an explicit LAC record. Raises DigestMismatchError."""
+        """Return the LAC of an explicit LAC record, which is 16 bytes and their digest. Raises
+        DigestMismatchError."""
         if len(record) == 16 + self.size and self._compute(record[:16], b"") == record[16:]:
             found_ledger_id, lac = struct.unpack_from(">qq", record)
             if found_ledger_id == ledger_id:

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
 
@@ -138,17 +138,6 @@ class EndFinder:
         entries of the last segment are first copied to their write sets, because one bookie may
         hold the only copy.
         """
-        tail, results = await self._fence()
-        if tail is None:
-            raise_if_denied(results)
-            raise await self._unproven(results)
-        end = await self._end_after(tail)
-        self._log_entries_beyond(end.last_entry_id)
-        return end
-
-    async def _fence(self) -> tuple[Tail | None, Results[Tail]]:
-        """Fence every bookie of the last ensemble. Returns None as tail if the fenced bookies do
-        not cover it."""
         ensemble = self._metadata.last_segment.ensemble
         tail, results = await ask(
             ensemble,
@@ -164,30 +153,43 @@ class EndFinder:
         )
         self._answers = {bookie: result.answer for bookie, result in results.items()}
         self._counted |= fenced_bookies(results, self._distrusted)
-        return tail, results
+        if tail is None:  # the fenced bookies do not cover the ensemble
+            raise_if_denied(results)
+            raise await self._unproven(results)
+        last_entry_id, length = await self._write_back(tail.lac)
+        if length is None:
+            length = await self._length_at(last_entry_id, otherwise=tail.length)
+        # If the ensemble is larger than the write quorum, a dead writer may leave entries beyond
+        # the end. Otherwise they mean that bookies lost acknowledged entries.
+        beyond = {bookie: last for bookie, last in self._shown.items() if last > last_entry_id}
+        if beyond:
+            log.warning(
+                "recovery.entries_excluded",
+                ledger_id=self._ledger_id,
+                last_entry_id=last_entry_id,
+                shown=beyond,
+                reason=f"no bookie returned entry {last_entry_id + 1}, and enough of them answered "
+                "no",
+            )
+        given_up = self._given_up
+        if given_up is not None and given_up.first_entry_id != last_entry_id + 1:
+            given_up = None  # reads ran ahead, and it lies beyond the end
+        return RecoveredEnd(
+            last_entry_id=last_entry_id,
+            length=length,
+            members=ensemble,
+            trusted=frozenset(self._counted),
+            segments=tuple(self._changed.values()),
+            given_up=given_up
+            if given_up and given_up.first_entry_id == last_entry_id + 1
+            else None,
+        )
 
     @property
     def _distrusted(self) -> frozenset[BookieId]:
         """Bookies whose "no" proves nothing. A latecomer leaves this set once it proves that it
         lost nothing."""
         return self._unregistered | self._may_have_lost
-
-    async def _end_after(self, tail: Tail) -> RecoveredEnd:
-        last_entry_id, length = await self._write_back(tail.lac)
-        if length is None:
-            length = await self._length_at(last_entry_id, otherwise=tail.length)
-        return RecoveredEnd(
-            last_entry_id=last_entry_id,
-            length=length,
-            members=self._metadata.last_segment.ensemble,
-            trusted=frozenset(self._counted),
-            segments=tuple(self._changed.values()),
-            given_up=self._given_up_after(last_entry_id),
-        )
-
-    def _given_up_after(self, last_entry_id: int) -> GivenUp | None:
-        found = self._given_up
-        return found if found is not None and found.first_entry_id == last_entry_id + 1 else None
 
     async def _unproven(self, results: Results[Tail]) -> UnavailableError:
         """Rescue the remaining entries of the last segment, then return the error to raise."""
@@ -245,18 +247,13 @@ class EndFinder:
         self._last_seen = max(self._last_seen, EntryHeader.of(entry).entry_id)
         header = self._digest.check(entry, ledger_id=self._ledger_id, entry_id=LAST_ENTRY)
         self._shown[bookie] = header.entry_id
-        if bookie in self._latecomers and await self._has_lost_nothing(bookie):
-            self._may_have_lost.discard(bookie)
+        if bookie in self._latecomers:
+            # A latecomer that still has its first entry of the last segment was not wiped since it
+            # joined.
+            with suppress(BookmenderError):
+                await self._read_fencing(bookie, entry_id=first_entry_of(self._metadata, bookie))
+                self._may_have_lost.discard(bookie)
         return Tail(lac=header.lac, length=header.length)
-
-    async def _has_lost_nothing(self, bookie: BookieId) -> bool:
-        """Return True if a latecomer still has its first entry of the last segment, so it was not
-        wiped since it joined."""
-        try:
-            await self._read_fencing(bookie, entry_id=first_entry_of(self._metadata, bookie))
-        except BookmenderError:
-            return False
-        return True
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
         """Add every entry after the LAC again. Returns the id of the last one, and the length up to
@@ -427,23 +424,6 @@ class EndFinder:
         self._digest.check(entry, ledger_id=self._ledger_id, entry_id=entry_id)
         return entry
 
-    def _log_entries_beyond(self, last_entry_id: int) -> None:
-        """Log the entries beyond the end that some bookie returned.
-
-        If the ensemble is larger than the write quorum, a dead writer may leave such entries.
-        Otherwise they mean that bookies lost acknowledged entries.
-        """
-        beyond = {bookie: last for bookie, last in self._shown.items() if last > last_entry_id}
-        if beyond:
-            log.warning(
-                "recovery.entries_excluded",
-                ledger_id=self._ledger_id,
-                last_entry_id=last_entry_id,
-                shown=beyond,
-                reason=f"no bookie returned entry {last_entry_id + 1}, and enough of them answered "
-                "no",
-            )
-
     async def _note_change(self, segment: Segment) -> None:
         self._changed[segment.first_entry_id] = segment
 
@@ -569,13 +549,7 @@ class Rescue:
         return entry
 
     def _is_withheld(self, bookie: BookieId, entry_id: int) -> bool:
-        segment = self._metadata.last_segment
-        return bookie in self._withheld and entry_id == first_of(
-            segment.ensemble.index(bookie),
-            segment.first_entry_id,
-            ensemble_size=self._metadata.ensemble_size,
-            write_quorum=self._metadata.write_quorum,
-        )
+        return bookie in self._withheld and entry_id == first_entry_of(self._metadata, bookie)
 
     async def _try_add(self, bookie: BookieId, entry: bytes) -> None:
         if bookie in self._unregistered:

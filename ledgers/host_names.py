@@ -17,13 +17,13 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from ledgers.codec.registration import Address
 from ledgers.errors import LocalLimitError, NameNotResolvedError
+from ledgers.tasks import in_daemon_thread
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 Lookup = Callable[[str], Sequence[str]]
@@ -49,7 +49,7 @@ class _Name:
     retry_at_s: float = 0.0
     limit: LocalLimitError | None = None
     """Why the last lookup asked nobody."""
-    lookup: "asyncio.Future[None] | None" = None
+    lookup: "asyncio.Task[None] | None" = None
 
 
 def system_lookup(host: str) -> Sequence[str]:
@@ -64,96 +64,58 @@ class HostNames:
     def __init__(self, lookup: Lookup = system_lookup) -> None:
         self._lookup = lookup
         self._names: dict[str, _Name] = {}
-        self._waiting: list[tuple[str, _Name]] = []
-        self._running = {False: 0, True: 0}
-        """Number of running lookups: of names whose last lookup succeeded (False) or failed (True).
-        """
+        self._threads = asyncio.Semaphore(THREADS)
+        self._failed_name_threads = asyncio.Semaphore(FAILED_NAME_THREADS)
 
     async def addresses(self, host: str) -> Sequence[str]:
         """Return the numeric addresses of a host. Raises NameNotResolvedError, LocalLimitError."""
         if (numeric := _numeric(host)) is not None:
             return [numeric]
         name = self._names.setdefault(host, _Name())
-        now_s = asyncio.get_running_loop().time()
         if name.addresses:
-            if now_s - name.resolved_at_s >= REFRESH_S:
-                self._look_up(host, name)
+            if asyncio.get_running_loop().time() - name.resolved_at_s >= REFRESH_S:
+                self.refresh(host)
             return name.addresses
-        if name.lookup is None and now_s < name.retry_at_s:
-            raise NameNotResolvedError("host name does not resolve", host=host)
-        await asyncio.wait([self._look_up(host, name)], timeout=LOOKUP_WAIT_S)
-        if not name.addresses:
-            if name.limit is not None:
-                raise LocalLimitError(str(name.limit), host=host)
-            raise NameNotResolvedError("host name does not resolve", host=host)
-        return name.addresses
+        self.refresh(host)
+        if name.lookup is not None:
+            await asyncio.wait([name.lookup], timeout=LOOKUP_WAIT_S)
+        if name.addresses:
+            return name.addresses
+        if name.limit is not None:
+            raise LocalLimitError(str(name.limit), host=host)
+        raise NameNotResolvedError("host name does not resolve", host=host)
 
     def refresh(self, host: str) -> None:
-        """Look the host up again, because no connection could be made and its addresses may have
-        changed."""
-        name = self._names.get(host)
-        if name is not None and name.addresses:
-            self._look_up(host, name)
+        """Start to look the host up, unless a lookup runs, or the last one failed a short time ago.
 
-    def _look_up(self, host: str, name: _Name) -> "asyncio.Future[None]":
-        """Start a lookup, unless one is running. Returns the future of its end, which callers
-        share."""
-        loop = asyncio.get_running_loop()
-        if name.lookup is None:
-            if loop.time() < name.retry_at_s:  # only a refresh, which can wait
-                done: asyncio.Future[None] = loop.create_future()
-                done.set_result(None)
-                return done
-            name.lookup = loop.create_future()
-            self._waiting.append((host, name))
-            self._start_threads(loop)
-        return name.lookup
+        Call it when no connection could be made, because the addresses may have changed.
+        """
+        loop, name = asyncio.get_running_loop(), self._names.get(host)
+        if name is not None and name.lookup is None and loop.time() >= name.retry_at_s:
+            # No TaskGroup lives as long as a lookup. Callers share the task; it ends by itself.
+            name.lookup = loop.create_task(self._look_up(host, name), name=f"look up {host}")
 
-    def _start_threads(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start waiting lookups, as many as there are threads for."""
-        for host, name in list(self._waiting):
-            has_failed = name.failures > 0
-            if self._running[has_failed] >= (FAILED_NAME_THREADS if has_failed else THREADS):
-                continue
-            self._waiting.remove((host, name))
-            self._running[has_failed] += 1
-
-            def work(host: str = host, name: _Name = name, has_failed: bool = has_failed) -> None:
-                found, limit = [], None
-                try:
-                    found = list(self._lookup(host))
-                except (OSError, ValueError):  # ValueError: a name that cannot be encoded
-                    limit = LocalLimitError.now()
-                with suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(self._note, name, found, has_failed, limit)
-
-            try:
-                # daemon: a lookup that hangs must not keep the process alive.
-                threading.Thread(target=work, name=f"lookup {host}", daemon=True).start()
-            except RuntimeError as error:
-                loop.call_soon(self._note, name, [], has_failed, LocalLimitError.of(error))
-
-    def _note(
-        self,
-        name: _Name,
-        found: Sequence[str],
-        had_failed: bool,
-        limit: LocalLimitError | None,
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        self._running[had_failed] -= 1
-        name.limit = limit
+    async def _look_up(self, host: str, name: _Name) -> None:
+        found: Sequence[str] = ()
+        try:
+            async with self._failed_name_threads if name.failures else self._threads:
+                # A daemon thread: a lookup that hangs must not keep the process alive.
+                found = await in_daemon_thread(lambda: self._lookup(host))
+            name.limit = None
+        except LocalLimitError as error:
+            name.limit = error
+        except (OSError, ValueError):  # ValueError: a name that cannot be encoded
+            name.limit = LocalLimitError.now()
+        finally:
+            name.lookup = None
+        now_s = asyncio.get_running_loop().time()
         if found:
-            name.addresses, name.resolved_at_s = found, loop.time()
+            name.addresses, name.resolved_at_s = found, now_s
             name.failures, name.retry_at_s = 0, 0.0
-        elif limit is None:
+        elif name.limit is None:
             name.failures += 1
             wait_s = FAILED_WAIT_MIN_S * 2 ** min(name.failures - 1, 10)
-            name.retry_at_s = loop.time() + min(wait_s, FAILED_WAIT_MAX_S)
-        lookup, name.lookup = name.lookup, None
-        if lookup is not None and not lookup.done():
-            lookup.set_result(None)
-        self._start_threads(loop)
+            name.retry_at_s = now_s + min(wait_s, FAILED_WAIT_MAX_S)
 
 
 _of_loops: "WeakKeyDictionary[asyncio.AbstractEventLoop, HostNames]" = WeakKeyDictionary()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -245,30 +245,13 @@ async def create_ledger(
 
     Raises NotEnoughBookiesError. Raises NodeExistsError if the given id is in use.
     """
-    metadata = await _metadata(options, pool=pool, clock=clock, random=random)
-    for _ in range(TRIES_MAX):
-        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
-        try:
-            return await manager.create(candidate_id, metadata)
-        except (NodeExistsError, UnknownOutcomeError) as error:
-            ours = await _ours(candidate_id, metadata, manager)
-            if ours is not None:
-                return ours
-            if ledger_id is not None and isinstance(error, NodeExistsError):
-                raise
-    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
-
-
-async def _metadata(
-    options: LedgerOptions, *, pool: BookiePool, clock: Clock, random: Random
-) -> LedgerMetadata:
     ensemble = pool.placement.choose_ensemble(
         await pool.writable(),
         options.ensemble_size,
         write_quorum=options.write_quorum,
         ack_quorum=options.ack_quorum,
     )
-    return LedgerMetadata(
+    metadata = LedgerMetadata(
         metadata_version=options.metadata_version,
         ensemble_size=options.ensemble_size,
         write_quorum=options.write_quorum,
@@ -280,19 +263,20 @@ async def _metadata(
         custom=options.custom,
         segments=(Segment(first_entry_id=0, ensemble=ensemble),),
     )
-
-
-async def _ours(
-    ledger_id: int, metadata: LedgerMetadata, manager: LedgerManager
-) -> VersionedMetadata | None:
-    """Return the ledger if our own create made it and only the reply was lost; else None."""
-    if metadata.c_token is None:
-        return None
-    try:
-        found = await manager.read(ledger_id)
-    except NoSuchLedgerError:
-        return None
-    return found if found.metadata.c_token == metadata.c_token else None
+    for _ in range(TRIES_MAX):
+        candidate_id = await manager.new_ledger_id() if ledger_id is None else ledger_id
+        try:
+            return await manager.create(candidate_id, metadata)
+        except (NodeExistsError, UnknownOutcomeError) as error:
+            # Our own create may have made it, if only the reply was lost.
+            if metadata.c_token is not None:
+                with suppress(NoSuchLedgerError):
+                    found = await manager.read(candidate_id)
+                    if found.metadata.c_token == metadata.c_token:
+                        return found
+            if ledger_id is not None and isinstance(error, NodeExistsError):
+                raise
+    raise UnavailableError("no free ledger id was found", attempts=TRIES_MAX)
 
 
 def changed_by_writer(

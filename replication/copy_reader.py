@@ -16,17 +16,10 @@ The callers differ in how certain an answer must be, and in what they judge:
 Every registered bookie is asked for the first and the last entry that it stores of each fragment,
 and for a share of the entries between them, as set. All entries are asked for if one of these is
 missing, or if the bookie is a suspect; for example, its cookie is newer than the ledger (rule S6).
-
-``EntryLists`` asks bookies for the list of the entries that they store: one request instead of many
-reads. A list proves nothing about the content of entries, so what is missing is read, and so are
-the first and last entries of the rest. A bookie 4.18.0 with little memory for its index may hang on
-such a request, and DbLedgerStorage never answers it. So a bookie that did not answer is not asked
-again for a while.
 """
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import random
 from collections import Counter
@@ -41,7 +34,6 @@ from msgspec import Struct
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
-from ledgers.errors import BookmenderError, NoSuchEntryError
 from ledgers.model import BookieId, Fragment, StripedEntries
 from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
 
@@ -559,71 +551,3 @@ def judge(
                 )
             )
     return tuple(findings)
-
-
-# --- Entry lists ----------------------------------------------------------------------------------
-
-
-UNANSWERED_PAUSE_S = 3_600.0
-"""Time during which a bookie that did not answer is not asked for a list again."""
-
-
-class EntryLists:
-    """Asks bookies for their lists of entries. One for each worker, so that an unresponsive bookie
-    costs one timeout."""
-
-    def __init__(self, bookies: Bookies, clock: Clock) -> None:
-        self._bookies = bookies
-        self._clock = clock
-        self._not_asked_until_s: dict[BookieId, float] = {}
-
-    async def lacking(
-        self, fragments: Sequence[Fragment], asked: Collection[BookieId]
-    ) -> frozenset[BookieId]:
-        """Return the bookies whose list lacks entries that they should have."""
-        complete = await self.are_complete(fragments, asked)
-        return frozenset(bookie for bookie, is_complete in complete.items() if not is_complete)
-
-    async def are_complete(
-        self, fragments: Sequence[Fragment], asked: Collection[BookieId]
-    ) -> dict[BookieId, bool]:
-        """Return for each bookie that gave a list whether its list is complete."""
-        now_s = self._clock.now_s()
-        members = sorted({bookie for f in fragments for bookie in f.ensemble} & set(asked))
-        ready = [b for b in members if self._not_asked_until_s.get(b, now_s) <= now_s]
-        lacks = await asyncio.gather(*(self._lacks(fragments, bookie) for bookie in ready))
-        told = zip(ready, lacks, strict=True)
-        return {b: not is_lacking for b, is_lacking in told if is_lacking is not None}
-
-    async def _lacks(self, fragments: Sequence[Fragment], bookie: BookieId) -> bool | None:
-        """Return whether the bookie's list lacks entries; None if it gave no list."""
-        try:
-            listed = await self._bookies.list_entries(bookie, fragments[0].ledger_id)
-        except NoSuchEntryError:
-            return lacks(fragments, bookie, ())
-        except BookmenderError:
-            self._not_asked_until_s[bookie] = self._clock.now_s() + UNANSWERED_PAUSE_S
-            return None
-        return lacks(fragments, bookie, listed)
-
-
-def lacks(fragments: Sequence[Fragment], bookie: BookieId, listed: Sequence[range]) -> bool:
-    """Return True if the ascending runs lack an entry that the bookie should have."""
-    gaps = _gaps(listed)
-    return any(
-        fragment.entries_of(index).between(first, last)
-        for fragment in fragments
-        for index, member in enumerate(fragment.ensemble)
-        if member == bookie
-        for first, last in gaps
-    )
-
-
-def _gaps(listed: Sequence[range]) -> list[tuple[int, int]]:
-    """Return the first and last id, inclusive, of each gap before, between and after the runs."""
-    starts = [0, *(run.stop for run in listed)]
-    stops = [*(run.start for run in listed), _BEYOND_ALL]
-    return [(start, stop - 1) for start, stop in zip(starts, stops, strict=True) if start < stop]
-
-
-_BEYOND_ALL = 1 << 62

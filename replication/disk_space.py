@@ -17,7 +17,7 @@ import structlog
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.clock import Clock
 from ledgers.errors import BookmenderError, SecureConnectionError
-from ledgers.health import Quarantine
+from ledgers.health import BookieHealth
 from ledgers.model import BookieId
 from replication.cluster import ViewSource
 
@@ -59,7 +59,7 @@ def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
 class DiskSpaceSource:
     """The disk space that the bookies reported last, kept up to date by ``run``.
 
-    ``quarantine``: receives bookies that require authentication.
+    ``health``: receives bookies that require authentication.
     """
 
     bookies: Bookies
@@ -67,7 +67,7 @@ class DiskSpaceSource:
     floor_share: float
     clock: Clock
     rng: random.Random
-    quarantine: Quarantine | None = None
+    health: BookieHealth | None = None
     disk_spaces: dict[BookieId, DiskSpace] = field(default_factory=dict, init=False)
     _told_at_s: dict[BookieId, float] = field(default_factory=dict, init=False)
     _landed_bytes: Counter[BookieId] = field(default_factory=Counter, init=False)
@@ -129,9 +129,8 @@ class DiskSpaceSource:
             except SecureConnectionError as error:
                 # A bookie that requires authentication only closes connections over V2; this V3
                 # request shows the reason.
-                reason = str(error.args[0])
-                if self.quarantine is not None and self.quarantine.note_silence(bookie, reason):
-                    log.warning("bookie.quarantined", bookie=bookie, reason=reason)
+                if self.health is not None:
+                    self.health.note_silence(bookie, str(error.args[0]))
             except BookmenderError as error:  # busy, absent or too old; it is asked again later
                 log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
         space, near_share = self.disk_spaces.get(bookie), NEAR_FACTOR * self.floor_share

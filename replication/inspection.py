@@ -41,7 +41,6 @@ from replication.cluster import ClusterView
 from replication.copy_reader import (
     GAVE_ALL,
     CopyFinding,
-    EntryLists,
     ReadPlan,
     Verdict,
     inspect_copies,
@@ -126,16 +125,14 @@ class Inspector:
         rng: random.Random,
         fallback_digest: EntryDigest,
         checked_share: float = 0.0,
-        entry_lists: bool = False,
     ) -> None:
-        """``checked_share``, ``entry_lists``: see ``ReplicationSettings``."""
+        """``checked_share``: see ``ReplicationSettings``."""
         self._manager = manager
         self._bookies = bookies
         self._clock = clock
         self._rng = rng
         self._fallback_digest = fallback_digest
         self._checked_share = checked_share
-        self._lists = EntryLists(bookies, clock) if entry_lists else None
 
     async def inspect(
         self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
@@ -169,8 +166,7 @@ class Inspector:
         """Return what an inspection will find if every registered bookie has its copies, and the
         reads that prove it. Asks no bookie. None if the ledger is open or not small."""
         metadata = versioned.metadata
-        is_small = metadata.is_closed and metadata.last_entry_id < SMALL_ENTRIES
-        if not is_small or self._lists is not None:
+        if not metadata.is_closed or metadata.last_entry_id >= SMALL_ENTRIES:
             return None
         try:
             digest = ledger_digest(metadata, self._fallback_digest)
@@ -301,15 +297,12 @@ class Inspector:
         view: ClusterView,
         suspects: Collection[BookieId],
     ) -> Inspection:
-        suspects = self._suspects(versioned, view, suspects)
-        if self._lists is not None:
-            suspects |= await self._lists.lacking(judged, view.checked - suspects)
         findings = await inspect_copies(
             judged,
             bookies=self._bookies,
             digest=digest,
             available=view.checked,
-            suspects=suspects,
+            suspects=self._suspects(versioned, view, suspects),
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
             share=self._checked_share,
             rng=self._rng,

@@ -45,10 +45,6 @@ class ReplicationSettings:
     DbLedgerStorage loses after it deleted the same ledger are not noticed."""
     checked_share: float = 0.0
     """The share of a copy's entries that a repair reads besides the first and the last. 1: all."""
-    entry_lists: bool = False
-    """True: ask bookies for lists of their entries. That is cheap on most bookies, but a bookie
-    4.18.0 with little memory for its index may hang. Without an answer, entries are read.
-    """
     reads_in_flight_per_bookie: int = READS_IN_FLIGHT_CEILING
     """Maximum number of reads in flight of this process at one bookie (rule S10). A bookie 4.18.0
     stops for good beyond 10,000 from all clients together, so all nodes together keep to 2,000."""

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from ledgers.clock import Clock
-from ledgers.health import Quarantine, Shut
+from ledgers.health import BookieHealth, Shut
 from ledgers.model import BookieId, Fragment, LedgerMetadata
 from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
 from replication.cluster import ClusterView, anywhere
@@ -126,7 +126,7 @@ class TargetSelector:
         is_local_only: bool = False,
         disk_spaces: DiskSpaces | None = None,
         rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
-        quarantine: Quarantine | None = None,
+        health: BookieHealth | None = None,
         allowed: Allowed = anywhere,
     ) -> None:
         """``local``: the bookie of this host. ``is_local_only``: it is the only target (``target =
@@ -138,7 +138,7 @@ class TargetSelector:
         self._is_local_only = is_local_only
         self._disk_spaces = disk_spaces
         self._rack = rack
-        self._quarantine = quarantine or Quarantine(clock, life=lambda bookie: 0)
+        self._health = health or BookieHealth(clock)
         self._load_bytes: dict[BookieId, int] = {}
         self._view: ClusterView | None = None
         self._sorted_at_s = 0.0
@@ -162,7 +162,7 @@ class TargetSelector:
         """
         self._sort(view)
         candidates, barred = self._candidates, self._barred
-        quarantined = self._quarantine.shut()
+        quarantined = self._health.shut()
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if refused or quarantined or allowed is not None:
             outside = () if allowed is None else candidates.keys() - allowed
@@ -187,7 +187,7 @@ class TargetSelector:
     ) -> list[Candidate]:
         """Return the bookies that may join the ensemble of a ledger under recovery. The setting
         ``target`` does not restrict them."""
-        able = view.receiving - self._quarantine.shut().keys()
+        able = view.receiving - self._health.shut().keys()
         allowed = None if metadata is None else self._allowed(metadata, view.writable)
         if allowed is not None:
             able &= allowed

@@ -50,7 +50,6 @@ from ledgers.placement.pulsar import (
 from ledgers.secret import Secret
 from ledgers.wire import v2, v3
 from ledgers.wire.framing import FrameReader, frame
-from ledgers.wire.messages import decode_availability
 from ledgers.wire.sasl import Credentials, DigestMd5
 from replication import znodes
 from replication.ledger_record import WaitingNote
@@ -161,10 +160,9 @@ DECODERS = {
         (UnauthorizedError,),
     ),
     "frames": Decoder(drained, frame(b"packet") * 2),
-    "V2 reply": Decoder(v2.decode, bytes.fromhex("02020000" + "00" * 20) + b"entry"),
+    "V2 reply": Decoder(v2.decode, bytes.fromhex("02010000" + "00" * 20)),
     "V3 reply": Decoder(v3.decode, bytes.fromhex("0a0608031002180110001800")),
     "V3 handshake": Decoder(v3.decode_handshake, bytes.fromhex("0a06080310091801100018002000")),
-    "list of entries": Decoder(decode_availability, bytes(64)),
     "entry header": Decoder(EntryHeader.of, bytes(32), (DigestMismatchError,)),
     "checkpoint": Decoder(
         lambda data: CheckpointDecoder().decode(data),

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 import uvloop
@@ -16,25 +15,24 @@ import uvloop
 from daemon import node
 from daemon.logs import LogThread
 from ledgers.bookie_auth import SecureConnector
-from ledgers.bookies import Bookies
-from ledgers.client import BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.codec.registration import Address
 from ledgers.errors import JournalError, LocalLimitError
-from ledgers.health import WAIT_MIN_S, Quarantine, QuarantiningBookies
+from ledgers.health import WAIT_MIN_S, AnsweringBookies, BookieHealth
 from ledgers.host_names import HostNames, connect
 from ledgers.security import Security, SecuritySettings
 from ledgers.zookeeper.kazoo_session import KazooSession
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.journal import JournalRecord, MetadataJournal
 from tests.ledgers.bulk_cases import LEDGER_ID, scene
-from tests.ledgers.client_cases import ManualClock, NoBulk, client_of
+from tests.ledgers.client_cases import ManualClock, answer, client_of
+from tests.ledgers.scripted_bookie import scripted_bookie
 
 
 def no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-V2 = BookieClientSettings(protocol="v2")
 NOWHERE = Address(host="127.0.0.1", port=1)
 
 
@@ -61,19 +59,23 @@ def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
 
 def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.Runner) -> None:
     async def run() -> None:
-        quarantine = Quarantine(ManualClock(), lambda bookie: 1)
-        async with scene() as bulk, client_of(settings=V2, bulk=cast(NoBulk, bulk.bulk)) as client:
-            bookies = QuarantiningBookies(client, quarantine)
+        quarantine = BookieHealth(ManualClock(), lambda bookie: 1)
+        async with (
+            scene() as bulk,
+            scripted_bookie(answer) as asked,
+            client_of(bulk=bulk.bulk) as client,
+        ):
+            bookies = AnsweringBookies(client, quarantine)
             bulk.fill(range(4))
             with no_files():
                 with pytest.raises(LocalLimitError, match="LimitNOFILE"):
-                    await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
+                    await bookies.read(asked.id, LEDGER_ID, 0)
                 failed = await bookies.transfer(bulk.halves(4))
 
             assert isinstance(failed.target_error, LocalLimitError)
             assert not failed.unresponsive
-            assert quarantine.is_empty
-            assert await bookies.read(bulk.a.bookie_id, LEDGER_ID, 0)
+            assert not quarantine._stays
+            assert await bookies.read(asked.id, LEDGER_ID, 0)
             assert not (await bookies.transfer(bulk.halves(4))).failures
 
     runner.run(run())
@@ -83,9 +85,9 @@ def test_no_bookie_is_quarantined_and_none_must_wait_afterwards(runner: asyncio.
 def test_no_quarantine_becomes_longer(runner: asyncio.Runner, is_written: bool) -> None:
     async def run() -> None:
         clock = ManualClock()
-        quarantine = Quarantine(clock, lambda bookie: 1)
+        quarantine = BookieHealth(clock, lambda bookie: 1)
         async with scene() as bulk:
-            bookies = QuarantiningBookies(cast(Bookies, bulk.bulk), quarantine)
+            bookies = AnsweringBookies(BookieClient(bulk.bulk), quarantine)
             bulk.fill(range(4))
             transfer = bulk.halves(4) if is_written else bulk.halves(4, target=None)
             for bookie in (bulk.a, bulk.b, *[bulk.target] * is_written):
@@ -96,7 +98,7 @@ def test_no_quarantine_becomes_longer(runner: asyncio.Runner, is_written: bool) 
 
             assert not quarantine.shut()
             assert not (await bookies.transfer(transfer)).failures
-            assert quarantine.is_empty
+            assert not quarantine._stays
 
     runner.run(run())
 

@@ -11,7 +11,6 @@ reported.
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,7 +26,7 @@ from auditor.fsck.verdicts import Evidence, Finding, Grade, LedgerVerdict
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.clock import Clock, SystemClock
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import (
@@ -37,7 +36,7 @@ from ledgers.errors import (
     SettingsError,
     UnauthorizedError,
 )
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.host_names import host_names
 from ledgers.manager import LedgerManager, find_cluster
 from ledgers.registration import Registration
@@ -235,19 +234,15 @@ async def open_executor(options: FsckOptions, pace: Pace) -> AsyncIterator[Execu
         budgets = Budgets(reads_in_flight_max=options.reads_in_flight_per_bookie)
         connector = bookie_connector(options.security)
         bulk = BulkTransfers(
-            budgets, resolve=views.resolve, limits_check_rate=True, connector=connector
-        )
-        client = BookieClient(
+            budgets,
             resolve=views.resolve,
-            budgets=budgets,
-            bulk=bulk,
-            clock=clock,
-            rng=random.Random(),
-            settings=BookieClientSettings(),
+            limits_check_rate=True,
             connector=connector,
+            health=BookieHealth(clock, views.life),
         )
+        client = BookieClient(bulk)
         stack.push_async_callback(client.close)
-        bookies = QuarantiningBookies(client, Quarantine(clock, views.life))
+        bookies = AnsweringBookies(client, bulk.health)
         limits = ProcessLimits(budgets, bulk)
         scope = await stack.enter_async_context(task_scope())
         scope.start(views.run())

@@ -51,13 +51,12 @@ from ledgers.fencing import first_entry_of, latecomers
 from ledgers.manager import VersionedMetadata
 from ledgers.mixing import mix64
 from ledgers.model import BookieId, DigestType, Fragment, LedgerState, known_fragments
-from ledgers.placement import Adherence, RuledPlacement
+from ledgers.placement import Adherence, PlacementPolicy
 from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_digest
 from ledgers.tasks import read_ahead
 from replication.cluster import ClusterView, ViewSource
 from replication.copy_reader import (
     CopyReader,
-    EntryLists,
     ReadFailures,
     ReadPlan,
     Retries,
@@ -84,12 +83,11 @@ class LedgerInspector:
     ) -> None:
         self.options, self.bookies, self.views, self.clock = options, bookies, views, clock
         self.retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
-        self.lists = EntryLists(bookies, clock) if options.entry_lists else None
         self.fallback = EntryDigest(
             DigestType[options.default_digest_type], options.default_password.reveal().encode()
         )
         self.policy = (
-            RuledPlacement(options.rule, random.Random(), locate=options.racks.get)
+            PlacementPolicy(options.rule, random.Random(), locate=options.racks.get)
             if options.rule is not None
             else None
         )
@@ -326,18 +324,14 @@ class _Inspection:
         in the ledger."""
         level = self._options.level
         known: Mapping[int, dict[BookieId, ReadFailures]] = {}
-        lacking_by_list: Collection[BookieId] = ()
         if level in (Level.ENDS, Level.SAMPLE):  # the ends of all fragments at once
             some = list(fragments.values())
-            if self._inspector.lists is not None and some:
-                lacking_by_list = await self._inspector.lists.lacking(some, self._available)
             ends = plan_reads(some, available=self._available, suspects=())
             failures = (await self._reader.read(ends)).failures
             known = {n: _within(fragment, failures) for n, fragment in fragments.items()}
         for position, fragment in fragments.items():
             found = known.get(position, {})
             asked = set(fragment.ensemble) if level is Level.FULL else set()
-            asked |= {bookie for bookie in fragment.ensemble if bookie in lacking_by_list}
             asked |= {bookie for bookie, failed in found.items() if failed.has_bad}
             if level is Level.SAMPLE:
                 asked |= await self._read_sample(fragment, asked, found)

@@ -58,9 +58,6 @@ class FsckOptions:
     """Ledgers to read completely at level ``sample``."""
     seed: int = 0
     """Seed of the sample. The same seed reads the same entries."""
-    entry_lists: bool = False
-    """True to ask bookies for lists of their entries first (see
-    ``replication.copy_reader``)."""
     reads_per_s: int = 0
     """Entries that all executors together may read per second. 0: no limit."""
     bytes_per_s: int = 0

@@ -7,7 +7,6 @@ import asyncio
 import difflib
 import enum
 import os
-import random
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from daemon.settings import Settings, load_settings
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.client import open_bookies
-from ledgers.clock import Clock, SystemClock
+from ledgers.clock import Clock
 from ledgers.codec.registration import parse_address, parse_bookie_id
 from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
 from ledgers.model import BookieId
@@ -337,11 +336,7 @@ async def ask_each(
     slots = asyncio.Semaphore(BOOKIES_AT_ONCE)
     answers: dict[BookieId, T | BookmenderError] = {}
     async with open_bookies(
-        view.locate,
-        clock=SystemClock(),
-        rng=random.Random(),
-        reads_in_flight_max=1,
-        connector=bookie_connector(security),
+        view.locate, reads_in_flight_max=1, connector=bookie_connector(security)
     ) as client:
 
         async def ask_one(bookie: BookieId) -> None:

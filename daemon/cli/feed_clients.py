@@ -7,7 +7,6 @@ the first of them is. Nothing here fences a client.
 from __future__ import annotations
 
 import json
-import random
 import sys
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -211,13 +210,11 @@ async def _backwards(
 @asynccontextmanager
 async def opened_feed(cluster: AdminSession) -> AsyncIterator[FeedLedgers]:
     """Connect to the bookies, to read the ledgers of the feed."""
-    clock, rng = SystemClock(), random.Random()
+    clock = SystemClock()
     views = ViewSource(cluster.registration, clock, OrderStore(cluster.store, cluster.paths))
     await views.refresh()
     async with open_bookies(
         views.resolve,
-        clock=clock,
-        rng=rng,
         reads_in_flight_max=READS_IN_FLIGHT_MAX,
         connector=bookie_connector(cluster.settings.security),
     ) as bookies:

@@ -195,10 +195,7 @@ async def open_workload(seen: AdminSession, rng: random.Random) -> AsyncIterator
     """Open a workload with a bookie client of its own, as a writing application would."""
     clock = SystemClock()
     async with open_bookies(
-        clock=clock,
-        rng=rng,
-        reads_in_flight_max=READS_IN_FLIGHT_MAX,
-        connector=bookie_connector(seen.settings.security),
+        reads_in_flight_max=READS_IN_FLIGHT_MAX, connector=bookie_connector(seen.settings.security)
     ) as bookies:
         workload = Workload(
             manager=seen.manager,

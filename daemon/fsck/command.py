@@ -166,7 +166,6 @@ def options_for(
     *,
     level: Level,
     share: float | None,
-    entry_lists: bool,
     reads_per_s: int | None,
     bytes_per_s: int | None,
     reads_in_flight: int | None,
@@ -175,7 +174,6 @@ def options_for(
     options = FsckOptions(
         metadata_service_uri=settings.metadata_service_uri,
         level=level,
-        entry_lists=entry_lists,
         reads_per_s=reads_per_s or 0,
         bytes_per_s=bytes_per_s or 0,
         idle_open_after_s=settings.checks.counts_as_idle_after_s,
@@ -254,7 +252,8 @@ def fsck() -> None:
     show_default=True,
     help="Deadline for the start of Spark.",
 )
-@click.option("--entry-lists", is_flag=True, help="Ask bookies for entry lists first.")
+# Had an effect in earlier releases. Timers may still give it.
+@click.option("--entry-lists", is_flag=True, hidden=True, expose_value=False)
 @click.option(
     "--for",
     "time_budget_s",
@@ -301,7 +300,6 @@ def run_command(
     master: str | None,
     spark_conf: tuple[tuple[str, str], ...],
     start_timeout_s: int,
-    entry_lists: bool,
     time_budget_s: int | None,
     ignored: int | None,
     reads_per_s: int | None,
@@ -344,7 +342,6 @@ def run_command(
             settings,
             level=chosen,
             share=share,
-            entry_lists=entry_lists,
             reads_per_s=reads_per_s,
             bytes_per_s=bytes_per_s,
             reads_in_flight=reads_in_flight,

@@ -81,18 +81,13 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         self._asked: dict[int, BatchReadPart] = {}
         """By request id."""
         self._request_id = 0
-        self._refused_until_s = 0.0
+        self.refused_until_s = 0.0
+        """Until this loop time the bookie gets no batch reads."""
 
     @property
     def is_refused(self) -> bool:
         """True if the bookie closed the connection on a batch read recently."""
-        return self._loop.time() < self._refused_until_s
-
-    def forget_failures(self) -> None:
-        """Do what BulkConnection does. The bookie may also have been upgraded, so try batch reads
-        again."""
-        super().forget_failures()
-        self._refused_until_s = 0.0
+        return self._loop.time() < self.refused_until_s
 
     # --- Requests ------------------------------------------------------------------------------
 
@@ -245,8 +240,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
             self._hand_over()
         super().closed(protocol, error)
         if is_refusal:
-            self.forget_failures()  # the refusal was not a failure
-            self._refused_until_s = self._loop.time() + REFUSAL_AGES_S
+            self._shared.health.forget(self.bookie)  # the refusal was not a failure
+            self.refused_until_s = self._loop.time() + REFUSAL_AGES_S
 
     def _hand_over(self) -> None:
         """Move all entries that are undecided here to the single reads."""

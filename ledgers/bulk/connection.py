@@ -1,8 +1,9 @@
 """One connection to one bookie for one purpose, and the bytes that arrive on it.
 
-``BulkConnection`` connects when it is first needed, backs off after failures, and disconnects when
-it is idle, broken or outdated. Its subclasses send requests and interpret replies (``source``,
-``target``). ``BulkProtocol`` cuts received bytes into whole frames, mostly without copying them.
+``BulkConnection`` connects when it is first needed, but not during the pause after a failure
+(``health``). It disconnects when it is idle, broken or outdated. Its subclasses send requests and
+interpret replies (``source``, ``target``). ``BulkProtocol`` cuts received bytes into whole frames,
+mostly without copying them.
 
 All connections of a loop receive into one buffer. It stays in the CPU cache, and 400 bookies need
 no more memory than one. Sharing is possible because asyncio asks for the buffer, fills it and hands
@@ -15,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import structlog
 
@@ -30,14 +31,13 @@ from ledgers.errors import (
     SecureConnectionError,
     UnavailableError,
 )
+from ledgers.health import BookieHealth
 from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire.framing import FRAME_BYTES_MAX
 
 log = structlog.get_logger()
 
-BACK_OFF_FIRST_S = 0.1
-BACK_OFF_MAX_S = 10.0
 IDLE_MAX_S = 60.0
 """A connection that was not used for this long is closed."""
 LATE_REPLY_TIMEOUTS = 6
@@ -62,9 +62,6 @@ class BulkConnection(ABC):
         self._opening: asyncio.Task[None] | None = None
         self._address: Address | None = None
         """The address of the last connection."""
-        self._back_off_s = 0.0
-        self._retry_s = 0.0
-        """No new connection is tried before this loop time."""
         self._is_proven = False
         """True if this connection has delivered a requested reply."""
         self._unrequested_count = 0
@@ -86,11 +83,16 @@ class BulkConnection(ABC):
 
     @abstractmethod
     def consume(self, view: memoryview, end: int) -> int:
-        """Do what ``FrameConsumer`` specifies."""
+        """Process the whole frames of ``view[:end]``. Returns where the incomplete frame after them
+        begins.
+
+        If at least ``BATCH_REPLY_BYTES`` of that frame are there, its length was checked. Up to
+        ``SLACK_BYTES`` beyond ``end`` may be read. Raises CorruptionError.
+        """
 
     @abstractmethod
     def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
-        """Do what ``FrameConsumer`` specifies."""
+        """The send buffer grew beyond the transport's limit, or is below it again."""
 
     @abstractmethod
     def _on_connected(self) -> None:
@@ -112,8 +114,10 @@ class BulkConnection(ABC):
         if self._shared.is_closed:
             self._fail_all(UnavailableError("closed by ourselves", bookie=self.bookie))
             return
-        if self._loop.time() < self._retry_s:
-            self._fail_all(UnavailableError("bookie did not answer recently", bookie=self.bookie))
+        try:
+            self._shared.health.check_may_connect(self.bookie)
+        except UnavailableError as error:
+            self._fail_all(error)
             return
         # No TaskGroup lives as long as a connection. The connection owns the task; ``close`` ends
         # it.
@@ -132,7 +136,11 @@ class BulkConnection(ABC):
         transport, self._transport, self._protocol = self._transport, None, None
         if transport is not None:
             transport.abort()
-        self._back_off()
+        if self._is_proven:
+            self._shared.health.note_connected(self.bookie)
+        else:
+            self._shared.health.note_failure(self.bookie, error)
+        self._is_proven = False
         self._fail_all(error)
 
     def drop_if_address_changed(self) -> None:
@@ -148,10 +156,6 @@ class BulkConnection(ABC):
             if is_elsewhere:
                 self.disconnect(UnavailableError("the address changed", bookie=self.bookie))
 
-    def forget_failures(self) -> None:
-        """Allow a connection at once, because the bookie has registered again."""
-        self._back_off_s = self._retry_s = 0.0
-
     def close_if_idle(self, now_s: float) -> None:
         if self.is_busy:
             self._used_s = now_s
@@ -159,7 +163,7 @@ class BulkConnection(ABC):
             transport, self._transport, self._protocol = self._transport, None, None
             transport.abort()
 
-    # --- Calls from the protocol (FrameConsumer) ------------------------------------------------
+    # --- Calls from the protocol ----------------------------------------------------------------
 
     def opened(self, protocol: BulkProtocol, transport: asyncio.Transport) -> None:
         self._protocol, self._transport = protocol, transport
@@ -169,6 +173,7 @@ class BulkConnection(ABC):
         self._received_bytes = self._checks_without_bytes = 0
 
     def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
+        """The connection was closed by the peer, by an error, or because ``consume`` raised."""
         if protocol is self._protocol:  # else it was disconnected before
             if isinstance(error, CorruptionError):
                 log.warning("bookie.protocol_violated", bookie=self.bookie, reason=str(error))
@@ -209,14 +214,6 @@ class BulkConnection(ABC):
                 self._on_connected()
             elif self.is_busy:  # it broke at once, and more was requested since
                 self.connect()
-
-    def _back_off(self) -> None:
-        if self._is_proven:
-            self._back_off_s = 0.0
-        else:
-            self._back_off_s = min(max(self._back_off_s * 2, BACK_OFF_FIRST_S), BACK_OFF_MAX_S)
-        self._is_proven = False
-        self._retry_s = self._loop.time() + self._back_off_s
 
     def _note_received(self) -> None:
         """Record whether bytes were received since the last check. Call it once in each check."""
@@ -267,33 +264,10 @@ class Stopwatch:
         self.is_running = False
 
 
-class FrameConsumer(Protocol):
-    """Receives the bytes and the events of a BulkProtocol."""
-
-    def consume(self, view: memoryview, end: int) -> int:
-        """Process the whole frames of ``view[:end]``. Returns where the incomplete frame after them
-        begins.
-
-        If at least ``BATCH_REPLY_BYTES`` of that frame are there, its length was checked. Up to
-        ``SLACK_BYTES`` beyond ``end`` may be read. Raises CorruptionError.
-        """
-        ...
-
-    def opened(self, protocol: BulkProtocol, transport: asyncio.Transport) -> None: ...
-
-    def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
-        """The connection was closed by the peer, by an error, or because ``consume`` raised."""
-        ...
-
-    def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
-        """The send buffer grew beyond the transport's limit, or is below it again."""
-        ...
-
-
 class BulkProtocol(asyncio.BufferedProtocol):
     """The asyncio protocol of one connection. Passes whole frames to its consumer."""
 
-    def __init__(self, consumer: FrameConsumer, receive_buffer: ReceiveBuffer) -> None:
+    def __init__(self, consumer: BulkConnection, receive_buffer: ReceiveBuffer) -> None:
         self._consumer = consumer
         self._shared_view = receive_buffer.view
         self._incomplete = b""
@@ -363,6 +337,7 @@ class SharedState:
     """Settings and state that all connections of one BulkTransfers share."""
 
     resolve: Resolve
+    health: BookieHealth
     timeout_s: float
     writes_in_flight_max: int
     writes_bytes_max: int

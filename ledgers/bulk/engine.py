@@ -16,7 +16,6 @@ Connections speak the V2 protocol, each either for reads or for adds. Nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ledgers.bookies import SourceHealth, Transfer, TransferResult
@@ -36,6 +35,7 @@ from ledgers.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S, ReadPart, SourceC
 from ledgers.bulk.target import TargetConnection, WritePart
 from ledgers.bulk.transfer import Totals, TransferState
 from ledgers.codec.registration import Resolve, spelled_address
+from ledgers.health import BookieHealth
 from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 
@@ -73,6 +73,7 @@ class BulkTransfers:
         yields: bool = True,
         limits_check_rate: bool = False,
         connector: Connector = connect,
+        health: BookieHealth | None = None,
     ) -> None:
         """``resolve``: returns the address of a bookie. By default its id is read as ``host:port``.
         ``timeout_s``: maximum time without a reply to a transfer, and to connect.
@@ -81,11 +82,13 @@ class BulkTransfers:
         the same for all targets together. ``reads_batches``: whether runs of entries are read in
         batches from bookies that support them. ``yields``: see ``FlowControl``.
         ``limits_check_rate``: True if ``rate_limit`` also applies to entries that are only
-        verified. ``connector``: opens the connections."""
-        self._budgets = budgets
+        verified. ``connector``: opens the connections. ``health``: None for one of its own."""
+        self.budgets, self.resolve, self.connector = budgets, resolve, connector
+        self.health = health or BookieHealth()
         self._reads_batches = reads_batches
         self._shared = SharedState(
             resolve=resolve,
+            health=self.health,
             timeout_s=timeout_s,
             writes_in_flight_max=writes_in_flight_max,
             writes_bytes_max=writes_bytes_max,
@@ -111,11 +114,13 @@ class BulkTransfers:
 
         Cancelling ends the transfer at once.
         """
+        limiters = self._check_limiters
+        if transfer.target is not None:  # without the rate limit of its sources: ``flow_control``
+            adds = self.flow.of(transfer.target).adds
+            window = self._target(transfer.target).limiter
+            limiters = LimiterChain(adds, self.rate_limit, window, self.memory)
         state = TransferState(
-            transfer,
-            self.totals,
-            limiters=self._limiters_for(transfer),
-            check_limiters=self._check_limiters,
+            transfer, self.totals, limiters=limiters, check_limiters=self._check_limiters
         )
         if state.undecided_count == 0:
             return TransferResult()
@@ -141,9 +146,9 @@ class BulkTransfers:
 
     def bookie_returned(self, bookie: BookieId) -> None:
         """Allow connections to this bookie, which registered again, and try batch reads again."""
-        for connection in self._connections():
-            if connection.bookie == bookie:
-                connection.forget_failures()
+        self.health.forget(bookie)
+        if bookie in self._sources:  # it may also have been upgraded
+            self._sources[bookie].batches.refused_until_s = 0.0
 
     async def close(self) -> None:
         """Disconnect. Running transfers end as if their bookies had failed. Harmless when
@@ -156,20 +161,14 @@ class BulkTransfers:
         for connection in self._connections():
             await connection.close()
 
-    def _limiters_for(self, transfer: Transfer) -> LimiterChain:
-        """Return the limiters of a transfer, without the rate limit of its sources. See
-        ``flow_control``."""
-        if transfer.target is None:
-            return self._check_limiters
-        adds = self.flow.of(transfer.target).adds
-        return LimiterChain(
-            adds, self.rate_limit, self._target(transfer.target).limiter, self.memory
-        )
-
     def _start(self, state: TransferState) -> None:
         transfer = state.transfer
-        for connection in self._connections_of(transfer):
-            connection.drop_if_address_changed()
+        for bookie in {*transfer.reads, *transfer.checks}:
+            if bookie in self._sources:
+                for connection in self._sources[bookie].connections:
+                    connection.drop_if_address_changed()
+        if transfer.target in self._targets:
+            self._targets[transfer.target].drop_if_address_changed()
         write_part = None
         if transfer.target is not None:
             write_part = state.write_part = WritePart(state, self._target(transfer.target))
@@ -178,7 +177,12 @@ class BulkTransfers:
             for bookie, entry_ids in asked.items():
                 if entry_ids:
                     source = self._source(bookie)
-                    is_batched = self._is_batched(transfer, bookie, entry_ids)
+                    is_batched = (
+                        self._reads_batches
+                        and not source.batches.is_refused
+                        and transfer.entry_bytes_hint <= BATCH_ENTRY_BYTES_MAX
+                        and has_runs(entry_ids)
+                    )
                     reader: SourceConnection[Any] = source.batches if is_batched else source.singles
                     parts.append(reader.make_part(state, entry_ids, destination))
         state.read_parts.extend(parts)
@@ -190,16 +194,10 @@ class BulkTransfers:
         if self._next_check is None:
             self._check_progress()
 
-    def _is_batched(self, transfer: Transfer, bookie: BookieId, entry_ids: Sequence[int]) -> bool:
-        """Return True if these entries should be read in batches."""
-        may_batch = self._reads_batches and not self._source(bookie).batches.is_refused
-        is_worth_it = transfer.entry_bytes_hint <= BATCH_ENTRY_BYTES_MAX and has_runs(entry_ids)
-        return may_batch and is_worth_it
-
     def _source(self, bookie: BookieId) -> Source:
         source = self._sources.get(bookie)
         if source is None:
-            flow, budget = self.flow.of(bookie), self._budgets.reads(bookie)
+            flow, budget = self.flow.of(bookie), self.budgets.reads(bookie)
             source = self._sources[bookie] = Source(bookie, self._shared, budget, flow)
             flow.on_change(source.wake)
         return source
@@ -227,14 +225,6 @@ class BulkTransfers:
             delay_s = min(self._shared.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
             self._next_check = loop.call_later(delay_s, self._check_progress)
 
-    def _connections_of(self, transfer: Transfer) -> Iterator[BulkConnection]:
-        """Yield the connections to the bookies of a transfer that exist already."""
-        for bookie in {*transfer.reads, *transfer.checks}:
-            if bookie in self._sources:
-                yield from self._sources[bookie].connections
-        if transfer.target in self._targets:
-            yield self._targets[transfer.target]
-
     def _connections(self) -> list[BulkConnection]:
         of_sources = (c for source in self._sources.values() for c in source.connections)
         return [*of_sources, *self._targets.values()]
@@ -246,7 +236,7 @@ class Source:
     def __init__(
         self, bookie: BookieId, shared: SharedState, budget: ReadBudget, flow: BookieFlow
     ) -> None:
-        self._budget = budget
+        self._budget, self._health = budget, shared.health
         self.singles = SingleReadConnection(bookie, shared, budget, flow)
         self.batches = BatchReadConnection(bookie, shared, budget, flow, self.singles)
 
@@ -256,7 +246,7 @@ class Source:
         budget, because it covers all connections."""
         singles, batches = self.singles, self.batches
         return SourceHealth(
-            is_unhealthy=singles.is_unhealthy or batches.is_unhealthy,
+            is_unhealthy=self._health.is_unhealthy(singles.bookie),
             waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
             reply_s=max(singles.reply_s, batches.reply_s),
         )

@@ -370,11 +370,11 @@ class Window:
     A single entry larger than ``bytes_max`` passes when nothing else is in flight.
     """
 
-    __slots__ = ("_count_max", "bytes_max", "count", "entry_bytes")
+    __slots__ = ("bytes_max", "count", "count_max", "entry_bytes")
 
     def __init__(self, *, count_max: int, bytes_max: int) -> None:
         assert count_max >= 1, count_max
-        self._count_max = count_max
+        self.count_max = count_max
         self.bytes_max = bytes_max
         self.count = 0
         """Entries in flight. After ``count_max`` was lowered, it may be exceeded until they end."""
@@ -385,7 +385,7 @@ class Window:
         """Take credit for up to ``count`` entries of about ``entry_bytes`` each. Returns for how
         many."""
         taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
-        if taken_count > self._count_max or taken_bytes > self.bytes_max:
+        if taken_count > self.count_max or taken_bytes > self.bytes_max:
             count = self._fitting(count, entry_bytes)
             taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         self.count, self.entry_bytes = taken_count, taken_bytes
@@ -395,7 +395,7 @@ class Window:
         """Return for how many of ``count`` entries there is room."""
         fitting_count = min(
             count,
-            self._count_max - self.count,
+            self.count_max - self.count,
             max(0, self.bytes_max - self.entry_bytes) // max(1, entry_bytes),
         )
         if fitting_count > 0:
@@ -411,22 +411,13 @@ class Window:
         assert self.entry_bytes >= 0, self.entry_bytes
 
     @property
-    def count_max(self) -> int:
-        return self._count_max
-
-    @count_max.setter
-    def count_max(self, count_max: int) -> None:
-        assert count_max >= 1, count_max
-        self._count_max = count_max
-
-    @property
     def free_count(self) -> int:
-        return self._count_max - self.count
+        return self.count_max - self.count
 
     @property
     def is_half_free(self) -> bool:
         return self.count == 0 or (
-            2 * self.count <= self._count_max and 2 * self.entry_bytes <= self.bytes_max
+            2 * self.count <= self.count_max and 2 * self.entry_bytes <= self.bytes_max
         )
 
 
@@ -517,13 +508,13 @@ class BookieWindow(Window):
 
     def _follow(self, count: int, entry_bytes: int) -> None:
         self._followed_count = min(max(count, WINDOW_ENTRIES_MIN), self._count_cap)
-        self._count_max = min(self._followed_count, self._count_limit)
+        self.count_max = min(self._followed_count, self._count_limit)
         self.bytes_max = min(max(entry_bytes, WINDOW_BYTES_MIN), self._bytes_cap)
 
     @property
     def has_room(self) -> bool:
         """True if ``add`` may be called."""
-        return self.count < self._count_max and self.entry_bytes < self.bytes_max
+        return self.count < self.count_max and self.entry_bytes < self.bytes_max
 
     def add(self, count: int, entry_bytes: int) -> None:
         """Take credit for entries of this size each. They may exceed the window, because a batch
@@ -556,14 +547,10 @@ class ReadBudget(Window):
         self._waiters: deque[Waiter] = deque()
         self._is_turn = False
 
-    @property
-    def count_max(self) -> int:
-        return self._count_max
-
-    @count_max.setter
-    def count_max(self, count_max: int) -> None:
+    def limit(self, count_max: int) -> None:
+        """Change the number of reads. It may be exceeded until earlier reads end."""
         assert 1 <= count_max <= READS_IN_FLIGHT_CEILING, count_max
-        self._count_max = count_max
+        self.count_max = count_max
         self._serve_line()
 
     async def acquire(self, entry_bytes: int) -> None:
@@ -599,7 +586,7 @@ class ReadBudget(Window):
             if not self._is_turn:
                 return 0
             # Leave most of the free credit to those that wait behind the caller.
-            count = min(count, max(1, self._count_max // 8))
+            count = min(count, max(1, self.count_max // 8))
         return super().take(count, entry_bytes)
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
@@ -635,7 +622,7 @@ class ReadBudget(Window):
     def _fits(self, entry_bytes: int) -> bool:
         if self.count == 0:
             return True
-        return self.count < self._count_max and self.entry_bytes + entry_bytes <= self.bytes_max
+        return self.count < self.count_max and self.entry_bytes + entry_bytes <= self.bytes_max
 
 
 class Budgets:
@@ -655,7 +642,7 @@ class Budgets:
     def reads_in_flight_max(self, count_max: int) -> None:
         self._count_max = count_max
         for budget in self._reads.values():
-            budget.count_max = count_max
+            budget.limit(count_max)
 
     def reads(self, bookie: BookieId) -> ReadBudget:
         budget = self._reads.get(bookie)

@@ -51,8 +51,6 @@ this many checks."""
 READ_ENTRIES_MAX = 8_192
 """Entries that one connection has requested. A quarter of those that the process may have in
 flight."""
-UNHEALTHY_S = 30.0
-"""Other sources are preferred for this long after a bookie failed or stopped replying."""
 
 R = TypeVar("R", bound="ReadPart")
 
@@ -83,7 +81,6 @@ class SourceConnection(BulkConnection, Generic[R]):
         """The entries of these requests."""
         self._reply_times = ReplyTimes(cap=budget.count_max)
         self._stopwatch = Stopwatch()
-        self._unhealthy_until_s = 0.0
         self._is_awake = False
         """True if ``_wake_up`` is scheduled."""
         self._full_targets: dict[TargetConnection, None] = {}
@@ -169,10 +166,14 @@ class SourceConnection(BulkConnection, Generic[R]):
                 if count == 0:  # the part waits at a limiter, and the others go on
                     self._turns.popleft()
                     continue
-                asked_count = self._take_credit(part, count)
+                expected_bytes = part.state.expected_bytes
+                asked_count = self._take_reads(count, expected_bytes)
+                if asked_count < count:
+                    spare_count = count - asked_count
+                    part.limiters.refund(spare_count * expected_bytes, count=spare_count)
                 if asked_count == 0:
                     break
-                self._window.add(asked_count, part.state.expected_bytes)
+                self._window.add(asked_count, expected_bytes)
                 frames.append(part.ask(asked_count, now_s))
                 self._in_flight += part.requests_for(asked_count)
                 self._stopwatch.start(part.outstanding, now_s)
@@ -183,15 +184,6 @@ class SourceConnection(BulkConnection, Generic[R]):
                 part.is_queued = False
         if frames:
             self._transport.write(b"".join(frames))
-
-    def _take_credit(self, part: R, count: int) -> int:
-        """Take credit of the read budget. Refunds what the limiters granted beyond it."""
-        expected_bytes = part.state.expected_bytes
-        granted_count = self._take_reads(count, expected_bytes)
-        if granted_count < count:
-            spare_count = count - granted_count
-            part.limiters.refund(spare_count * expected_bytes, count=spare_count)
-        return granted_count
 
     def _wait_in_line(self, read_bytes: int) -> None:
         """Wait until the budget has credit for one read of this size."""
@@ -247,23 +239,17 @@ class SourceConnection(BulkConnection, Generic[R]):
         entry_count = self._replied_entry_count
         self._replied_count = self._replied_entry_count = self._replied_bytes = 0
         if count:
-            self._note_reply_time()
+            now_s = self._loop.time()
+            if (reply_s := self._stopwatch.read(now_s)) is not None:
+                self._window.note_reply_time(reply_s)
+                is_limiting = self._in_flight >= self._reply_times.limit
+                self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
             self._in_flight -= count
             self._window.release(entry_bytes, count=entry_count)
             self._window.note_replies(entry_bytes, count=entry_count)
             self._budget.release(entry_bytes, count=count)
         if self._turns:
             self.wake()
-
-    def _note_reply_time(self) -> None:
-        """Record a measured reply time. Called before the replies are subtracted from
-        ``_in_flight``."""
-        now_s = self._loop.time()
-        reply_s = self._stopwatch.read(now_s)
-        if reply_s is not None:
-            self._window.note_reply_time(reply_s)
-            is_limiting = self._in_flight >= self._reply_times.limit
-            self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
 
     # --- Back-pressure (PausableSource) --------------------------------------------------------
 
@@ -327,10 +313,10 @@ class SourceConnection(BulkConnection, Generic[R]):
             self.disconnect(NoAnswerError("no reply in time", bookie=self.bookie))
             return
         if waiting and self._checks_without_bytes >= IMPATIENT_CHECKS:
-            self._mark_unhealthy()
+            self._shared.health.note_trouble(self.bookie)
             stalled.extend(p for p in self._all_parts() if p.state.transfer.has_alternatives)
         if slow:
-            self._mark_unhealthy()
+            self._shared.health.note_trouble(self.bookie)
         for part in slow:
             if not part.is_written or part.state.transfer.has_alternatives:
                 part.state.fail_read_part(part, is_unresponsive=True)
@@ -345,11 +331,6 @@ class SourceConnection(BulkConnection, Generic[R]):
     # --- Health --------------------------------------------------------------------------------
 
     @property
-    def is_unhealthy(self) -> bool:
-        """True if the bookie failed or stopped replying recently."""
-        return self._loop.time() < self._unhealthy_until_s
-
-    @property
     def waiting_bytes(self) -> int:
         """Estimated size of what the queued parts will request in their next turn."""
         return len(self._turns) * QUANTUM_BYTES // 4
@@ -358,13 +339,6 @@ class SourceConnection(BulkConnection, Generic[R]):
     def reply_s(self) -> float:
         return self._reply_times.reply_s
 
-    def _mark_unhealthy(self) -> None:
-        self._unhealthy_until_s = self._loop.time() + UNHEALTHY_S
-
-    def forget_failures(self) -> None:
-        super().forget_failures()
-        self._unhealthy_until_s = 0.0
-
     def _all_parts(self) -> list[R]:
         return [part for parts in self._parts.values() for part in parts]
 
@@ -372,7 +346,7 @@ class SourceConnection(BulkConnection, Generic[R]):
         """Stop waiting for replies to a part that is over."""
         count, entry_bytes = part.request_count, part.outstanding_bytes
         entry_count = part.outstanding_count
-        part.forget_outstanding()
+        part.outstanding.clear()
         self._stopwatch.stop()
         self._in_flight -= count
         self._window.release(entry_bytes, count=entry_count)
@@ -385,7 +359,7 @@ class SourceConnection(BulkConnection, Generic[R]):
     def _fail_all(self, error: BookmenderError) -> None:
         is_asked = not isinstance(error, LocalLimitError)
         if self._parts and is_asked:
-            self._mark_unhealthy()
+            self._shared.health.note_trouble(self.bookie)
         self._full_targets.clear()
         self._turns.clear()
         is_unresponsive = isinstance(error, NoAnswerError)
@@ -501,10 +475,6 @@ class ReadPart(TransferPart):
             self.limiters.refund(self.outstanding_bytes, count=self.outstanding_count)
         self.connection.forget_if_idle(self)
         return entry_ids
-
-    def forget_outstanding(self) -> None:
-        """Expect no more replies."""
-        self.outstanding.clear()
 
     @abstractmethod
     def _drop_all(self) -> list[int]:

@@ -1,6 +1,6 @@
 """Placement: the choice of writable bookies for the entries of a ledger. No I/O.
 
-``policy`` defines the interface of placement policies. ``rules`` defines the rules (racks, regions,
+``policy`` defines the values. ``rules`` defines the rules (racks, regions,
 zones, or none), ranks replacements and judges existing ensembles. ``selection`` is the policy that
 follows one rule, and chooses among bookies that are equally good for it. ``topology`` remembers the
 rack of each bookie. ``pulsar`` parses the racks and the isolation groups that Apache Pulsar stores.
@@ -11,14 +11,13 @@ from ledgers.placement.policy import (
     Adherence,
     Candidate,
     Move,
-    PlacementPolicy,
 )
 from ledgers.placement.rules import NoRule, RackRule, RegionRule, Rule, ZoneRule
 from ledgers.placement.selection import (
     Locate,
     LocateIfKnown,
+    PlacementPolicy,
     RandomPlacement,
-    RuledPlacement,
     Weighting,
 )
 
@@ -35,7 +34,6 @@ __all__ = [
     "RandomPlacement",
     "RegionRule",
     "Rule",
-    "RuledPlacement",
     "Weighting",
     "ZoneRule",
 ]

@@ -1,9 +1,9 @@
-"""The placement policies: each follows one rule, and chooses among the bookies that keep it.
+"""The placement policy: it follows one rule, and chooses among the bookies that keep it.
 
-``RuledPlacement`` promises that a choice breaks no rule that can be kept. If an enforced rule
-cannot be kept, the choice fails. If another rule cannot be kept, the bookie that breaks it for the
-fewest write sets is chosen. Among bookies that are equal to the rule, load, free space and locality
-decide, then chance.
+A choice breaks no rule that can be kept, contains no bookie twice, and no excluded bookie. If an
+enforced rule cannot be kept, the choice fails. If another rule cannot be kept, the bookie that
+breaks it for the fewest write sets is chosen. Among bookies that are equal to the rule, load, free
+space and locality decide, then chance.
 """
 
 import math
@@ -53,53 +53,6 @@ class Weighting:
         return {each.bookie: weight(each.free_bytes) for each in candidates}
 
 
-class _Alike(dict[BookieId, float]):
-    """Gives every bookie the weight 1, without a table of hundreds of bookies."""
-
-    def __missing__(self, bookie: BookieId) -> float:
-        return 1.0
-
-
-_ALIKE = _Alike()
-
-
-class Drawing:
-    """Draws among candidates. Only the seed of ``rng`` decides between equal ones."""
-
-    def __init__(
-        self, rng: Random, *, local: BookieId | None = None, weighting: Weighting | None = None
-    ) -> None:
-        self._rng, self._local, self._weighting = rng, local, weighting
-
-    def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
-        """Return the weight of each candidate; the same for all if choices are not weighted."""
-        if self._weighting is None:
-            return _ALIKE
-        return self._weighting.weights(candidates)
-
-    def draw(
-        self,
-        candidates: Sequence[Candidate],
-        weights: Mapping[BookieId, float],
-        *,
-        prefers_local: bool = True,
-    ) -> Candidate:
-        """Return the least loaded candidate; of several, the local one, else a random one.
-
-        With weighting, two candidates are drawn by weight, and the less loaded one is returned. So
-        free space decides in the long run, and load at the moment. ``candidates`` is not empty.
-        """
-        allowed = candidates
-        if self._weighting is not None:
-            allowed = self._rng.choices(allowed, [weights[each.bookie] for each in allowed], k=2)
-        least_bytes = min([each.load_bytes for each in allowed])
-        best = [each for each in allowed if each.load_bytes == least_bytes]
-        if prefers_local and self._local is not None:
-            local = [each for each in best if each.bookie == self._local]
-            best = local or best
-        return best[0] if self._weighting is not None else self._rng.choice(best)
-
-
 Locate = Callable[[BookieId], str]
 """Returns the location of a bookie; for an absent bookie, the last known location."""
 LocateIfKnown = Callable[[BookieId], str | None]
@@ -115,8 +68,14 @@ most about this many times its random share. Otherwise the last bookie of a rack
 the others."""
 
 
-class RuledPlacement:
-    """A PlacementPolicy that follows one rule."""
+class PlacementPolicy:
+    """Chooses among writable bookies by one rule. If none suits, each choice raises
+    NotEnoughBookiesError.
+
+    ``excluded`` may name members of the ensemble, and bookies that are not candidates. An
+    ``ack_quorum`` of None is equal to the write quorum. The policy knows the location of a member
+    even while the member is absent.
+    """
 
     def __init__(
         self,
@@ -129,7 +88,7 @@ class RuledPlacement:
     ) -> None:
         """``local``: the bookie preferred among equally good ones for a replacement."""
         self._rule, self._rng, self._locate = rule, rng, locate
-        self._drawing = Drawing(rng, local=local, weighting=weighting)
+        self._local, self._weighting = local, weighting
 
     # --- New ensembles -------------------------------------------------------------------------
 
@@ -142,6 +101,7 @@ class RuledPlacement:
         ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> tuple[BookieId, ...]:
+        """Return the bookies of a new ensemble."""
         allowed = _allowed(candidates, excluded)
         if len(allowed) < size:
             raise NotEnoughBookiesError(
@@ -152,35 +112,27 @@ class RuledPlacement:
             write_quorum=write_quorum,
             ack_quorum=write_quorum if ack_quorum is None else ack_quorum,
         )
-        weights = self._drawing.weights(allowed)
+        weights = self._weights(allowed)
         pools = _by_rack(allowed)
-        chosen: list[BookieId] = []
-        for rack in self._arrangement(pools, weights, shape):
-            taken = self._drawing.draw(pools[rack], weights, prefers_local=False)
-            pools[rack].remove(taken)
-            chosen.append(taken.bookie)
-        return tuple(chosen)
-
-    def _arrangement(
-        self, pools: _Pools, weights: Mapping[BookieId, float], shape: Shape
-    ) -> Sequence[str]:
-        """Return the rack for each index of a new ensemble. Raises NotEnoughBookiesError."""
         stocks = {
-            rack: Stock(count=len(pool), weight=sum(weights[each.bookie] for each in pool))
+            rack: Stock(count=len(pool), weight=sum(weights.get(each.bookie, 1.0) for each in pool))
             for rack, pool in pools.items()
         }
         admitted = {rack: stock for rack, stock in stocks.items() if self._rule.admits(rack)}
         arrangements = Arrangements(self._rule, shape)
-        can_fit = self._rule.fits(size=shape.size, write_quorum=shape.write_quorum)
-        if can_fit or not self._rule.is_enforced:
-            found = arrangements.search(admitted, self._rng)
-            if found is not None:
-                return found
-        if self._rule.is_enforced:
+        racks = None
+        if not self._rule.is_enforced or self._rule.fits(size=size, write_quorum=write_quorum):
+            racks = arrangements.search(admitted, self._rng)
+        if racks is None and self._rule.is_enforced:
             raise self._no_bookie(
                 "no ensemble can be made of the writable bookies without breaking", pools
             )
-        return arrangements.makeshift(stocks, self._rng)
+        chosen: list[BookieId] = []
+        for rack in racks or arrangements.makeshift(stocks, self._rng):
+            taken = self._draw(pools[rack], weights, prefers_local=False)
+            pools[rack].remove(taken)
+            chosen.append(taken.bookie)
+        return tuple(chosen)
 
     # --- Replacements --------------------------------------------------------------------------
 
@@ -194,6 +146,8 @@ class RuledPlacement:
         ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> BookieId:
+        """Return the bookie to replace the one at ``index``. Members of ``ensemble`` are never
+        chosen."""
         allowed = _allowed(candidates, {*excluded, *ensemble})
         if not allowed:
             raise NotEnoughBookiesError(
@@ -215,7 +169,7 @@ class RuledPlacement:
             spreading=[each for rack in ranking.spreading for each in pools[rack]],
             keeping=[each for rack in ranking.keeping for each in pools[rack]],
         )
-        return self._drawing.draw(best, self._drawing.weights(allowed)).bookie
+        return self._draw(best, self._weights(allowed)).bookie
 
     def _preferred(
         self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
@@ -250,6 +204,11 @@ class RuledPlacement:
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
+        """Return replacements that bring an ensemble closer to the rule.
+
+        The result is one move, or as many as must be made together. Raises NotEnoughBookiesError
+        also if no move improves the ensemble.
+        """
         # A move to an unknown location cannot be shown to be an improvement.
         known = [each for each in candidates if each.rack != DEFAULT_RACK]
         allowed = _allowed(known, {*excluded, *ensemble})
@@ -265,15 +224,10 @@ class RuledPlacement:
         ]
         by_bookies = [sum(len(pools[rack]) for rack in each.values()) for each in changes]
         [chosen] = self._rng.choices(changes, by_bookies)
-        return self._drawn(chosen, pools, self._drawing.weights(allowed))
-
-    def _drawn(
-        self, racks: Mapping[int, str], pools: _Pools, weights: Mapping[BookieId, float]
-    ) -> tuple[Move, ...]:
-        """Return a move for each index, to a bookie of the given rack; no bookie twice."""
+        weights = self._weights(allowed)
         moves: list[Move] = []
-        for index, rack in racks.items():
-            target = self._drawing.draw(pools[rack], weights)
+        for index, rack in chosen.items():
+            target = self._draw(pools[rack], weights)
             pools[rack].remove(target)
             moves.append(Move(index=index, target=target.bookie))
         return tuple(moves)
@@ -281,8 +235,37 @@ class RuledPlacement:
     def adherence(
         self, ensemble: Sequence[BookieId], *, write_quorum: int, ack_quorum: int
     ) -> Adherence:
+        """Return how well an existing ensemble follows the rule, counting absent members too."""
         shape = Shape(size=len(ensemble), write_quorum=write_quorum, ack_quorum=ack_quorum)
         return judge_racks(self._rule, shape, tuple(map(self._locate, ensemble)))
+
+    # --- Draws ---------------------------------------------------------------------------------
+
+    def _weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
+        """Return the weight of each candidate; nothing if all weigh the same."""
+        return {} if self._weighting is None else self._weighting.weights(candidates)
+
+    def _draw(
+        self,
+        candidates: Sequence[Candidate],
+        weights: Mapping[BookieId, float],
+        *,
+        prefers_local: bool = True,
+    ) -> Candidate:
+        """Return the least loaded candidate; of several, the local one, else a random one.
+
+        With weighting, two candidates are drawn by weight, and the less loaded one is returned. So
+        free space decides in the long run, and load at the moment. ``candidates`` is not empty.
+        """
+        allowed = candidates
+        if weights:
+            allowed = self._rng.choices(allowed, [weights[each.bookie] for each in allowed], k=2)
+        least_bytes = min([each.load_bytes for each in allowed])
+        best = [each for each in allowed if each.load_bytes == least_bytes]
+        if prefers_local and self._local is not None:
+            local = [each for each in best if each.bookie == self._local]
+            best = local or best
+        return best[0] if weights else self._rng.choice(best)
 
     def _racks(self, ensemble: Sequence[BookieId], candidates: Iterable[Candidate]) -> list[str]:
         members = set(ensemble)
@@ -290,7 +273,7 @@ class RuledPlacement:
         return [told.get(bookie) or self._locate(bookie) or DEFAULT_RACK for bookie in ensemble]
 
 
-class RandomPlacement(RuledPlacement):
+class RandomPlacement(PlacementPolicy):
     """Follows no rule, as BookKeeper's DefaultEnsemblePlacementPolicy, but balances load."""
 
     def __init__(self, rng: Random, *, local: BookieId | None = None) -> None:

@@ -10,19 +10,11 @@ table follows what a caller may conclude (rule S5). Only ENOLEDGER and ENOENTRY 
 is not there. Codes that prove nothing become ``UnavailableError``: disk errors, a ledger in limbo
 after an unclean shutdown, a failed request, unknown codes. Source: BookieProtocol (V2) and
 BookkeeperProtocol.StatusCode (V3).
-
-``decode_availability`` parses the list of entries that a bookie stores of a ledger
-(GET_LIST_OF_ENTRIES_OF_LEDGER). The list has a 64-byte header (version, number of groups, zeros)
-and groups of 24 bytes. A group contains the first and last start of a periodic sequence, the length
-of its runs, and its period. BookKeeper's encoder (AvailabilityOfEntriesOfLedger) writes one group
-for each run. Its decoder and ours also accept folded groups.
 """
 
 import enum
-import struct
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Final, Protocol
 
 from ledgers.bookies import LAST_ENTRY, DiskSpace, LacAnswer
@@ -30,7 +22,6 @@ from ledgers.digest import HEADER_BYTES, EntryHeader
 from ledgers.errors import (
     BookmenderError,
     BusyError,
-    CorruptionError,
     FencedError,
     NoSuchEntryError,
     ReadOnlyError,
@@ -38,44 +29,6 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
-
-RUN_COUNT_MAX = 1_000_000
-"""A folded group of 24 bytes can stand for 2^63 runs. A real list has at most one frame of groups,
-with one run each."""
-
-_HEADER = struct.Struct(">ii56x")
-_GROUP = struct.Struct(">qqii")
-
-
-def decode_availability(payload: bytes) -> tuple[range, ...]:
-    """Return the runs of consecutive entry ids, ascending; they may be adjacent. Raises
-    CorruptionError."""
-    if len(payload) < _HEADER.size:
-        raise CorruptionError("list of entries is cut short", payload_bytes=len(payload))
-    version, group_count = _HEADER.unpack_from(payload)
-    if version != 0:
-        raise CorruptionError("list of entries of an unknown version", version=version)
-    if len(payload) != _HEADER.size + group_count * _GROUP.size:
-        raise CorruptionError("list of entries of the wrong length", group_count=group_count)
-    runs = tuple(_runs(_GROUP.iter_unpack(memoryview(payload)[_HEADER.size :])))
-    if any(after.start < before.stop for before, after in pairwise(runs)):
-        raise CorruptionError("list of entries is out of order")
-    return runs
-
-
-def _runs(groups: Iterable[tuple[int, int, int, int]]) -> Iterator[range]:
-    run_count = 0
-    for first_start, last_start, run_size, period in groups:
-        # For one run both starts are equal and the period is 0. For more, BookKeeper divides by it.
-        is_sane = first_start >= 0 and run_size >= 1 and last_start >= first_start
-        if not is_sane or (last_start > first_start and period < 1):
-            raise CorruptionError("bad group in a list of entries", first_start=first_start)
-        step = max(period, 1)
-        run_count += (last_start - first_start) // step + 1
-        if run_count > RUN_COUNT_MAX:
-            raise CorruptionError("too many runs in a list of entries", run_count=run_count)
-        for start in range(first_start, last_start + 1, step):
-            yield range(start, start + run_size)
 
 
 class Status(enum.Enum):
@@ -135,27 +88,6 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReadBatch:
-    """Read consecutive entries. V2 only. The bookie stops at the first missing entry, or at a
-    limit.
-
-    ``bytes_max`` includes 36 bytes for the reply and 4 for each entry. The first entry is returned
-    even if it exceeds the limit.
-    """
-
-    ledger_id: int
-    first_entry_id: int
-    count_max: int
-    bytes_max: int
-
-    def __post_init__(self) -> None:
-        assert self.ledger_id >= 0, self
-        assert self.first_entry_id >= 0, self  # -1 gives the last entry, then all from 0 on
-        assert self.count_max >= 1, self  # 0 would mean "no limit"
-        assert self.bytes_max >= 1, self
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Add:
     """Store an entry. The bookie reads its ids from its bytes."""
 
@@ -184,32 +116,11 @@ class ReadLac:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteLac:
-    """Store an explicit LAC record. V3 only."""
-
-    ledger_id: int
-    lac: int
-    master_key: bytes = field(repr=False)
-    record: bytes
-
-    def __post_init__(self) -> None:
-        assert self.ledger_id >= 0, self.ledger_id
-        assert len(self.master_key) == MASTER_KEY_BYTES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListEntries:
-    """List the entries that the bookie stores. V3 only. DbLedgerStorage never replies."""
-
-    ledger_id: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadDiskSpace:
     """Read the total and the free size of the bookie's disks. V3 only."""
 
 
-Request = Read | ReadBatch | Add | ReadLac | WriteLac | ListEntries | ReadDiskSpace
+Request = Read | Add | ReadLac | ReadDiskSpace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +131,11 @@ class Reply:
     status: Status
     code: int
     """The code in the packet, for the log, because all unknown codes have one ``status``."""
-    entries: tuple[bytes, ...] = ()
-    """The entries of a read (exactly one if the status is EOK) or of a batch read. Not verified."""
+    entry: bytes = b""
+    """The entry of a read whose status is EOK. Not verified."""
     lac: LacAnswer = field(default_factory=LacAnswer)
     """The reply to READ_LAC. One of its fields may be set although the status is EIO for the other.
     """
-    availability: bytes = b""
-    """The encoded list of entries."""
     room: DiskSpace | None = None
 
     def check(self, **context: object) -> "Reply":
@@ -245,8 +154,7 @@ class Encoded:
     key: Hashable
     packet: bytes
     is_key_unique: bool
-    """True if no other request on the connection has this key: always in V3, only for batch reads
-    in V2."""
+    """True if no other request on the connection has this key: always in V3, never in V2."""
 
 
 class Codec(Protocol):

@@ -1,6 +1,6 @@
 """The V3 protocol: one protobuf message in each packet, matched by transaction id and operation.
 
-The only protocol with LAC reads and writes and with lists of entries. Every reply names its
+The only protocol with LAC reads. Every reply names its
 request, so fencing, recovery and LAC reads use this protocol (rule S5). The order of fields does
 not matter: BookKeeper 4.18 writes ``flag`` first, older versions write it last. START_TLS and AUTH,
 which come before all other requests, are at the end of this file.
@@ -16,15 +16,12 @@ from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.messages import (
     Add,
     Encoded,
-    ListEntries,
     Read,
-    ReadBatch,
     ReadDiskSpace,
     ReadLac,
     Reply,
     Request,
     Status,
-    WriteLac,
 )
 
 HIGH_PRIORITY = 100
@@ -36,7 +33,7 @@ _ROOM_FLAGS = (
 
 
 def encode(request: Request, request_id: int) -> Encoded:
-    """Encode a request. Raises ValueError if V3 has no such request."""
+    """Encode a request."""
     message = wire.Request()
     message.header.version = wire.VERSION_THREE
     message.header.operation = _fill(message, request)
@@ -54,14 +51,17 @@ def decode(packet: bytes) -> Reply:
     """Decode a reply. Raises CorruptionError."""
     response = _parse(packet)
     code = _code(response)
-    status = Status.of_v3(code)
+    status, lac = Status.of_v3(code), response.readLacResponse
     return Reply(
         key=(response.header.operation, response.header.txnId),
         status=status,
         code=code,
-        entries=_entries(response) if status is Status.EOK else (),
-        lac=_lac(response.readLacResponse),
-        availability=_availability(response) if status is Status.EOK else b"",
+        entry=_entry(response) if status is Status.EOK else b"",
+        # Both fields with any status, because an error may concern only one of them.
+        lac=LacAnswer(
+            lac_record=lac.lacBody if lac.HasField("lacBody") else None,
+            last_entry=lac.lastEntryBody if lac.HasField("lastEntryBody") else None,
+        ),
         room=_room(response) if status is Status.EOK else None,
     )
 
@@ -73,46 +73,25 @@ def _fill(message: wire.Request, request: Request) -> int:
     """Set the inner message of the request, and return its operation."""
     match request:
         case Read():
-            _fill_read(message.readRequest, request)
+            read = message.readRequest
+            read.ledgerId, read.entryId = request.ledger_id, request.entry_id
+            if request.fencing_key is not None:
+                read.flag = wire.ReadRequest.FENCE_LEDGER
+                read.masterKey = request.fencing_key
             return wire.READ_ENTRY
-        case Add():
-            _fill_add(message.addRequest, request)
+        case Add(header=header):
+            add = message.addRequest
+            add.ledgerId, add.entryId = header.ledger_id, header.entry_id
+            add.masterKey, add.body = request.master_key, request.entry
+            if request.is_recovery:
+                add.flag = wire.AddRequest.RECOVERY_ADD
             return wire.ADD_ENTRY
-        case WriteLac():
-            message.writeLacRequest.ledgerId = request.ledger_id
-            message.writeLacRequest.lac = request.lac
-            message.writeLacRequest.masterKey = request.master_key
-            message.writeLacRequest.body = request.record
-            return wire.WRITE_LAC
         case ReadLac():
             message.readLacRequest.ledgerId = request.ledger_id
             return wire.READ_LAC
-        case ListEntries():
-            message.getListOfEntriesOfLedgerRequest.ledgerId = request.ledger_id
-            return wire.GET_LIST_OF_ENTRIES_OF_LEDGER
         case ReadDiskSpace():
             message.getBookieInfoRequest.requested = _ROOM_FLAGS
             return wire.GET_BOOKIE_INFO
-        case ReadBatch():
-            raise ValueError("ReadBatch needs the V2 protocol")
-
-
-def _fill_read(message: wire.ReadRequest, request: Read) -> None:
-    message.ledgerId = request.ledger_id
-    message.entryId = request.entry_id
-    if request.fencing_key is not None:
-        message.flag = wire.ReadRequest.FENCE_LEDGER
-        message.masterKey = request.fencing_key
-
-
-def _fill_add(message: wire.AddRequest, request: Add) -> None:
-    header = request.header
-    message.ledgerId = header.ledger_id
-    message.entryId = header.entry_id
-    message.masterKey = request.master_key
-    message.body = request.entry
-    if request.is_recovery:
-        message.flag = wire.AddRequest.RECOVERY_ADD
 
 
 # --- Replies -----------------------------------------------------------------------------------
@@ -135,39 +114,20 @@ def _code(response: wire.Response) -> int:
     for inner in (
         response.readResponse,
         response.addResponse,
-        response.writeLacResponse,
         response.readLacResponse,
         response.getBookieInfoResponse,
-        response.getListOfEntriesOfLedgerResponse,
     ):
         if inner.status != Status.EOK.v3_code:  # 0 as well where the message is absent
             return inner.status
     return response.status
 
 
-def _entries(response: wire.Response) -> tuple[bytes, ...]:
+def _entry(response: wire.Response) -> bytes:
     if response.header.operation != wire.READ_ENTRY:
-        return ()
+        return b""
     if not response.readResponse.HasField("body"):
         raise CorruptionError("good reply to a read, without an entry")
-    return (response.readResponse.body,)
-
-
-def _lac(response: wire.ReadLacResponse) -> LacAnswer:
-    """Read both fields with any status, because an error may concern only one of them."""
-    return LacAnswer(
-        lac_record=response.lacBody if response.HasField("lacBody") else None,
-        last_entry=response.lastEntryBody if response.HasField("lastEntryBody") else None,
-    )
-
-
-def _availability(response: wire.Response) -> bytes:
-    if response.header.operation != wire.GET_LIST_OF_ENTRIES_OF_LEDGER:
-        return b""
-    inner = response.getListOfEntriesOfLedgerResponse
-    if not inner.HasField("availabilityOfEntriesOfLedger"):
-        raise CorruptionError("good reply to a list of entries, without the list")
-    return inner.availabilityOfEntriesOfLedger
+    return response.readResponse.body
 
 
 def _room(response: wire.Response) -> DiskSpace | None:

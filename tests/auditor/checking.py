@@ -30,7 +30,7 @@ from auditor.settings import ChecksSettings
 from ledgers.bookies import Bookies
 from ledgers.codec.layout import Layout
 from ledgers.errors import CorruptionError
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration
@@ -146,8 +146,8 @@ async def checker(
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
         inspector = CopyInspector(
             manager=manager,
-            bookies=QuarantiningBookies(
-                bookies or cluster.bookies, Quarantine(cluster.clock, views.life)
+            bookies=AnsweringBookies(
+                bookies or cluster.bookies, BookieHealth(cluster.clock, views.life)
             ),
             views=views,
             clock=cluster.clock,

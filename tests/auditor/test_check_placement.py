@@ -16,7 +16,7 @@ from auditor.checks.records import CheckRun
 from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId, LedgerState
-from ledgers.placement import DEFAULT_RACK, NoRule, RackRule, Rule, RuledPlacement, ZoneRule
+from ledgers.placement import DEFAULT_RACK, NoRule, PlacementPolicy, RackRule, Rule, ZoneRule
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.marks import marked_ledger_ids, read_marks
@@ -60,7 +60,7 @@ async def check(
         checking = PlacementCheck(
             ledger_map=ledger_map,
             views=views,
-            policy=RuledPlacement(rule or RackRule(), random.Random(0), locate=racks.get),
+            policy=PlacementPolicy(rule or RackRule(), random.Random(0), locate=racks.get),
             rack_of=lambda bookie: racks.get(bookie, DEFAULT_RACK),
             has_rack_source=has_rack_source,
             reports=made if marks else None,

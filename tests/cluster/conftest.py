@@ -5,13 +5,12 @@ A test module may define ``CLUSTER``: options of its cluster that differ from ``
 
 import threading
 from collections.abc import Callable, Generator, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.client import BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.connection import ConnectionSettings
 from tests.shared_clusters import SharedClusters
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
@@ -32,10 +31,10 @@ def patient_connections() -> Iterator[None]:
     The daemons under test are other processes and keep the normal timeout.
     """
     settings = ConnectionSettings(connect_timeout_s=CONNECT_TIMEOUT_S)
-    patient = partial(BookieClientSettings, connection=settings)
+    defaults = BookieClient.__init__.__kwdefaults__
+    assert defaults is not None
     with pytest.MonkeyPatch.context() as patch:
-        for module in ("daemon.session", "ledgers.client"):
-            patch.setattr(f"{module}.BookieClientSettings", patient)
+        patch.setitem(defaults, "settings", settings)
         yield
 
 

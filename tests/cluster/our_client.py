@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+import struct
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from ledgers.appending import BookiePool
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import Clock, SystemClock
 from ledgers.codec.layout import MetadataUri
+from ledgers.codec.registration import spelled_address
 from ledgers.errors import ConflictError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.placement import Candidate, RandomPlacement
@@ -18,8 +20,11 @@ from ledgers.reading import LedgerReader, find_end, ledger_digest
 from ledgers.recovery import recover_ledger
 from ledgers.registration import Registration
 from ledgers.store import MetadataStore
+from ledgers.wire import bookkeeper_wire_pb2 as wire
+from ledgers.wire.framing import frame
 from ledgers.writing import LedgerOptions, LedgerWriter
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.memory.bookies import lac_record
 from tests.zookeeper_server import PATIENT_SESSION_S
 
 TIMEOUT_S = 100.0
@@ -68,11 +73,22 @@ class OurClient:
         Otherwise only the next entry has it.
         """
         digest = ledger_digest(writer.metadata)
-        record = digest.pack_lac_record(ledger_id=writer.ledger_id, lac=writer.lac)
+        request = wire.Request()
+        request.header.version, request.header.txnId = wire.VERSION_THREE, 1
+        request.header.operation = wire.WRITE_LAC
+        request.writeLacRequest.ledgerId = writer.ledger_id
+        request.writeLacRequest.lac = writer.lac
+        request.writeLacRequest.masterKey = digest.master_key
+        request.writeLacRequest.body = lac_record(
+            digest, ledger_id=writer.ledger_id, lac=writer.lac
+        )
         for bookie in writer.metadata.last_segment.ensemble:
-            await self.bookies.write_lac(
-                bookie, writer.ledger_id, writer.lac, master_key=digest.master_key, record=record
-            )
+            reader, peer = await asyncio.open_connection(*spelled_address(bookie))
+            peer.write(frame(request.SerializeToString()))
+            (size,) = struct.unpack(">i", await reader.readexactly(4))
+            response = wire.Response.FromString(await reader.readexactly(size))
+            assert response.writeLacResponse.status == 0, response
+            peer.close()
 
     async def recover(self, ledger_id: int) -> VersionedMetadata:
         """Recover the ledger. Start again whenever another client has written the metadata."""
@@ -99,9 +115,7 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
             return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
         try:
-            async with open_bookies(
-                clock=clock, rng=random.Random(1), reads_in_flight_max=64
-            ) as bookies:
+            async with open_bookies(reads_in_flight_max=64) as bookies:
                 yield OurClient(
                     store=store,
                     uri=uri,

@@ -41,8 +41,6 @@ def test_requests_over_v3_fail_with_authentication_required(module_cluster: Loca
                 await client.bookies.room(bookie)
             with pytest.raises(AuthenticationRequiredError):
                 await client.bookies.read(bookie, 1, 0)
-            with pytest.raises(AuthenticationRequiredError):
-                await client.bookies.list_entries(bookie, 1)
 
     asyncio.run(run())
 

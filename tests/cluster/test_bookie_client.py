@@ -4,22 +4,17 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
-from typing import Literal
 
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from daemon.local.spec import Storage
-from ledgers.bookies import Transfer
+from ledgers.bookies import Answer, Transfer
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
-from ledgers.clock import SystemClock
-from ledgers.codec.registration import spelled_address
+from ledgers.client import BookieClient
 from ledgers.connection import ConnectionSettings
 from ledgers.digest import EntryDigest
-from ledgers.errors import NoSuchEntryError, UnavailableError
+from ledgers.errors import UnavailableError
 from ledgers.model import DigestType
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.conftest import MakeCluster
@@ -38,20 +33,10 @@ def entry(ledger_id: int, entry_id: int, payload: bytes = b"hello") -> bytes:
 
 
 @asynccontextmanager
-async def client(
-    *, protocol: Literal["v2", "v3"] = "v3", request_timeout_s: float = 5.0
-) -> AsyncIterator[BookieClient]:
-    budgets = Budgets(reads_in_flight_max=64)
+async def client(*, request_timeout_s: float = 5.0) -> AsyncIterator[BookieClient]:
     made = BookieClient(
-        resolve=spelled_address,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=SystemClock(),
-        rng=random.Random(1),
-        settings=BookieClientSettings(
-            protocol=protocol,
-            connection=replace(ConnectionSettings(), request_timeout_s=request_timeout_s),
-        ),
+        BulkTransfers(Budgets(reads_in_flight_max=64)),
+        settings=ConnectionSettings(request_timeout_s=request_timeout_s),
     )
     try:
         async with asyncio.timeout(60):
@@ -65,16 +50,13 @@ def test_the_largest_entry_of_v2_can_be_read_over_v3(cluster: LocalCluster) -> N
     largest = entry(ledger_id, 0, bytes(LARGEST_V2_PAYLOAD_BYTES))
 
     async def main() -> None:
-        async with client(protocol="v2") as v2, client() as v3:
-            await v2.add(bookie, largest, master_key=KEY)
-            assert await v2.read(bookie, ledger_id, 0) == largest
-            assert await v3.read(bookie, ledger_id, 0) == largest
-            batch = await v2.read_batch(bookie, ledger_id, 0, count_max=1, bytes_max=1)
-            assert batch == [largest]
+        async with client() as ours:
+            await ours.add(bookie, largest, master_key=KEY)
+            assert await ours.read(bookie, ledger_id, 0) == largest
 
             with pytest.raises(UnavailableError):
-                await v2.add(bookie, largest + b"x", master_key=KEY)
-            assert await v3.read(bookie, ledger_id, 0) == largest
+                await ours.add(bookie, largest + b"x", master_key=KEY)
+            assert await ours.read(bookie, ledger_id, 0) == largest
 
     asyncio.run(main())
 
@@ -125,32 +107,12 @@ def test_a_bookie_before_4_17_is_read_entry_by_entry(make_cluster: MakeCluster) 
             for entry_id in range(3):
                 await asked.add(bookie, entry(1, entry_id), master_key=KEY)
 
-            batches = await asyncio.gather(
-                *(asked.read_batch(bookie, 1, i, count_max=3, bytes_max=9999) for i in range(3))
+            result = await asked.transfer(
+                Transfer(ledger_id=1, digest=DIGEST, reads={bookie: range(4)})
             )
 
-            assert batches == [[entry(1, entry_id)] for entry_id in range(3)]
-            with pytest.raises(NoSuchEntryError):
-                await asked.read_batch(bookie, 1, 3, count_max=3, bytes_max=9999)
-
-    asyncio.run(main())
-
-
-def test_db_storage_does_not_answer_list_entries(
-    make_cluster: MakeCluster,
-) -> None:
-    """The connection stays usable."""
-    (bookie,) = make_cluster(bookies=1, storage=Storage.DB).bookies
-
-    async def main() -> None:
-        async with client(request_timeout_s=1.0) as asked:
-            await asked.add(bookie, entry(1, 0), master_key=KEY)
-
-            with pytest.raises(UnavailableError, match="no answer in time"):
-                await asked.list_entries(bookie, 1)
-            with pytest.raises(NoSuchEntryError):
-                await asked.list_entries(bookie, 2)
-            assert await asked.read(bookie, 1, 0) == entry(1, 0)
+            assert result.entry_count == 3
+            assert result.failures == {bookie: {3: Answer.ABSENT}}
 
     asyncio.run(main())
 

@@ -89,9 +89,7 @@ async def client(cluster: LocalCluster) -> AsyncIterator[Client]:
         return [Candidate(bookie=bookie) for bookie in (await registration.read()).writable]
 
     try:
-        async with open_bookies(
-            view.locate, clock=CLOCK, rng=Random(), reads_in_flight_max=64
-        ) as bookies:
+        async with open_bookies(view.locate, reads_in_flight_max=64) as bookies:
             yield Client(
                 manager=await LedgerManager.open(store, uri),
                 bookies=bookies,

@@ -150,7 +150,7 @@ def with_floor(share: float) -> dict[str, str]:
 
 
 async def greatest_free_share(cluster: LocalCluster) -> float:
-    bookies = client("v3")
+    bookies = client()
     try:
         disk_spaces = [await bookies.room(bookie) for bookie in cluster.bookies]
     finally:

@@ -2,22 +2,20 @@
 
 import asyncio
 import itertools
-import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import pytest
 
 from daemon.local.cluster import LocalCluster
-from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer
+from ledgers.bookies import LAST_ENTRY, Bookies, LacAnswer, Transfer
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.clock import SystemClock
-from ledgers.codec.registration import spelled_address
 from ledgers.digest import EntryDigest, master_key
 from ledgers.errors import NoSuchEntryError
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.model import BookieId, DigestType
 from tests.memory.bookies import MemoryBookies
 
@@ -40,11 +38,9 @@ class Subject:
 KINDS = [
     "memory",
     "quarantining",
-    pytest.param("v3", marks=pytest.mark.cluster),
-    pytest.param("v2", marks=pytest.mark.cluster),
+    pytest.param("real", marks=pytest.mark.cluster),
 ]
-"""Parameters of a fixture: the fake, as it is and with a quarantine, and real bookies over either
-protocol."""
+"""Parameters of a fixture: the fake, as it is and with a quarantine, and real bookies."""
 
 
 def subject_of(request: pytest.FixtureRequest) -> Subject:
@@ -53,28 +49,19 @@ def subject_of(request: pytest.FixtureRequest) -> Subject:
         return Subject(make=in_memory, bookies=MEMORY_BOOKIES)
     if request.param == "quarantining":
         return Subject(
-            make=lambda: QuarantiningBookies(in_memory(), Quarantine(SystemClock(), lambda _: 1)),
+            make=lambda: AnsweringBookies(in_memory(), BookieHealth(SystemClock(), lambda _: 1)),
             bookies=MEMORY_BOOKIES,
         )
     cluster: LocalCluster = request.getfixturevalue("cluster")
-    return Subject(make=lambda: client(request.param), bookies=cluster.bookies)
+    return Subject(make=client, bookies=cluster.bookies)
 
 
 def in_memory() -> MemoryBookies:
     return MemoryBookies(MEMORY_BOOKIES, clock=SystemClock())
 
 
-def client(protocol: str) -> BookieClient:
-    assert protocol in ("v2", "v3")
-    budgets = Budgets(reads_in_flight_max=64)
-    return BookieClient(
-        resolve=spelled_address,
-        budgets=budgets,
-        bulk=BulkTransfers(budgets),
-        clock=SystemClock(),
-        rng=random.Random(1),
-        settings=BookieClientSettings(protocol="v2" if protocol == "v2" else "v3"),
-    )
+def client() -> BookieClient:
+    return BookieClient(BulkTransfers(Budgets(reads_in_flight_max=64)))
 
 
 class Ledger:
@@ -118,27 +105,15 @@ class Ledger:
         with pytest.raises(NoSuchEntryError):
             await self.fence()
 
-    async def write_lac(self, lac: int, *, key: bytes = KEY) -> None:
-        await self.bookies.write_lac(
-            self.bookie, self.id, lac, master_key=key, record=self.lac_record(lac)
-        )
-
-    def lac_record(self, lac: int) -> bytes:
-        return DIGEST.pack_lac_record(ledger_id=self.id, lac=lac)
-
     async def read_lac(self) -> LacAnswer:
         return await self.bookies.read_lac(self.bookie, self.id)
 
-    async def read_batch(
-        self, first_entry_id: int, *, count_max: int = 100, bytes_max: int = 100_000
-    ) -> list[bytes]:
-        return await self.bookies.read_batch(
-            self.bookie, self.id, first_entry_id, count_max=count_max, bytes_max=bytes_max
-        )
-
     async def entry_ids(self) -> list[int]:
-        runs = await self.bookies.list_entries(self.bookie, self.id)
-        return [entry_id for run in runs for entry_id in run]
+        """Return which of the first ten entries the bookie stores."""
+        result = await self.bookies.transfer(
+            Transfer(ledger_id=self.id, digest=DIGEST, reads={self.bookie: range(10)})
+        )
+        return sorted(set(range(10)) - result.failures.get(self.bookie, {}).keys())
 
 
 def check(subject: Subject, scenario: Callable[[Ledger], Awaitable[None]]) -> None:

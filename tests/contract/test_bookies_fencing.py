@@ -109,8 +109,6 @@ def test_the_first_key_counts(subject: Subject) -> None:
             with pytest.raises(UnauthorizedError):
                 await ledger.add(1, key=OTHER_KEY, is_recovery=is_recovery)
         with pytest.raises(UnauthorizedError):
-            await ledger.write_lac(0, key=OTHER_KEY)
-        with pytest.raises(UnauthorizedError):
             await ledger.fence(key=OTHER_KEY)
 
         await ledger.add(1)  # so no client fenced it

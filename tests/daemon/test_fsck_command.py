@@ -89,7 +89,6 @@ def test_the_options_reach_the_run(runs: FakeRuns, tmp_path: Path) -> None:
             metadata_service_uri=URI,
             level=Level.SAMPLE,
             sample_share=0.05,
-            entry_lists=True,
             reads_per_s=20_000,
             bytes_per_s=50_000_000,
             reads_in_flight_per_bookie=9,
@@ -205,7 +204,7 @@ def test_facts_about_the_cluster_come_from_the_settings() -> None:
     }
 
     options = options_for(
-        settings_for(URI, None, environment), level=Level.FULL, share=None, entry_lists=False,
+        settings_for(URI, None, environment), level=Level.FULL, share=None,
         reads_per_s=None, bytes_per_s=None, reads_in_flight=None,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.registration import Registration
@@ -52,7 +52,7 @@ async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = 
     clock = clock or cluster.clock
     views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()
-    bookies = QuarantiningBookies(cluster.bookies, Quarantine(clock, views.life))
+    bookies = AnsweringBookies(cluster.bookies, BookieHealth(clock, views.life))
     return Executor(
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
         inspector=LedgerInspector(wanted, bookies=bookies, views=views, clock=clock),

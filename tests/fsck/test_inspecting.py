@@ -320,19 +320,7 @@ async def test_a_misplaced_ensemble_is_a_finding_but_no_grade(level: Level) -> N
     assert not together.is_wrong
 
 
-# --- Entry lists, and many ledgers ----------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_entry_lists_show_gaps_between_the_ends() -> None:
-    cluster, _ = await one_ledger(last=99)
-    cluster.bookie(B2).lose(LEDGER, 50)
-
-    assert told(await inspect_once(cluster, ENDS)) == WHOLE
-    assert told(await inspect_once(cluster, ENDS, entry_lists=True)) == (
-        Grade.DEGRADED,
-        (Finding.MISSING,),
-    )
+# --- Many ledgers ---------------------------------------------------------------------------------
 
 
 @where_read

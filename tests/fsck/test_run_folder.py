@@ -167,9 +167,9 @@ def test_a_partly_discarded_run_has_no_results(
 
 
 def test_the_options_that_differ_are_named(folder: RunFolder) -> None:
-    other = replace(OPTIONS, level=Level.SAMPLE, sample_share=0.5, entry_lists=True)
+    other = replace(OPTIONS, level=Level.SAMPLE, sample_share=0.5)
 
-    differences = "level full, not sample; sample share 0.01, not 0.5; entry lists False, not True"
+    differences = "level full, not sample; sample share 0.01, not 0.5"
     with pytest.raises(SettingsError, match=differences):
         folder.check_options(other)
     with pytest.raises(SettingsError, match="seed 0, not 1"):

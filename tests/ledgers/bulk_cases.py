@@ -11,8 +11,10 @@ from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.digest import EntryDigest
+from ledgers.health import BookieHealth
 from ledgers.model import DigestType
 from tests.fake_bookie import FakeBookie
+from tests.virtual_time import LoopClock
 
 LEDGER_ID = 7
 DIGEST = EntryDigest(DigestType.CRC32C, b"foobar")
@@ -169,7 +171,12 @@ async def scene(
         ]
         budgets = Budgets(reads_in_flight_max=reads_in_flight_max)
         bulk = BulkTransfers(
-            budgets, timeout_s=timeout_s, reads_batches=reads_batches, yields=yields, **options
+            budgets,
+            timeout_s=timeout_s,
+            reads_batches=reads_batches,
+            yields=yields,
+            health=BookieHealth(LoopClock()),
+            **options,
         )
         stack.push_async_callback(bulk.close)
         made = Scene(

@@ -4,22 +4,22 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ledgers.bookies import SourceHealth, Transfer, TransferResult
+from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
+from ledgers.client import BookieClient
 from ledgers.codec.registration import Resolve, spelled_address
+from ledgers.connection import ConnectionSettings
 from ledgers.digest import HEADER
-from ledgers.model import BookieId
+from ledgers.health import BookieHealth
 from tests.ledgers.scripted_bookie import (
     Peer,
-    v2_batch_reply,
     v2_reply,
     v3_reply,
 )
 
 ENTRY = HEADER.pack(1, 0, -1, 0)
 KEY = bytes(20)
-SETTINGS = BookieClientSettings()
+SETTINGS = ConnectionSettings()
 
 
 class ManualClock:
@@ -41,35 +41,20 @@ class ManualClock:
         self.advance(duration_s)
 
 
-class NoBulk:
-    is_closed = False
-
-    def source_health(self, bookie: BookieId) -> SourceHealth:
-        return SourceHealth()
-
-    async def transfer(self, transfer: Transfer) -> TransferResult:
-        raise AssertionError("no transfer in these tests")
-
-    async def close(self) -> None:
-        self.is_closed = True
-
-
 @asynccontextmanager
 async def client_of(
     *,
-    settings: BookieClientSettings = SETTINGS,
+    settings: ConnectionSettings = SETTINGS,
     clock: ManualClock | None = None,
     resolve: Resolve = spelled_address,
-    bulk: NoBulk | None = None,
+    bulk: BulkTransfers | None = None,
 ) -> AsyncIterator[BookieClient]:
-    client = BookieClient(
+    bulk = bulk or BulkTransfers(
+        Budgets(reads_in_flight_max=64),
         resolve=resolve,
-        budgets=Budgets(reads_in_flight_max=64),
-        bulk=bulk or NoBulk(),
-        clock=clock or ManualClock(),
-        rng=random.Random(7),
-        settings=settings,
+        health=BookieHealth(clock or ManualClock(), rng=random.Random(7)),
     )
+    client = BookieClient(bulk, settings=settings)
     try:
         yield client
     finally:
@@ -77,18 +62,13 @@ async def client_of(
 
 
 async def answer(peer: Peer) -> None:
-    """Answer as a bookie that returns ENTRY for every entry, in both protocols; batches have one
-    entry."""
+    """Answer as a bookie that returns ENTRY for every entry, in both protocols."""
     while True:
         await answer_one(peer, await peer.packet())
 
 
 async def answer_one(peer: Peer, packet: bytes) -> None:
     match packet[:2]:
-        case b"\x02\x07":
-            await peer.send(v2_batch_reply(packet, ENTRY))
-        case b"\x02\x02":
-            await peer.send(v2_reply(packet, entry=ENTRY))
         case b"\x02\x01":
             await peer.send(v2_reply(packet))
         case _:

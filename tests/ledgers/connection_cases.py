@@ -1,39 +1,22 @@
-"""One connection to a scripted bookie, in either protocol."""
+"""One connection to a scripted bookie."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-
-import pytest
 
 from ledgers.bulk.limiters import ReadBudget
 from ledgers.connection import Connection, ConnectionSettings
 from ledgers.digest import HEADER
-from ledgers.wire import v2, v3
-from ledgers.wire.messages import Add, Codec, Read, Reply, Request, Status
-from tests.ledgers.scripted_bookie import Peer, Script, scripted_bookie, step, v2_reply, v3_reply
+from ledgers.wire.messages import Add, Codec, Read, Reply, Request
+from tests.ledgers.scripted_bookie import Peer, Script, scripted_bookie, step, v3_reply
 
 SETTINGS = ConnectionSettings(request_timeout_s=5.0, queue_timeout_s=30.0)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """A protocol: our side, and the bookie's."""
-
-    codec: Codec
-    reply: Callable[[bytes, Status, bytes], bytes]
-
-
-V2 = Dialect(v2, v2_reply)
-V3 = Dialect(v3, v3_reply)
-BOTH = pytest.mark.parametrize("dialect", [V2, V3], ids=["V2", "V3"])
 
 
 @asynccontextmanager
 async def connected(
     script: Script,
-    dialect: Dialect,
+    codec: Codec,
     *,
     reads: ReadBudget | None = None,
     settings: ConnectionSettings = SETTINGS,
@@ -42,7 +25,7 @@ async def connected(
         connection = await Connection.open(
             bookie.id,
             bookie.address,
-            codec=dialect.codec,
+            codec=codec,
             reads=reads or ReadBudget(count_max=64),
             settings=settings,
             on_broken=lambda connection, cause: None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from random import Random
 
 from ledgers.model import BookieId
-from ledgers.placement import DEFAULT_RACK, RackRule, Rule, RuledPlacement
+from ledgers.placement import DEFAULT_RACK, PlacementPolicy, RackRule, Rule
 
 SEEDS = range(60)
 ENFORCED = RackRule(is_enforced=True)
@@ -17,8 +17,8 @@ def named(racks: Sequence[str]) -> dict[BookieId, str]:
 
 def policy_of(
     rule: Rule, racks: Mapping[BookieId, str], *, seed: int = 0, local: str | None = None
-) -> RuledPlacement:
-    return RuledPlacement(
+) -> PlacementPolicy:
+    return PlacementPolicy(
         rule,
         Random(seed),
         locate=lambda bookie: racks.get(bookie, DEFAULT_RACK),

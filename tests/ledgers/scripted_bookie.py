@@ -128,17 +128,9 @@ async def scripted_bookie(*scripts: Script) -> AsyncIterator[ScriptedBookie]:
 # --- Replies --------------------------------------------------------------------------------------
 
 
-def v2_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:
-    """Return the frame that answers a V2 add or read."""
-    ids = packet[24:40] if packet[1] == 1 else packet[4:20]
-    return frame(packet[:2] + bytes(2) + struct.pack(">i", status.v2_code) + ids + entry)
-
-
-def v2_batch_reply(packet: bytes, *entries: bytes, status: Status = Status.EOK) -> bytes:
-    """Return the frame that answers a V2 batch read."""
-    code = struct.pack(">i", status.v2_code)
-    body = b"".join(struct.pack(">i", len(entry)) + entry for entry in entries)
-    return frame(packet[:2] + bytes(2) + code + packet[4:28] + body)
+def v2_reply(packet: bytes, status: Status = Status.EOK) -> bytes:
+    """Return the frame that answers a V2 add."""
+    return frame(packet[:2] + bytes(2) + struct.pack(">i", status.v2_code) + packet[24:40])
 
 
 def v3_reply(packet: bytes, status: Status = Status.EOK, entry: bytes = b"") -> bytes:

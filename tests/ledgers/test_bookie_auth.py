@@ -4,7 +4,6 @@ Right and wrong secrets at real bookies: ``tests/cluster/test_secured_bookies.py
 """
 
 import asyncio
-import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,7 +16,6 @@ from daemon.local.certificates import Authority
 from ledgers.bookie_auth import NO_PLUGIN, SecureConnector, bookie_connector
 from ledgers.bookies import Transfer
 from ledgers.client import open_bookies
-from ledgers.clock import SystemClock
 from ledgers.codec.registration import Address
 from ledgers.digest import EntryDigest
 from ledgers.errors import BookmenderError, SecureConnectionError
@@ -228,10 +226,7 @@ def test_a_bookie_that_refuses_is_not_hammered(tmp_path: Path) -> None:
             there = BookieId(f"{address.host}:{address.port}")
             digest = EntryDigest(DigestType.CRC32C, b"")
             async with open_bookies(
-                clock=SystemClock(),
-                rng=random.Random(1),
-                reads_in_flight_max=500,
-                connector=bookie_connector(settings),
+                reads_in_flight_max=500, connector=bookie_connector(settings)
             ) as client:
                 for _ in range(200):
                     with pytest.raises(BookmenderError):

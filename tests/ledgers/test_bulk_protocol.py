@@ -1,10 +1,10 @@
 """The buffers of incomplete frames: no length is believed before it is checked."""
 
-import asyncio
+from typing import cast
 
 import pytest
 
-from ledgers.bulk.connection import RECEIVE_BYTES, BulkProtocol, ReceiveBuffer
+from ledgers.bulk.connection import RECEIVE_BYTES, BulkConnection, BulkProtocol, ReceiveBuffer
 from ledgers.bulk.frames import BATCH_REPLY_BYTES
 
 
@@ -18,12 +18,6 @@ class Judge:
         self.ends.append(end)
         return 0
 
-    def opened(self, inbox: BulkProtocol, transport: asyncio.Transport) -> None: ...
-
-    def closed(self, inbox: BulkProtocol, error: Exception | None) -> None: ...
-
-    def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None: ...
-
 
 def feed(inbox: BulkProtocol, data: bytes) -> None:
     inbox.get_buffer(-1)[: len(data)] = data
@@ -33,7 +27,8 @@ def feed(inbox: BulkProtocol, data: bytes) -> None:
 @pytest.mark.parametrize("byte_count", range(4, BATCH_REPLY_BYTES))
 @pytest.mark.parametrize("length", [0x7FFF_FFFF, -1])
 def test_no_buffer_is_allocated_for_an_unchecked_length(byte_count: int, length: int) -> None:
-    inbox = BulkProtocol(judge := Judge(), ReceiveBuffer())
+    judge = Judge()
+    inbox = BulkProtocol(cast(BulkConnection, judge), ReceiveBuffer())
     head = length.to_bytes(4, "big", signed=True)
 
     feed(inbox, head + bytes(byte_count - 4))
@@ -45,7 +40,7 @@ def test_no_buffer_is_allocated_for_an_unchecked_length(byte_count: int, length:
 
 
 def test_a_long_frame_is_completed_in_its_own_buffer() -> None:
-    inbox = BulkProtocol(Judge(), ReceiveBuffer())
+    inbox = BulkProtocol(cast(BulkConnection, Judge()), ReceiveBuffer())
 
     feed(inbox, (1_000_000).to_bytes(4, "big") + bytes(BATCH_REPLY_BYTES))
 

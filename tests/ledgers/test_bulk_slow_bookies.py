@@ -16,10 +16,11 @@ from ledgers.bulk.limiters import (
 )
 from ledgers.codec.registration import Address
 from ledgers.errors import NoAnswerError
+from ledgers.health import BookieHealth
 from ledgers.model import BookieId
 from tests.fake_bookie import FakeBookie
 from tests.ledgers.bulk_cases import DIGEST
-from tests.virtual_time import run
+from tests.virtual_time import LoopClock, run
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -81,7 +82,10 @@ class Copies:
     def __init__(self) -> None:
         self._bookies: dict[str, PacedBookie] = {}
         self.bulk = BulkTransfers(
-            Budgets(reads_in_flight_max=500), yields=False, connector=self._connect
+            Budgets(reads_in_flight_max=500),
+            yields=False,
+            connector=self._connect,
+            health=BookieHealth(LoopClock()),
         )
 
     async def _connect(

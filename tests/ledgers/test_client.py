@@ -2,19 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
 import pytest
 
 from ledgers.bookies import LAST_ENTRY, LacAnswer
-from ledgers.client import BookieClient
+from ledgers.client import V3_ENTRY_BYTES_MAX, BookieClient
 from ledgers.codec.registration import Address, spelled_address
-from ledgers.connection import (
-    BACK_OFF_FIRST_S,
-    BACK_OFF_MAX_S,
-    ConnectionSettings,
-    back_off_s,
-)
+from ledgers.connection import ConnectionSettings
 from ledgers.errors import (
     AuthenticationRequiredError,
     NoAnswerError,
@@ -22,6 +16,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
+from ledgers.health import PAUSE_FIRST_S, PAUSE_MAX_S, pause_s
 from ledgers.model import BookieId
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.framing import frame
@@ -29,9 +24,7 @@ from ledgers.wire.messages import Status
 from tests.ledgers.client_cases import (
     ENTRY,
     KEY,
-    SETTINGS,
     ManualClock,
-    NoBulk,
     answer,
     answer_one,
     client_of,
@@ -52,21 +45,20 @@ Call = Callable[[BookieClient, BookieId], Awaitable[object]]
 
 
 @pytest.mark.parametrize(
-    ("call", "versions"),
+    ("call", "version"),
     [
-        pytest.param(lambda c, b: c.read(b, 1, 0), ["v2", "v3"], id="read"),
-        pytest.param(lambda c, b: c.add(b, ENTRY, master_key=KEY), ["v2", "v3"], id="add"),
-        pytest.param(lambda c, b: c.read(b, 1, LAST_ENTRY), ["v3", "v3"], id="last entry"),
+        pytest.param(lambda c, b: c.read(b, 1, 0), "v3", id="read"),
+        pytest.param(lambda c, b: c.add(b, ENTRY, master_key=KEY), "v3", id="add"),
+        pytest.param(lambda c, b: c.read(b, 1, LAST_ENTRY), "v3", id="last entry"),
+        pytest.param(lambda c, b: c.read_fencing(b, 1, 0, master_key=KEY), "v3", id="fencing read"),
         pytest.param(
-            lambda c, b: c.read_fencing(b, 1, 0, master_key=KEY), ["v3", "v3"], id="fencing read"
-        ),
-        pytest.param(
-            lambda c, b: c.read_batch(b, 1, 0, count_max=1, bytes_max=1), ["v2", "v2"], id="batch"
+            lambda c, b: c.add(b, ENTRY + bytes(V3_ENTRY_BYTES_MAX), master_key=KEY),
+            "v2",
+            id="add of a large entry",
         ),
     ],
 )
-def test_calls_that_need_distinct_replies_use_v3(call: Call, versions: list[str]) -> None:
-    """The first version is seen where the settings say V2, the second where they say V3."""
+def test_calls_that_need_distinct_replies_use_v3(call: Call, version: str) -> None:
     seen = []
 
     async def script(peer: Peer) -> None:
@@ -75,13 +67,12 @@ def test_calls_that_need_distinct_replies_use_v3(call: Call, versions: list[str]
         await answer_one(peer, packet)
 
     async def main() -> None:
-        for settings in (replace(SETTINGS, protocol="v2"), replace(SETTINGS, protocol="v3")):
-            async with scripted_bookie(script) as bookie, client_of(settings=settings) as client:
-                await call(client, bookie.id)
+        async with scripted_bookie(script) as bookie, client_of() as client:
+            await call(client, bookie.id)
 
     run(main())
 
-    assert seen == versions
+    assert seen == [version]
 
 
 def test_a_registered_address_overrides_the_one_in_the_id() -> None:
@@ -115,7 +106,7 @@ def test_a_registered_address_overrides_the_one_in_the_id() -> None:
     ],
 )
 def test_the_pause_after_failures(failure_count: int, jitter: float, expected_s: float) -> None:
-    assert back_off_s(failure_count, jitter=jitter) == pytest.approx(expected_s)
+    assert pause_s(failure_count, jitter=jitter) == pytest.approx(expected_s)
 
 
 def test_a_bookie_that_resets_connections_is_avoided_for_a_while() -> None:
@@ -135,7 +126,7 @@ def test_a_bookie_that_resets_connections_is_avoided_for_a_while() -> None:
                 ):
                     await client.read(bookie.id, 1, 0)
                 assert bookie.connection_count == attempt
-                await clock.sleep(BACK_OFF_MAX_S)
+                await clock.sleep(PAUSE_MAX_S)
 
             assert await client.read(bookie.id, 1, 0) == ENTRY
 
@@ -153,9 +144,9 @@ def test_the_pause_grows_from_failure_to_failure() -> None:
                 return bookie.connection_count
 
             assert await attempt() == 1
-            await clock.sleep(BACK_OFF_FIRST_S)
+            await clock.sleep(PAUSE_FIRST_S)
             assert await attempt() == 2
-            await clock.sleep(BACK_OFF_FIRST_S)
+            await clock.sleep(PAUSE_FIRST_S)
             assert await attempt() == 2  # the second pause is longer than the first may be
 
     run(main())
@@ -205,7 +196,7 @@ def test_a_bookie_that_stopped_answering_is_avoided_for_a_while() -> None:
 
     async def main() -> None:
         clock = ManualClock()
-        settings = replace(SETTINGS, connection=ConnectionSettings(request_timeout_s=0.01))
+        settings = ConnectionSettings(request_timeout_s=0.01)
         async with (
             scripted_bookie(fall_silent, answer) as bookie,
             client_of(clock=clock, settings=settings) as client,
@@ -250,12 +241,11 @@ def test_a_cancelled_caller_leaves_the_connecting_to_the_next() -> None:
 
 def test_a_closed_client_asks_no_bookie() -> None:
     async def main() -> None:
-        bulk = NoBulk()
-        async with scripted_bookie(answer) as bookie, client_of(bulk=bulk) as client:
+        async with scripted_bookie(answer) as bookie, client_of() as client:
             await client.read(bookie.id, 1, 0)
             await client.close()
 
-            assert bulk.is_closed
+            assert client._bulk._shared.is_closed
             with pytest.raises(UnavailableError, match="closed by us"):
                 await client.read(bookie.id, 1, 0)
 
@@ -309,9 +299,6 @@ def test_the_fields_of_a_lac_reply_decide(
         pytest.param(lambda c, b: c.read(b, 1, 0), AuthenticationRequiredError, id="read"),
         pytest.param(lambda c, b: c.room(b), AuthenticationRequiredError, id="space"),
         pytest.param(lambda c, b: c.read_lac(b, 1), AuthenticationRequiredError, id="LAC"),
-        pytest.param(
-            lambda c, b: c.list_entries(b, 1), AuthenticationRequiredError, id="entry list"
-        ),
         pytest.param(
             lambda c, b: c.read_fencing(b, 1, 0, master_key=KEY),
             UnauthorizedError,

@@ -2,7 +2,6 @@
 later."""
 
 import asyncio
-import random
 from collections.abc import Callable
 from typing import TypeVar, cast
 
@@ -11,13 +10,12 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
-from ledgers.client import BookieClient, BookieClientSettings
-from ledgers.codec.registration import Address, spelled_address
+from ledgers.client import BookieClient
+from ledgers.codec.registration import Address
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from tests.ledgers.bulk_cases import DIGEST
 from tests.replication.cluster import in_virtual_time
-from tests.virtual_time import LoopClock
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
@@ -74,15 +72,7 @@ async def test_nothing_stays_open_wherever_the_client_is_closed(
 
     budgets = Budgets(reads_in_flight_max=8)
     bulk = BulkTransfers(budgets, connector=connect)
-    client = BookieClient(
-        resolve=spelled_address,
-        budgets=budgets,
-        bulk=bulk,
-        clock=LoopClock(),
-        rng=random.Random(1),
-        settings=BookieClientSettings(),
-        connector=connect,
-    )
+    client = BookieClient(bulk)
 
     async def ask() -> None:
         if not is_bulk:

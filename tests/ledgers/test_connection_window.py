@@ -8,11 +8,10 @@ import pytest
 from ledgers.bulk.limiters import ReadBudget
 from ledgers.connection import ConnectionSettings
 from ledgers.errors import RejectedError, UnavailableError
-from ledgers.wire.messages import ListEntries, ReadBatch, Request, Status
+from ledgers.wire import v3
+from ledgers.wire.messages import Status
 from tests.ledgers.connection_cases import (
     SETTINGS,
-    V2,
-    V3,
     Desk,
     add,
     connected,
@@ -32,7 +31,7 @@ from tests.ledgers.scripted_bookie import (
 def test_reads_beyond_the_budget_wait_for_a_reply() -> None:
     async def main() -> None:
         desk = Desk()
-        async with connected(desk.script, V3, reads=ReadBudget(count_max=2)) as connection:
+        async with connected(desk.script, v3, reads=ReadBudget(count_max=2)) as connection:
             tasks = start(connection, *(read(i) for i in range(3)))
             assert await desk.sees(2)
 
@@ -46,28 +45,15 @@ def test_reads_beyond_the_budget_wait_for_a_reply() -> None:
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("request_", "in_flight"),
-    [
-        pytest.param(read(0), 10, id="a read of unknown size"),
-        pytest.param(ListEntries(ledger_id=1), 10, id="a list of entries"),
-        pytest.param(
-            ReadBatch(ledger_id=1, first_entry_id=0, count_max=9, bytes_max=400),
-            2,
-            id="a batch read, by the bytes it may return",
-        ),
-    ],
-)
-def test_reads_are_limited_by_their_bytes(request_: Request, in_flight: int) -> None:
+def test_reads_are_limited_by_their_bytes() -> None:
     async def main() -> None:
         desk = Desk()
-        dialect = V2 if isinstance(request_, ReadBatch) else V3
         reads = ReadBudget(count_max=64, bytes_max=1000)
         settings = replace(SETTINGS, read_bytes_guess=100)
-        async with connected(desk.script, dialect, reads=reads, settings=settings) as connection:
-            tasks = start(connection, *(request_ for _ in range(20)))
+        async with connected(desk.script, v3, reads=reads, settings=settings) as connection:
+            tasks = start(connection, *(read(0) for _ in range(20)))
 
-            assert await desk.sees(in_flight)
+            assert await desk.sees(10)
 
             await connection.close()
             await errors_of(tasks)
@@ -80,7 +66,7 @@ def test_a_cancelled_read_is_still_in_flight() -> None:
 
     async def main() -> None:
         desk = Desk()
-        async with connected(desk.script, V3, reads=ReadBudget(count_max=1)) as connection:
+        async with connected(desk.script, v3, reads=ReadBudget(count_max=1)) as connection:
             first, second = start(connection, read(0), read(1))
             assert await desk.sees(1)
 
@@ -103,7 +89,7 @@ def test_a_read_that_timed_out_is_still_in_flight(is_answered_late: bool) -> Non
         desk = Desk()
         settings = replace(SETTINGS, late_reply_timeout_s=20)
         reads = ReadBudget(count_max=1)
-        async with connected(desk.script, V3, reads=reads, settings=settings) as connection:
+        async with connected(desk.script, v3, reads=reads, settings=settings) as connection:
             slow, other, second = start(connection, read(0), add(0), read(1))
             assert await desk.sees(2)
             await desk.answer(1)
@@ -137,7 +123,7 @@ def test_adds_beyond_the_window_wait_for_a_reply(
 ) -> None:
     async def main() -> None:
         desk = Desk()
-        async with connected(desk.script, V3, settings=settings) as connection:
+        async with connected(desk.script, v3, settings=settings) as connection:
             tasks = start(connection, *(add(i, payload_bytes=payload_bytes) for i in range(3)))
             assert await desk.sees(2)
 
@@ -156,7 +142,7 @@ def test_the_wait_for_the_window_is_bounded() -> None:
         desk = Desk()
         settings = replace(SETTINGS, request_timeout_s=100, queue_timeout_s=30)
         reads = ReadBudget(count_max=1)
-        async with connected(desk.script, V3, reads=reads, settings=settings) as connection:
+        async with connected(desk.script, v3, reads=reads, settings=settings) as connection:
             first, second = start(connection, read(0), read(1))
             assert await desk.sees(1)
 
@@ -173,7 +159,7 @@ def test_the_wait_for_the_window_is_bounded() -> None:
 def test_the_window_is_empty_after_any_outcome_of_a_request() -> None:
     async def main() -> None:
         reads = ReadBudget(count_max=9)
-        async with connected(Peer.is_left, V3, reads=reads) as connection:
+        async with connected(Peer.is_left, v3, reads=reads) as connection:
             tasks = start(connection, *(read(i) for i in range(20)))
             await step()
             tasks[3].cancel()
@@ -194,7 +180,7 @@ def test_an_entry_too_large_for_any_frame_is_refused() -> None:
 
     async def main() -> None:
         settings = replace(SETTINGS, frame_bytes_max=1000, adds_in_flight_max=1)
-        async with connected(script, V3, settings=settings) as connection:
+        async with connected(script, v3, settings=settings) as connection:
             with pytest.raises(RejectedError, match="does not fit"):
                 await connection.request(add(0, payload_bytes=1000))
 

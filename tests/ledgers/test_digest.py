@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ledgers.digest import HEADER_BYTES, EntryDigest, EntryHeader, master_key
 from ledgers.errors import DigestMismatchError
 from ledgers.model import DigestType
+from tests.memory.bookies import lac_record
 from tests.vectors import Case, cases
 
 PROVING = [DigestType.CRC32, DigestType.CRC32C, DigestType.HMAC]
@@ -81,7 +82,7 @@ def test_an_explicit_lac_record_is_read_and_written_as_java_does(case: Case) -> 
     digest, record = _digest(case), bytes.fromhex(case["record"])
     ledger_id, lac = case["ledger_id"], case["last_add_confirmed"]
 
-    assert digest.pack_lac_record(ledger_id=ledger_id, lac=lac) == record
+    assert lac_record(digest, ledger_id=ledger_id, lac=lac) == record
     assert digest.lac_of_record(record, ledger_id=ledger_id) == lac
 
 
@@ -186,7 +187,7 @@ def test_another_password_matters_to_hmac_only(digest_type: DigestType) -> None:
 @pytest.mark.parametrize("digest_type", PROVING, ids=lambda kind: kind.name)
 def test_any_change_of_a_lac_record_is_detected(digest_type: DigestType) -> None:
     digest = EntryDigest(digest_type, b"foobar")
-    record = digest.pack_lac_record(ledger_id=1, lac=7)
+    record = lac_record(digest, ledger_id=1, lac=7)
     damaged = [_changed(record, position, 1) for position in range(len(record))]
     cut = [record[:length] for length in range(len(record))]
 
@@ -198,7 +199,7 @@ def test_any_change_of_a_lac_record_is_detected(digest_type: DigestType) -> None
 @DIGEST_TYPES
 def test_a_lac_record_of_another_ledger_is_a_mismatch(digest_type: DigestType) -> None:
     digest = EntryDigest(digest_type, b"foobar")
-    record = digest.pack_lac_record(ledger_id=1, lac=7)
+    record = lac_record(digest, ledger_id=1, lac=7)
 
     with pytest.raises(DigestMismatchError):
         digest.lac_of_record(record, ledger_id=2)

@@ -1,8 +1,9 @@
 """The quarantine of unresponsive bookies: how long it lasts, and what ends it."""
 
 import pytest
+from structlog.testing import capture_logs
 
-from ledgers.health import WAIT_MAX_S, WAIT_MIN_S, Quarantine, Shut
+from ledgers.health import WAIT_MAX_S, WAIT_MIN_S, BookieHealth, Shut
 from ledgers.model import BookieId
 from tests.ledgers.client_cases import ManualClock
 
@@ -15,11 +16,12 @@ class Scene:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.lives = {B1: 1, B2: 1}
-        self.quarantine = Quarantine(self.clock, lambda bookie: self.lives.get(bookie, 0))
+        self.quarantine = BookieHealth(self.clock, lambda bookie: self.lives.get(bookie, 0))
 
     def stop_answering(self, bookie: BookieId = B1) -> bool:
         assert self.quarantine.admits(bookie)
-        return self.quarantine.note_silence(bookie)
+        self.quarantine.note_silence(bookie)
+        return self.quarantine.holds(bookie)
 
     def pass_wait(self, times: int = 1) -> float:
         """Let the wait end and a probe fail, as often as given. Return the last wait."""
@@ -74,7 +76,7 @@ def test_requests_sent_before_it_began_are_no_probes() -> None:
 
     assert scene.stop_answering()
     scene.clock.advance(1)
-    assert not scene.quarantine.note_silence(B1)
+    scene.quarantine.note_silence(B1)
 
     assert scene.pass_wait() == WAIT_MIN_S - 1
 
@@ -84,8 +86,11 @@ def test_an_answer_ends_it_and_resets_the_wait() -> None:
     scene.stop_answering()
     scene.pass_wait(3)
 
-    assert scene.quarantine.note_answer(B1) == 70
-    assert scene.quarantine.note_answer(B1) is None
+    with capture_logs() as logs:
+        scene.quarantine.note_answer(B1)
+        scene.quarantine.note_answer(B1)
+
+    assert [(each["event"], each["silent_s"]) for each in logs] == [("bookie.answered_again", 70)]
     assert scene.quarantine.admits(B1)
     assert not scene.quarantine.holds(B1)
 

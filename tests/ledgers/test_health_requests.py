@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from ledgers.bookies import Answer, Bookies, Transfer
 from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnavailableError
-from ledgers.health import WAIT_MIN_S, Quarantine, QuarantiningBookies
+from ledgers.health import WAIT_MIN_S, AnsweringBookies, BookieHealth
 from ledgers.model import BookieId, DigestType
 from tests.memory.bookies import Fault, MemoryBookies, Op
 from tests.virtual_time import LoopClock, run
@@ -25,8 +25,8 @@ class Scene:
     def __init__(self) -> None:
         self.clock = LoopClock()
         self.inner = MemoryBookies((A, B, TARGET), clock=self.clock)
-        self.quarantine = Quarantine(self.clock, lambda bookie: 1)
-        self.bookies = QuarantiningBookies(self.inner, self.quarantine)
+        self.quarantine = BookieHealth(self.clock, lambda bookie: 1)
+        self.bookies = AnsweringBookies(self.inner, self.quarantine)
         for entry_id in range(10):
             entry = DIGEST.pack(ledger_id=7, entry_id=entry_id, lac=-1, length=1, payload=b"p")
             for bookie in (A, B):

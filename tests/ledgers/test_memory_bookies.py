@@ -66,8 +66,6 @@ def test_a_ledger_deleted_while_in_use_refuses_every_add() -> None:
         bookie.write_lac(LEDGER_ID, master_key=KEY, record=b"")
     with pytest.raises(NoSuchEntryError):
         bookie.read_fencing(LEDGER_ID, 0, master_key=KEY)
-    with pytest.raises(NoSuchEntryError):
-        bookie.list_entries(LEDGER_ID)
 
     bookie.crash()
     bookie.start()
@@ -152,13 +150,6 @@ def test_new_disks_are_empty() -> None:
 
     assert bookie.entry_ids(LEDGER_ID) == frozenset()
     add(bookie, 0)
-
-
-def test_a_bookie_without_batches_is_read_singly() -> None:
-    bookie = bookie_with(0, 1)
-    bookie.knows_batches = False
-
-    assert bookie.read_batch(LEDGER_ID, 0, count_max=9, bytes_max=9999) == [entry(0)]
 
 
 # --- Requests and faults --------------------------------------------------------------------------
@@ -251,30 +242,16 @@ def test_faults_may_be_drawn_for_each_request() -> None:
         bookies.faults = faults
         assert await bookies.read_lac(ONE, LEDGER_ID) == LacAnswer(last_entry=entry(2))
         with pytest.raises(UnavailableError):
-            await bookies.list_entries(ONE, LEDGER_ID)
-        assert await bookies.list_entries(ONE, LEDGER_ID) == [range(3)]
+            await bookies.read(ONE, LEDGER_ID, 0)
+        assert await bookies.read(ONE, LEDGER_ID, 0) == entry(0)
 
     check(scenario)
 
     assert asked == [
         (ONE, Op.READ_LAC, 1),
-        (ONE, Op.LIST_ENTRIES, 1),
-        (ONE, Op.LIST_ENTRIES, 1),
+        (ONE, Op.READ, 1),
+        (ONE, Op.READ, 1),
     ]
-
-
-def test_a_bookie_without_lists_does_not_answer() -> None:
-    async def scenario(bookies: MemoryBookies) -> None:
-        bookies.bookie(ONE).lists_entries = False
-
-        with pytest.raises(NoSuchEntryError):
-            await bookies.list_entries(ONE, 2)
-        assert now_s() == 0
-        with pytest.raises(UnavailableError, match="no answer in time"):
-            await bookies.list_entries(ONE, LEDGER_ID)
-        assert now_s() == 5
-
-    check(scenario)
 
 
 # --- Transfers ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from ledgers.placement import (
     NoRule,
     PlacementPolicy,
     RandomPlacement,
-    RuledPlacement,
     Weighting,
 )
 
@@ -127,7 +126,7 @@ def shares(
     free_bytes: Mapping[BookieId, int | None], *, multiple_max: float = 3.0, seed: int = 5
 ) -> dict[BookieId, float]:
     """Return how often each bookie is chosen, as a share."""
-    policy = RuledPlacement(NoRule(), Random(seed), weighting=Weighting(multiple_max=multiple_max))
+    policy = PlacementPolicy(NoRule(), Random(seed), weighting=Weighting(multiple_max=multiple_max))
     candidates = [Candidate(bookie=b, free_bytes=free) for b, free in free_bytes.items()]
     chosen = Counter(
         policy.choose_replacement(candidates, ensemble=(Y, Z), index=0, write_quorum=2)
@@ -163,7 +162,7 @@ def test_without_a_bound_an_empty_bookie_gets_nearly_all() -> None:
 
 
 def test_of_two_drawn_by_weight_the_less_loaded_is_chosen() -> None:
-    policy = RuledPlacement(NoRule(), Random(3), weighting=Weighting())
+    policy = PlacementPolicy(NoRule(), Random(3), weighting=Weighting())
     candidates = [
         Candidate(bookie=A, free_bytes=100, load_bytes=10),
         Candidate(bookie=B, free_bytes=100, load_bytes=0),
@@ -178,7 +177,7 @@ def test_of_two_drawn_by_weight_the_less_loaded_is_chosen() -> None:
 
 
 def test_ensembles_are_weighted_too() -> None:
-    policy = RuledPlacement(NoRule(), Random(4), weighting=Weighting())
+    policy = PlacementPolicy(NoRule(), Random(4), weighting=Weighting())
     candidates = [Candidate(bookie=b, free_bytes=n) for b, n in ((A, 10), (B, 10), (C, 20))]
 
     first = Counter(policy.choose_ensemble(candidates, 1, write_quorum=1)[0] for _ in range(DRAWS))

@@ -16,10 +16,10 @@ from ledgers.model import BookieId
 from ledgers.placement import (
     DEFAULT_RACK,
     Candidate,
+    PlacementPolicy,
     RackRule,
     RegionRule,
     Rule,
-    RuledPlacement,
     ZoneRule,
 )
 
@@ -114,7 +114,7 @@ def test_a_new_ensemble_adheres_to_a_rule_if_possible(seed: int) -> None:
     must_fail = case.rule.is_enforced and not (fits and case.can_be_good)
 
     try:
-        chosen = RuledPlacement(case.rule, rng).choose_ensemble(
+        chosen = PlacementPolicy(case.rule, rng).choose_ensemble(
             candidates, case.size, write_quorum=case.write_quorum, ack_quorum=case.ack_quorum
         )
     except NotEnoughBookiesError:
@@ -141,7 +141,7 @@ def test_a_replacement_adheres_to_a_rule_if_possible(seed: int) -> None:
         return case.is_good(racks, around=index)
 
     try:
-        taker = RuledPlacement(case.rule, rng, locate=bookies.__getitem__).choose_replacement(
+        taker = PlacementPolicy(case.rule, rng, locate=bookies.__getitem__).choose_replacement(
             [Candidate(bookie=bookie, rack=rack) for bookie, rack in candidates.items()],
             ensemble=ensemble,
             index=index,

@@ -13,10 +13,10 @@ from ledgers.placement import (
     Adherence,
     Candidate,
     NoRule,
+    PlacementPolicy,
     RackRule,
     RegionRule,
     Rule,
-    RuledPlacement,
     ZoneRule,
 )
 from ledgers.placement.rules import Shape, judge_racks
@@ -94,7 +94,7 @@ def moves(
     """Return the targets by bookie index. Members are called 0, 1, ...; candidates new-0, new-1,
     ..."""
     members = {BookieId(str(number)): rack for number, rack in enumerate(arrangement.split())}
-    found = RuledPlacement(rule, Random(seed), locate=members.__getitem__).choose_moves(
+    found = PlacementPolicy(rule, Random(seed), locate=members.__getitem__).choose_moves(
         [
             Candidate(bookie=BookieId(f"new-{number}"), rack=rack)
             for number, rack in enumerate(candidates.split())
@@ -167,7 +167,7 @@ def test_repeated_moves_come_to_an_end(seed: int) -> None:
 
     ensemble = bookies("m", rng.choices(("/a", "/b", "/c"), k=5))
     others = bookies("new-", ("/a", "/b", "/c") * 3)
-    policy = RuledPlacement(RackRule(), rng, locate=racks.__getitem__)
+    policy = PlacementPolicy(RackRule(), rng, locate=racks.__getitem__)
     candidates = [Candidate(bookie=each, rack=racks[each]) for each in others]
 
     moved = 0

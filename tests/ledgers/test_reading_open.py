@@ -17,7 +17,7 @@ from ledgers.model import BookieId, DigestType, LedgerMetadata, LedgerState, Seg
 from ledgers.quorum import Result, raise_if_denied
 from ledgers.reading import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
-from tests.memory.bookies import Fault, Op
+from tests.memory.bookies import Fault, Op, lac_record
 from tests.virtual_time import run
 
 NO = Result[Tail](error=NoSuchEntryError("ENOENTRY"))
@@ -193,12 +193,10 @@ def test_an_explicit_lac_counts_too() -> None:
         await cluster.put(0, A, B, C)
         await cluster.put(1, A, B, C)
         for bookie in (A, B, C):
-            await cluster.bookies.write_lac(
-                bookie,
+            cluster.bookies.bookie(bookie).write_lac(
                 LEDGER_ID,
-                1,
                 master_key=DIGEST.master_key,
-                record=DIGEST.pack_lac_record(ledger_id=LEDGER_ID, lac=1),
+                record=lac_record(DIGEST, ledger_id=LEDGER_ID, lac=1),
             )
 
         assert opened(cluster, await cluster.open()) == (1, 20)

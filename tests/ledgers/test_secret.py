@@ -16,7 +16,7 @@ from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, Segment
 from ledgers.secret import Secret
 from ledgers.store import Create, SetData, Stat
-from ledgers.wire.messages import Add, Read, WriteLac
+from ledgers.wire.messages import Add, Read
 from ledgers.wire.sasl import Credentials
 from ledgers.writing import LedgerOptions
 from replication.settings import ReplicationSettings
@@ -50,7 +50,6 @@ METADATA = LedgerMetadata(
         SetData(path="/a", data=DATA, version=0),
         Read(ledger_id=1, entry_id=0, fencing_key=DATA),
         Add(entry=bytes(32), master_key=DATA),
-        WriteLac(ledger_id=1, lac=0, master_key=DATA, record=b""),
     ],
     ids=lambda holder: type(holder).__name__,
 )

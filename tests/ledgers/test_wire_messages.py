@@ -5,19 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from ledgers.digest import HEADER
-from ledgers.wire.messages import Add, Read, ReadBatch, Request, WriteLac
+from ledgers.wire.messages import Add, Read, Request
 
 KEY = bytes(20)
 
 
 def add(*, ledger_id: int = 1, entry_id: int = 0, size: int = HEADER.size, key: bytes = KEY) -> Add:
     return Add(entry=HEADER.pack(ledger_id, entry_id, -1, 0)[:size], master_key=key)
-
-
-def batch(*, ledger_id: int = 1, first: int = 0, count_max: int = 1, bytes_max: int = 1) -> Request:
-    return ReadBatch(
-        ledger_id=ledger_id, first_entry_id=first, count_max=count_max, bytes_max=bytes_max
-    )
 
 
 @pytest.mark.parametrize(
@@ -28,20 +22,10 @@ def batch(*, ledger_id: int = 1, first: int = 0, count_max: int = 1, bytes_max: 
         pytest.param(
             lambda: Read(ledger_id=1, entry_id=0, fencing_key=b""), id="empty fencing key"
         ),
-        pytest.param(lambda: batch(ledger_id=-1), id="batch of no ledger"),
-        pytest.param(lambda: batch(first=-1), id="batch from the last entry, then all"),
-        pytest.param(lambda: batch(count_max=0), id="batch without a limit"),
-        pytest.param(lambda: batch(bytes_max=0), id="batch of no bytes"),
         pytest.param(lambda: add(ledger_id=-1), id="add to no ledger"),
         pytest.param(lambda: add(entry_id=-1), id="add of a special entry"),
         pytest.param(lambda: add(size=31), id="add of less than a header"),
         pytest.param(lambda: add(key=KEY[1:]), id="add with a short key"),
-        pytest.param(
-            lambda: WriteLac(ledger_id=1, lac=0, master_key=b"", record=b""), id="LAC without a key"
-        ),
-        pytest.param(
-            lambda: WriteLac(ledger_id=-1, lac=0, master_key=KEY, record=b""), id="LAC of no ledger"
-        ),
     ],
 )
 def test_a_harmful_request_cannot_be_made(make: Callable[[], Request]) -> None:
@@ -54,7 +38,6 @@ def test_a_harmful_request_cannot_be_made(make: Callable[[], Request]) -> None:
     [
         pytest.param(lambda: Read(ledger_id=0, entry_id=-1), id="last entry of the first ledger"),
         pytest.param(lambda: Read(ledger_id=1, entry_id=0, fencing_key=KEY), id="fencing read"),
-        pytest.param(batch, id="the smallest batch"),
         pytest.param(add, id="an entry without digest or payload"),
     ],
 )

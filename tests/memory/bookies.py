@@ -12,7 +12,8 @@ storages are left out, except for a crash that forgets the fence of a ledger wit
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -27,7 +28,7 @@ from ledgers.bookies import (
     TransferResult,
 )
 from ledgers.clock import Clock
-from ledgers.digest import EntryHeader, Fingerprints
+from ledgers.digest import EntryDigest, EntryHeader, Fingerprints
 from ledgers.errors import (
     BookmenderError,
     FencedError,
@@ -43,8 +44,6 @@ from ledgers.model import BookieId
 
 T = TypeVar("T")
 
-_BATCH_OVERHEAD_BYTES = 36
-_ENTRY_OVERHEAD_BYTES = 4
 _GIB = 1 << 30
 
 SILENCE_S = 5.0
@@ -57,10 +56,7 @@ class Op(enum.Enum):
     READ = "read"
     READ_FENCING = "read_fencing"
     READ_LAC = "read_lac"
-    READ_BATCH = "read_batch"
     ADD = "add"
-    WRITE_LAC = "write_lac"
-    LIST_ENTRIES = "list_entries"
     ROOM = "room"
 
 
@@ -127,10 +123,8 @@ class MemoryBookies:
     # --- Requests ------------------------------------------------------------------------------
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
-        target = self._find(bookie)
-        return await self._serve(
-            bookie, Op.READ, ledger_id, partial(target.read, ledger_id, entry_id)
-        )
+        read = partial(self._find(bookie).read, ledger_id, entry_id)
+        return await self._serve(bookie, Op.READ, ledger_id, read)
 
     async def read_fencing(
         self,
@@ -145,28 +139,8 @@ class MemoryBookies:
         return await self._serve(bookie, Op.READ_FENCING, ledger_id, read)
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        target = self._find(bookie)
-        return await self._serve(
-            bookie, Op.READ_LAC, ledger_id, partial(target.read_lac, ledger_id)
-        )
-
-    async def read_batch(
-        self,
-        bookie: BookieId,
-        ledger_id: int,
-        first_entry_id: int,
-        *,
-        count_max: int,
-        bytes_max: int,
-    ) -> list[bytes]:
-        read = partial(
-            self._find(bookie).read_batch,
-            ledger_id,
-            first_entry_id,
-            count_max=count_max,
-            bytes_max=bytes_max,
-        )
-        return await self._serve(bookie, Op.READ_BATCH, ledger_id, read)
+        read = partial(self._find(bookie).read_lac, ledger_id)
+        return await self._serve(bookie, Op.READ_LAC, ledger_id, read)
 
     async def add(
         self,
@@ -185,26 +159,6 @@ class MemoryBookies:
             is_high_priority=is_high_priority,
         )
         await self._serve(bookie, Op.ADD, EntryHeader.of(entry).ledger_id, add)
-
-    async def write_lac(
-        self, bookie: BookieId, ledger_id: int, lac: int, *, master_key: bytes, record: bytes
-    ) -> None:
-        write = partial(
-            self._find(bookie).write_lac, ledger_id, master_key=master_key, record=record
-        )
-        await self._serve(bookie, Op.WRITE_LAC, ledger_id, write)
-
-    async def list_entries(self, bookie: BookieId, ledger_id: int) -> Sequence[range]:
-        runs = await self._serve(
-            bookie,
-            Op.LIST_ENTRIES,
-            ledger_id,
-            partial(self._find(bookie).list_entries, ledger_id),
-        )
-        if not self._find(bookie).lists_entries:
-            await self._clock.sleep(SILENCE_S)
-            raise UnavailableError("no answer in time", bookie=bookie)
-        return runs
 
     async def room(self, bookie: BookieId) -> DiskSpace:
         return await self._serve(bookie, Op.ROOM, NO_LEDGER, lambda: self._find(bookie).room)
@@ -348,6 +302,12 @@ class _Ledger:
     unflushed: set[int] = field(default_factory=set)
 
 
+def lac_record(digest: EntryDigest, *, ledger_id: int, lac: int) -> bytes:
+    """Return an explicit LAC record: 16 bytes, followed by their digest."""
+    body = struct.pack(">qq", ledger_id, lac)
+    return body + digest._compute(body, b"")
+
+
 class MemoryBookie:
     """The state of one bookie. First the requests that clients send, then the methods for tests.
 
@@ -360,10 +320,6 @@ class MemoryBookie:
         self.is_in_limbo = False
         """State after an unclean shutdown without journal: reads get EUNKNOWNLEDGERSTATE instead of
         "no"."""
-        self.knows_batches = True
-        """False: as before 4.17."""
-        self.lists_entries = True
-        """False: never answers that request, as with DbLedgerStorage."""
         self.room = DiskSpace(free_bytes=900 * _GIB, total_bytes=1000 * _GIB)
         """The reported disk space. Stored entries do not change it."""
         self._ledgers: dict[int, _Ledger] = {}
@@ -391,20 +347,6 @@ class MemoryBookie:
         if ledger_id not in self._collected:
             self._ledger(ledger_id, master_key).is_fenced = True
         return self.read(ledger_id, entry_id)
-
-    def read_batch(
-        self, ledger_id: int, first_entry_id: int, *, count_max: int, bytes_max: int
-    ) -> list[bytes]:
-        entries = [self.read(ledger_id, first_entry_id)]
-        room_bytes = bytes_max - _BATCH_OVERHEAD_BYTES - _weight(entries[0])
-        stored = self._ledgers[ledger_id].entries
-        while len(entries) < count_max and self.knows_batches:
-            following = stored.get(first_entry_id + len(entries))
-            if following is None or _weight(following) > room_bytes:
-                break
-            room_bytes -= _weight(following)
-            entries.append(following)
-        return entries
 
     def read_lac(self, ledger_id: int) -> LacAnswer:
         """Read the LAC. Answers "no" also in limbo."""
@@ -436,11 +378,6 @@ class MemoryBookie:
         if ledger_id in self._collected:
             raise NoSuchEntryError("deleted here", ledger_id=ledger_id)
         self._ledger(ledger_id, master_key).lac_record = record
-
-    def list_entries(self, ledger_id: int) -> Sequence[range]:
-        if ledger_id not in self._ledgers:
-            raise NoSuchEntryError("no such ledger", ledger_id=ledger_id)
-        return _runs(sorted(self._ledgers[ledger_id].entries))
 
     # --- For tests -----------------------------------------------------------------------------
 
@@ -506,19 +443,3 @@ class MemoryBookie:
             raise UnauthorizedError("not the ledger's master key", ledger_id=ledger_id)
         ledger.is_open = True
         return ledger
-
-
-def _weight(entry: bytes) -> int:
-    """Return the size of the entry in a batch reply."""
-    return _ENTRY_OVERHEAD_BYTES + len(entry)
-
-
-def _runs(entry_ids: Sequence[int]) -> list[range]:
-    """Return ascending ids as runs of consecutive ids."""
-    runs: list[range] = []
-    for entry_id in entry_ids:
-        if runs and runs[-1].stop == entry_id:
-            runs[-1] = range(runs[-1].start, entry_id + 1)
-        else:
-            runs.append(range(entry_id, entry_id + 1))
-    return runs

@@ -10,10 +10,10 @@ from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.codec.layout import Layout
 from ledgers.digest import EntryDigest
-from ledgers.health import Quarantine, QuarantiningBookies
+from ledgers.health import AnsweringBookies, BookieHealth
 from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.model import BookieId
-from ledgers.placement import DEFAULT_RACK, RackRule, RandomPlacement, RuledPlacement
+from ledgers.placement import DEFAULT_RACK, PlacementPolicy, RackRule, RandomPlacement
 from ledgers.registration import Registration, ResolveHost, as_spelled
 from replication.backoff import RetryPace, WaitingList
 from replication.cluster import IsolationGroups, ViewSource
@@ -52,7 +52,7 @@ class Node:
     manager: LedgerManager
     views: ViewSource
     queue: Queue
-    quarantine: Quarantine
+    quarantine: BookieHealth
     recorder: CopyRecorder
     repairer: Repairer
     written: list[VersionedMetadata]
@@ -178,18 +178,18 @@ async def _node(
     membership = await Membership.join(store, PATHS, node_info(name))
     batcher = Batcher(store, [membership.guard])
     queue = Queue(store, batcher, PATHS, holder=name, clock=clock)
-    quarantine = Quarantine(clock, views.life)
-    answering = QuarantiningBookies(bookies, quarantine)
+    quarantine = BookieHealth(clock, views.life)
+    answering = AnsweringBookies(bookies, quarantine)
     groups = IsolationGroups(store, clock)
     await groups.refresh()
     target_selector = TargetSelector(
         RandomPlacement(rng, local=local)
         if racks is None
-        else RuledPlacement(RackRule(), rng, locate=racks.get, local=local),
+        else PlacementPolicy(RackRule(), rng, locate=racks.get, local=local),
         clock=clock,
         local=local,
         is_local_only=settings.target == "local",
-        quarantine=quarantine,
+        health=quarantine,
         allowed=groups.allowed,
         rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
     )
@@ -207,7 +207,6 @@ async def _node(
             rng=rng,
             fallback_digest=fallback,
             checked_share=settings.checked_share,
-            entry_lists=settings.entry_lists,
         ),
         open_ledgers=OpenLedgers(
             manager=manager,

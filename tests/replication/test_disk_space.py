@@ -9,7 +9,7 @@ import pytest
 
 from ledgers.bookies import DiskSpace
 from ledgers.errors import AuthenticationRequiredError, UnavailableError
-from ledgers.health import Quarantine
+from ledgers.health import BookieHealth
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
@@ -247,7 +247,7 @@ async def test_a_bookie_that_demands_authentication_is_reported() -> None:
     cluster = await Cluster.start(B1)
     bookies = CountingBookies(cluster, B1)
     bookies.fail(B1, Op.ROOM, Fault(error=AuthenticationRequiredError))
-    quarantine = Quarantine(cluster.clock, life=lambda bookie: 1)
+    quarantine = BookieHealth(cluster.clock, life=lambda bookie: 1)
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
     await views.refresh()
     source = DiskSpaceSource(
@@ -256,7 +256,7 @@ async def test_a_bookie_that_demands_authentication_is_reported() -> None:
         floor_share=0.1,
         clock=cluster.clock,
         rng=random.Random(1),
-        quarantine=quarantine,
+        health=quarantine,
     )
 
     await source.ask_due()

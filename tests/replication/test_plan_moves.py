@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
-from ledgers.placement import Candidate, RackRule, RuledPlacement
+from ledgers.placement import Candidate, PlacementPolicy, RackRule
 from replication.copy_reader import CopyFinding, Verdict
 from replication.plan import WHOLE, Plan, plan_repair
 from replication.reasons import Reason
@@ -52,7 +52,7 @@ def plan(
     ]
     targets = Targets(
         candidates={b: Candidate(bookie=b, rack=RACKS[b]) for b in candidates},
-        placement=RuledPlacement(RackRule(), random.Random(0), locate=RACKS.get),
+        placement=PlacementPolicy(RackRule(), random.Random(0), locate=RACKS.get),
         only_local=only_local,
     )
     inspection = inspection_of(

@@ -8,7 +8,7 @@ import pytest
 from ledgers.digest import EntryDigest
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, DigestType
-from ledgers.placement import Candidate, RackRule, RuledPlacement
+from ledgers.placement import Candidate, PlacementPolicy, RackRule
 from ledgers.registration import BookieView
 from ledgers.store import Stat
 from replication.cluster import ClusterView
@@ -47,7 +47,7 @@ def plan(
             for index, bookie in enumerate(ensemble)
         ),
     )
-    placement = RuledPlacement(
+    placement = PlacementPolicy(
         RackRule(is_enforced=is_enforced), random.Random(seed), locate=racks.__getitem__
     )
     targets = Targets(

@@ -12,7 +12,6 @@ from ledgers.placement import (
     PlacementPolicy,
     RackRule,
     RandomPlacement,
-    RuledPlacement,
 )
 from ledgers.registration import Registration
 from ledgers.store import Operation
@@ -34,7 +33,7 @@ from tests.replication.repairs import (
     repair_late,
 )
 
-WRITES = (Op.ADD, Op.WRITE_LAC, Op.READ_FENCING)
+WRITES = (Op.ADD, Op.READ_FENCING)
 
 
 @asynccontextmanager
@@ -77,7 +76,7 @@ async def preview(
     )
     placement: PlacementPolicy = RandomPlacement(rng, local=local)
     if racks is not None:
-        placement = RuledPlacement(RackRule(), rng, locate=racks.get)
+        placement = PlacementPolicy(RackRule(), rng, locate=racks.get)
     target_selector = TargetSelector(
         placement,
         clock=cluster.clock,

@@ -275,7 +275,6 @@ def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
         "level": options.level.value,
         "sample_share": options.sample_share,
         "seed": options.seed,
-        "entry_lists": options.entry_lists,
         "changes_of": client or "no client",
     }
 
