@@ -331,7 +331,7 @@ class Findings:
         """Return what an unreadable finding counts as: damage on each bookie of the ledger's marks,
         as for a worker that reads it."""
         marks = [await tree.read(ledger_id) for tree in self._mark_trees()]
-        bookies = {bookie for seen in marks if seen for bookie in seen.mark.replicas}
+        bookies = {bookie for seen in marks if seen for bookie in seen.replicas}
         return replace(UNREADABLE_FINDING, bookies=tuple(sorted(bookies)))
 
     async def run(self) -> None:

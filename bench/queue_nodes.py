@@ -20,7 +20,6 @@ from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.cluster import ViewSource
-from replication.ledger_record import WaitingNotesWriter
 from replication.locks import LedgerLease
 from replication.nodes import Membership, NodeInfo, Role
 from replication.outcome import DONE, MARKED_AGAIN, Outcome
@@ -119,7 +118,6 @@ async def _node(
         queue=queue,
         repairer=cast(Repairer, repair),
         views=views,
-        notes=WaitingNotesWriter(store, batcher, task.paths),
         manager=manager,
         settings=ReplicationSettings(),
         node=name,

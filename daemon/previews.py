@@ -27,7 +27,7 @@ from replication.by_hand import Preview, Previewer
 from replication.cluster import ClusterView, ViewSource
 from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
-from replication.ledger_record import UnprovenEnd, all_unproven, unproven_among
+from replication.ledger_record import UnprovenEnd, read_unproven
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
 from replication.orders import DrainOrder, OrderStore
 from replication.targets import TargetSelector
@@ -90,7 +90,7 @@ async def plan_for(
     else:
         chosen = await most_urgent(cluster, limit=limit)
         none_marked = "" if chosen.ledger_ids else await _doubts(cluster)
-        ends = await all_unproven(cluster.store, cluster.manager, cluster.paths)
+        ends = await read_unproven(cluster.store, cluster.manager, cluster.paths)
         every_unproven = [end.ledger_id for end in ends]
     previews = await preview_all(cluster, chosen.ledger_ids, drained=bookie)
     return Previews(
@@ -98,7 +98,7 @@ async def plan_for(
         more=chosen.more,
         unreadable=chosen.unreadable,
         none_marked=none_marked,
-        unproven=await unproven_among(
+        unproven=await read_unproven(
             cluster.store, cluster.manager, cluster.paths, chosen.ledger_ids
         ),
         unproven_others=sorted(set(every_unproven).difference(chosen.ledger_ids)),

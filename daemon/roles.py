@@ -65,7 +65,6 @@ from replication.disk_space import DiskSpaceSource
 from replication.history import Event, HistoryWriter, Kind
 from replication.inspection import Inspector
 from replication.journal import MetadataJournal
-from replication.ledger_record import WaitingNotesWriter
 from replication.nodes import Role
 from replication.open_ledgers import OpenLedgers
 from replication.racks import RackMemory
@@ -189,7 +188,6 @@ async def open_worker(
             queue=queue,
             repairer=repairer,
             views=views,
-            notes=WaitingNotesWriter(store, batcher, paths),
             manager=session.manager,
             settings=ours,
             node=session.node,

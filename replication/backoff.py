@@ -1,8 +1,9 @@
-"""Decides when a deferred ledger is tried again, and tells all nodes.
+"""``WaitingList``: decides which ledgers a worker tries again, and when, and tells all nodes.
 
-A worker defers a ledger whose repair is blocked. ``WaitingList`` writes a note for all nodes
-(``ledger_record.WaitingNote``), and ``Deferrals`` remembers which ledgers this node leaves alone
-and until when.
+A worker defers a ledger whose repair is blocked. It remembers until when it leaves the ledger alone
+(``Deferral``), and writes a note for all nodes (``ledger_record.WaitingNote``). A node follows the
+notes of others twice: as a hint before it locks a ledger, so that it does not lock a long queue in
+vain, and under the lock, where the note cannot change.
 
 The first and the longest wait depend on the reason (``PACES``): an unresponsive bookie may answer
 in a moment, damaged metadata stays damaged. Each failure for the same reason doubles the wait. A
@@ -13,35 +14,29 @@ wait.
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
 from ledgers.clock import Clock
-from ledgers.errors import (
-    LockLostError,
-    RejectedError,
-    UnavailableError,
-)
+from ledgers.errors import LockLostError, RejectedError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.model import BookieId
+from ledgers.tasks import until_answered
 from replication.cluster import ClusterView, ViewSource
-from replication.ledger_record import (
-    ClusterFingerprint,
-    UnprovenEnd,
-    WaitingNote,
-    WaitingNotesWriter,
-    still_open,
-)
+from replication.ledger_record import ClusterFingerprint, UnprovenEnd, WaitingNote, still_open
 from replication.locks import LedgerLease, QueuedLedger
 from replication.orders import TriesOrder
 from replication.outcome import Outcome
 from replication.reasons import Blocked, Facts, Reason, named
+from replication.settings import ReplicationSettings
+from replication.slots import Slots
 from replication.work_queue import Queue
 
 LONG, SHORT = (6.0, 12.0), (0.2, 0.2)
-PACES: Mapping[Reason, tuple[float, float]] = {
+PACES: Mapping[Reason | None, tuple[float, float]] = {
     Reason.NO_COPY: LONG,
     Reason.CORRUPT_METADATA: LONG,
     Reason.ACCESS_DENIED: LONG,
@@ -59,109 +54,7 @@ TRIES_COUNTED_MAX = 30
 """More doublings exceed any bound."""
 REMEMBERED_S = 3_600.0
 """Time that a deferral is remembered after its retry was due, to count the tries."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryPace:
-    """The settings for the wait between tries."""
-
-    wait_min_s: float
-    wait_max_s: float
-
-    def wait_s(self, reason: Reason | None, *, tries: int, rng: random.Random) -> float:
-        """Return the wait after ``tries`` failures for this reason. None: an unexpected error."""
-        assert tries >= 1, tries
-        first, longest = (1.0, 1.0) if reason is None else PACES.get(reason, (1.0, 1.0))
-        doubled_s = self.wait_min_s * first * 2.0 ** (min(tries, TRIES_COUNTED_MAX) - 1)
-        return min(doubled_s, self.wait_max_s * longest) * rng.uniform(1 - JITTER, 1 + JITTER)
-
-
-@dataclass(frozen=True, slots=True)
-class _Deferral:
-    due_s: float
-    fingerprint: ClusterFingerprint
-    reason: Reason | None
-    tries: int
-    is_loss: bool
-
-
-class Deferrals:
-    """The ledgers that this worker leaves alone for now, because of its own tries or of notes.
-
-    Times are monotonic seconds. All other ledgers are due.
-    """
-
-    def __init__(self) -> None:
-        self._deferrals: dict[int, _Deferral] = {}
-
-    def defer(
-        self,
-        ledger_id: int,
-        *,
-        due_s: float,
-        fingerprint: ClusterFingerprint,
-        reason: Reason | None,
-        tries: int = 1,
-        is_loss: bool = True,
-    ) -> None:
-        """Leave the ledger alone until ``due_s``. ``is_loss``: it was known to have lost copies."""
-        self._deferrals[ledger_id] = _Deferral(due_s, fingerprint, reason, tries, is_loss)
-
-    def is_due(
-        self, ledger_id: int, *, now_s: float, fingerprint: ClusterFingerprint, is_loss: bool = True
-    ) -> bool:
-        """Return True if the ledger may be tried. ``is_loss``: it has lost copies now. A ledger
-        that was deferred while being moved is due once it lost copies."""
-        deferral = self._deferrals.get(ledger_id)
-        return (
-            deferral is None
-            or deferral.due_s <= now_s
-            or (is_loss and not deferral.is_loss)
-            or fingerprint.warrants_retry(deferral.fingerprint, deferral.reason)
-        )
-
-    def tries(
-        self, ledger_id: int, reason: Reason | None, *, fingerprint: ClusterFingerprint
-    ) -> int:
-        """Return how often the ledger failed in a row for this reason, without a change that
-        warrants a retry."""
-        deferral = self._deferrals.get(ledger_id)
-        if deferral is None or deferral.reason is not reason:
-            return 0
-        return 0 if fingerprint.warrants_retry(deferral.fingerprint, reason) else deferral.tries
-
-    def waits_for(self, ledger_id: int, reason: Reason) -> bool:
-        """Return True if the ledger was last deferred for this reason."""
-        deferral = self._deferrals.get(ledger_id)
-        return deferral is not None and deferral.reason is reason
-
-    def forget_all(self, reason: Reason) -> None:
-        """Make all ledgers due that were deferred for this reason."""
-        self._deferrals = {
-            ledger_id: deferral
-            for ledger_id, deferral in self._deferrals.items()
-            if deferral.reason is not reason
-        }
-
-    def forget_others(self, ledger_ids: Set[int]) -> None:
-        """Forget all ledgers but these."""
-        for ledger_id in self._deferrals.keys() - ledger_ids:
-            del self._deferrals[ledger_id]
-
-    def forget(self, ledger_id: int) -> None:
-        self._deferrals.pop(ledger_id, None)
-
-    def prune(self, *, now_s: float) -> None:
-        """Forget ledgers that were due long ago: other nodes have repaired them."""
-        self._deferrals = {
-            ledger_id: deferral
-            for ledger_id, deferral in self._deferrals.items()
-            if deferral.due_s + REMEMBERED_S > now_s
-        }
-
-
-log = structlog.get_logger()
-
+PRUNE_INTERVAL_S = 60.0
 LOST_RACE_PAUSE_S = 0.5
 """Pause for a ledger that another worker leased first."""
 GONE_PAUSE_S = 60.0
@@ -169,62 +62,82 @@ GONE_PAUSE_S = 60.0
 PROBE_INTERVAL_S = 30.0
 """Interval at which one ledger is tried while the journal cannot be written. Nothing else shows
 that the disk has space again, and each try may copy in vain."""
+REWRITE_INTERVAL_MAX_S = 60.0
+"""Longest interval between two attempts to write a note that must exist before the ledger is
+unlocked."""
 NOTES_TIDIED_MAX = 1_000
 """Notes whose marks are checked at once."""
 
-PRUNE_INTERVAL_S = 60.0
+log = structlog.get_logger()
 
 
-@dataclass(slots=True)
-class LeasedLedger:
-    """A ledger that this worker has leased.
+def retry_wait_s(
+    settings: ReplicationSettings, reason: Reason | None, *, tries: int, rng: random.Random
+) -> float:
+    """Return the wait after ``tries`` failures for this reason. None: an unexpected error."""
+    assert tries >= 1, tries
+    first, longest = PACES.get(reason, (1.0, 1.0))
+    doubled_s = settings.retry_min_s * first * 2.0 ** (min(tries, TRIES_COUNTED_MAX) - 1)
+    return min(doubled_s, settings.retry_max_s * longest) * rng.uniform(1 - JITTER, 1 + JITTER)
 
-    ``fingerprint``: the cluster when the repair began. ``note``: the note in ZooKeeper.
-    ``old_note``: instead, the note of an earlier mark that ZooKeeper has.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deferral:
+    """Until when this node leaves a ledger alone, in monotonic seconds, and why.
+
+    ``fingerprint``: the cluster when the try began. ``reason``: None after an unexpected error.
+    ``is_loss``: the ledger was known to have lost copies.
     """
 
-    lease: LedgerLease
+    due_s: float
     fingerprint: ClusterFingerprint
-    note: WaitingNote | None
-    old_note: WaitingNote | None = None
-    suspects: frozenset[BookieId] = frozenset()
-    """Bookies whose copies an earlier try, of any node, found bad."""
+    reason: Reason | None = None
+    tries: int = 1
+    is_loss: bool = True
 
-    @property
-    def ledger_id(self) -> int:
-        return self.lease.ledger_id
+    def is_due(
+        self, *, now_s: float, fingerprint: ClusterFingerprint, is_loss: bool = True
+    ) -> bool:
+        """Return True if the ledger may be tried. ``is_loss``: it has lost copies now. A ledger
+        that was deferred while being moved is due once it lost copies."""
+        return (
+            self.due_s <= now_s
+            or (is_loss and not self.is_loss)
+            or fingerprint.warrants_retry(self.fingerprint, self.reason)
+        )
 
-    @property
-    def is_loss(self) -> bool:
-        return self.lease.queued.is_loss
+    def tries_for(self, reason: Reason | None, *, fingerprint: ClusterFingerprint) -> int:
+        """Return how often the ledger failed in a row for this reason, without a change that
+        warrants a retry."""
+        is_same = self.reason is reason and not fingerprint.warrants_retry(self.fingerprint, reason)
+        return self.tries if is_same else 0
 
 
 class WaitingList:
-    """Decides for a worker which ledgers are due, and defers ledgers for all nodes.
+    """The ledgers that a worker leaves alone for now. All other marked ledgers are due.
 
-    ``node``: the name of this node in its notes.
+    ``settings``: may be changed at any time. ``node``: the name of this node in its notes.
     """
 
     def __init__(
         self,
         *,
-        notes: WaitingNotesWriter,
+        queue: Queue,
         manager: LedgerManager,
         views: ViewSource,
-        pace: RetryPace,
+        settings: ReplicationSettings,
         node: str,
         clock: Clock,
         rng: random.Random,
     ) -> None:
-        self._notes = notes
+        self._queue = queue
         self._manager = manager
         self._views = views
-        self.pace = pace
-        """May be changed at any time."""
+        self.settings = settings
         self._node = node
         self._clock = clock
         self._rng = rng
-        self._deferrals = Deferrals()
+        self._deferrals: dict[int, Deferral] = {}
         self._prune_due_s = 0.0
         self._probe_due_s = math.inf
         """Infinite while no ledger waits for the journal."""
@@ -232,19 +145,19 @@ class WaitingList:
         """The last fingerprint, with its view."""
         self._heeded = TriesOrder()
         """The orders to retry that were followed already."""
+        self._has_notes = True
+        """False if there was no note at all when the marks were last read. This saves a request for
+        each ledger while nothing is blocked."""
         self._is_untold = False
         """True while notes cannot be written."""
 
     @property
     def fingerprint(self) -> ClusterFingerprint:
         """The fingerprint of the cluster now."""
-        if self._seen is None or self._seen[0] is not self._view:
-            self._seen = self._view, ClusterFingerprint.of(self._view)
+        view = self._views.current
+        if self._seen is None or self._seen[0] is not view:
+            self._seen = view, ClusterFingerprint.of(view)
         return self._seen[1]
-
-    @property
-    def _view(self) -> ClusterView:
-        return self._views.current
 
     # --- Which ledgers are due --------------------------------------------------------------------
 
@@ -252,30 +165,28 @@ class WaitingList:
         """Return the ledgers that are due, as far as this node knows. ``losses``: those that lost
         copies."""
         now_s, fingerprint = self._clock.now_s(), self.fingerprint
-        if now_s >= self._prune_due_s:
+        if now_s >= self._prune_due_s:  # other nodes have repaired ledgers that were due long ago
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
-            self._deferrals.prune(now_s=now_s)
-        self._heed_tries()
+            self._keep(lambda _, deferral: deferral.due_s + REMEMBERED_S > now_s)
+        tries = self._views.current.orders.tries
+        if tries is not self._heeded:  # an operator ordered to try these ledgers now
+            for ledger_id, _ in tries.ordered_ms.items() - self._heeded.ordered_ms.items():
+                self._deferrals.pop(ledger_id, None)
+            self._heeded = tries
+        known = self._deferrals
         due = [
             i
             for i in ledger_ids
-            if self._deferrals.is_due(i, now_s=now_s, fingerprint=fingerprint, is_loss=i in losses)
+            if i not in known
+            or known[i].is_due(now_s=now_s, fingerprint=fingerprint, is_loss=i in losses)
         ]
         if now_s >= self._probe_due_s:
             due += self._probe(set(ledger_ids).difference(due))
         return due
 
-    def _heed_tries(self) -> None:
-        """Make ledgers due that an operator ordered to be tried since the last call."""
-        tries = self._view.orders.tries
-        if tries is not self._heeded:
-            for ledger_id, _ in tries.ordered_ms.items() - self._heeded.ordered_ms.items():
-                self._deferrals.forget(ledger_id)
-            self._heeded = tries
-
     def _probe(self, ledger_ids: Collection[int]) -> list[int]:
         """Return one ledger that waits for the journal, if there is any."""
-        waiting = [i for i in ledger_ids if self._deferrals.waits_for(i, Reason.JOURNAL)]
+        waiting = [i for i in ledger_ids if self._deferrals[i].reason is Reason.JOURNAL]
         if not waiting:
             self._probe_due_s = math.inf
             return []
@@ -284,234 +195,249 @@ class WaitingList:
 
     def forget_others(self, marked: Set[int]) -> None:
         """Forget ledgers that are not marked. A new mark is a new matter."""
-        self._deferrals.forget_others(marked)
+        self._keep(lambda ledger_id, _: ledger_id in marked)
 
-    async def delete_stale_note(self, leased: LeasedLedger) -> None:
-        """Delete the note of an earlier mark, unless it names bad sources. We hold the lease, so no
-        other node writes a note."""
-        if leased.old_note is not None and not leased.suspects:
-            await self._try_to_tell(self._notes.delete(leased.old_note))
+    def _keep(self, is_kept: Callable[[int, Deferral], bool]) -> None:
+        self._deferrals = {i: each for i, each in self._deferrals.items() if is_kept(i, each)}
 
-    async def notes_of(self, ledger_ids: Sequence[int]) -> dict[int, WaitingNote]:
-        """Return the notes of these ledgers."""
-        if not await self._notes.are_any():
-            return {}
-        return {note.ledger_id: note for note in await self._notes.read_all(ledger_ids)}
+    async def without_waiting(self, found: Sequence[QueuedLedger]) -> list[QueuedLedger]:
+        """Return the ledgers whose notes, as they are now, do not say to wait.
 
-    def must_wait(self, note: WaitingNote, *, is_loss: bool) -> bool:
-        """Return True if the next try is not due yet. This node remembers it, so that it reads the
-        note once.
-
-        ``is_loss``: the mark says now that copies are lost.
+        This is a hint, which saves the locks of many ledgers. ``begin`` decides.
         """
-        if note.fingerprint is None:
+        notes = self._queue.notes
+        if not found:
+            return []
+        self._has_notes = await notes.are_any()  # after the marks, see ``Queue.unlock_with_note``
+        if not self._has_notes:
+            return list(found)
+        by_ledger = {
+            note.ledger_id: note for note in await notes.read_all([q.ledger_id for q in found])
+        }
+        return [q for q in found if not self._must_wait(q, by_ledger.get(q.ledger_id))]
+
+    async def begin(self, lease: LedgerLease) -> bool:
+        """Read the note of a ledger that was just locked. Returns False if the ledger must wait.
+
+        The note of an earlier mark blocks nothing, and readers must not take it for the result of
+        this try, so it is deleted. Raises UnavailableError.
+        """
+        lease.fingerprint = self.fingerprint
+        if self._has_notes:
+            await self._queue.read_note(lease)
+        note = lease.note
+        if note is None:
+            return True
+        if self._must_wait(lease.queued, note):
+            return False
+        lease.suspects.update(note.suspects)
+        if note.is_older_than(lease.queued.czxid):
+            lease.note = note.let_go()
+            guards = self._queue.guards(lease)
+            if await self._try_to_tell(self._queue.notes.let_go(lease.ledger_id, guards=guards)):
+                await self._queue.read_note(lease)
+        return True
+
+    def _must_wait(self, queued: QueuedLedger, note: WaitingNote | None) -> bool:
+        """Return True if the next try is not due yet. This node remembers it, so that it reads the
+        note once."""
+        if note is None or note.fingerprint is None or note.is_older_than(queued.czxid):
             return False
         wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), fingerprint=self.fingerprint)
         if wait_ms:
-            self._defer(
-                note.ledger_id,
-                wait_ms / 1000,
-                note.fingerprint,
+            self._deferrals[queued.ledger_id] = Deferral(
+                due_s=self._clock.now_s() + wait_ms / 1000,
+                fingerprint=note.fingerprint,
                 reason=note.reason,
                 tries=note.tries,
-                is_loss=is_loss,
+                is_loss=queued.is_loss,
             )
         return wait_ms > 0
 
-    # --- Deferring and completing -----------------------------------------------------------------
+    # --- The end of a try -------------------------------------------------------------------------
 
-    async def defer(self, leased: LeasedLedger, outcome: Outcome) -> bool:
-        """Defer the ledger for all nodes. Returns False if the note could not be written."""
-        blocked, ledger_id = outcome.blocked, leased.ledger_id
+    def complete(self, ledger_id: int) -> None:
+        """Forget a repaired ledger. If it waited for the journal, the journal works again, so all
+        others that wait for it are due."""
+        deferral = self._deferrals.pop(ledger_id, None)
+        if deferral is not None and deferral.reason is Reason.JOURNAL:
+            self._keep(lambda _, each: each.reason is not Reason.JOURNAL)
+
+    def defer(self, lease: LedgerLease, outcome: Outcome) -> WaitingNote | None:
+        """Leave the ledger alone on this node, and return the note for all nodes; None if the note
+        in ZooKeeper says enough."""
+        blocked, ledger_id = outcome.blocked, lease.ledger_id
         assert blocked is not None, outcome
-        reason = blocked.reason
-        noted = (
-            0
-            if leased.note is None
-            else leased.note.tries_for(reason, fingerprint=leased.fingerprint)
-        )
-        tries = 1 + max(
-            noted, self._deferrals.tries(ledger_id, reason, fingerprint=leased.fingerprint)
-        )
+        assert lease.fingerprint is not None, lease
+        reason, now = blocked.reason, lease.fingerprint
+        before = self._deferrals.get(ledger_id)
+        noted = 0 if lease.note is None else lease.note.tries_for(reason, fingerprint=now)
+        own = 0 if before is None else before.tries_for(reason, fingerprint=now)
+        tries = 1 + max(noted, own)
         wait_s = self._wait_s(blocked, tries=tries)
-        is_told = await self._write(leased, outcome, tries=tries, wait_s=wait_s)
-        self._defer(
-            ledger_id,
-            wait_s,
-            leased.fingerprint,
+        self._deferrals[ledger_id] = Deferral(
+            due_s=self._clock.now_s() + wait_s,
+            fingerprint=now,
             reason=reason,
             tries=tries,
-            is_loss=leased.is_loss,
+            is_loss=lease.queued.is_loss,
         )
         if reason is Reason.JOURNAL:
             self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
         log.debug(
             "ledger.retry_scheduled", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries
         )
-        return is_told
+        return self._note(lease, blocked, tries=tries, wait_s=wait_s)
 
-    async def rewrite_note(self, leased: LeasedLedger) -> bool:
-        """Write the note that could not be written when the ledger was deferred. Returns True if it
-        was written."""
-        assert leased.note is not None, leased
-        return await self._write_note(leased, leased.note)
+    async def unlock(self, lease: LedgerLease, note: WaitingNote | None, slots: Slots) -> None:
+        """Unlock a ledger that is not repaired, and write its note in the same transaction.
 
-    async def record_suspects(self, leased: LeasedLedger, found_bad: Collection[BookieId]) -> bool:
-        """Record the bad copies that an interrupted repair found: the next try, on any node, must
-        know of them. Returns False if the note could not be written."""
-        before = leased.note or WaitingNote(
-            ledger_id=leased.ledger_id,
-            blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(found_bad))),
-            node=self._node,
-            since_ms=self._clock.wall_ms(),
-        )
-        note = replace(before, suspects=before.suspects.union(leased.suspects, found_bad))
-        return await self._write_note(leased, note)
+        A note that cannot be written keeps no ledger locked, unless it names new suspects: another
+        worker would check only the first and the last entry of their copies, find the ledger whole
+        and delete the mark (rule S6).
+        """
+        if not lease.new_suspects:
+            if note is None or not await self._try_to_tell(
+                self._queue.unlock_with_note(lease, note)
+            ):
+                await self._queue.release(lease)
+            return
+        # Without a note, the try was interrupted, or the mark has changed.
+        note = note or lease.note or self._suspicion(lease)
+        note = replace(note, suspects=note.suspects | lease.suspects)
+        with suppress(LockLostError):  # or an earlier attempt, whose reply was lost, succeeded
+            async with slots.lent():
+                await until_answered(
+                    partial(self._queue.unlock_with_note, lease, note),
+                    event="suspects.write_failed",
+                    clock=self._clock,
+                    errors=(UnavailableError, RejectedError),
+                    retry_max_s=REWRITE_INTERVAL_MAX_S,
+                    ledger_id=lease.ledger_id,
+                )
 
-    async def record_grace(self, leased: LeasedLedger, outcome: Outcome, *, grace_s: float) -> None:
+    async def record_grace(self, lease: LedgerLease, outcome: Outcome, *, grace_s: float) -> None:
         """Write that the ledger waits for its grace under our lock. If this node dies, other nodes
         need not wait.
 
         If the last recovery failed, the note keeps that reason, unless a change warrants a retry.
         """
-        until_ms = self._clock.wall_ms() + int(grace_s * 1000)
-        before = leased.note
-        if before is None or not _keeps_reason(before, leased.fingerprint):
-            await self._write(leased, outcome, tries=1, wait_s=None, grace_until_ms=until_ms)
-            return
-        suspects = before.suspects | outcome.suspects
-        note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
-        await self._write_note(leased, note)
+        assert outcome.blocked is not None, outcome
+        assert lease.fingerprint is not None, lease
+        until_ms, before = self._clock.wall_ms() + int(grace_s * 1000), lease.note
+        note: WaitingNote | None
+        if (
+            before is not None
+            and before.reason.is_of_recovery
+            and before.fingerprint is not None
+            and not lease.fingerprint.warrants_retry(before.fingerprint, before.reason)
+        ):
+            suspects = before.suspects.union(lease.suspects)
+            note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
+        else:
+            note = self._note(lease, outcome.blocked, grace_until_ms=until_ms)
+        if note is not None and not await self._try_to_tell(self._queue.write_note(lease, note)):
+            lease.note = note  # for the count of tries; its version is found out when it is written
 
-    def back_off_after_error(self, queued: QueuedLedger, fingerprint: ClusterFingerprint) -> None:
-        """Defer the ledger on this node after an unexpected error. ``fingerprint``: the cluster
-        when the try began."""
-        tries = 1 + self._deferrals.tries(queued.ledger_id, None, fingerprint=fingerprint)
-        wait_s = self.pace.wait_s(None, tries=tries, rng=self._rng)
-        self._defer(
-            queued.ledger_id, wait_s, fingerprint, reason=None, tries=tries, is_loss=queued.is_loss
+    def back_off_after_error(
+        self, queued: QueuedLedger, then: ClusterFingerprint | None = None
+    ) -> None:
+        """Defer the ledger on this node after an unexpected error. ``then``: the cluster when the
+        try began."""
+        fingerprint, before = then or self.fingerprint, self._deferrals.get(queued.ledger_id)
+        tries = 1 + (0 if before is None else before.tries_for(None, fingerprint=fingerprint))
+        wait_s = retry_wait_s(self.settings, None, tries=tries, rng=self._rng)
+        self._deferrals[queued.ledger_id] = Deferral(
+            due_s=self._clock.now_s() + wait_s,
+            fingerprint=fingerprint,
+            tries=tries,
+            is_loss=queued.is_loss,
         )
 
-    def back_off_after_lost_race(self, ledger_id: int) -> None:
-        """Defer the ledger for a moment: another worker leased it first."""
-        self._defer(ledger_id, LOST_RACE_PAUSE_S, self.fingerprint, reason=None, tries=0)
+    def pause(self, ledger_id: int, pause_s: float) -> None:
+        """Leave the ledger alone for a moment: it was lost to another worker, or is not marked."""
+        self._deferrals[ledger_id] = Deferral(
+            due_s=self._clock.now_s() + pause_s, fingerprint=self.fingerprint, tries=0
+        )
 
-    def back_off_while_unmarked(self, ledger_id: int) -> None:
-        """Defer a ledger that the leader calls urgent, and that is not marked, so that it is not
-        read again at once."""
-        self._defer(ledger_id, GONE_PAUSE_S, self.fingerprint, reason=None, tries=0)
-
-    async def complete(self, leased: LeasedLedger) -> None:
-        """Forget a repaired ledger and delete its note. If it waited for the journal, the journal
-        works again, so all others that wait for it are due."""
-        if self._deferrals.waits_for(leased.ledger_id, Reason.JOURNAL):
-            self._deferrals.forget_all(Reason.JOURNAL)
-        self._deferrals.forget(leased.ledger_id)
-        if (note := leased.note or leased.old_note) is not None:
-            await self._try_to_tell(self._notes.delete(note))
-
-    async def tidy(self, queue: Queue) -> None:
+    async def tidy(self) -> None:
         """Delete the notes of ledgers that are not marked. If there are many notes, look at some of
         them at random.
 
         A note that says why the ledger's end is not proven stays until the ledger is closed.
         """
-        noted = sorted(await self._notes.ledger_ids())
+        noted = sorted(await self._queue.notes.ledger_ids())
         some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
-        await asyncio.gather(*(self._tidy_one(ledger_id, queue) for ledger_id in some))
+        await asyncio.gather(*map(self._tidy_one, some))
 
-    async def _tidy_one(self, ledger_id: int, queue: Queue) -> None:
+    async def _tidy_one(self, ledger_id: int) -> None:
         """Delete the note if the ledger is not marked. The note is read first, because a note that
         is written later belongs to a new mark."""
-        stored = await self._notes.read_stored(ledger_id)
-        if stored.stat is None or await queue.is_marked(ledger_id):
+        stored = await self._queue.notes.read_stored(ledger_id)
+        if stored.stat is None or await self._queue.is_marked(ledger_id):
             return
         is_unproven = stored.value is not None and stored.value.unproven is not None
         if not (is_unproven and await still_open(self._manager, [ledger_id])):
             version = stored.stat.version
-            await self._try_to_tell(self._notes.delete_unchanged(ledger_id, version=version))
+            await self._try_to_tell(self._queue.delete_note(ledger_id, version=version))
 
-    def _defer(
-        self,
-        ledger_id: int,
-        wait_s: float,
-        fingerprint: ClusterFingerprint,
-        *,
-        reason: Reason | None,
-        tries: int,
-        is_loss: bool = True,
-    ) -> None:
-        due_s = self._clock.now_s() + wait_s
-        self._deferrals.defer(
-            ledger_id,
-            due_s=due_s,
-            fingerprint=fingerprint,
-            reason=reason,
-            tries=tries,
-            is_loss=is_loss,
-        )
+    # --- Notes ------------------------------------------------------------------------------------
 
     def _wait_s(self, blocked: Blocked, *, tries: int) -> float:
         if blocked.until_ms is None:
             # Time may help one of several parts of the ledger.
             return min(
-                self.pace.wait_s(reason, tries=tries, rng=self._rng)
+                retry_wait_s(self.settings, reason, tries=tries, rng=self._rng)
                 for reason in dict.fromkeys(blocked.all_reasons)
             )
         left_s = max(0, blocked.until_ms - self._clock.wall_ms()) / 1000
-        return left_s + self._rng.uniform(0, self.pace.wait_min_s)
+        return left_s + self._rng.uniform(0, self.settings.retry_min_s)
 
-    async def _write(
+    def _note(
         self,
-        leased: LeasedLedger,
-        outcome: Outcome,
+        lease: LedgerLease,
+        blocked: Blocked,
         *,
-        tries: int,
-        wait_s: float | None,
+        tries: int = 1,
+        wait_s: float | None = None,
         grace_until_ms: int = 0,
-    ) -> bool:
-        """Write the note that says why the ledger waits. ``wait_s``: for how long; None: other
-        nodes need not wait."""
-        before, blocked, now_ms = leased.note, outcome.blocked, self._clock.wall_ms()
-        assert blocked is not None, outcome
-        reason = blocked.reason
-        is_blocked_already = before is not None and not before.is_released
-        # A journal that failed again is written: who waits for the ledger learns that it was tried.
+    ) -> WaitingNote | None:
+        """Return the note that says why the ledger waits; None if the one in ZooKeeper says enough.
+        ``wait_s``: for how long; None: other nodes need not wait."""
+        before, reason, now_ms = lease.note, blocked.reason, self._clock.wall_ms()
+        # An existing note holds for all nodes, and this reason only here. But a journal that failed
+        # again is written: who waits for the ledger learns that it was tried.
         is_repeated = before is not None and before.reason is reason is Reason.JOURNAL
-        if reason.is_of_this_node and before and is_blocked_already and not is_repeated:
-            before = replace(before, suspects=before.suspects | outcome.suspects)
-            if before == leased.note:  # the existing note holds for all nodes
-                return True
-            return await self._write_note(leased, before)
-        since_ms = before.since_ms if before is not None and before.reason is reason else now_ms
+        if before and not before.is_released and reason.is_of_this_node and not is_repeated:
+            return None
         if before is None or not _is_same(before.blocked, blocked):
-            _log_deferred(leased.ledger_id, blocked)
+            _log_deferred(lease.ledger_id, blocked)
         unproven = None if before is None else before.unproven
         if reason is Reason.END_UNPROVEN:
-            unproven = UnprovenEnd(ledger_id=leased.ledger_id, facts=blocked.facts, tried_ms=now_ms)
-        note = WaitingNote(
-            ledger_id=leased.ledger_id,
+            unproven = UnprovenEnd(ledger_id=lease.ledger_id, facts=blocked.facts, tried_ms=now_ms)
+        return WaitingNote(
+            ledger_id=lease.ledger_id,
             blocked=blocked,
             node=self._node,
-            since_ms=since_ms,
+            since_ms=before.since_ms if before is not None and before.reason is reason else now_ms,
             tries=tries,
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
             grace_until_ms=grace_until_ms,
-            fingerprint=leased.fingerprint,
-            suspects=outcome.suspects,
+            fingerprint=lease.fingerprint,
+            suspects=frozenset(lease.suspects),
             unproven=unproven,
-            version=None if before is None else before.version,
         )
-        return await self._write_note(leased, note)
 
-    async def _write_note(self, leased: LeasedLedger, note: WaitingNote) -> bool:
-        """Write the note of the leased ledger. Returns False if it cannot be written."""
-        leased.note = note
-
-        async def write() -> None:
-            leased.note = await self._notes.write(note)
-
-        return await self._try_to_tell(write())
+    def _suspicion(self, lease: LedgerLease) -> WaitingNote:
+        """Return a note that blocks nothing, for the suspects of a ledger without a note."""
+        return WaitingNote(
+            ledger_id=lease.ledger_id,
+            blocked=Blocked(
+                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(lease.suspects))
+            ),
+            node=self._node,
+            since_ms=self._clock.wall_ms(),
+        )
 
     async def _try_to_tell(self, writing: Awaitable[None]) -> bool:
         """Write something for other nodes. Returns False if it cannot be written, which must not
@@ -543,10 +469,3 @@ def _log_deferred(ledger_id: int, blocked: Blocked) -> None:
         facts=record.get("facts", {}),
         besides=record.get("besides", []),
     )
-
-
-def _keeps_reason(before: WaitingNote, fingerprint: ClusterFingerprint) -> bool:
-    """Return True if the note says more than that the next grace has begun."""
-    if before.fingerprint is None or not before.reason.is_of_recovery:
-        return False
-    return not fingerprint.warrants_retry(before.fingerprint, before.reason)

@@ -24,36 +24,15 @@ import math
 import random
 from collections.abc import Callable, Collection, Sequence
 
-from msgspec import Struct
-
 from ledgers.clock import Clock
 from ledgers.mixing import mix64
-from ledgers.model import BookieId
-from replication.backoff import WaitingList
-from replication.ledger_record import WaitingNote
+from replication.backoff import GONE_PAUSE_S, WaitingList
 from replication.locks import QueuedLedger
-from replication.work_queue import Queue, QueueListing
+from replication.work_queue import Queue
 
 HELP_MAX = 25
 """Maximum number of other workers' ledgers that one poll picks: as many as fit into one
 transaction."""
-
-
-class DueLedger(Struct, frozen=True, kw_only=True):
-    """A marked ledger that may be leased now, and why it waited so far, if it did.
-
-    ``old_note``: a note of a mark that was deleted. ``suspects``: from the note, also
-    from an old one, because deleting the mark did not prove these copies good.
-    """
-
-    queued: QueuedLedger
-    note: WaitingNote | None
-    old_note: WaitingNote | None = None
-    suspects: frozenset[BookieId] = frozenset()
-
-    @property
-    def ledger_id(self) -> int:
-        return self.queued.ledger_id
 
 
 def own_to_read(
@@ -94,13 +73,13 @@ def others_to_read(
 
 
 def fewest_copies_first(
-    found: Sequence[DueLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
-) -> list[DueLedger]:
+    found: Sequence[QueuedLedger], urgent: Collection[int], *, is_own: Callable[[int], bool]
+) -> list[QueuedLedger]:
     """Sort by: losses, the leader's urgent ledgers, most bookies missing, our own share, oldest."""
     ranks = {ledger_id: rank for rank, ledger_id in enumerate(urgent)}
 
-    def urgency(due: DueLedger) -> tuple[bool, bool, int, bool, int, int]:
-        ledger_id, queued = due.ledger_id, due.queued
+    def urgency(queued: QueuedLedger) -> tuple[bool, bool, int, bool, int, int]:
+        ledger_id = queued.ledger_id
         return (
             not queued.is_loss,
             ledger_id not in ranks,
@@ -228,7 +207,7 @@ class LedgerPicker:
 
     async def pick(
         self, *, busy: Collection[int], others_max: int, losses_only: bool = False
-    ) -> list[DueLedger]:
+    ) -> list[QueuedLedger]:
         """Return the ledgers to lease, most urgent first.
 
         ``busy``: ledgers that this worker has already. ``others_max``: maximum number of ledgers to
@@ -241,36 +220,14 @@ class LedgerPicker:
         self.is_queue_empty = listing.is_queue_empty
         if listing.marked is not None:
             self._waiting.forget_others(listing.marked.union(busy))
-        own, others = await self._due(listing, busy)
-        if losses_only:
-            losses = listing.losses.union(listing.urgent)
-            own, others = own & losses, others & losses
-        chosen = self._choose(listing, own, others, others_max=others_max)
-        found = await self._read(chosen)
-        for ledger_id in set(chosen).difference(listing.free, (each.ledger_id for each in found)):
-            self._waiting.back_off_while_unmarked(ledger_id)
-        if losses_only:
-            found = [each for each in found if each.queued.is_loss]
-        self.took_s = self._clock.now_s() - began_s
-        return fewest_copies_first(found, listing.urgent, is_own=self._ring.is_own)
-
-    async def _due(self, listing: QueueListing, busy: Collection[int]) -> tuple[set[int], set[int]]:
-        """Return the due ledgers of our own share, and those that other workers left unlocked."""
         named = {*listing.free, *filter(self._queue.may_hold, listing.urgent)}
         due = self._waiting.due(named.difference(busy), losses=listing.losses)
         await self._update_ring(age_max_s=SHARES_AGE_MAX_S if due else IDLE_SHARES_AGE_MAX_S)
         own = {ledger_id for ledger_id in due if self._ring.is_own(ledger_id)}
-        return own, set(self._left_by_owner(set(due) - own))
-
-    def _choose(
-        self,
-        listing: QueueListing,
-        own: Collection[int],
-        others: Collection[int],
-        *,
-        others_max: int,
-    ) -> list[int]:
-        """Choose the ledgers whose marks to read: a window of our own, and some of others."""
+        others = set(self._left_by_owner(set(due) - own))
+        if losses_only:
+            losses = listing.losses.union(listing.urgent)
+            own, others = own & losses, others & losses
         ours = own_to_read(
             own, listing.urgent, losses=listing.losses, limit=WINDOW_LEDGERS_MAX, rng=self._rng
         )
@@ -283,7 +240,15 @@ class LedgerPicker:
             others_max=others_max - len(ours),
             rng=self._rng,
         )
-        return [*ours, *theirs]
+        chosen = [*ours, *theirs]
+        marked = await self._queue.read(chosen) if chosen else []
+        for ledger_id in set(chosen).difference(listing.free, (each.ledger_id for each in marked)):
+            self._waiting.pause(ledger_id, GONE_PAUSE_S)
+        found = await self._waiting.without_waiting(marked)
+        if losses_only:
+            found = [each for each in found if each.is_loss]
+        self.took_s = self._clock.now_s() - began_s
+        return fewest_copies_first(found, listing.urgent, is_own=self._ring.is_own)
 
     def _left_by_owner(self, others: Collection[int]) -> list[int]:
         """Return the ledgers that were unlocked at every poll for so long that their owner must
@@ -302,30 +267,3 @@ class LedgerPicker:
         workers = await self._queue.workers()
         if workers != self._ring.workers:
             self._ring = HashRing(workers, own=self._queue.session_id)
-
-    async def _read(self, ledger_ids: Sequence[int]) -> list[DueLedger]:
-        """Return the marked ones of these ledgers, except those whose note says to wait."""
-        if not ledger_ids:
-            return []
-        found = await self._queue.read(ledger_ids)
-        # Notes are read after the marks. A worker that writes suspects into a note writes the marks
-        # again afterwards (``Queue.renew_marks``). So if we read an old note, our lock fails.
-        notes = await self._waiting.notes_of(ledger_ids)
-        read = [_with_note(queued, notes.get(queued.ledger_id)) for queued in found]
-        return [
-            each
-            for each in read
-            if each.note is None
-            or not self._waiting.must_wait(each.note, is_loss=each.queued.is_loss)
-        ]
-
-
-def _with_note(queued: QueuedLedger, note: WaitingNote | None) -> DueLedger:
-    """Combine a ledger with its note. A note of an earlier mark is dropped, except its suspects."""
-    is_old = note is not None and note.is_older_than(queued.czxid)
-    return DueLedger(
-        queued=queued,
-        note=None if is_old else note,
-        old_note=note if is_old else None,
-        suspects=frozenset() if note is None else note.suspects,
-    )

@@ -4,8 +4,9 @@
   as a reason and facts, when the next try is due, and why the ledger's end cannot be proven. The
   worker that deferred the ledger writes the note, and all nodes follow it, so that N nodes do not
   try N times. A note without a mark, or older than the mark, blocks nothing: Java's workers delete
-  marks and know no notes. The note is deleted when the ledger is repaired; an idle worker, or the
-  next one that leases the ledger, deletes an old note.
+  marks and know no notes. A worker reads and writes the note while it holds the ledger's lock; the
+  transaction that deletes the lock also writes or deletes the note (``work_queue``). An idle
+  worker, or the next one that leases the ledger, deletes an old note.
 - ``UnprovenEnd``, a part of the note, is an exception: it stays until the ledger is closed. When
   the remaining entries of such a ledger have their copies, its mark is deleted. Then its end is
   tried again only when one of its bookies disappears or an operator asks. So this part is kept for
@@ -22,23 +23,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from ledgers.errors import (
-    ConflictError,
-    CorruptionError,
-    NoNodeError,
-    NoSuchLedgerError,
-    UnauthorizedError,
-)
+from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
-from ledgers.store import Check, Delete, MetadataStore, MultiFailed, Operation, SetData, Stat
+from ledgers.store import Check, MetadataStore, MultiFailed, Operation, Stat
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
-from replication.locks import guarded_multi
 from replication.reasons import Blocked, Facts, Reason, named
 from replication.records import (
     Count,
@@ -50,7 +43,7 @@ from replication.records import (
     read_stored,
     update_record,
 )
-from replication.transactions import Batcher
+from replication.transactions import guarded_multi
 from replication.znodes import ClusterPaths, ledger_id_of_name
 
 READ_MAX = 1_000
@@ -116,17 +109,19 @@ class WaitingNote(Record):
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
 
-    def let_go(self) -> Self:
-        """Return the note of a ledger that is due at once, regardless of what blocked it.
+    def let_go(self) -> Self | None:
+        """Return what stays of the note when its ledger is due at once, regardless of what blocked
+        it. None: nothing.
 
         ``suspects`` stays: a worker that does not know of them checks only the ends of their
         copies, and would find the ledger whole. ``unproven`` stays, too.
         """
+        if not self.suspects and self.unproven is None:
+            return None
+        lacking = Facts(lacking=named(self.suspects))
         return replace(
             self,
-            blocked=Blocked(
-                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(self.suspects))
-            ),
+            blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=lacking),
             tries=1,
             next_try_ms=0,
             fingerprint=None,
@@ -160,9 +155,10 @@ class WaitingNote(Record):
 
     def merged_into(self, before: WaitingNote | None) -> Self:
         """Return this note with what must not get lost of the one that it replaces."""
-        if before is None or self.unproven is not None:
+        if before is None:
             return self
-        return replace(self, unproven=before.unproven)
+        unproven = before.unproven if self.unproven is None else self.unproven
+        return replace(self, suspects=self.suspects | before.suspects, unproven=unproven)
 
     def to_json(self) -> bytes:
         stored = replace(self, mzxid=None, written_ms=None, version=None)
@@ -184,7 +180,7 @@ class UnprovenEnd:
 
 
 class WaitingNotes:
-    """Reads the notes of all nodes, and releases ledgers from theirs."""
+    """Reads and writes the notes of all nodes."""
 
     def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
         self._store = store
@@ -229,6 +225,31 @@ class WaitingNotes:
         notes = await gather_in_parts(self.read, ledger_ids, at_once=READS_AT_ONCE)
         return [note for note in notes if note is not None]
 
+    async def write(
+        self,
+        note: WaitingNote,
+        *,
+        before: WaitingNote | None,
+        apply: Callable[[Operation], Awaitable[object]],
+    ) -> WaitingNote:
+        """Write the note in place of ``before``, as far as is known, and return it with its
+        version. Raises what ``update_record`` raises."""
+        written = note
+
+        def change(stored: WaitingNote | None) -> WaitingNote:
+            nonlocal written
+            written = note.merged_into(stored)
+            return written
+
+        known: Stored[WaitingNote] = Stored()
+        if before is not None and before.version is not None:
+            known = Stored(value=before, stat=Stat(version=before.version))
+        path = self._paths.waiting_note(note.ledger_id)
+        version = await update_record(
+            self._store, path, WaitingNote.parse, change, apply=apply, known=known
+        )
+        return replace(written, version=version)
+
     async def let_go(
         self,
         ledger_id: int,
@@ -247,33 +268,17 @@ class WaitingNotes:
         def change(note: WaitingNote | None) -> WaitingNote | None:
             if note is not None and is_end_known:
                 note = replace(note, unproven=None)
-            if beside is None:
-                return _released(note)
-            suspects = frozenset() if note is None else note.suspects
-            return replace(beside, suspects=beside.suspects | suspects).merged_into(note)
+            if beside is not None:
+                return beside.merged_into(note)
+            return None if note is None else note.let_go()
 
-        await self._update(ledger_id, change, apply=guarded(self._store, guards, ledger_id))
-
-    async def _update(
-        self,
-        ledger_id: int,
-        change: Callable[[WaitingNote | None], WaitingNote | None],
-        *,
-        apply: Callable[[Operation], Awaitable[object]],
-        known: Stored[WaitingNote] | None = None,
-    ) -> int | None:
-        path = self._paths.waiting_note(ledger_id)
-        return await update_record(
-            self._store, path, WaitingNote.parse, change, apply=apply, known=known
+        await update_record(
+            self._store,
+            self._paths.waiting_note(ledger_id),
+            WaitingNote.parse,
+            change,
+            apply=guarded(self._store, guards, ledger_id),
         )
-
-
-def _released(note: WaitingNote | None) -> WaitingNote | None:
-    """Return what stays of a note whose ledger is due: bad sources, and why the end cannot be
-    proven. None: nothing."""
-    if note is None or not (note.suspects or note.unproven):
-        return None
-    return note.let_go()
 
 
 def guarded(
@@ -290,72 +295,6 @@ def guarded(
     return apply
 
 
-class WaitingNotesWriter(WaitingNotes):
-    """Writes the notes of a worker. The guards of ``batcher`` prove its session (rule S3)."""
-
-    def __init__(self, store: MetadataStore, batcher: Batcher, paths: ClusterPaths) -> None:
-        super().__init__(store, paths)
-        self._batcher = batcher
-
-    async def write(self, note: WaitingNote) -> WaitingNote:
-        """Write the note, in place of an existing one, and return it with its version. The worker
-        has leased the ledger, so no other worker writes a note meanwhile."""
-        written = note
-
-        def change(before: WaitingNote | None) -> WaitingNote:
-            nonlocal written
-            written = note.merged_into(before)
-            return written
-
-        version = await self._update(
-            note.ledger_id, change, apply=self._batcher.apply, known=_as_known(note)
-        )
-        return replace(written, version=version)
-
-    async def delete(self, known: WaitingNote) -> None:
-        """Delete this note, except why the ledger's end cannot be proven.
-
-        Another note stays. The worker may have unlocked the ledger: then another worker can lease
-        it for a new mark, and write a note for that mark.
-        """
-        if await self._delete_at_version(known):
-            return
-        # The version is unknown if the reply to the last write was lost.
-        note = (await self.read_stored(known.ledger_id)).value
-        if note is not None and replace(note, unproven=None) == replace(known, unproven=None):
-            await self._delete_at_version(note)
-
-    async def _delete_at_version(self, note: WaitingNote) -> bool:
-        """Return False if the znode is at another version."""
-        if note.version is None:
-            return False
-        path = self._paths.waiting_note(note.ledger_id)
-        rest = _released(replace(note, suspects=frozenset()))  # the ledger is repaired
-        try:
-            await self._batcher.apply(
-                Delete(path=path, version=note.version)
-                if rest is None
-                else SetData(path=path, data=rest.to_json(), version=note.version)
-            )
-        except (ConflictError, NoNodeError):
-            return False
-        return True
-
-    async def delete_unchanged(self, ledger_id: int, *, version: int) -> None:
-        """Delete the note, unless it was written since: then it belongs to a new mark."""
-        with suppress(ConflictError, NoNodeError):
-            await self._batcher.apply(
-                Delete(path=self._paths.waiting_note(ledger_id), version=version)
-            )
-
-
-def _as_known(note: WaitingNote) -> Stored[WaitingNote]:
-    """Return the record as the holder of ``note`` believes it is: absent without a version."""
-    if note.version is None:
-        return Stored()
-    return Stored(value=note, stat=Stat(version=note.version))
-
-
 # --- Ends that cannot be proven -------------------------------------------------------------------
 
 
@@ -369,21 +308,18 @@ async def read_unproven_end(
     )
 
 
-async def unproven_among(
-    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths, ledger_ids: Collection[int]
+async def read_unproven(
+    store: MetadataStore,
+    manager: LedgerManager,
+    paths: ClusterPaths,
+    among: Collection[int] | None = None,
 ) -> list[UnprovenEnd]:
-    """Return which of these ledgers are not closed and have an unproven end, in order."""
+    """Return which ledgers (of ``among``, if given) are not closed and have an unproven end, in
+    order."""
     notes = WaitingNotes(store, paths)
-    noted = sorted((await notes.ledger_ids()).intersection(ledger_ids))
-    return await unproven_ends(manager, await notes.read_all(noted))
-
-
-async def all_unproven(
-    store: MetadataStore, manager: LedgerManager, paths: ClusterPaths
-) -> list[UnprovenEnd]:
-    """Return the ledgers that are not closed and have an unproven end, in order."""
-    notes = WaitingNotes(store, paths)
-    return await unproven_ends(manager, await notes.read_all(sorted(await notes.ledger_ids())))
+    noted = await notes.ledger_ids()
+    wanted = noted if among is None else noted.intersection(among)
+    return await unproven_ends(manager, await notes.read_all(sorted(wanted)))
 
 
 async def unproven_ends(manager: LedgerManager, notes: Sequence[WaitingNote]) -> list[UnprovenEnd]:
@@ -497,20 +433,21 @@ class ClusterFingerprint:
     bookies: str
     """Hash of the registered bookies and the czxids of their registrations."""
     orders: str
-    """Hash of draining bookies, maintenance windows with their ends, safety hold and trusted
-    cookies."""
+    """Hash of the orders that may block a repair, or whose end may help one."""
 
     @classmethod
     def of(cls, view: ClusterView) -> Self:
-        lives = {bookie: view.czxid(bookie) for bookie in view.available}
-        draining = [(b, o.since_ms, o.may_fence) for b, o in view.orders.draining.items()]
-        maintenance = [(b, w.until_ms) for b, w in view.orders.maintenance.items()]
+        lives, orders = {b: view.czxid(b) for b in view.available}, view.orders
+        blocking = [
+            sorted((b, o.since_ms, o.may_fence) for b, o in orders.draining.items()),
+            sorted((b, w.until_ms) for b, w in orders.maintenance.items()),
+            *([] if orders.hold is None or not orders.is_held else [orders.hold.since_ms]),
+            *sorted(orders.trusted_cookies.items()),  # then more ends may be provable
+        ]
         return cls(
             newest_czxid=max(lives.values(), default=0),
-            bookies=_fingerprint(sorted(lives.items())),
-            orders=_fingerprint(
-                [sorted(draining), sorted(maintenance), *_hold(view), *_trust(view)]
-            ),
+            bookies=_hash(sorted(lives.items())),
+            orders=_hash(blocking),
         )
 
     def warrants_retry(self, then: ClusterFingerprint, reason: Reason | None) -> bool:
@@ -522,16 +459,5 @@ class ClusterFingerprint:
         )
 
 
-def _hold(view: ClusterView) -> list[int]:
-    """Return when the safety hold began; nothing without one."""
-    hold = view.orders.hold
-    return [] if hold is None or not view.orders.is_held else [hold.since_ms]
-
-
-def _trust(view: ClusterView) -> list[tuple[BookieId, int]]:
-    """Return the cookies that an order trusts: with it, more ends may be provable."""
-    return sorted(view.orders.trusted_cookies.items())
-
-
-def _fingerprint(value: object) -> str:
+def _hash(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:8]

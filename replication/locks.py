@@ -13,17 +13,18 @@ With ``VERSION_MAX`` versions, three of four such writes fail. The others fail i
 metadata, because every write names its version.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from zlib import crc32
 
+import msgspec
 from msgspec import Struct
 
-from ledgers.errors import LockLostError
 from ledgers.model import BookieId
-from ledgers.store import Check, Create, Delete, MetadataStore, MultiFailed, Operation, SetData
+from ledgers.store import Check, Create, Delete, Operation, SetData
 from replication.cluster import SeenAbsences
-from replication.marks import VersionedMark
+from replication.ledger_record import ClusterFingerprint, WaitingNote
+from replication.marks import MarkedLedger
 
 VERSION_MAX = 4
 """Each version above 1 costs one more operation when a lock is created."""
@@ -63,34 +64,12 @@ class LedgerLock(Struct, frozen=True, kw_only=True):
         return Delete(path=self.path, version=self.version)
 
 
-async def guarded_multi(
-    store: MetadataStore,
-    guards: Sequence[Check],
-    operations: Sequence[Operation],
-    *,
-    ledger_id: int,
-) -> None:
-    """Apply all operations or none, guarded by checks of session and lock (rule S3).
-
-    Raises LockLostError if a guard fails, and MultiFailed, whose ``index`` counts within
-    ``operations``.
-    """
-    try:
-        await store.multi([*guards, *operations])
-    except MultiFailed as failure:
-        if failure.index < len(guards):
-            raise LockLostError(
-                "our session or our lock no longer exists", ledger_id=ledger_id
-            ) from failure
-        raise MultiFailed(failure.index - len(guards), failure.cause) from failure
-
-
 # dict: the properties are computed once.
 class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
     """A marked ledger, and its marks as they were read: at least one, the shared one first."""
 
     ledger_id: int
-    marks: tuple[VersionedMark, ...]
+    marks: tuple[MarkedLedger, ...]
     is_loss: bool = True
     """True if it is marked in the shared tree: copies are lost. A ledger that is marked only in the
     private tree must be inspected or moved, or single entries lack a copy."""
@@ -101,12 +80,12 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def replicas(self) -> frozenset[BookieId]:
         """Bookies that the marks name as missing. Without any: repair the placement."""
-        return frozenset(replica for seen in self.marks for replica in seen.mark.replicas)
+        return frozenset(replica for seen in self.marks for replica in seen.replicas)
 
     def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
         """Return True if it is marked in both trees, and the shared mark names other bookies than
         these."""
-        lost = self.marks[0].mark.replicas
+        lost = self.marks[0].replicas
         return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
 
     def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
@@ -120,7 +99,7 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
         if not self.is_loss:
             return frozenset()  # in the private queue the finding names the bookies
         shared = self.marks[0]
-        return frozenset(b for b in shared.mark.replicas if czxid(b) < shared.mzxid)
+        return frozenset(b for b in shared.replicas if czxid(b) < shared.mzxid)
 
     def perhaps_missed(self, absences: SeenAbsences) -> frozenset[BookieId]:
         """Return the bookies that the shared mark names, unless they are known to have been absent
@@ -135,14 +114,14 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
         mark = self.marks[0]
         return frozenset(
             bookie
-            for bookie in mark.mark.replicas
+            for bookie in mark.replicas
             if not absences.was_absent(bookie, from_zxid=mark.czxid, to_zxid=mark.mzxid)
         )
 
     @cached_property
     def since_ms(self) -> int:
         """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
-        return min(seen.mark.ctime_ms or 0 for seen in self.marks)
+        return min((seen.mark and seen.mark.ctime_ms) or 0 for seen in self.marks)
 
     @property
     def czxid(self) -> int:
@@ -151,11 +130,19 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
         return self.marks[0].czxid
 
 
-class LedgerLease(Struct, frozen=True, kw_only=True):
+class LedgerLease(Struct, kw_only=True):
     """A ledger that this session has locked, with its marks as they were read before locking."""
 
     queued: QueuedLedger
     lock: LedgerLock
+    note: WaitingNote | None = None
+    """The waiting note in ZooKeeper, as it was read or written under the lock. No other worker
+    writes it meanwhile; an operator may."""
+    suspects: set[BookieId] = msgspec.field(default_factory=set)
+    """Bookies whose copies this try or an earlier one, on any node, found bad. The repair adds to
+    it, and the note keeps it for the next try."""
+    fingerprint: ClusterFingerprint | None = None
+    """The cluster when this try began."""
 
     @property
     def ledger_id(self) -> int:
@@ -165,3 +152,8 @@ class LedgerLease(Struct, frozen=True, kw_only=True):
     def guard(self) -> Check:
         """A check that fails when the lock is gone or is another's (rule S3)."""
         return self.lock.check
+
+    @property
+    def new_suspects(self) -> set[BookieId]:
+        """The suspects that the note does not name."""
+        return self.suspects if self.note is None else self.suspects - self.note.suspects

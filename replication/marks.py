@@ -20,7 +20,6 @@ from functools import partial
 from typing import Self, TypeVar
 
 import structlog
-from msgspec import Struct
 
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -30,6 +29,7 @@ from ledgers.errors import (
     NotEmptyError,
     UnauthorizedError,
 )
+from ledgers.model import BookieId
 from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
@@ -45,15 +45,28 @@ LEDGERS_ENOUGH = 20_000
 """A listing stops when it has found so many ledgers."""
 
 
-class VersionedMark(Struct, frozen=True, kw_only=True):
-    """A mark as it was read. Adding a bookie to the mark changes the znode's ``version`` and
-    ``mzxid``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkedLedger:
+    """A marked ledger, and one of its marks as it was read. ``mark``: None if it is unreadable or
+    access is denied; it may then name any bookie.
 
-    path: str
-    mark: Mark
-    version: int
-    czxid: int = 0
-    mzxid: int = 0
+    ``refusal``: ZooKeeper's error if access is denied, else empty. Workers to which access is
+    denied do not lease the ledger. The other fields are those of the znode, 0 if access is denied.
+    Adding a bookie to the mark changes ``version`` and ``mzxid``.
+    """
+
+    ledger_id: int
+    mark: Mark | None
+    refusal: str = ""
+    path: str = field(default="", compare=False)
+    version: int = field(default=0, compare=False)
+    czxid: int = field(default=0, compare=False)
+    mzxid: int = field(default=0, compare=False)
+
+    @property
+    def replicas(self) -> tuple[BookieId, ...]:
+        """The bookies that the mark is known to name."""
+        return () if self.mark is None else self.mark.replicas
 
     @property
     def check(self) -> Check:
@@ -80,7 +93,8 @@ class MarkTree:
         self._root = paths.marks
         self._listed: frozenset[int] = frozenset()
         """Ledgers that the last listing found."""
-        self._is_listed_whole = False
+        self.is_listed_whole = False
+        """True if the last listing was complete."""
         self._leftovers: set[str] = set()
         """Directories that were found without children or mark."""
         self._denied: set[int] = set()
@@ -92,12 +106,12 @@ class MarkTree:
         """Return ledgers that have a directory, and so most likely a mark; a part in a large
         tree."""
         self._leftovers.clear()
-        self._is_listed_whole = True
+        self.is_listed_whole = True
         directories = await self._leaf_directories(rng)
         found: set[int] = set()
         for start in range(0, len(directories), DIRECTORIES_AT_ONCE):
             if len(found) >= LEDGERS_ENOUGH:
-                self._is_listed_whole = False
+                self.is_listed_whole = False
                 break
             part = directories[start : start + DIRECTORIES_AT_ONCE]
             for directory, names in zip(part, await self._list(part), strict=True):
@@ -107,42 +121,29 @@ class MarkTree:
         return self._listed
 
     @property
-    def is_listed_whole(self) -> bool:
-        """True if the last listing was complete."""
-        return self._is_listed_whole
-
-    @property
     def is_empty(self) -> bool:
         """True if the last listing was complete and found no ledger."""
-        return self._is_listed_whole and not self._listed
+        return self.is_listed_whole and not self._listed
 
     def may_hold(self, ledger_id: int) -> bool:
         """Return False if the last listing proves that the ledger is not marked here."""
-        return not self._is_listed_whole or ledger_id in self._listed
+        return not self.is_listed_whole or ledger_id in self._listed
 
-    async def read(self, ledger_id: int) -> VersionedMark | None:
+    async def read(self, ledger_id: int) -> MarkedLedger | None:
         """Return the mark; None if there is none or access is denied. Such a mark stays, because a
         mark may only be deleted at the version that was read (rule S6)."""
-        path = self._paths.mark(ledger_id)
-        try:
-            data, stat = await self._store.get(path)
-        except NoNodeError:  # another worker deleted it, or a crash left an empty directory
-            if ledger_id in self._listed:
-                self._leftovers.add(path.rpartition("/")[0])
-            return None
-        except UnauthorizedError as error:
+        found = await read_mark(self._store, self._paths, ledger_id)
+        if found is None:
+            if ledger_id in self._listed:  # another worker deleted it, or a crash left a directory
+                self._leftovers.add(self._paths.mark(ledger_id).rpartition("/")[0])
+        elif found.refusal:
             if ledger_id not in self._denied:  # log once, not at each poll
                 self._denied.add(ledger_id)
-                log.warning("mark.access_denied", ledger_id=ledger_id, error=str(error))
+                log.warning("mark.access_denied", ledger_id=ledger_id, error=found.refusal)
             return None
-        self._denied.discard(ledger_id)
-        try:
-            mark = znodes.parse_mark(data)
-        except CorruptionError:  # repairs inspect the ledger itself; the mark is a hint
-            mark = Mark()
-        return VersionedMark(
-            path=path, mark=mark, version=stat.version, czxid=stat.czxid, mzxid=stat.mzxid
-        )
+        else:
+            self._denied.discard(ledger_id)
+        return found
 
     async def holds(self, ledger_id: int) -> bool:
         """Return True if the ledger is marked here."""
@@ -150,9 +151,6 @@ class MarkTree:
             return await self._store.exists(self._paths.mark(ledger_id)) is not None
         except UnauthorizedError:  # ZooKeeper 3.9.5 denies access only if it exists
             return True
-
-    def owns(self, seen: VersionedMark) -> bool:
-        return seen.path.startswith(f"{self._root}/")
 
     def watch(self) -> AsyncGenerator[Event, None]:
         """Watch the root only, for the first mark in an empty tree."""
@@ -184,7 +182,7 @@ class MarkTree:
                 for name in names
             ]
             if len(below) > DIRECTORIES_LISTED_MAX:
-                self._is_listed_whole = False
+                self.is_listed_whole = False
             directories = rng.sample(below, min(len(below), DIRECTORIES_LISTED_MAX))
         return directories
 
@@ -203,7 +201,7 @@ class MarkTree:
         try:
             names = await children_if_any(self._store, directory)
         except UnauthorizedError as error:
-            self._is_listed_whole = False
+            self.is_listed_whole = False
             if directory not in self._denied_directories:
                 self._denied_directories.add(directory)
                 log.warning("marks.access_denied", path=directory, error=str(error))
@@ -237,21 +235,6 @@ async def private_mark_operations(
 T = TypeVar("T")
 
 READS_AT_ONCE = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkedLedger:
-    """A marked ledger. ``mark`` is None if it is unreadable or access is denied; it may then name
-    any bookie. ``czxid``: of the mark; 0 if access is denied.
-
-    ``refusal``: ZooKeeper's error if access is denied, else empty. Workers to which access is
-    denied do not lease the ledger.
-    """
-
-    ledger_id: int
-    mark: Mark | None
-    refusal: str = ""
-    czxid: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,11 +273,34 @@ async def marked_in_parts(store: MetadataStore, paths: MarkPaths) -> AsyncIterat
         yield sorted(znodes.ledger_ids_below(directory[len(marks) + 1 :], names))
 
 
+async def read_mark(store: MetadataStore, paths: MarkPaths, ledger_id: int) -> MarkedLedger | None:
+    """Return the mark; None if there is none."""
+    path = paths.mark(ledger_id)
+    try:
+        data, stat = await store.get(path)
+    except NoNodeError:
+        return None
+    except UnauthorizedError as error:
+        return MarkedLedger(ledger_id=ledger_id, mark=None, refusal=str(error))
+    try:
+        mark = znodes.parse_mark(data)
+    except CorruptionError:  # repairs inspect the ledger itself; the mark is a hint
+        mark = None
+    return MarkedLedger(
+        ledger_id=ledger_id,
+        mark=mark,
+        path=path,
+        version=stat.version,
+        czxid=stat.czxid,
+        mzxid=stat.mzxid,
+    )
+
+
 async def read_marks(
     store: MetadataStore, paths: MarkPaths, ledger_ids: Sequence[int]
 ) -> list[MarkedLedger]:
     """Return the marked ones of these ledgers, in order."""
-    return await _read_each(partial(_read_mark, store, paths), ledger_ids)
+    return await _read_each(partial(read_mark, store, paths), ledger_ids)
 
 
 async def locked_ledger_ids(store: MetadataStore, paths: ClusterPaths) -> set[int]:
@@ -342,23 +348,13 @@ async def _read_lock(
     )
 
 
-async def _read_mark(store: MetadataStore, paths: MarkPaths, ledger_id: int) -> MarkedLedger | None:
-    try:
-        data, stat = await store.get(paths.mark(ledger_id))
-    except NoNodeError:
-        return None
-    except UnauthorizedError as error:
-        return MarkedLedger(ledger_id=ledger_id, mark=None, refusal=str(error))
-    try:
-        mark = znodes.parse_mark(data)
-    except CorruptionError:
-        mark = None
-    return MarkedLedger(ledger_id=ledger_id, mark=mark, czxid=stat.czxid)
-
-
 async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
     """Create missing directories. Raises SettingsError if the layout of the queue is unknown."""
-    await _agree_on_layout(store, paths)
+    try:
+        await store.create(paths.layout, znodes.LAYOUT_DATA, with_parents=True)
+    except NodeExistsError:
+        data, _ = await store.get(paths.layout)
+        znodes.check_layout(data)
     for path in (
         paths.marks,
         paths.locks,
@@ -370,15 +366,6 @@ async def prepare_tree(store: MetadataStore, paths: ClusterPaths) -> None:
         paths.private.marks,
     ):
         await ensure_znode(store, path)
-
-
-async def _agree_on_layout(store: MetadataStore, paths: ClusterPaths) -> None:
-    path = paths.layout
-    try:
-        await store.create(path, znodes.LAYOUT_DATA, with_parents=True)
-    except NodeExistsError:
-        data, _ = await store.get(path)
-        znodes.check_layout(data)
 
 
 URGENT_MAX = 1_000

@@ -4,7 +4,6 @@ import enum
 
 from msgspec import Struct
 
-from ledgers.model import BookieId
 from replication.history import CausedBy
 from replication.open_ledgers import WriterSighting
 from replication.reasons import Blocked, Reason
@@ -24,9 +23,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     """The result of one repair.
 
     ``blocked``: set if and only if the ledger is WAITING. ``sighting``: set during a grace; the
-    next attempt needs it. ``suspects``: bookies whose copies were found bad, so that the next
-    attempt must read them completely. ``caused_by``: for the history; None if the mark names no
-    bookie.
+    next attempt needs it. ``caused_by``: for the history; None if the mark names no bookie.
     """
 
     kind: OutcomeKind
@@ -34,7 +31,6 @@ class Outcome(Struct, frozen=True, kw_only=True):
     sighting: WriterSighting | None = None
     entry_count: int = 0
     entry_bytes: int = 0
-    suspects: frozenset[BookieId] = frozenset()
     caused_by: CausedBy | None = None
 
     @property

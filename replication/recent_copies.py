@@ -34,9 +34,8 @@ from ledgers.errors import (
 )
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, MetadataStore, MultiFailed
-from replication.locks import guarded_multi
 from replication.records import Count, Record, decode
-from replication.transactions import Batcher
+from replication.transactions import Batcher, guarded_multi
 from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
 log = structlog.get_logger()

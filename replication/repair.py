@@ -47,7 +47,7 @@ from replication.history import Cause, CausedBy, cause_at
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.locks import LedgerLease
 from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, must_finish_recovery
-from replication.outcome import DONE, MARKED_AGAIN, Outcome, OutcomeKind, waiting
+from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.plan import Plan, plan_repair
 from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.recent_copies import CopyRecorder, RepairCopies
@@ -93,9 +93,6 @@ SECOND_CHECK_ENTRIES = 1_000
 """After copying more entries than this, the other copies are checked again before the mark is
 deleted."""
 
-REMEMBERED_MAX = 10_000
-"""Maximum number of ledgers whose suspects a node remembers."""
-
 OnWritten = Callable[[VersionedMetadata], None]
 
 
@@ -137,26 +134,6 @@ class Attempt:
         return self.found_bad.union(self.perhaps_bad, self.refilled, self.suspects)
 
 
-class RememberedSuspects:
-    """Suspects of unfinished ledgers, for the next repair by this node, even if no note was
-    written."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, frozenset[BookieId]] = {}
-
-    def of(self, ledger_id: int) -> frozenset[BookieId]:
-        return self._of.get(ledger_id, frozenset())
-
-    def pop(self, ledger_id: int) -> frozenset[BookieId]:
-        return self._of.pop(ledger_id, frozenset())
-
-    def remember(self, ledger_id: int, bookies: Collection[BookieId]) -> None:
-        if bookies:
-            self._of[ledger_id] = frozenset(bookies)
-            if len(self._of) > REMEMBERED_MAX:  # other nodes may have repaired the oldest
-                del self._of[next(iter(self._of))]
-
-
 @dataclass(kw_only=True)
 class Repairer:
     """Repairs ledgers that the caller has leased. Shared by all repairs of a worker, which run
@@ -177,7 +154,6 @@ class Repairer:
     clock: Clock
     moves_misplaced: bool = False
     on_written: OnWritten = lambda written: None
-    _remembered: RememberedSuspects = field(default_factory=RememberedSuspects, init=False)
 
     async def repair(
         self,
@@ -185,14 +161,13 @@ class Repairer:
         sighting: WriterSighting | None = None,
         *,
         slots: Slots | None = None,
-        suspects: Collection[BookieId] = (),
     ) -> Outcome:
         """Repair the ledger until it is done or blocked.
 
         ``sighting``: from an earlier outcome, after its grace is over. ``slots``: the caller holds
-        one slot, which is lent to other ledgers while a bookie is slow. ``suspects``: bookies
-        with bad copies, as an earlier outcome of any node reported them. Raises SessionLostError
-        and LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
+        one slot, which is lent to other ledgers while a bookie is slow. Bookies with bad copies are
+        added to ``lease.suspects``, also if an error is raised. Raises SessionLostError and
+        LockLostError (the lock is gone), and UnavailableError if ZooKeeper does not answer.
         """
         named, found_bad = lease.queued.replicas, frozenset[BookieId]()
         # What a check found on absent bookies does not matter: their copies count as missing.
@@ -209,22 +184,15 @@ class Repairer:
             copies=RepairCopies(self.recorder, lease.ledger_id),
             found_bad=found_bad,
             perhaps_bad=lease.queued.perhaps_missed(self.views.absences),
-            suspects={*suspects, *self._remembered.pop(lease.ledger_id)},
+            suspects=lease.suspects,
         )
-        outcome = None
         try:
             outcome = await self._run_rounds(at)
         finally:
             at.copies.end()
             if at.has_copied:
                 (_LOSS_COPIED if named else _PLACEMENT_COPIED).inc()
-            if outcome is None or outcome.kind is not OutcomeKind.DONE:
-                self._remembered.remember(lease.ledger_id, at.suspects)
-        return replace(outcome, suspects=frozenset(at.suspects), caused_by=at.caused_by)
-
-    def suspects(self, ledger_id: int) -> frozenset[BookieId]:
-        """Return the bookies whose copies the last attempt found bad, if the ledger is not done."""
-        return self._remembered.of(ledger_id)
+        return replace(outcome, caused_by=at.caused_by)
 
     async def _run_rounds(self, at: Attempt) -> Outcome:
         """Run rounds until the ledger is done or blocked."""

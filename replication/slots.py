@@ -30,20 +30,17 @@ class Slots:
     """
 
     def __init__(self, count: int, *, within: "Slots | None" = None) -> None:
-        self._within = within
+        self._sets: tuple[Slots, ...] = (self,) if within is None else (self, *within._sets)
         self._count = count
         self._free = asyncio.Semaphore(count)
-        self._taken_count = 0
+        self._taken_count = self._late_count = self.lent_count = 0
         self._is_half_free = asyncio.Event()
         self._is_half_free.set()
-        self._late_max = LATE_TIMES_MAX * count
-        self._late_count = 0
-        self.lent_count = 0
 
     @property
     def is_full(self) -> bool:
         """True if ``acquire`` would have to wait."""
-        return self._free.locked() or (self._within is not None and self._within.is_full)
+        return any(each._free.locked() for each in self._sets)
 
     async def wait_free(self) -> None:
         """Wait until a slot is free, without taking it."""
@@ -59,49 +56,31 @@ class Slots:
                 await self._is_half_free.wait()
 
     async def acquire(self) -> None:
-        await self._free.acquire()
-        self._count_taken(1)
-        if self._within is None:
-            return
+        taken: list[Slots] = []
         try:
-            await self._within.acquire()
-        except BaseException:  # cancelled: nothing was taken
-            self._release()
+            for each in self._sets:
+                await each._free.acquire()
+                taken.append(each)
+                each._count_taken(1)
+        except BaseException:  # cancelled: nothing stays taken
+            _free_all(taken)
             raise
 
     def release(self) -> None:
-        self._release()
-        if self._within is not None:
-            self._within.release()
+        _free_all(self._sets)
 
     @asynccontextmanager
     async def lent(self) -> AsyncIterator[None]:
         """Lend the caller's slot to others until the block ends."""
-        self._lend()
+        self._lend(late_count=0)
         try:
             yield
         finally:
-            await self._claim()
+            await self._claim(late_count=0)
 
     def lent_after(self, patience_s: float) -> "DelayedLoan":
         """Lend the caller's slot once the block has taken that long, up to a bound."""
         return DelayedLoan(self, patience_s)
-
-    def lend_late(self) -> bool:
-        """Lend the slot of a slow ledger. Returns False if too many are lent."""
-        if not self._may_lend_late:
-            return False
-        self._count_late(1)
-        self._lend()
-        return True
-
-    async def claim_late(self) -> None:
-        self._count_late(-1)
-        await self._claim()
-
-    def _release(self) -> None:
-        self._free.release()
-        self._count_taken(-1)
 
     def _count_taken(self, change: int) -> None:
         self._taken_count += change
@@ -110,29 +89,23 @@ class Slots:
         else:
             self._is_half_free.clear()
 
-    @property
-    def _may_lend_late(self) -> bool:
-        return self._late_count < self._late_max and (
-            self._within is None or self._within._may_lend_late
-        )
-
-    def _count_late(self, change: int) -> None:
-        self._late_count += change
-        if self._within is not None:
-            self._within._count_late(change)
-
-    def _lend(self) -> None:
-        self._count_lent(1)
+    def _lend(self, *, late_count: int) -> None:
+        for each in self._sets:
+            each.lent_count += 1
+            each._late_count += late_count
         self.release()
 
-    async def _claim(self) -> None:
-        self._count_lent(-1)
+    async def _claim(self, *, late_count: int) -> None:
+        for each in self._sets:
+            each.lent_count -= 1
+            each._late_count -= late_count
         await self.acquire()
 
-    def _count_lent(self, change: int) -> None:
-        self.lent_count += change
-        if self._within is not None:
-            self._within._count_lent(change)
+
+def _free_all(taken: "list[Slots] | tuple[Slots, ...]") -> None:
+    for each in taken:
+        each._free.release()
+        each._count_taken(-1)
 
 
 class DelayedLoan(AbstractAsyncContextManager[None]):
@@ -147,9 +120,12 @@ class DelayedLoan(AbstractAsyncContextManager[None]):
         self._alarm = asyncio.get_running_loop().call_later(patience_s, self._lend)
 
     def _lend(self) -> None:
-        self._is_lent = self._slots.lend_late()
+        sets = self._slots._sets
+        if all(each._late_count < LATE_TIMES_MAX * each._count for each in sets):
+            self._is_lent = True
+            self._slots._lend(late_count=1)
 
     async def __aexit__(self, *_: object) -> None:
         self._alarm.cancel()
         if self._is_lent:
-            await self._slots.claim_late()
+            await self._slots._claim(late_count=1)

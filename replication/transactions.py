@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ledgers.errors import BookmenderError, NoNodeError, SessionLostError
+from ledgers.errors import BookmenderError, LockLostError, NoNodeError, SessionLostError
 from ledgers.store import (
     ANY_VERSION,
     Check,
@@ -63,10 +63,6 @@ class _Transaction:
         if not self.done.done() and not self.is_wanted():
             self.fail(WithdrawnError("the transaction was withdrawn"))
         return not self.done.done()
-
-    def succeed(self, results: list[OperationResult]) -> None:
-        if not self.done.done():
-            self.done.set_result(results)
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -155,15 +151,11 @@ class Batcher:
             batch = self._next_batch()
             if not self._waiting:
                 self._arrived.clear()
-            if batch:
-                await self._send_or_fail(batch)
-
-    async def _send_or_fail(self, batch: Sequence[_Transaction]) -> None:
-        try:
-            await self._send(list(batch))
-        finally:
-            for transaction in batch:  # without a result if this task is cancelled
-                transaction.fail(SessionLostError("stopped while the transaction was under way"))
+            try:
+                await self._send(list(batch))
+            finally:
+                for transaction in batch:  # without a result if this task is cancelled
+                    transaction.fail(SessionLostError("stopped while it was under way"))
 
     def _next_batch(self) -> list[_Transaction]:
         batch: list[_Transaction] = []
@@ -184,31 +176,45 @@ class Batcher:
             try:
                 results = await self.send([each for t in batch for each in t.operations])
             except MultiFailed as failure:
-                _fail_culprit(batch, failure)
+                index = failure.index
+                for transaction in batch:
+                    if index < len(transaction.operations):
+                        transaction.fail(MultiFailed(index, failure.cause))
+                        break
+                    index -= len(transaction.operations)
+                else:
+                    raise AssertionError(failure) from failure
                 batch = [transaction for transaction in batch if transaction.may_be_sent()]
             except BookmenderError as error:
                 for transaction in batch:
                     transaction.fail(error)
                 return
             else:
-                _hand_out(results, batch)
+                for transaction in batch:
+                    count = len(transaction.operations)
+                    if not transaction.done.done():
+                        transaction.done.set_result(results[:count])
+                    results = results[count:]
                 return
 
 
-def _fail_culprit(batch: Sequence[_Transaction], failure: MultiFailed) -> None:
-    """Fail the transaction that the failed operation belongs to, with the index within that
-    transaction."""
-    index = failure.index
-    for transaction in batch:
-        if index < len(transaction.operations):
-            transaction.fail(MultiFailed(index, failure.cause))
-            return
-        index -= len(transaction.operations)
-    raise AssertionError(failure)
+async def guarded_multi(
+    store: MetadataStore,
+    guards: Sequence[Check],
+    operations: Sequence[Operation],
+    *,
+    ledger_id: int,
+) -> None:
+    """Apply all operations or none, guarded by checks of session and lock (rule S3).
 
-
-def _hand_out(results: list[OperationResult], batch: Sequence[_Transaction]) -> None:
-    for transaction in batch:
-        count = len(transaction.operations)
-        transaction.succeed(results[:count])
-        results = results[count:]
+    Raises LockLostError if a guard fails, and MultiFailed, whose ``index`` counts within
+    ``operations``.
+    """
+    try:
+        await store.multi([*guards, *operations])
+    except MultiFailed as failure:
+        if failure.index < len(guards):
+            raise LockLostError(
+                "our session or our lock no longer exists", ledger_id=ledger_id
+            ) from failure
+        raise MultiFailed(failure.index - len(guards), failure.cause) from failure

@@ -1,8 +1,10 @@
 """The queue of marked ledgers: the tree shared with Java, bookmender's private tree, and one set of
 locks for both.
 
-A worker locks a marked ledger (``Queue.lease``). It then deletes the marks, each at the version
-read before locking (``Queue.complete``, rule S6), or only unlocks the ledger (``Queue.release``).
+A worker locks a marked ledger (``Queue.lease``) and reads its waiting note. It then deletes the
+marks, each at the version read before locking (``Queue.complete``, rule S6), or only unlocks the
+ledger (``Queue.unlock_with_note``, ``Queue.release``). The transaction that deletes the lock also
+writes or deletes the note. So whoever locks the ledger next reads everything that was found.
 
 The private tree holds marks of ledgers that Java would find fully replicated: ledgers of draining
 bookies, repairs made by hand, and damage where Java's workers do not look. A ledger marked in both
@@ -17,22 +19,20 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import structlog
 
 from ledgers.clock import Clock
 from ledgers.errors import (
-    BookmenderError,
     ConflictError,
     LockLostError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     RejectedError,
     UnavailableError,
-    UnknownOutcomeError,
 )
 from ledgers.model import BookieId
 from ledgers.store import (
@@ -47,9 +47,9 @@ from ledgers.store import (
 )
 from ledgers.tasks import until_answered
 from replication import znodes
-from replication.ledger_record import read_found_bad
+from replication.ledger_record import WaitingNote, WaitingNotes, read_found_bad
 from replication.locks import LedgerLease, LedgerLock, QueuedLedger
-from replication.marks import MarkTree, VersionedMark, locked_ledger_ids, read_urgent
+from replication.marks import MarkedLedger, MarkTree, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch
 from replication.transactions import Batcher, WithdrawnError
@@ -76,8 +76,11 @@ class QueueListing:
     marked: frozenset[int] | None = None
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
-    is_queue_empty: bool = False
-    """True if no ledger is marked. ``Queue.watch_first_marks`` reports the next mark."""
+
+    @property
+    def is_queue_empty(self) -> bool:
+        """True if no ledger is marked. ``Queue.watch_first_marks`` reports the next mark."""
+        return self.marked is not None and not self.marked
 
 
 class Queue:
@@ -103,6 +106,7 @@ class Queue:
         self._lock_data = znodes.lock_to_bytes(holder)
         self._shared, self._private = MarkTree(store, paths), MarkTree(store, paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
+        self.notes = WaitingNotes(store, paths)
         self.switch = DisableSwitch(store, paths, clock)
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
@@ -112,9 +116,7 @@ class Queue:
         )
         if self._shared.is_empty and self._private.is_empty:
             nothing: frozenset[int] = frozenset()
-            return QueueListing(
-                free=nothing, losses=nothing, urgent=(), marked=nothing, is_queue_empty=True
-            )
+            return QueueListing(free=nothing, losses=nothing, urgent=(), marked=nothing)
         locked, urgent = await asyncio.gather(
             locked_ledger_ids(self._store, self._paths), read_urgent(self._store, self._paths)
         )
@@ -140,8 +142,8 @@ class Queue:
         """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
         auto-recovery is disabled.
 
-        The multi checks the marks at the versions that were read. So the mark, the note read after
-        it and the lock belong together: any change of the mark in between makes the multi fail.
+        The multi checks the marks at the versions that were read: any change in between makes it
+        fail.
 
         After a lost reply, asks until it is known whether the lock was created. The lock would last
         as long as the session, and no other worker could repair the ledger.
@@ -159,7 +161,10 @@ class Queue:
         except MultiFailed as failure:
             is_of_lock = failure.index >= len(queued.marks)
             if is_of_lock and isinstance(failure.cause, NoNodeError):
-                await self._restore_locks_directory()
+                # An operator may have deleted the directory together with a stuck lock.
+                path = self._paths.locks
+                log.warning("locks.directory_missing", path=path, next_step="it is created again")
+                await ensure_znode(self._store, path)
                 return None
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
@@ -168,13 +173,6 @@ class Queue:
             if not await self._answered(lambda: self._is_ours(lock)):
                 return None
         return LedgerLease(queued=queued, lock=lock)
-
-    async def _restore_locks_directory(self) -> None:
-        """Create the directory of the locks again. An operator may have deleted it together with a
-        stuck lock."""
-        path = self._paths.locks
-        log.warning("locks.directory_missing", path=path, next_step="it is created again")
-        await ensure_znode(self._store, path)
 
     async def found_bad(self, lease: LedgerLease) -> frozenset[BookieId]:
         """Return the bookies named by the marks whose copies a check or fsck found bad; all of them
@@ -187,18 +185,15 @@ class Queue:
         if stored.is_unreadable:
             return lease.queued.replicas
         found = stored.value.bookies if stored.value else frozenset()
-        if found and not await self._are_as_read(lease.queued.marks):
-            return found  # a newer mark may belong to newer findings
+        marks = lease.queued.marks if found else ()
+        for seen, stat in zip(
+            marks, await asyncio.gather(*(self._store.exists(m.path) for m in marks)), strict=True
+        ):
+            # A deleted and recreated mark has the same version but another czxid. It may belong to
+            # newer findings.
+            if stat is None or stat.czxid != seen.czxid:
+                return found
         return lease.queued.replicas & found
-
-    async def _are_as_read(self, marks: Sequence[VersionedMark]) -> bool:
-        """Return True if the marks are the same znodes. A deleted and recreated mark has the same
-        version but another czxid."""
-        stats = await asyncio.gather(*(self._store.exists(seen.path) for seen in marks))
-        return all(
-            stat is not None and stat.czxid == seen.czxid
-            for seen, stat in zip(marks, stats, strict=True)
-        )
 
     async def complete(
         self,
@@ -207,7 +202,8 @@ class Queue:
         *,
         on_applied: OnApplied = lambda results: None,
     ) -> bool:
-        """Delete the marks at their versions and the lock, with ``extra`` in the same multi.
+        """Delete the marks at their versions, the lock and the note, with ``extra`` in the same
+        multi.
 
         ``extra``: the metadata write, and checks of the facts by which the ledger was found whole.
         If a mark changed meanwhile, only ``extra`` and the deletion of unchanged marks are applied,
@@ -222,66 +218,14 @@ class Queue:
            again.
 
         A kill -9 before the multi leaves marks and lock; the lock ends with the session. A kill
-        after it leaves nothing. A kill during ``_complete_in_steps`` may leave the lock and some of
-        the marks; the transaction of each deleted mark contained the checks of ``extra``.
+        after it leaves nothing.
 
         If an operation of ``extra`` fails, raises its cause; if the lock is lost, LockLostError.
         Nothing is applied then.
         """
-        unmark = [
-            delete
-            for seen in lease.queued.marks
-            for delete in (seen.delete, Delete(path=seen.directory))
-        ]
-        unlock = lease.lock.delete
-        try:
-            results = await self._batcher.commit([*extra, *unmark, unlock])
-        except MultiFailed as failure:
-            if failure.index < len(extra):
-                raise failure.cause from failure
-            if failure.index == len(extra) + len(unmark) and isinstance(
-                failure.cause, NoNodeError | ConflictError
-            ):
-                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
-            return await self._complete_in_steps(lease, extra, on_applied)
-        on_applied(results[: len(extra)])
-        return True
-
-    async def _complete_in_steps(
-        self, lease: LedgerLease, extra: Sequence[Operation], on_applied: OnApplied
-    ) -> bool:
-        """Write ``extra``, delete each unchanged mark, and unlock, in one transaction each.
-
-        Needed after a mark changed or its directory could not be deleted. Returns as ``complete``.
-        """
-        if extra:
-            on_applied(await self.write(lease, extra))
-        checks = [each for each in extra if isinstance(each, Check)]
-        unmarked = [await self._unmark(lease, seen, checks) for seen in lease.queued.marks]
-        if not all(unmarked):
-            return False
-        await self.release(lease)
-        return True
-
-    async def _unmark(
-        self, lease: LedgerLease, seen: VersionedMark, checks: Sequence[Check]
-    ) -> bool:
-        """Delete one mark. Returns False if it was written meanwhile, and so stays."""
-        try:
-            await self._batcher.commit([lease.guard, *checks, seen.delete])
-        except MultiFailed as failure:
-            if failure.index == 0:
-                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
-            if failure.index <= len(checks):
-                raise failure.cause from failure
-            if isinstance(failure.cause, ConflictError):
-                return False
-            # NoNodeError: an operator or an earlier attempt has deleted the mark.
-            if not isinstance(failure.cause, NoNodeError):
-                raise failure.cause from failure
-        tree = self._private if self._private.owns(seen) else self._shared
-        await tree.delete_if_empty(seen.directory)
-        return True
+        if lease.note is not None and lease.note.version is None:  # the reply to its write was lost
+            await self.read_note(lease)
+        return await self._unmark(lease, lease.queued.marks, extra, on_applied, unlocks=True)
 
     async def unmark_loss(self, lease: LedgerLease, checks: Sequence[Check]) -> bool:
         """Delete the mark in the shared tree and keep the private one. Returns False if it was
@@ -289,21 +233,129 @@ class Queue:
 
         ``checks``: part of the same multi. Raises the cause of a failed check.
         """
-        return await self._unmark(lease, lease.queued.marks[0], checks)
+        return await self._unmark(lease, lease.queued.marks[:1], checks, unlocks=False)
 
-    async def renew_marks(self, lease: LedgerLease) -> None:
-        """Write the marks unchanged, to raise their versions.
+    async def _unmark(
+        self,
+        lease: LedgerLease,
+        marks: Sequence[MarkedLedger],
+        extra: Sequence[Operation],
+        on_applied: OnApplied = lambda results: None,
+        *,
+        unlocks: bool,
+    ) -> bool:
+        """Apply ``extra`` and delete the marks that are unchanged, in one multi. If all are
+        unchanged and ``unlocks``, it deletes the lock and the note, too.
 
-        Workers that read the marks, and the waiting note with them, before this can then no longer
-        lock the ledger.
+        Where a deletion fails, the multi is sent again without it. Returns False if a mark was
+        written meanwhile, and so stays.
         """
-        for seen in lease.queued.marks:
-            await self._answered(partial(self._renew, lease, seen), UnknownOutcomeError)
+        unmark = [each for seen in marks for each in (seen.delete, Delete(path=seen.directory))]
+        unnote = self._without_note(lease) if unlocks else []
+        is_unmarked, is_denied, left_behind = True, False, set[str]()
+        while True:
+            lock = lease.lock.delete if unlocks and is_unmarked else lease.guard
+            try:
+                results = await self._batcher.commit([lock, *extra, *unmark, *unnote])
+                break
+            except MultiFailed as failure:
+                if unlocks and failure.index == 0 and isinstance(failure.cause, RejectedError):
+                    unlocks, is_denied = False, True  # an ACL denies it: the session's end unlocks
+                    continue
+                _raise_if_ours(failure, lease, count=1 + len(extra))
+                index, cause = failure.index - 1 - len(extra), failure.cause
+            if index >= len(unmark):  # an operator wrote the note, or access is denied
+                unnote = []
+                if isinstance(cause, ConflictError):
+                    await self.read_note(lease)
+                    unnote = self._without_note(lease)
+                continue
+            if not isinstance(cause, ConflictError | NoNodeError | NotEmptyError):
+                raise cause
+            path = unmark[index].path
+            seen = next(each for each in marks if path in (each.path, each.directory))
+            gone = {path, seen.directory}  # a mark stays or goes together with its directory
+            unmark = [each for each in unmark if each.path not in gone]
+            if isinstance(cause, ConflictError):  # the mark was written
+                is_unmarked, unnote = False, []
+            else:
+                # An operator or an earlier attempt has deleted the mark, or the directory holds an
+                # unknown znode.
+                left_behind.add(seen.directory)
+        on_applied(results[1 : 1 + len(extra)])
+        for directory in left_behind:
+            tree = (
+                self._private if directory.startswith(self._paths.private.marks) else self._shared
+            )
+            await tree.delete_if_empty(directory)
+        if is_denied and is_unmarked:
+            await self.release(lease)  # which logs it
+        return is_unmarked
 
-    async def _renew(self, lease: LedgerLease, seen: VersionedMark) -> None:
-        with suppress(NoNodeError, ConflictError):  # its version has already changed
-            data, _ = await self._store.get(seen.path)
-            await self.write(lease, [SetData(path=seen.path, data=data, version=seen.version)])
+    def _without_note(self, lease: LedgerLease) -> list[Operation]:
+        """Return the operation that deletes the note of a repaired ledger, except why its end is
+        not proven. None is needed if there is no note."""
+        if lease.note is None or lease.note.version is None:
+            return []
+        path, version = self._paths.waiting_note(lease.ledger_id), lease.note.version
+        left = replace(lease.note, suspects=frozenset()).let_go()
+        if left is None:
+            return [Delete(path=path, version=version)]
+        return [SetData(path=path, data=left.to_json(), version=version)]
+
+    # --- Waiting notes ----------------------------------------------------------------------------
+
+    async def read_note(self, lease: LedgerLease) -> None:
+        """Read the note of the ledger into the lease. Raises UnavailableError."""
+        lease.note = await self.notes.read(lease.ledger_id)
+
+    async def write_note(self, lease: LedgerLease, note: WaitingNote) -> None:
+        """Write the note, and keep the lock. Raises what ``write`` raises."""
+
+        async def apply(operation: Operation) -> None:
+            await self.write(lease, [operation])
+
+        lease.note = await self.notes.write(note, before=lease.note, apply=apply)
+
+    async def unlock_with_note(self, lease: LedgerLease, note: WaitingNote) -> None:
+        """Write the note and delete the lock in one transaction. Raises what ``write`` raises;
+        LockLostError also if an earlier attempt, whose reply was lost, succeeded.
+
+        If the note names new suspects, the marks are written again unchanged. This raises their
+        versions, so that a worker that read the marks before cannot lock the ledger (rule S6):
+
+        1. Worker A finds that a copy lacks entries between its first and its last one.
+        2. Worker B reads the mark, and that there is no note.
+        3. A cannot repair the ledger now. It writes the suspect into the note and unlocks.
+        4. B locks the ledger, checks only the first and the last entry of each copy, finds no
+           fault, and deletes the mark.
+        """
+
+        async def apply(operation: Operation) -> None:
+            renewed = await self._renewed_marks(lease) if lease.new_suspects else []
+            await self.write(lease, [operation, *renewed, lease.lock.delete])
+
+        lease.note = await self.notes.write(note, before=lease.note, apply=apply)
+
+    async def _renewed_marks(self, lease: LedgerLease) -> list[SetData]:
+        """Return operations that write the marks unchanged; none for those that have changed."""
+        renewed = []
+        for seen in lease.queued.marks:
+            with suppress(NoNodeError):
+                data, stat = await self._store.get(seen.path)
+                if stat.version == seen.version:
+                    renewed.append(SetData(path=seen.path, data=data, version=stat.version))
+        return renewed
+
+    async def delete_note(self, ledger_id: int, *, version: int) -> None:
+        """Delete the note of a ledger that is not marked, unless the note was written since: then
+        it belongs to a new mark."""
+        with suppress(ConflictError, NoNodeError):
+            await self._batcher.apply(
+                Delete(path=self._paths.waiting_note(ledger_id), version=version)
+            )
+
+    # --- Writing and unlocking --------------------------------------------------------------------
 
     async def write(
         self, lease: LedgerLease, operations: Sequence[Operation]
@@ -315,9 +367,8 @@ class Queue:
         try:
             results = await self._batcher.commit([lease.guard, *operations])
         except MultiFailed as failure:
-            if failure.index == 0:
-                raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
-            raise failure.cause from failure
+            _raise_if_ours(failure, lease, count=1 + len(operations))
+            raise
         return results[1:]
 
     def guards(self, lease: LedgerLease) -> list[Check]:
@@ -332,8 +383,14 @@ class Queue:
         node could lock the ledger. Raises only SessionLostError; if an ACL denies the deletion, the
         lock stays and this is logged.
         """
+
+        async def unlock() -> None:
+            if await self._is_ours(lease.lock):
+                with suppress(NoNodeError, ConflictError):
+                    await self._batcher.apply(lease.lock.delete)
+
         try:
-            await self._answered(lambda: self._unlock(lease.lock))
+            await self._answered(unlock)
         except RejectedError as error:
             log.error(
                 "lock.release_denied",
@@ -341,13 +398,6 @@ class Queue:
                 error=str(error),
                 next_step=ACL_HINT,
             )
-
-    async def _unlock(self, lock: LedgerLock) -> None:
-        """Delete the lock. May be called repeatedly."""
-        if not await self._is_ours(lock):
-            return
-        with suppress(NoNodeError, ConflictError):
-            await self._batcher.apply(lock.delete)
 
     async def is_marked(self, ledger_id: int) -> bool:
         """Return True if the ledger is marked in one of the trees."""
@@ -397,15 +447,11 @@ class Queue:
         marks = tuple(seen for seen in found if seen is not None)
         if not marks:
             return None
-        is_loss = any(map(self._shared.owns, marks))
+        is_loss = marks[0].path == self._paths.mark(ledger_id)
         return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
 
-    async def _answered(
-        self, call: Callable[[], Awaitable[T]], errors: type[BookmenderError] = UnavailableError
-    ) -> T:
-        return await until_answered(
-            call, event="queue.request_failed", clock=self._clock, errors=errors
-        )
+    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await until_answered(call, event="queue.request_failed", clock=self._clock)
 
     async def _is_ours(self, lock: LedgerLock) -> bool:
         """Return True if the lock exists and belongs to this session. Works also after a lost
@@ -420,6 +466,15 @@ class Queue:
             and stat.ephemeral_owner == self._store.session_id
             and stat.version == lock.version
         )
+
+
+def _raise_if_ours(failure: MultiFailed, lease: LedgerLease, *, count: int) -> None:
+    """Raise the cause if one of the first ``count`` operations failed. The first one is about the
+    lock."""
+    if failure.index == 0 and isinstance(failure.cause, NoNodeError | ConflictError):
+        raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
+    if failure.index < count:
+        raise failure.cause from failure
 
 
 class GivenLedgers(Queue):

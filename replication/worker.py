@@ -18,13 +18,11 @@ from prometheus_client import Counter, Gauge, Histogram
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, SessionLostError, UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.model import BookieId
 from ledgers.tasks import wait_woken, wake_on
-from replication.backoff import LeasedLedger, RetryPace, WaitingList
+from replication.backoff import LOST_RACE_PAUSE_S, WaitingList
 from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, Event, History, Kind
-from replication.ledger_picker import DueLedger, LedgerPicker, PollBackoff
-from replication.ledger_record import WaitingNotesWriter
+from replication.ledger_picker import LedgerPicker, PollBackoff
 from replication.locks import LedgerLease, QueuedLedger
 from replication.open_ledgers import WriterSighting, is_overtaken
 from replication.outcome import Outcome, OutcomeKind
@@ -41,23 +39,16 @@ SUMMARY_INTERVAL_S = 5.0
 
 @dataclass(slots=True)
 class Summary:
-    """Counts since the last line. The history gets the same counts, by cause."""
+    """Counts since the last line, by cause. The history gets the same counts."""
 
     history: History = NO_HISTORY
-    repaired_count: int = 0
     waiting_count: int = 0
-    entry_count: int = 0
-    entry_bytes: int = 0
     by_cause: dict[str, Event] = field(default_factory=dict)
 
     def add(self, outcome: Outcome) -> None:
-        is_done = outcome.kind is OutcomeKind.DONE
-        self.repaired_count += is_done
         self.waiting_count += outcome.kind is OutcomeKind.WAITING
-        self.entry_count += outcome.entry_count
-        self.entry_bytes += outcome.entry_bytes
+        is_done, why = outcome.kind is OutcomeKind.DONE, outcome.caused_by
         if is_done or outcome.entry_count:
-            why = outcome.caused_by
             event = Event(
                 kind=Kind.LEDGERS_REPAIRED,
                 cause="" if why is None else why.cause,
@@ -69,22 +60,26 @@ class Summary:
             before = self.by_cause.get(event.cause)
             self.by_cause[event.cause] = event if before is None else before.plus(event)
 
+    @property
+    def repaired_count(self) -> int:
+        return sum(event.ledger_count for event in self.by_cause.values())
+
     def tell(self, *, at_work_count: int) -> None:
-        """Log the counts and reset them. Logs nothing if all are 0."""
-        if not self.repaired_count and not self.waiting_count:
+        """Log the counts and reset them. Logs nothing if no ledger was repaired or deferred."""
+        events, repaired_count = self.by_cause.values(), self.repaired_count
+        if not repaired_count and not self.waiting_count:
             return
         log.info(
             "ledgers.repaired",
-            ledger_count=self.repaired_count,
-            entry_count=self.entry_count,
-            entry_bytes=self.entry_bytes,
+            ledger_count=repaired_count,
+            entry_count=sum(event.entry_count for event in events),
+            entry_bytes=sum(event.entry_bytes for event in events),
             deferred_count=self.waiting_count,
             at_work_count=at_work_count,
         )
-        for event in self.by_cause.values():
+        for event in events:
             self.history.record(event)
-        self.by_cause = {}
-        self.repaired_count = self.waiting_count = self.entry_count = self.entry_bytes = 0
+        self.by_cause, self.waiting_count = {}, 0
 
     def tell_if_done(self) -> None:
         """Log at once when the queue runs empty, if anything was repaired. Deferred ledgers can
@@ -145,15 +140,9 @@ POLL_PAUSE_FACTOR = 10
 long queue or a slow ZooKeeper, polls become rare."""
 TIDY_INTERVAL_S = 60.0
 """Interval between two clean-ups of leftovers, each by one of the idle workers."""
-REWRITE_INTERVAL_S = 60.0
-"""Interval between two attempts to write a note that must exist before the ledger is unlocked."""
 GRACES_AT_ONCE_MAX = 10_000
 """Maximum number of ledgers that wait for their grace under this worker's locks. Further ones are
 unlocked."""
-
-
-def _pace(settings: ReplicationSettings) -> RetryPace:
-    return RetryPace(wait_min_s=settings.retry_min_s, wait_max_s=settings.retry_max_s)
 
 
 class ReplicationWorker:
@@ -165,7 +154,6 @@ class ReplicationWorker:
         queue: Queue,
         repairer: Repairer,
         views: ViewSource,
-        notes: WaitingNotesWriter,
         manager: LedgerManager,
         settings: ReplicationSettings,
         node: str,
@@ -181,10 +169,10 @@ class ReplicationWorker:
         self._clock = clock
         self._rng = rng
         self._waiting = WaitingList(
-            notes=notes,
+            queue=queue,
             manager=manager,
             views=views,
-            pace=_pace(settings),
+            settings=settings,
             node=node,
             clock=clock,
             rng=rng,
@@ -213,7 +201,7 @@ class ReplicationWorker:
         """Use the open-ledger grace and the waits between retries of these settings from now on.
         The other settings need another worker."""
         self._open_ledger_grace_s = settings.open_ledger_grace_s
-        self._waiting.pace = _pace(settings)
+        self._waiting.settings = settings
 
     @property
     def leased_count(self) -> int:
@@ -236,7 +224,11 @@ class ReplicationWorker:
             tasks.create_task(wake_on(self._views.changes(), self._wake))
             tasks.create_task(self._summarise())
             while True:
-                has_found = await self._try_run_once(tasks)
+                try:
+                    has_found = await self.run_once(tasks)
+                except (UnavailableError, RejectedError) as error:  # RejectedError: by an ACL
+                    log.warning("queue.read_failed", error=str(error))
+                    has_found = False
                 if has_found and self._picker.is_cut_short:
                     continue
                 wait_s = self._poll_backoff.next_s(
@@ -248,13 +240,6 @@ class ReplicationWorker:
                 if has_found or is_woken or self._picker.is_cut_short:
                     self._poll_backoff.reset()
 
-    async def _try_run_once(self, tasks: asyncio.TaskGroup) -> bool:
-        try:
-            return await self.run_once(tasks)
-        except (UnavailableError, RejectedError) as error:  # RejectedError: access denied by an ACL
-            log.warning("queue.read_failed", error=str(error))
-            return False
-
     async def run_once(self, tasks: asyncio.TaskGroup) -> bool:
         """Poll the queue once and start repairs. Returns False if nothing was found."""
         await self._slots.wait_free()  # first, so that the found ledgers are still current
@@ -262,15 +247,21 @@ class ReplicationWorker:
         if await self._queue.switch.is_on():
             return False
         self._is_for_losses_only = self._other_slots.is_full
+        # A worker that is not half idle takes no ledgers of other workers' shares.
+        room = self._ledgers_at_once - (len(self._busy) - self._slots.lent_count)
         due = await self._picker.pick(
             busy=self._busy,
-            others_max=self._others_max(),
+            others_max=room if 2 * room >= self._ledgers_at_once else 0,
             losses_only=self._is_for_losses_only,
         )
         picked_s = self._clock.now_s()
         for ledger in due:
-            slots = self._slots if ledger.queued.is_loss else self._other_slots
-            if not await self._acquire_slot(slots):
+            slots = self._slots if ledger.is_loss else self._other_slots
+            await self._slots.wait_half_free(GATHER_S)
+            try:  # if the other slots stay taken, the next poll selects only losses
+                async with asyncio.timeout(None if ledger.is_loss else WINDOW_AGE_MAX_S):
+                    await slots.acquire()
+            except TimeoutError:
                 break
             is_old = self._clock.now_s() - picked_s > WINDOW_AGE_MAX_S
             if is_old or not self._queue.switch.may_lease:
@@ -284,39 +275,14 @@ class ReplicationWorker:
             await self._tidy()
         return bool(due)
 
-    async def _acquire_slot(self, slots: Slots) -> bool:
-        """Take a slot. Returns False if the other slots stay taken; then the next poll selects only
-        losses."""
-        await self._slots.wait_half_free(GATHER_S)
-        try:
-            async with asyncio.timeout(None if slots is self._slots else WINDOW_AGE_MAX_S):
-                await slots.acquire()
-        except TimeoutError:
-            return False
-        return True
-
-    def _others_max(self) -> int:
-        """Return how many ledgers of other workers' shares this worker may take: none unless it is
-        half idle."""
-        room = self._ledgers_at_once - (len(self._busy) - self._slots.lent_count)
-        return room if 2 * room >= self._ledgers_at_once else 0
-
-    async def _work(self, ledger: DueLedger, slots: Slots) -> None:
+    async def _work(self, queued: QueuedLedger, slots: Slots) -> None:
         """Lock, repair and unlock one ledger. Releases the slot that the caller took."""
         try:
-            fingerprint = self._waiting.fingerprint
-            lease = await self._try_lease(ledger.queued)
+            lease = await self._try_lease(queued)
             if lease is not None:
-                leased = LeasedLedger(
-                    lease=lease,
-                    fingerprint=fingerprint,
-                    note=ledger.note,
-                    old_note=ledger.old_note,
-                    suspects=ledger.suspects,
-                )
-                await self._process(leased, slots)
+                await self._process(lease, slots)
         finally:
-            self._busy.discard(ledger.ledger_id)
+            self._busy.discard(queued.ledger_id)
             AT_WORK.set(len(self._busy))
             slots.release()
             has_room_again = self._is_for_losses_only and not self._other_slots.is_full
@@ -331,87 +297,76 @@ class ReplicationWorker:
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
             _NO_ZOOKEEPER.inc()
             log.warning("lock.refused", ledger_id=queued.ledger_id, error=str(error))
-            self._waiting.back_off_after_error(queued, self._waiting.fingerprint)
+            self._waiting.back_off_after_error(queued)
             return None
         if lease is None:
             _RACE_LOST.inc()
-            self._waiting.back_off_after_lost_race(queued.ledger_id)
+            self._waiting.pause(queued.ledger_id, LOST_RACE_PAUSE_S)
         else:
             _LEASED.inc()
         return lease
 
-    async def _process(self, leased: LeasedLedger, slots: Slots) -> None:
-        if not await self._repair_and_conclude(leased, slots):
-            self._waiting.back_off_after_error(leased.lease.queued, leased.fingerprint)
-            if found_bad := self._repairer.suspects(leased.ledger_id) - leased.suspects:
-                await self._publish_suspects(found_bad, leased, slots)
-            await self._queue.release(leased.lease)
-
-    async def _publish_suspects(
-        self, found_bad: frozenset[BookieId], leased: LeasedLedger, slots: Slots
-    ) -> None:
-        """Publish the suspects that an interrupted repair found, before the ledger is unlocked."""
-        is_written = await self._waiting.record_suspects(leased, found_bad)
-        while True:
-            try:
-                await self._wait_published(leased, slots, is_written=is_written)
-                return
-            except LockLostError:
-                return
-            except (UnavailableError, RejectedError) as error:
-                log.warning("suspects.write_failed", ledger_id=leased.ledger_id, error=str(error))
-            await self._clock.sleep(REWRITE_INTERVAL_S)
-
-    async def _repair_and_conclude(self, leased: LeasedLedger, slots: Slots) -> bool:
-        """Repair the ledger and record the outcome. Returns False if it was interrupted and the
-        lock may still be held."""
+    async def _process(self, lease: LedgerLease, slots: Slots) -> None:
+        """Repair the ledger, record the outcome, and unlock the ledger."""
+        note = None
         try:
-            await self._waiting.delete_stale_note(leased)
-            await self._conclude(leased, await self._repair(leased, slots), slots)
+            if await self._waiting.begin(lease):
+                outcome = await self._repair(lease, slots)
+                _CONCLUDED[outcome.kind].inc()
+                self._summary.add(outcome)
+                if outcome.kind is OutcomeKind.DONE:
+                    self._waiting.complete(lease.ledger_id)
+                    log.debug(
+                        "ledger.repaired",
+                        ledger_id=lease.ledger_id,
+                        entry_count=outcome.entry_count,
+                        entry_bytes=outcome.entry_bytes,
+                    )
+                    return
+                if outcome.reason is not None:
+                    _DEFERRED[outcome.reason].inc()
+                    note = self._waiting.defer(lease, outcome)
         except SessionLostError:
             raise
         except LockLostError:
             _LOCK_LOST.inc()
-            log.warning("lock.lost", ledger_id=leased.ledger_id)
+            log.warning("lock.lost", ledger_id=lease.ledger_id)
+            return
         except UnavailableError as error:
             _NO_ZOOKEEPER.inc()
-            log.warning("repair.interrupted", ledger_id=leased.ledger_id, error=str(error))
-            return False
+            log.warning("repair.interrupted", ledger_id=lease.ledger_id, error=str(error))
+            self._waiting.back_off_after_error(lease.queued, lease.fingerprint)
         except Exception:  # a defect in one repair must not stop the others
             _CRASHED.inc()
-            log.exception("repair.crashed", ledger_id=leased.ledger_id)
-            return False
-        return True
+            log.exception("repair.crashed", ledger_id=lease.ledger_id)
+            self._waiting.back_off_after_error(lease.queued, lease.fingerprint)
+        await self._waiting.unlock(lease, note, slots)
 
-    async def _repair(self, leased: LeasedLedger, slots: Slots) -> Outcome:
-        outcome = await self._try_repair(leased, None, slots)
-        while outcome.sighting is not None and self._grace_count < GRACES_AT_ONCE_MAX:
+    async def _repair(self, lease: LedgerLease, slots: Slots) -> Outcome:
+        """Repair the ledger until it is done or blocked. Starts again after an open-ledger
+        grace."""
+        sighting: WriterSighting | None = None
+        while True:
+            began_s, took_s = self._clock.now_s(), _INTERRUPTED_S
+            try:
+                outcome = await self._repairer.repair(lease, sighting, slots=slots)
+                took_s = _TRIED_S[outcome.kind]
+            finally:
+                took_s.observe(self._clock.now_s() - began_s)
+            sighting = outcome.sighting
+            if sighting is None or self._grace_count >= GRACES_AT_ONCE_MAX:
+                return outcome
             self._grace_count += 1
             try:
                 grace_s = self._open_ledger_grace_s
-                await self._waiting.record_grace(leased, outcome, grace_s=grace_s)
-                is_over = await self._sit_out_grace(outcome.sighting, slots)
+                await self._waiting.record_grace(lease, outcome, grace_s=grace_s)
+                if not await self._sit_out_grace(sighting, slots):
+                    sighting = None
             finally:
                 self._grace_count -= 1
             if not self._queue.switch.may_lease:  # disabled during the grace: fence nothing
-                break
-            leased.fingerprint = self._waiting.fingerprint
-            sighting = outcome.sighting if is_over else None
-            outcome = await self._try_repair(leased, sighting, slots)
-        return outcome
-
-    async def _try_repair(
-        self, leased: LeasedLedger, sighting: WriterSighting | None, slots: Slots
-    ) -> Outcome:
-        began_s, took_s = self._clock.now_s(), _INTERRUPTED_S
-        try:
-            outcome = await self._repairer.repair(
-                leased.lease, sighting, slots=slots, suspects=leased.suspects
-            )
-            took_s = _TRIED_S[outcome.kind]
-            return outcome
-        finally:
-            took_s.observe(self._clock.now_s() - began_s)
+                return outcome
+            lease.fingerprint = self._waiting.fingerprint
 
     async def _sit_out_grace(self, sighting: WriterSighting, slots: Slots) -> bool:
         """Wait for the end of the grace without a slot. Returns False if the reason for the grace
@@ -424,50 +379,6 @@ class ReplicationWorker:
                 await self._views.wait_change(self._views.change_count, timeout_s=left_s)
         return True
 
-    async def _conclude(self, leased: LeasedLedger, outcome: Outcome, slots: Slots) -> None:
-        _CONCLUDED[outcome.kind].inc()
-        if outcome.reason is not None:
-            _DEFERRED[outcome.reason].inc()
-        self._summary.add(outcome)
-        match outcome.kind:
-            case OutcomeKind.DONE:
-                await self._waiting.complete(leased)
-                log.debug(
-                    "ledger.repaired",
-                    ledger_id=leased.ledger_id,
-                    entry_count=outcome.entry_count,
-                    entry_bytes=outcome.entry_bytes,
-                )
-            case OutcomeKind.MARKED_AGAIN:
-                await self._queue.release(leased.lease)
-            case OutcomeKind.WAITING:
-                is_written = await self._waiting.defer(leased, outcome)
-                if outcome.suspects - leased.suspects:
-                    await self._wait_published(leased, slots, is_written=is_written)
-                await self._queue.release(leased.lease)
-
-    async def _wait_published(
-        self, leased: LeasedLedger, slots: Slots, *, is_written: bool
-    ) -> None:
-        """Return when every worker that locks the ledger after us must know its suspects (rule S6).
-
-        Without this, the mark of a damaged ledger could be deleted:
-
-        1. Worker A finds that a copy lacks entries between its first and its last one.
-        2. Worker B has read the ledger's marks and its waiting note, which names no suspect.
-        3. A cannot repair the ledger now. It writes the suspect into the note and unlocks.
-        4. B locks the ledger, checks only the first and the last entry of each copy, finds no
-           fault, and deletes the mark.
-
-        So A writes the marks again before it unlocks. Their versions change, B's lock in step 4
-        fails, and B reads the marks and the note again.
-        """
-        async with slots.lent():
-            while not is_written:
-                await self._clock.sleep(REWRITE_INTERVAL_S)
-                is_written = await self._waiting.rewrite_note(leased)
-            await self._queue.renew_marks(leased.lease)
-
     async def _tidy(self) -> None:
         """Delete leftovers of repairs, also of other nodes. Runs when idle, each minute on one
         worker at random."""
@@ -477,7 +388,7 @@ class ReplicationWorker:
         self._tidy_due_s = now_s + TIDY_INTERVAL_S
         if self._rng.random() * self._picker.worker_count < 1:
             await self._queue.tidy()
-            await self._waiting.tidy(self._queue)
+            await self._waiting.tidy()
 
     async def _summarise(self) -> None:
         while True:

@@ -53,6 +53,16 @@ class MarkPaths:
         return f"{self.marks}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
 
 
+class _Path:
+    """An attribute of ``ClusterPaths``: a path below its directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: MarkPaths, owner: type) -> str:
+        return f"{paths.directory}/{self._name}"
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterPaths(MarkPaths):
     """Paths of the znodes below ``<ledgers root>/underreplication``, Java's and bookmender's."""
@@ -63,34 +73,17 @@ class ClusterPaths(MarkPaths):
 
     # Shared with Java's nodes.
 
-    @property
-    def layout(self) -> str:
-        return f"{self.directory}/LAYOUT"
-
-    @property
-    def locks(self) -> str:
-        return f"{self.directory}/locks"
+    layout = _Path("LAYOUT")
+    locks = _Path("locks")
+    disable = _Path("disable")
+    """Automatic re-replication is off while this znode exists."""
+    recovery_delay = _Path("lostBookieRecoveryDelay")
+    election = _Path("auditorelection")
+    pulsar_leader = _Path("leader")
+    """The leading auditor, for Pulsar's metadata driver. An ephemeral znode."""
 
     def lock(self, ledger_id: int) -> str:
         return f"{self.locks}/{_leaf(ledger_id)}"
-
-    @property
-    def disable(self) -> str:
-        """Automatic re-replication is off while this znode exists."""
-        return f"{self.directory}/disable"
-
-    @property
-    def recovery_delay(self) -> str:
-        return f"{self.directory}/lostBookieRecoveryDelay"
-
-    @property
-    def election(self) -> str:
-        return f"{self.directory}/auditorelection"
-
-    @property
-    def pulsar_leader(self) -> str:
-        """The leading auditor, for Pulsar's metadata driver. An ephemeral znode."""
-        return f"{self.directory}/leader"
 
     def audit_time(self, audit: "Audit") -> str:
         return f"{self.directory}/{audit.value}"
@@ -102,141 +95,60 @@ class ClusterPaths(MarkPaths):
         """The private directory. Java's nodes do not see the marks in it (rule S16)."""
         return MarkPaths(f"{self.directory}/bookmender")
 
-    @property
-    def nodes(self) -> str:
-        """One ephemeral znode for each session (``nodes``)."""
-        return f"{self.directory}/bookmender/nodes"
-
-    @property
-    def waiting(self) -> str:
-        """Directory of notes: why a ledger is not repaired now, or its end not proven
-        (``ledger_record``)."""
-        return f"{self.directory}/bookmender/waiting"
+    nodes = _Path("bookmender/nodes")
+    """One ephemeral znode for each session (``nodes``)."""
+    waiting = _Path("bookmender/waiting")
+    """Notes: why a ledger is not repaired now, or its end not proven (``ledger_record``)."""
+    orders = _Path("bookmender/orders")
+    """Operators' orders (``orders``)."""
+    draining_orders = _Path("bookmender/orders/draining")
+    maintenance_orders = _Path("bookmender/orders/maintenance")
+    findings = _Path("bookmender/findings")
+    """What a check or fsck found wrong with a marked ledger."""
+    given_up_entries = _Path("bookmender/given_up")
+    """Entries that an operator gave up when closing a ledger."""
+    recent_copies = _Path("bookmender/recent_copies")
+    """New copies that must be read again (``recent_copies``)."""
+    urgent = _Path("bookmender/urgent")
+    """The leader's list of the most urgent ledgers (``marks``)."""
+    racks = _Path("bookmender/racks")
+    """The last known rack of each bookie (``racks``)."""
+    activity = _Path("bookmender/activity")
+    """Bookies with active clients (``client_activity``)."""
+    identities = _Path("bookmender/identities")
+    absences = _Path("bookmender/absences")
+    losses = _Path("bookmender/losses")
+    drains = _Path("bookmender/drains")
+    last_audit = _Path("bookmender/audit")
+    ledger_map = _Path("bookmender/ledger_map")
+    checks = _Path("bookmender/checks")
+    idle = _Path("bookmender/idle")
+    history = _Path("bookmender/history")
+    """Segments of events, one or more for each session (``history``)."""
+    feed = _Path("bookmender/feed")
+    """The change feed: whether it is on, and its ledgers in order (``checkpoints.chain``)."""
+    feed_state = _Path("bookmender/feed-state")
+    """Why the change feed is stalled, as its leader sees it (``checkpoints.stalls``)."""
+    feed_clients = _Path("bookmender/feed-clients")
+    """One znode for each client of the feed whose receipts are in ZooKeeper."""
+    feed_followers = _Path("bookmender/feed-followers")
+    """One ephemeral znode for each client of the feed that is connected."""
+    fsck_executors = _Path("bookmender/fsck/executors")
+    """One ephemeral znode for each executor of fsck, ``<run>.<uuid>``."""
+    fsck_last = _Path("bookmender/fsck/last")
+    fsck_closer = _Path("bookmender/fsck/closer")
 
     def waiting_note(self, ledger_id: int) -> str:
         return f"{self.waiting}/{ledger_id}"
 
-    @property
-    def orders(self) -> str:
-        """Directory of operators' orders (``orders``)."""
-        return f"{self.directory}/bookmender/orders"
-
-    @property
-    def draining_orders(self) -> str:
-        return f"{self.orders}/draining"
-
-    @property
-    def maintenance_orders(self) -> str:
-        return f"{self.orders}/maintenance"
-
-    @property
-    def findings(self) -> str:
-        """Directory of findings: what a check or fsck found wrong with a marked ledger."""
-        return f"{self.directory}/bookmender/findings"
-
     def finding(self, ledger_id: int) -> str:
         return f"{self.findings}/{ledger_id}"
-
-    @property
-    def given_up_entries(self) -> str:
-        """Entries that an operator gave up when closing a ledger."""
-        return f"{self.directory}/bookmender/given_up"
 
     def given_up(self, ledger_id: int) -> str:
         return f"{self.given_up_entries}/{ledger_id}"
 
-    @property
-    def recent_copies(self) -> str:
-        """New copies that must be read again (``recent_copies``)."""
-        return f"{self.directory}/bookmender/recent_copies"
-
-    @property
-    def urgent(self) -> str:
-        """The leader's list of the most urgent ledgers (``marks``)."""
-        return f"{self.directory}/bookmender/urgent"
-
-    @property
-    def racks(self) -> str:
-        """The last known rack of each bookie (``racks``)."""
-        return f"{self.directory}/bookmender/racks"
-
-    @property
-    def activity(self) -> str:
-        """Bookies with active clients (``client_activity``)."""
-        return f"{self.directory}/bookmender/activity"
-
-    @property
-    def identities(self) -> str:
-        return f"{self.directory}/bookmender/identities"
-
-    @property
-    def absences(self) -> str:
-        return f"{self.directory}/bookmender/absences"
-
-    @property
-    def losses(self) -> str:
-        return f"{self.directory}/bookmender/losses"
-
-    @property
-    def drains(self) -> str:
-        return f"{self.directory}/bookmender/drains"
-
-    @property
-    def last_audit(self) -> str:
-        return f"{self.directory}/bookmender/audit"
-
-    @property
-    def ledger_map(self) -> str:
-        return f"{self.directory}/bookmender/ledger_map"
-
-    @property
-    def checks(self) -> str:
-        return f"{self.directory}/bookmender/checks"
-
     def check(self, name: str) -> str:
         return f"{self.checks}/{name}"
-
-    @property
-    def idle(self) -> str:
-        return f"{self.directory}/bookmender/idle"
-
-    @property
-    def history(self) -> str:
-        """Segments of events, one or more for each session (``history``)."""
-        return f"{self.directory}/bookmender/history"
-
-    @property
-    def feed(self) -> str:
-        """The change feed: whether it is on, and its ledgers in order (``checkpoints.chain``)."""
-        return f"{self.directory}/bookmender/feed"
-
-    @property
-    def feed_state(self) -> str:
-        """Why the change feed is stalled, as its leader sees it (``checkpoints.stalls``)."""
-        return f"{self.directory}/bookmender/feed-state"
-
-    @property
-    def feed_clients(self) -> str:
-        """One znode for each client of the feed whose receipts are in ZooKeeper."""
-        return f"{self.directory}/bookmender/feed-clients"
-
-    @property
-    def feed_followers(self) -> str:
-        """One ephemeral znode for each client of the feed that is connected."""
-        return f"{self.directory}/bookmender/feed-followers"
-
-    @property
-    def fsck_executors(self) -> str:
-        """One ephemeral znode for each executor of fsck, ``<run>.<uuid>``."""
-        return f"{self.directory}/bookmender/fsck/executors"
-
-    @property
-    def fsck_last(self) -> str:
-        return f"{self.directory}/bookmender/fsck/last"
-
-    @property
-    def fsck_closer(self) -> str:
-        return f"{self.directory}/bookmender/fsck/closer"
 
 
 def ledger_id_of_lock(name: str) -> int | None:

@@ -56,7 +56,7 @@ from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from replication.journal import MetadataJournal
-from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes, unproven_among
+from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes, read_unproven
 from replication.marks import marked_ledger_ids, read_marks
 from replication.nodes import Role
 from replication.reasons import Reason
@@ -158,7 +158,7 @@ async def repair_by_hand(
             )
             worker.cancel()
         done = leasable.difference(note.ledger_id for note in waiting)
-        unproven = await unproven_among(session.store, session.manager, session.paths, done)
+        unproven = await read_unproven(session.store, session.manager, session.paths, done)
     return RepairedByHand(
         ledger_count=len(leasable), waiting=waiting, unproven=tuple(unproven), failed=failed
     )

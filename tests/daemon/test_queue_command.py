@@ -122,7 +122,7 @@ async def test_the_list_says_why_a_ledger_waits_and_until_when() -> None:
 
     async with cluster.node("host-b") as worker:
         waiting = replace(note(1, Reason.NO_TARGET, "no room"), tries=3, next_try_ms=due_ms)
-        await worker.notes.write(waiting)
+        await worker.notes.put(waiting)
         (row,) = await rows_of(cluster, 1)
 
     line = f"ledger 1: misses {B1} — no-target: {row['waiting']['detail']}"
@@ -139,7 +139,7 @@ async def test_the_list_says_when_a_grace_ends() -> None:
     async with cluster.node("host-b") as worker:
         await worker.lease(1)
         waiting = note(1, Reason.OPEN_LEDGER_GRACE, "left to its writer")
-        await worker.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
+        await worker.notes.put(replace(waiting, grace_until_ms=now_ms + 9_000))
         (row,) = await rows_of(cluster, 1)
 
     locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
@@ -158,14 +158,14 @@ async def test_a_grace_ends_when_the_lease_is_released() -> None:
 
     async with cluster.node("host-a") as first:
         lease = await first.lease(1)
-        await first.notes.write(replace(waiting, grace_until_ms=now_ms + 9_000))
+        await first.notes.put(replace(waiting, grace_until_ms=now_ms + 9_000))
         await first.queue.release(lease)
         (nobodys,) = await rows_of(cluster, 1)
         status = await gather_status(visiting(cluster), clock=cluster.clock)
     async with cluster.node("host-b") as second:
         await second.lease(1)
         (anothers,) = await rows_of(cluster, 1)
-        await second.notes.write(replace(waiting, grace_until_ms=now_ms + 30_000))
+        await second.notes.put(replace(waiting, grace_until_ms=now_ms + 30_000))
         (own,) = await rows_of(cluster, 1)
 
     assert not nobodys["is_locked"]
@@ -181,7 +181,7 @@ async def test_the_note_of_a_deleted_mark_is_not_shown_for_a_new_mark() -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with cluster.node("host-b") as worker:
-        await worker.notes.write(note(1, Reason.NO_TARGET, "no room"))
+        await worker.notes.put(note(1, Reason.NO_TARGET, "no room"))
         await cluster.store.delete(PATHS.mark(1), version=-1)  # by a Java worker
         await cluster.mark(B2, ledger_id=1)
 

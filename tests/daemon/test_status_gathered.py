@@ -128,8 +128,8 @@ async def test_the_leader_nodes_bookies_and_queue_are_gathered() -> None:
 
     async with leading(cluster, "host-a") as leader, cluster.node("host-b") as worker:
         await worker.lease(2)
-        await worker.notes.write(note(1, Reason.NO_TARGET))
-        await worker.notes.write(note(99, Reason.NO_TARGET))  # without a mark, so it does not count
+        await worker.notes.put(note(1, Reason.NO_TARGET))
+        await worker.notes.put(note(99, Reason.NO_TARGET))  # without a mark, so it does not count
 
         status = await gathered(cluster)
 
@@ -222,7 +222,7 @@ async def test_all_waiting_ledgers_are_counted() -> None:
     async with cluster.node() as worker:
         for ledger_id in range(count):
             await cluster.mark(ledger_id=ledger_id)
-            await worker.notes.write(note(ledger_id, Reason.NO_TARGET))
+            await worker.notes.put(note(ledger_id, Reason.NO_TARGET))
 
         status = await gathered(cluster)
 
@@ -238,7 +238,7 @@ async def test_the_json_has_all_facts_of_the_text() -> None:
     async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
         facts = Facts(entry_ids=(4,), entry_count=1)
         blocked = Blocked(reason=Reason.NO_COPY, facts=facts)
-        await worker.notes.write(replace(note(1, Reason.NO_COPY), blocked=blocked))
+        await worker.notes.put(replace(note(1, Reason.NO_COPY), blocked=blocked))
         record = to_json(await gathered(cluster))
 
     assert record["leader"] == "host-a"

@@ -15,12 +15,12 @@ from ledgers.manager import Journal, LedgerManager, VersionedMetadata
 from ledgers.model import BookieId
 from ledgers.placement import DEFAULT_RACK, PlacementPolicy, RackRule, RandomPlacement
 from ledgers.registration import Registration, ResolveHost, as_spelled
-from replication.backoff import RetryPace, WaitingList
+from replication.backoff import WaitingList
 from replication.cluster import IsolationGroups, ViewSource
 from replication.copying import Copier
 from replication.history import HistoryWriter
 from replication.inspection import Inspector
-from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotesWriter
+from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes
 from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
 from replication.nodes import Membership, NodeInfo, Role
@@ -42,6 +42,17 @@ PATHS = ClusterPaths.below(ROOT)
 LEDGER = 7
 
 
+class Notes(WaitingNotes):
+    """Writes notes as a worker does, but without a lock."""
+
+    def __init__(self, store: MemoryStore, batcher: Batcher) -> None:
+        super().__init__(store, PATHS)
+        self._batcher = batcher
+
+    async def put(self, note: WaitingNote) -> WaitingNote:
+        return await self.write(note, before=note, apply=self._batcher.apply)
+
+
 @dataclass(slots=True, kw_only=True)
 class Node:
     """The parts of one worker session, put together as the daemon does."""
@@ -57,7 +68,7 @@ class Node:
     repairer: Repairer
     written: list[VersionedMetadata]
     """The writes that the repairer reported."""
-    notes: WaitingNotesWriter
+    notes: Notes
     clock: Clock
     worker: ReplicationWorker
     history: HistoryWriter
@@ -72,19 +83,19 @@ class Node:
             since_ms=now_ms,
             unproven=UnprovenEnd(ledger_id=ledger_id, facts=facts, tried_ms=now_ms),
         )
-        await self.notes.write(note)
+        await self.notes.put(note)
 
     async def tidy(self) -> None:
         waiting = WaitingList(
-            notes=self.notes,
+            queue=self.queue,
             manager=self.manager,
             views=self.views,
-            pace=RetryPace(wait_min_s=1, wait_max_s=1),
+            settings=ReplicationSettings(),
             node="host",
             clock=self.clock,
             rng=random.Random(0),
         )
-        await waiting.tidy(self.queue)
+        await waiting.tidy()
 
     async def lease(self, ledger_id: int = LEDGER) -> LedgerLease:
         """Lease the ledger at its current mark."""
@@ -223,12 +234,10 @@ async def _node(
         moves_misplaced=moves_misplaced,
         on_written=written.append,
     )
-    notes = WaitingNotesWriter(store, batcher, PATHS)
     worker = ReplicationWorker(
         queue=queue,
         repairer=repairer,
         views=views,
-        notes=notes,
         manager=manager,
         settings=settings,
         node=name,
@@ -247,7 +256,7 @@ async def _node(
         recorder=recorder,
         repairer=repairer,
         written=written,
-        notes=notes,
+        notes=Notes(store, batcher),
         clock=clock,
         worker=worker,
         history=history,

@@ -1,17 +1,20 @@
 """A ledger that could not be repaired is tried again after a backoff."""
 
+import asyncio
 import random
 from dataclasses import replace
 
 import pytest
 
-from replication.backoff import JITTER, REMEMBERED_S, Deferrals, RetryPace
+from replication.backoff import JITTER, REMEMBERED_S, Deferral, retry_wait_s
 from replication.ledger_record import ClusterFingerprint
 from replication.reasons import Reason
+from replication.settings import ReplicationSettings
+from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.nodes import LEDGER
 
 SEED = 20
-LEDGER = 5
-PACE = RetryPace(wait_min_s=10, wait_max_s=300)
+SETTINGS = ReplicationSettings(retry_min_s=10, retry_max_s=300)
 FINGERPRINT = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(FINGERPRINT, newest_czxid=8)
 
@@ -39,19 +42,19 @@ def test_the_wait_doubles_up_to_its_bound_with_jitter(
     rng = random.Random(SEED)
 
     for tries, expected_s in enumerate(nominal_s, start=1):
-        waits_s = [PACE.wait_s(reason, tries=tries, rng=rng) for _ in range(20)]
+        waits_s = [retry_wait_s(SETTINGS, reason, tries=tries, rng=rng) for _ in range(20)]
         assert all((1 - JITTER) * expected_s <= s <= (1 + JITTER) * expected_s for s in waits_s)
         assert len(set(waits_s)) > 1
 
 
 def test_the_wait_is_bounded_for_any_number_of_tries() -> None:
-    assert PACE.wait_s(None, tries=10**6, rng=random.Random(SEED)) <= 300 * (1 + JITTER)
+    wait_s = retry_wait_s(SETTINGS, None, tries=10**6, rng=random.Random(SEED))
+
+    assert wait_s <= 300 * (1 + JITTER)
 
 
-def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferrals:
-    deferrals = Deferrals()
-    deferrals.defer(LEDGER, due_s=100.0, fingerprint=FINGERPRINT, reason=reason, tries=tries)
-    return deferrals
+def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferral:
+    return Deferral(due_s=100.0, fingerprint=FINGERPRINT, reason=reason, tries=tries)
 
 
 @pytest.mark.compat("G13", verdict="better")
@@ -90,11 +93,7 @@ def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Def
 def test_a_ledger_is_due_in_time_or_when_the_cluster_improves(
     now_s: float, fingerprint: ClusterFingerprint, reason: Reason, is_due: bool
 ) -> None:
-    assert deferred(reason).is_due(LEDGER, now_s=now_s, fingerprint=fingerprint) is is_due
-
-
-def test_a_ledger_that_was_never_deferred_is_due() -> None:
-    assert Deferrals().is_due(LEDGER, now_s=0.0, fingerprint=FINGERPRINT)
+    assert deferred(reason).is_due(now_s=now_s, fingerprint=fingerprint) is is_due
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,10 @@ def test_a_ledger_that_was_never_deferred_is_due() -> None:
 def test_tries_that_failed_for_the_same_reason_are_counted(
     reason: Reason, fingerprint: ClusterFingerprint, tries: int
 ) -> None:
-    assert deferred().tries(LEDGER, reason, fingerprint=fingerprint) == tries
+    assert deferred().tries_for(reason, fingerprint=fingerprint) == tries
+
+
+# --- The list of a worker -------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
@@ -117,19 +119,29 @@ def test_tries_that_failed_for_the_same_reason_are_counted(
     why="all nodes follow one note per ledger; success, a new bookie or a changed order resets "
     "the backoff",
 )
-def test_success_resets_the_count() -> None:
-    deferrals = deferred()
+@in_virtual_time
+async def test_success_resets_the_count() -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        waiting = node.worker._waiting
+        waiting.pause(LEDGER, 100.0)
+        assert waiting.due([LEDGER], losses={LEDGER}) == []
 
-    deferrals.forget(LEDGER)
+        waiting.complete(LEDGER)
 
-    assert deferrals.is_due(LEDGER, now_s=0.0, fingerprint=FINGERPRINT)
-    assert deferrals.tries(LEDGER, Reason.NO_TARGET, fingerprint=FINGERPRINT) == 0
+        assert waiting.due([LEDGER], losses={LEDGER}) == [LEDGER]
+        assert LEDGER not in waiting._deferrals
 
 
-@pytest.mark.parametrize(("after_s", "tries"), [(REMEMBERED_S - 1, 3), (REMEMBERED_S, 0)])
-def test_ledgers_due_long_ago_are_forgotten(after_s: float, tries: int) -> None:
-    deferrals = deferred()
+@pytest.mark.parametrize(("after_s", "is_kept"), [(REMEMBERED_S - 1, True), (REMEMBERED_S, False)])
+@in_virtual_time
+async def test_ledgers_due_long_ago_are_forgotten(after_s: float, is_kept: bool) -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        waiting = node.worker._waiting
+        waiting.pause(LEDGER, 100.0)
+        await asyncio.sleep(100.0 + after_s)
 
-    deferrals.prune(now_s=100.0 + after_s)
+        waiting.due([], losses=())
 
-    assert deferrals.tries(LEDGER, Reason.NO_TARGET, fingerprint=FINGERPRINT) == tries
+        assert (LEDGER in waiting._deferrals) is is_kept

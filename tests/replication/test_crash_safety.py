@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -105,11 +104,15 @@ async def test_rule_s3_a_node_suspended_past_its_session_is_harmless(
 
 
 def note_of(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.notes.write(NOTE)
+    return node.queue.write_note(lease, NOTE)
+
+
+def unlock_with_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
+    return node.queue.unlock_with_note(lease, NOTE)
 
 
 def forget_note(node: Node, lease: LedgerLease) -> Awaitable[object]:
-    return node.notes.delete(replace(NOTE, version=0))
+    return node.queue.delete_note(LEDGER, version=0)
 
 
 def finish(node: Node, lease: LedgerLease) -> Awaitable[object]:
@@ -124,7 +127,9 @@ def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
     return node.queue.write(lease, [SetData(path="/extra", data=b"x", version=0)])
 
 
-@pytest.mark.parametrize("act", [note_of, forget_note, finish, finish_with_metadata, write])
+@pytest.mark.parametrize(
+    "act", [note_of, unlock_with_note, forget_note, finish, finish_with_metadata, write]
+)
 @in_virtual_time
 async def test_rule_s3_nothing_is_written_under_a_replaced_session(
     act: Callable[[Node, LedgerLease], Awaitable[object]],

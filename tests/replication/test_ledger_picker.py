@@ -8,14 +8,13 @@ import pytest
 from ledgers.model import BookieId
 from replication.ledger_picker import (
     HELP_MAX,
-    DueLedger,
     HashRing,
     fewest_copies_first,
     others_to_read,
     own_to_read,
 )
 from replication.locks import QueuedLedger
-from replication.marks import VersionedMark
+from replication.marks import MarkedLedger
 from replication.znodes import Mark
 from tests.replication.ledger_values import B1, B2, B3
 
@@ -117,10 +116,9 @@ def test_ledgers_that_lost_copies_are_read_before_others() -> None:
 
 def due(
     ledger_id: int, *replicas: BookieId, ctime_ms: int | None = 5, is_loss: bool = True
-) -> DueLedger:
-    mark = VersionedMark(path="", mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
-    queued = QueuedLedger(ledger_id=ledger_id, marks=(mark,), is_loss=is_loss)
-    return DueLedger(queued=queued, note=None)
+) -> QueuedLedger:
+    mark = MarkedLedger(ledger_id=ledger_id, mark=Mark(replicas=replicas, ctime_ms=ctime_ms))
+    return QueuedLedger(ledger_id=ledger_id, marks=(mark,), is_loss=is_loss)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +165,7 @@ def due(
     ],
 )
 def test_ledgers_with_the_fewest_copies_come_first(
-    found: list[DueLedger], urgent: list[int], order: list[int]
+    found: list[QueuedLedger], urgent: list[int], order: list[int]
 ) -> None:
     ordered = fewest_copies_first(found, urgent, is_own=lambda ledger_id: ledger_id < 100)
 
@@ -176,7 +174,7 @@ def test_ledgers_with_the_fewest_copies_come_first(
 
 def test_two_marks_of_a_ledger_add_up_and_the_older_time_counts() -> None:
     marks = [
-        VersionedMark(path=path, mark=Mark(replicas=replicas, ctime_ms=ctime_ms), version=0)
+        MarkedLedger(ledger_id=1, mark=Mark(replicas=replicas, ctime_ms=ctime_ms), path=path)
         for path, replicas, ctime_ms in (("/shared", (B1, B2), 9), ("/own", (B2, B3), 4))
     ]
     queued = QueuedLedger(ledger_id=1, marks=tuple(marks))

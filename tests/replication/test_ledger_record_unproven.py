@@ -11,9 +11,8 @@ from replication import backoff, ledger_record
 from replication.ledger_record import (
     UnprovenEnd,
     WaitingNote,
-    all_unproven,
+    read_unproven,
     read_unproven_end,
-    unproven_among,
 )
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
@@ -24,7 +23,7 @@ from tests.replication.repairs import THREE
 
 
 async def unproven(cluster: Cluster) -> list[int]:
-    ends = await all_unproven(cluster.store, cluster.manager, PATHS)
+    ends = await read_unproven(cluster.store, cluster.manager, PATHS)
     return [end.ledger_id for end in ends]
 
 
@@ -75,8 +74,8 @@ async def test_it_is_recorded_when_the_ledger_is_whole_and_unmarked() -> None:
     assert "0 to 3 remain" in end.facts.errors[0]
     assert end.facts.reformatted == (B1, B2)
     assert not end.facts.unresponsive, "all its bookies are there"
-    assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
-    assert await unproven_among(cluster.store, cluster.manager, PATHS, {99}) == []
+    assert await read_unproven(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
+    assert await read_unproven(cluster.store, cluster.manager, PATHS, {99}) == []
 
 
 @in_virtual_time
@@ -87,7 +86,7 @@ async def test_a_closed_ledger_is_no_longer_reported() -> None:
         await until(cluster, lambda: queue_empty(cluster))
         await close(cluster)
         assert await unproven(cluster) == []
-        assert await unproven_among(cluster.store, cluster.manager, PATHS, {LEDGER}) == []
+        assert await read_unproven(cluster.store, cluster.manager, PATHS, {LEDGER}) == []
         assert await recorded(cluster) == [str(LEDGER)]
         await asyncio.sleep(2 * TIDY_INTERVAL_S)
 
@@ -169,10 +168,10 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
 
     async with cluster.node() as node:
         await node.note_unproven(LEDGER, facts)
-        written = await node.notes.write(other)  # by a worker that knows of no note
+        written = await node.notes.put(other)  # by a worker that knows of no note
         assert await left(node) == (Reason.NO_TARGET, facts)
 
-        await node.notes.write(replace(written, tries=2))
+        await node.notes.put(replace(written, tries=2))
         assert await left(node) == (Reason.NO_TARGET, facts)
 
         await node.notes.let_go(LEDGER, guards=())
@@ -181,8 +180,11 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
         assert note is not None
         assert note.is_released
 
-        await node.notes.write(written)  # whose version is an old one
-        await node.notes.delete(written)
+        await node.notes.put(written)  # whose version is an old one
+        await cluster.mark()
+        lease = await node.lease()
+        await node.queue.read_note(lease)
+        assert await node.queue.complete(lease)
         assert await left(node) == (Reason.LEFT_TO_OTHERS, facts)
 
         await node.notes.let_go(LEDGER, guards=(), is_end_known=True)
@@ -205,8 +207,10 @@ async def test_a_known_note_is_written_again_and_deleted_without_reading_it(
             return await get(path)
 
         monkeypatch.setattr(node.store, "get", get_other)
+        await cluster.mark()
+        lease = await node.lease()
         for _ in range(3):
-            note = await node.notes.write(note)
-        await node.notes.delete(note)
+            await node.queue.write_note(lease, note)
+        assert await node.queue.complete(lease)
 
     assert await recorded(cluster) == []

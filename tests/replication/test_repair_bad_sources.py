@@ -13,13 +13,15 @@ import pytest
 from ledgers.bookies import Answer
 from ledgers.errors import BookmenderError, QuotaError, UnavailableError, UnknownOutcomeError
 from ledgers.manager import VersionedMetadata
+from ledgers.model import BookieId
 from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
+from replication.locks import LedgerLease
 from replication.outcome import OutcomeKind
 from replication.reasons import Blocked, Facts, Reason
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
-from tests.replication.nodes import LEDGER, PATHS, working
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.refusing import refuse, writes_below
 from tests.replication.repairs import repair
 
@@ -63,19 +65,26 @@ async def test_they_are_remembered_from_one_try_to_the_next() -> None:
     await cluster.register(B3, is_read_only=True)  # so that it may not be given what it lacks
     await cluster.mark()
     async with cluster.node() as node:
-        outcomes = []
+        outcomes, found = [], set[BookieId]()
         for _ in range(2):
-            lease = await node.lease()
+            lease = await leased(node, found)
             outcomes.append(await node.repairer.repair(lease))
             await node.queue.release(lease)
         await cluster.unregister(B3)
         await cluster.register(B3)
         await asyncio.sleep(1)
-        outcomes.append(await node.repairer.repair(await node.lease()))
+        outcomes.append(await node.repairer.repair(await leased(node, found)))
 
     assert [outcome.reason for outcome in outcomes[:2]] == [Reason.NO_TARGET, Reason.NO_TARGET]
     assert outcomes[2].kind is OutcomeKind.DONE
     await cluster.assert_whole()
+
+
+async def leased(node: Node, suspects: set[BookieId]) -> LedgerLease:
+    """Lease the ledger, with the suspects of earlier tries, as its note keeps them."""
+    lease = await node.lease()
+    lease.suspects = suspects
+    return lease
 
 
 # --- Notes for other nodes ------------------------------------------------------------------------
@@ -200,15 +209,15 @@ async def test_a_note_written_while_old_ones_are_deleted_stays() -> None:
         since_ms=0,
     )
     async with cluster.node() as node:
-        await node.notes.write(note)
+        await node.notes.put(note)
 
         async def was_not_marked(ledger_id: int) -> bool:
             """It is marked, tried and given back while the answer is on its way."""
-            await node.notes.write(replace(note, suspects=frozenset({B3})))
+            await node.notes.put(replace(note, suspects=frozenset({B3})))
             return False
 
         node.queue.is_marked = was_not_marked  # type: ignore[method-assign]
-        await node.worker._waiting.tidy(node.queue)
+        await node.worker._waiting.tidy()
 
         left = await node.notes.read(LEDGER)
     assert left is not None

@@ -11,7 +11,7 @@ from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
 from replication.cluster import ClusterView, SeenAbsences
 from replication.locks import QueuedLedger
-from replication.marks import VersionedMark
+from replication.marks import MarkedLedger
 from replication.outcome import DONE, OutcomeKind
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -154,9 +154,7 @@ async def test_a_member_whose_registration_is_hidden_does_not_keep_the_mark(lost
 
 
 def queued(*replicas: BookieId, mzxid: int, is_loss: bool = True) -> QueuedLedger:
-    mark = VersionedMark(
-        path="/mark", mark=Mark(replicas=replicas), version=0, czxid=1, mzxid=mzxid
-    )
+    mark = MarkedLedger(ledger_id=LEDGER, mark=Mark(replicas=replicas), czxid=1, mzxid=mzxid)
     return QueuedLedger(ledger_id=LEDGER, marks=(mark,), is_loss=is_loss)
 
 

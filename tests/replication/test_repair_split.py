@@ -10,6 +10,7 @@ from replication.commit import LOST_PLACES_MAX
 from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
 from replication.repair import SPLIT_AFTER_S
+from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
@@ -329,7 +330,8 @@ async def test_after_an_hour_the_rest_of_a_ledger_is_repaired() -> None:
     await cluster.kill(B1, B2)
     await cluster.mark(B1, B2)
 
-    async with cluster.node() as node, working(node):
+    settings = ReplicationSettings(retry_max_s=40)  # so that a try falls into the last ten minutes
+    async with cluster.node(settings=settings) as node, working(node):
         await asyncio.sleep(SPLIT_AFTER_S + 600)
 
     assert len(await segments(cluster)) > 1

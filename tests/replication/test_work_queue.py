@@ -10,9 +10,8 @@ from structlog.testing import capture_logs
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.locks import QueuedLedger
-from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX, VersionedMark
+from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX
 from replication.work_queue import Queue
-from replication.znodes import Mark
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2
@@ -150,8 +149,14 @@ async def test_an_unreadable_mark_is_still_work() -> None:
 
         stat = await cluster.store.exists(MARK)
         assert stat is not None
-        seen = VersionedMark(path=MARK, mark=Mark(), version=0, czxid=stat.czxid, mzxid=stat.mzxid)
-        assert queued.marks == (seen,)
+        (seen,) = queued.marks
+        assert (seen.path, seen.version, seen.czxid, seen.mzxid) == (
+            MARK,
+            0,
+            stat.czxid,
+            stat.mzxid,
+        )
+        assert queued.replicas == frozenset()
         assert await node.queue.lease(queued) is not None
 
 

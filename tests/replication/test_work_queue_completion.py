@@ -1,10 +1,14 @@
 """The end of a lease: the ledger is completed, or returned."""
 
+from dataclasses import replace
+
 import pytest
 
 from ledgers.errors import ConflictError, LockLostError, UnknownOutcomeError
 from ledgers.model import BookieId
 from ledgers.store import Delete, SetData
+from replication.ledger_record import WaitingNote
+from replication.reasons import Blocked, Reason
 from tests.memory.store import Fault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -249,3 +253,44 @@ async def test_the_disable_switch_and_marks_are_read_as_they_are(
 
         assert await node.queue.switch.is_on()
         assert await node.queue.is_marked(LEDGER)
+
+
+# --- The waiting note -----------------------------------------------------------------------------
+
+NOTE = WaitingNote(
+    ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
+)
+
+
+@in_virtual_time
+async def test_the_note_and_the_end_of_the_lease_are_one_request() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        lease = await node.lease()
+        await settle()
+        before = node.store.request_count
+
+        await node.queue.unlock_with_note(lease, NOTE)
+
+        assert node.store.request_count == before + 1
+        assert await node.notes.read(LEDGER) == NOTE
+        assert await cluster.locked() == []
+        assert await cluster.marked() == [LEDGER]
+
+
+@in_virtual_time
+async def test_a_note_that_an_operator_changes_is_deleted_with_the_mark() -> None:
+    cluster = await Cluster.start()
+    await cluster.mark(B1)
+
+    async with cluster.node() as node:
+        lease = await node.lease()
+        await node.queue.write_note(lease, NOTE)
+        await node.notes.let_go(LEDGER, guards=(), beside=replace(NOTE, tries=2))
+
+        assert await node.queue.complete(lease)
+
+        assert await node.notes.ledger_ids() == set()
+        await cluster.assert_queue_empty()

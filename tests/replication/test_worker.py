@@ -338,7 +338,7 @@ async def test_a_note_without_a_mark_is_deleted() -> None:
 
     async with cluster.node() as node:
         for ledger_id in (LEDGER, 50):
-            await node.notes.write(
+            await node.notes.put(
                 WaitingNote(
                     ledger_id=ledger_id,
                     blocked=Blocked(reason=Reason.NO_COPY),

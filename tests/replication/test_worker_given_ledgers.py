@@ -31,7 +31,6 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
         ),
         repairer=node.repairer,
         views=node.views,
-        notes=node.notes,
         manager=node.manager,
         settings=ReplicationSettings(),
         node="hand",

@@ -7,7 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import BookmenderError, QuotaError, UnauthorizedError
-from ledgers.model import LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.store import Delete, Operation
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
@@ -146,9 +146,12 @@ async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
     assert note.reason is Reason.WRITE_REFUSED
 
 
+@pytest.mark.parametrize("spare", [(), (B5,)], ids=["the lease is returned", "it is repaired"])
 @in_virtual_time
-async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session() -> None:
-    cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target, so the lease is returned
+async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
+    spare: tuple[BookieId, ...],
+) -> None:
+    cluster = await Cluster.start(B1, B2, B3, *spare)
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     await cluster.kill(B2)
@@ -165,13 +168,14 @@ async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session() -> None
 
         assert "lock.release_denied" in {each["event"] for each in logs}
         assert len(await cluster.locked()) == 1
+        assert await cluster.marked() == ([] if spare else [LEDGER])
 
 
 @in_virtual_time
 async def test_a_note_that_may_not_be_deleted_stops_no_other() -> None:
     cluster, gone = await Cluster.start(), 50
     async with cluster.node() as node:
-        await node.notes.write(
+        await node.notes.put(
             WaitingNote(
                 ledger_id=gone, blocked=Blocked(reason=Reason.NO_COPY), node="node-0", since_ms=0
             )

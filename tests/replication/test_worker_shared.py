@@ -121,7 +121,7 @@ async def test_of_very_many_notes_each_look_reads_a_part_once(
         )
         for ledger_id in range(400):
             await cluster.mark(B2, ledger_id=ledger_id)
-            await writer.notes.write(replace(note, ledger_id=ledger_id))
+            await writer.notes.put(replace(note, ledger_id=ledger_id))
 
     costs: list[int] = []
     look = LedgerPicker.pick

@@ -119,39 +119,24 @@ async def test_new_members_are_read_in_parallel() -> None:
 async def test_the_last_note_is_read_as_it_was_written() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        await node.notes.write(replace(NOTE, since_ms=4))
-        written = await node.notes.write(NOTE)
+        await node.notes.put(replace(NOTE, since_ms=4))
+        await node.notes.put(NOTE)
 
         assert await node.notes.read(LEDGER) == NOTE
         assert await node.notes.ledger_ids() == {LEDGER}
 
-        for _ in range(2):
-            await node.notes.delete(written)
-        assert await node.notes.read(LEDGER) is None
-
 
 @in_virtual_time
-async def test_only_the_known_note_is_deleted() -> None:
-    """Another worker may have written a note for a new mark once the ledger was unlocked."""
-    cluster = await Cluster.start()
-    async with cluster.node() as node, cluster.node("host-b") as other:
-        written = await node.notes.write(NOTE)
-        newer = await other.notes.write(replace(written, node="host-b"))
-
-        for version in (written.version, None):
-            await node.notes.delete(replace(written, version=version))
-        assert await node.notes.read(LEDGER) == newer
-
-
-@in_virtual_time
-async def test_a_note_whose_last_write_had_no_reply_is_deleted() -> None:
+async def test_a_note_that_was_written_since_is_not_deleted() -> None:
+    """It belongs to a new mark."""
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        written = await node.notes.write(NOTE)
+        written = await node.notes.put(NOTE)
+        await node.notes.put(replace(written, node="host-b"))
+        assert written.version is not None
 
-        await node.notes.delete(replace(written, version=None))
-
-        assert await node.notes.ledger_ids() == set()
+        await node.queue.delete_note(LEDGER, version=written.version)
+        assert await node.notes.ledger_ids() == {LEDGER}
 
 
 @in_virtual_time
@@ -159,7 +144,7 @@ async def test_a_note_is_written_although_its_directory_was_deleted() -> None:
     cluster = await Cluster.start()
     await cluster.store.delete(PATHS.waiting)
     async with cluster.node() as node:
-        await node.notes.write(NOTE)
+        await node.notes.put(NOTE)
 
         assert await node.notes.read(LEDGER) == NOTE
 

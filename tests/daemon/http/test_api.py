@@ -79,7 +79,7 @@ async def trouble(cluster: Cluster) -> None:
                 facts=Facts(absent=(B1,), entry_count=3),
                 besides=(Blocked(reason=Reason.NO_ANSWER),),
             )
-            await worker.notes.write(replace(note(ledger_id, reason), blocked=blocked))
+            await worker.notes.put(replace(note(ledger_id, reason), blocked=blocked))
 
 
 def serve(test: Callable[[Client], Awaitable[Any]], scene: Scene = nothing, **options: Any) -> Any:
