@@ -150,9 +150,11 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(slots=True, kw_only=True)
 class _Line(Generic[V]):
-    """The reads of one key, numbered from 1. ``lock`` allows one read at a time."""
+    """The reads of one key, numbered from 1, one at a time. ``end``: wakes all who wait for a
+    read, in one turn of the loop, so that what they write next can share a transaction."""
 
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_reading: bool = False
+    end: asyncio.Event = field(default_factory=asyncio.Event)
     begun: int = 0
     """Number of the read that began last."""
     ended: int = 0
@@ -168,9 +170,8 @@ class SharedReads(Generic[K, V]):
     value may be older than the call. All callers that wait until the next read begins share its
     value:
 
-    1. A caller notes the number of the next read, then waits for the lock.
-    2. With the lock, it starts a read only if no read with this number or a later one has
-       succeeded.
+    1. A caller notes the number of the next read, then waits while a read is in flight.
+    2. It starts a read only if no read with this number or a later one has succeeded.
     """
 
     def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
@@ -181,13 +182,21 @@ class SharedReads(Generic[K, V]):
         """Return the value by a read that began after this call. Raises what the read raises."""
         line = self._lines.setdefault(key, _Line())
         wanted = line.begun + 1
-        async with line.lock:
-            if line.ended < wanted:
-                line.begun += 1
-                number = line.begun
+        while line.ended < wanted:
+            if line.is_reading:
+                await line.end.wait()
+                continue
+            line.is_reading = True
+            line.begun += 1
+            number = line.begun
+            try:
                 line.value = await self._read(key)
                 line.ended = number
-            return line.value  # type: ignore[return-value]  # a read succeeded
+            finally:
+                line.is_reading = False
+                line.end.set()
+                line.end.clear()
+        return line.value  # type: ignore[return-value]  # a read succeeded
 
 
 log = structlog.get_logger()

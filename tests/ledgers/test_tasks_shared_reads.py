@@ -78,3 +78,31 @@ async def test_a_cancelled_caller_leaves_the_others_their_answer() -> None:
     assert await second == 0
     with pytest.raises(asyncio.CancelledError):
         await first
+
+
+@in_virtual_time
+async def test_all_callers_of_a_read_go_on_together() -> None:
+    """Within three turns of the loop, so that their next writes share a transaction."""
+    gates = {number: asyncio.Event() for number in (1, 2)}
+    ended: list[int] = []
+    reads = 0
+
+    async def read(key: str) -> None:
+        nonlocal reads
+        reads += 1
+        await gates[reads].wait()
+
+    async def get(number: int) -> None:
+        await shared.get("b")
+        ended.append(number)
+
+    shared = SharedReads(read)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(50):
+            tasks.create_task(get(number))
+        for gate in gates.values():
+            await asyncio.sleep(1)
+            gate.set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(ended) == 50
