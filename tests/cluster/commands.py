@@ -43,6 +43,8 @@ async def bookmender(
     prefix, as in ``SECURITY_BOOKIE_TLS``. ``variables``: other variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
     environment["BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S"] = "1"
+    # Independent of the disk of this machine.
+    environment["BOOKMENDER_REPLICATION_FREE_DISK_SHARE_MIN"] = "0"
     if uri is not None:
         environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
     if state is not None:
