@@ -218,7 +218,7 @@ class CopyRecheck:
         """Take over the records of ended sessions, if this session is the one to do so."""
         # The names first: a session that joins in between has no record among them.
         names = await children_if_allowed(self.store, self.paths.recent_copies)
-        if not names or self.queue.session_id != min(await self.queue.workers()):
+        if not names or self.queue.store.session_id != min(await self.queue.workers()):
             return
         alive = await children_if_any(self.store, self.paths.nodes)
         for name in orphans(names, alive=alive, known=self._adopted)[:ADOPTED_MAX]:

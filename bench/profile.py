@@ -23,8 +23,6 @@ GROUPS: Mapping[str, str] = {
     "google/protobuf/": "metadata codec",
     "auditor/": "auditor",
     "replication/work_queue.py": "queue",
-    "replication/ledger_picker.py": "queue",
-    "replication/locks.py": "queue",
     "replication/marks.py": "queue",
     "replication/transactions.py": "queue",
     "replication/worker.py": "queue",

@@ -19,14 +19,13 @@ from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
+from replication.backoff import WaitingList
 from replication.cluster import ViewSource
-from replication.locks import LedgerLease
 from replication.nodes import Membership, NodeInfo, Role
-from replication.outcome import DONE, MARKED_AGAIN, Outcome
-from replication.repair import Repairer
+from replication.repair import DONE, MARKED_AGAIN, Outcome, Repairer
 from replication.settings import ReplicationSettings
 from replication.transactions import Batcher
-from replication.work_queue import Queue
+from replication.work_queue import LedgerLease, Queue
 from replication.worker import LEASES, ReplicationWorker
 from replication.znodes import ClusterPaths
 
@@ -114,9 +113,8 @@ async def _node(
     queue = Queue(store, batcher, task.paths, holder=name, clock=clock)
     repair = _Timed(queue, task.repair_s)
     manager = LedgerManager(store, task.root, Layout.HIERARCHICAL)
-    worker = ReplicationWorker(
+    waiting = WaitingList(
         queue=queue,
-        repairer=cast(Repairer, repair),
         views=views,
         manager=manager,
         settings=ReplicationSettings(),
@@ -124,4 +122,5 @@ async def _node(
         clock=clock,
         rng=rng,
     )
+    worker = ReplicationWorker(waiting=waiting, repairer=cast(Repairer, repair))
     return batcher, worker, repair

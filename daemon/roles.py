@@ -59,6 +59,7 @@ from ledgers.quorum import RecoveredEnd
 from ledgers.recovery import recover_ledger
 from ledgers.registration import read_instance_id
 from ledgers.zookeeper.store import ZooKeeperStore
+from replication.backoff import WaitingList
 from replication.client_activity import ActivitySource
 from replication.copying import Copier
 from replication.disk_space import DiskSpaceSource
@@ -184,17 +185,16 @@ async def open_worker(
             moves_misplaced=settings.checks.repairs_placement,
             on_written=on_written,
         )
-        worker = ReplicationWorker(
+        waiting = WaitingList(
             queue=queue,
-            repairer=repairer,
-            views=views,
             manager=session.manager,
+            views=views,
             settings=ours,
             node=session.node,
             clock=clock,
             rng=session.rng,
-            history=history,
         )
+        worker = ReplicationWorker(waiting=waiting, repairer=repairer, history=history)
         activity = ActivitySource(store, paths, clock)
         works: list[Coroutine[Any, Any, None]] = [
             batcher.run(),

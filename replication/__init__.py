@@ -3,14 +3,13 @@
 A repair, in reading order: ``worker`` leases ledgers and runs their ``repair``s, at most as many as
 ``slots`` allow. ``inspection`` finds what a ledger lacks, with ``copy_reader`` and ``entry_runs``.
 ``open_ledgers`` decides about ledgers that are not closed. ``plan`` decides what is copied where,
-among the ``targets``. ``copying`` copies. ``commit`` decides which metadata may be
-written. ``outcome`` and ``reasons`` say how it ended.
+among the ``targets``. ``copying`` copies. ``commit`` decides which metadata may be written.
+``reasons`` says what blocks it.
 
-The queue: ``work_queue`` uses the tree of ``marks`` and ``locks``.
-``ledger_picker`` decides what comes next. ``backoff`` and ``ledger_record`` are for ledgers that
-cannot be repaired now, and ``recent_copies`` for copies that must be read again. ``transactions``
-batches writes; ``records`` reads and writes bookmender's own znodes; ``znodes`` has all paths, and
-the contents of the znodes shared with Java.
+The queue: ``work_queue`` locks ledgers of the tree of ``marks``. ``backoff`` and ``ledger_record``
+are for ledgers that cannot be repaired now, and ``recent_copies`` for copies that must be read
+again. ``transactions`` batches writes; ``records`` reads and writes bookmender's own znodes;
+``znodes`` has all paths, and the contents of the znodes shared with Java.
 
 The cluster: its bookies (``cluster``, ``racks``, ``disk_space``), our ``nodes``, the ``orders`` of
 operators and ``client_activity``. ``history`` records what happened. ``journal`` records every

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
+from msgspec.structs import replace as replace_struct
 
 from ledgers.clock import Clock
 from ledgers.errors import LockLostError, RejectedError, UnavailableError
@@ -27,13 +28,12 @@ from ledgers.manager import LedgerManager
 from ledgers.tasks import until_answered
 from replication.cluster import ClusterView, ViewSource
 from replication.ledger_record import ClusterFingerprint, UnprovenEnd, WaitingNote, still_open
-from replication.locks import LedgerLease, QueuedLedger
 from replication.orders import TriesOrder
-from replication.outcome import Outcome
 from replication.reasons import Blocked, Facts, Reason, named
+from replication.repair import Outcome
 from replication.settings import ReplicationSettings
 from replication.slots import Slots
-from replication.work_queue import Queue
+from replication.work_queue import LedgerLease, Queue, QueuedLedger
 
 LONG, SHORT = (6.0, 12.0), (0.2, 0.2)
 PACES: Mapping[Reason | None, tuple[float, float]] = {
@@ -113,30 +113,22 @@ class Deferral:
         return self.tries if is_same else 0
 
 
+@dataclass(eq=False, kw_only=True)
 class WaitingList:
     """The ledgers that a worker leaves alone for now. All other marked ledgers are due.
 
     ``settings``: may be changed at any time. ``node``: the name of this node in its notes.
     """
 
-    def __init__(
-        self,
-        *,
-        queue: Queue,
-        manager: LedgerManager,
-        views: ViewSource,
-        settings: ReplicationSettings,
-        node: str,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        self._queue = queue
-        self._manager = manager
-        self._views = views
-        self.settings = settings
-        self._node = node
-        self._clock = clock
-        self._rng = rng
+    queue: Queue
+    manager: LedgerManager
+    views: ViewSource
+    settings: ReplicationSettings
+    node: str
+    clock: Clock
+    rng: random.Random
+
+    def __post_init__(self) -> None:
         self._deferrals: dict[int, Deferral] = {}
         self._prune_due_s = 0.0
         self._probe_due_s = math.inf
@@ -154,7 +146,7 @@ class WaitingList:
     @property
     def fingerprint(self) -> ClusterFingerprint:
         """The fingerprint of the cluster now."""
-        view = self._views.current
+        view = self.views.current
         if self._seen is None or self._seen[0] is not view:
             self._seen = view, ClusterFingerprint.of(view)
         return self._seen[1]
@@ -164,11 +156,11 @@ class WaitingList:
     def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
         """Return the ledgers that are due, as far as this node knows. ``losses``: those that lost
         copies."""
-        now_s, fingerprint = self._clock.now_s(), self.fingerprint
+        now_s, fingerprint = self.clock.now_s(), self.fingerprint
         if now_s >= self._prune_due_s:  # other nodes have repaired ledgers that were due long ago
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
             self._keep(lambda _, deferral: deferral.due_s + REMEMBERED_S > now_s)
-        tries = self._views.current.orders.tries
+        tries = self.views.current.orders.tries
         if tries is not self._heeded:  # an operator ordered to try these ledgers now
             for ledger_id, _ in tries.ordered_ms.items() - self._heeded.ordered_ms.items():
                 self._deferrals.pop(ledger_id, None)
@@ -181,17 +173,11 @@ class WaitingList:
             or known[i].is_due(now_s=now_s, fingerprint=fingerprint, is_loss=i in losses)
         ]
         if now_s >= self._probe_due_s:
-            due += self._probe(set(ledger_ids).difference(due))
+            others = set(ledger_ids).difference(due)
+            waiting = [i for i in others if known[i].reason is Reason.JOURNAL]
+            self._probe_due_s = now_s + PROBE_INTERVAL_S if waiting else math.inf
+            due += [self.rng.choice(waiting)] if waiting else []
         return due
-
-    def _probe(self, ledger_ids: Collection[int]) -> list[int]:
-        """Return one ledger that waits for the journal, if there is any."""
-        waiting = [i for i in ledger_ids if self._deferrals[i].reason is Reason.JOURNAL]
-        if not waiting:
-            self._probe_due_s = math.inf
-            return []
-        self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
-        return [self._rng.choice(waiting)]
 
     def forget_others(self, marked: Set[int]) -> None:
         """Forget ledgers that are not marked. A new mark is a new matter."""
@@ -205,16 +191,14 @@ class WaitingList:
 
         This is a hint, which saves the locks of many ledgers. ``begin`` decides.
         """
-        notes = self._queue.notes
         if not found:
             return []
+        notes = self.queue.notes
         self._has_notes = await notes.are_any()  # after the marks, see ``Queue.unlock_with_note``
         if not self._has_notes:
             return list(found)
-        by_ledger = {
-            note.ledger_id: note for note in await notes.read_all([q.ledger_id for q in found])
-        }
-        return [q for q in found if not self._must_wait(q, by_ledger.get(q.ledger_id))]
+        read = {note.ledger_id: note for note in await notes.read_all([q.ledger_id for q in found])}
+        return [q for q in found if not self._must_wait(q, read.get(q.ledger_id))]
 
     async def begin(self, lease: LedgerLease) -> bool:
         """Read the note of a ledger that was just locked. Returns False if the ledger must wait.
@@ -224,7 +208,7 @@ class WaitingList:
         """
         lease.fingerprint = self.fingerprint
         if self._has_notes:
-            await self._queue.read_note(lease)
+            await self.queue.read_note(lease)
         note = lease.note
         if note is None:
             return True
@@ -233,9 +217,9 @@ class WaitingList:
         lease.suspects.update(note.suspects)
         if note.is_older_than(lease.queued.czxid):
             lease.note = note.let_go()
-            guards = self._queue.guards(lease)
-            if await self._try_to_tell(self._queue.notes.let_go(lease.ledger_id, guards=guards)):
-                await self._queue.read_note(lease)
+            guards = self.queue.guards(lease)
+            if await self._try_to_tell(self.queue.notes.let_go(lease.ledger_id, guards=guards)):
+                await self.queue.read_note(lease)
         return True
 
     def _must_wait(self, queued: QueuedLedger, note: WaitingNote | None) -> bool:
@@ -243,10 +227,10 @@ class WaitingList:
         note once."""
         if note is None or note.fingerprint is None or note.is_older_than(queued.czxid):
             return False
-        wait_ms = note.wait_ms(now_ms=self._clock.wall_ms(), fingerprint=self.fingerprint)
+        wait_ms = note.wait_ms(now_ms=self.clock.wall_ms(), fingerprint=self.fingerprint)
         if wait_ms:
             self._deferrals[queued.ledger_id] = Deferral(
-                due_s=self._clock.now_s() + wait_ms / 1000,
+                due_s=self.clock.now_s() + wait_ms / 1000,
                 fingerprint=note.fingerprint,
                 reason=note.reason,
                 tries=note.tries,
@@ -274,16 +258,23 @@ class WaitingList:
         noted = 0 if lease.note is None else lease.note.tries_for(reason, fingerprint=now)
         own = 0 if before is None else before.tries_for(reason, fingerprint=now)
         tries = 1 + max(noted, own)
-        wait_s = self._wait_s(blocked, tries=tries)
+        if blocked.until_ms is None:  # time may help one of several parts of the ledger
+            wait_s = min(
+                retry_wait_s(self.settings, each, tries=tries, rng=self.rng)
+                for each in dict.fromkeys(blocked.all_reasons)
+            )
+        else:
+            left_s = max(0, blocked.until_ms - self.clock.wall_ms()) / 1000
+            wait_s = left_s + self.rng.uniform(0, self.settings.retry_min_s)
         self._deferrals[ledger_id] = Deferral(
-            due_s=self._clock.now_s() + wait_s,
+            due_s=self.clock.now_s() + wait_s,
             fingerprint=now,
             reason=reason,
             tries=tries,
             is_loss=lease.queued.is_loss,
         )
         if reason is Reason.JOURNAL:
-            self._probe_due_s = self._clock.now_s() + PROBE_INTERVAL_S
+            self._probe_due_s = self.clock.now_s() + PROBE_INTERVAL_S
         log.debug(
             "ledger.retry_scheduled", ledger_id=ledger_id, wait_s=round(wait_s, 1), tries=tries
         )
@@ -298,25 +289,33 @@ class WaitingList:
         """
         if not lease.new_suspects:
             if note is None or not await self._try_to_tell(
-                self._queue.unlock_with_note(lease, note)
+                self.queue.unlock_with_note(lease, note)
             ):
-                await self._queue.release(lease)
+                await self.queue.release(lease)
             return
         # Without a note, the try was interrupted, or the mark has changed.
-        note = note or lease.note or self._suspicion(lease)
+        note = note or lease.note
+        if note is None:
+            suspected = Facts(lacking=named(lease.suspects))
+            note = WaitingNote(
+                ledger_id=lease.ledger_id,
+                blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=suspected),
+                node=self.node,
+                since_ms=self.clock.wall_ms(),
+            )
         note = replace(note, suspects=note.suspects | lease.suspects)
         with suppress(LockLostError):  # or an earlier attempt, whose reply was lost, succeeded
             async with slots.lent():
                 await until_answered(
-                    partial(self._queue.unlock_with_note, lease, note),
+                    partial(self.queue.unlock_with_note, lease, note),
                     event="suspects.write_failed",
-                    clock=self._clock,
+                    clock=self.clock,
                     errors=(UnavailableError, RejectedError),
                     retry_max_s=REWRITE_INTERVAL_MAX_S,
                     ledger_id=lease.ledger_id,
                 )
 
-    async def record_grace(self, lease: LedgerLease, outcome: Outcome, *, grace_s: float) -> None:
+    async def record_grace(self, lease: LedgerLease, outcome: Outcome) -> None:
         """Write that the ledger waits for its grace under our lock. If this node dies, other nodes
         need not wait.
 
@@ -324,8 +323,8 @@ class WaitingList:
         """
         assert outcome.blocked is not None, outcome
         assert lease.fingerprint is not None, lease
-        until_ms, before = self._clock.wall_ms() + int(grace_s * 1000), lease.note
-        note: WaitingNote | None
+        until_ms = self.clock.wall_ms() + int(self.settings.open_ledger_grace_s * 1000)
+        before, note = lease.note, None
         if (
             before is not None
             and before.reason.is_of_recovery
@@ -336,7 +335,7 @@ class WaitingList:
             note = replace(before, next_try_ms=0, grace_until_ms=until_ms, suspects=suspects)
         else:
             note = self._note(lease, outcome.blocked, grace_until_ms=until_ms)
-        if note is not None and not await self._try_to_tell(self._queue.write_note(lease, note)):
+        if note is not None and not await self._try_to_tell(self.queue.write_note(lease, note)):
             lease.note = note  # for the count of tries; its version is found out when it is written
 
     def back_off_after_error(
@@ -346,9 +345,9 @@ class WaitingList:
         try began."""
         fingerprint, before = then or self.fingerprint, self._deferrals.get(queued.ledger_id)
         tries = 1 + (0 if before is None else before.tries_for(None, fingerprint=fingerprint))
-        wait_s = retry_wait_s(self.settings, None, tries=tries, rng=self._rng)
+        wait_s = retry_wait_s(self.settings, None, tries=tries, rng=self.rng)
         self._deferrals[queued.ledger_id] = Deferral(
-            due_s=self._clock.now_s() + wait_s,
+            due_s=self.clock.now_s() + wait_s,
             fingerprint=fingerprint,
             tries=tries,
             is_loss=queued.is_loss,
@@ -357,7 +356,7 @@ class WaitingList:
     def pause(self, ledger_id: int, pause_s: float) -> None:
         """Leave the ledger alone for a moment: it was lost to another worker, or is not marked."""
         self._deferrals[ledger_id] = Deferral(
-            due_s=self._clock.now_s() + pause_s, fingerprint=self.fingerprint, tries=0
+            due_s=self.clock.now_s() + pause_s, fingerprint=self.fingerprint, tries=0
         )
 
     async def tidy(self) -> None:
@@ -366,32 +365,22 @@ class WaitingList:
 
         A note that says why the ledger's end is not proven stays until the ledger is closed.
         """
-        noted = sorted(await self._queue.notes.ledger_ids())
-        some = self._rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
-        await asyncio.gather(*map(self._tidy_one, some))
 
-    async def _tidy_one(self, ledger_id: int) -> None:
-        """Delete the note if the ledger is not marked. The note is read first, because a note that
-        is written later belongs to a new mark."""
-        stored = await self._queue.notes.read_stored(ledger_id)
-        if stored.stat is None or await self._queue.is_marked(ledger_id):
-            return
-        is_unproven = stored.value is not None and stored.value.unproven is not None
-        if not (is_unproven and await still_open(self._manager, [ledger_id])):
-            version = stored.stat.version
-            await self._try_to_tell(self._queue.delete_note(ledger_id, version=version))
+        async def tidy_one(ledger_id: int) -> None:
+            # The note is read first, because a note that is written later belongs to a new mark.
+            stored = await self.queue.notes.read_stored(ledger_id)
+            if stored.stat is None or await self.queue.is_marked(ledger_id):
+                return
+            is_unproven = stored.value is not None and stored.value.unproven is not None
+            if not (is_unproven and await still_open(self.manager, [ledger_id])):
+                version = stored.stat.version
+                await self._try_to_tell(self.queue.delete_note(ledger_id, version=version))
+
+        noted = sorted(await self.queue.notes.ledger_ids())
+        some = self.rng.sample(noted, min(len(noted), NOTES_TIDIED_MAX))
+        await asyncio.gather(*map(tidy_one, some))
 
     # --- Notes ------------------------------------------------------------------------------------
-
-    def _wait_s(self, blocked: Blocked, *, tries: int) -> float:
-        if blocked.until_ms is None:
-            # Time may help one of several parts of the ledger.
-            return min(
-                retry_wait_s(self.settings, reason, tries=tries, rng=self._rng)
-                for reason in dict.fromkeys(blocked.all_reasons)
-            )
-        left_s = max(0, blocked.until_ms - self._clock.wall_ms()) / 1000
-        return left_s + self._rng.uniform(0, self.settings.retry_min_s)
 
     def _note(
         self,
@@ -404,21 +393,31 @@ class WaitingList:
     ) -> WaitingNote | None:
         """Return the note that says why the ledger waits; None if the one in ZooKeeper says enough.
         ``wait_s``: for how long; None: other nodes need not wait."""
-        before, reason, now_ms = lease.note, blocked.reason, self._clock.wall_ms()
+        before, reason, now_ms = lease.note, blocked.reason, self.clock.wall_ms()
         # An existing note holds for all nodes, and this reason only here. But a journal that failed
         # again is written: who waits for the ledger learns that it was tried.
         is_repeated = before is not None and before.reason is reason is Reason.JOURNAL
         if before and not before.is_released and reason.is_of_this_node and not is_repeated:
             return None
-        if before is None or not _is_same(before.blocked, blocked):
-            _log_deferred(lease.ledger_id, blocked)
+        was = None if before is None else replace_struct(before.blocked, until_ms=None)
+        if was != replace_struct(blocked, until_ms=None):
+            # The journal logs its own failure once, so it is not a warning for each ledger.
+            write = log.debug if reason is Reason.JOURNAL else log.warning
+            record = blocked.to_record()
+            write(
+                "ledger.deferred",
+                ledger_id=lease.ledger_id,
+                reason=record["reason"],
+                facts=record.get("facts", {}),
+                besides=record.get("besides", []),
+            )
         unproven = None if before is None else before.unproven
         if reason is Reason.END_UNPROVEN:
             unproven = UnprovenEnd(ledger_id=lease.ledger_id, facts=blocked.facts, tried_ms=now_ms)
         return WaitingNote(
             ledger_id=lease.ledger_id,
             blocked=blocked,
-            node=self._node,
+            node=self.node,
             since_ms=before.since_ms if before is not None and before.reason is reason else now_ms,
             tries=tries,
             next_try_ms=0 if wait_s is None else now_ms + int(wait_s * 1000),
@@ -426,17 +425,6 @@ class WaitingList:
             fingerprint=lease.fingerprint,
             suspects=frozenset(lease.suspects),
             unproven=unproven,
-        )
-
-    def _suspicion(self, lease: LedgerLease) -> WaitingNote:
-        """Return a note that blocks nothing, for the suspects of a ledger without a note."""
-        return WaitingNote(
-            ledger_id=lease.ledger_id,
-            blocked=Blocked(
-                reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(lease.suspects))
-            ),
-            node=self._node,
-            since_ms=self._clock.wall_ms(),
         )
 
     async def _try_to_tell(self, writing: Awaitable[None]) -> bool:
@@ -451,21 +439,3 @@ class WaitingList:
         else:
             self._is_untold = False
         return not self._is_untold
-
-
-def _is_same(before: Blocked, now: Blocked) -> bool:
-    """Return True if the same things block the ledger, regardless of the times."""
-    return (before.reason, before.facts, before.besides) == (now.reason, now.facts, now.besides)
-
-
-def _log_deferred(ledger_id: int, blocked: Blocked) -> None:
-    # The journal logs its own failure once, so it is not a warning for each ledger.
-    write = log.debug if blocked.reason is Reason.JOURNAL else log.warning
-    record = blocked.to_record()
-    write(
-        "ledger.deferred",
-        ledger_id=ledger_id,
-        reason=record["reason"],
-        facts=record.get("facts", {}),
-        besides=record.get("besides", []),
-    )

@@ -41,7 +41,6 @@ from replication.copy_reader import CopyFinding, Verdict
 from replication.inspection import Inspection, Inspector, RecoveryRequired
 from replication.journal import JournalRecord
 from replication.ledger_record import WaitingNote, WaitingNotes
-from replication.locks import LedgerLock
 from replication.marks import prepare_tree, private_mark_operations, read_locks
 from replication.open_ledgers import end_doubts, held_back, must_finish_recovery
 from replication.plan import Plan, Repair, plan_repair
@@ -49,6 +48,7 @@ from replication.reasons import Blocked, Facts, Reason, named
 from replication.recent_copies import record_by_hand
 from replication.targets import TargetSelector
 from replication.transactions import guarded_multi
+from replication.work_queue import LedgerLock
 from replication.znodes import ClusterPaths, lock_to_bytes
 
 # --- Dry runs -------------------------------------------------------------------------------------

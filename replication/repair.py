@@ -11,10 +11,12 @@ the outcome says to wait, and the worker calls again after the open-ledger grace
 """
 
 import asyncio
+import enum
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import Struct
 from msgspec.structs import replace
 from prometheus_client import Counter, Histogram
 
@@ -45,15 +47,52 @@ from replication.copy_reader import NOTHING_ASKED, ReadPlan
 from replication.copying import Copier
 from replication.history import Cause, CausedBy, cause_at
 from replication.inspection import Inspection, Inspector, RecoveryRequired
-from replication.locks import LedgerLease
 from replication.open_ledgers import OpenLedgers, WriterSighting, held_back, must_finish_recovery
-from replication.outcome import DONE, MARKED_AGAIN, Outcome, waiting
 from replication.plan import Plan, plan_repair
 from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.recent_copies import CopyRecorder, RepairCopies
 from replication.slots import Slots
 from replication.targets import CopyKey
-from replication.work_queue import OnApplied, Queue
+from replication.work_queue import LedgerLease, OnApplied, Queue
+
+
+class OutcomeKind(enum.Enum):
+    DONE = "done"
+    """The ledger is whole, or deleted. Its mark and its lock are deleted."""
+    WAITING = "waiting"
+    """The repair is blocked. The worker still holds the lock."""
+    MARKED_AGAIN = "marked-again"
+    """The mark changed during the repair: more copies are missing, or a loss is over. The worker
+    still holds the lock, and must release it so that the ledger is leased again."""
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """The result of one repair.
+
+    ``blocked``: set if and only if the ledger is WAITING. ``sighting``: set during a grace; the
+    next attempt needs it. ``caused_by``: for the history; None if the mark names no bookie.
+    """
+
+    kind: OutcomeKind
+    blocked: Blocked | None = None
+    sighting: WriterSighting | None = None
+    entry_count: int = 0
+    entry_bytes: int = 0
+    caused_by: CausedBy | None = None
+
+    @property
+    def reason(self) -> Reason | None:
+        return None if self.blocked is None else self.blocked.reason
+
+
+DONE = Outcome(kind=OutcomeKind.DONE)
+MARKED_AGAIN = Outcome(kind=OutcomeKind.MARKED_AGAIN)
+
+
+def waiting(blocked: Blocked, sighting: WriterSighting | None = None) -> Outcome:
+    """Return the outcome of a repair that is blocked."""
+    return Outcome(kind=OutcomeKind.WAITING, blocked=blocked, sighting=sighting)
+
 
 STEP_S = Histogram(
     "bookmender_repair_step_seconds",

@@ -17,12 +17,15 @@ operator stops the command.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property, partial
+from zlib import crc32
 
+import msgspec
 import structlog
+from msgspec import Struct
 
 from ledgers.clock import Clock
 from ledgers.errors import (
@@ -37,6 +40,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import (
     Check,
+    Create,
     Delete,
     Event,
     MetadataStore,
@@ -47,8 +51,13 @@ from ledgers.store import (
 )
 from ledgers.tasks import until_answered
 from replication import znodes
-from replication.ledger_record import WaitingNote, WaitingNotes, read_found_bad
-from replication.locks import LedgerLease, LedgerLock, QueuedLedger
+from replication.cluster import SeenAbsences
+from replication.ledger_record import (
+    ClusterFingerprint,
+    WaitingNote,
+    WaitingNotes,
+    read_found_bad,
+)
 from replication.marks import MarkedLedger, MarkTree, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch
@@ -56,8 +65,156 @@ from replication.transactions import Batcher, WithdrawnError
 from replication.znodes import ACL_HINT, ClusterPaths, ensure_znode
 
 log = structlog.get_logger()
-T = TypeVar("T")
 
+
+# --- Locks and leases -----------------------------------------------------------------------------
+
+VERSION_MAX = 4
+"""Each version above 1 costs one more operation when a lock is created."""
+
+
+class LedgerLock(Struct, frozen=True, kw_only=True):
+    """A lock of one of our sessions. ``version``: the version of its znode, as soon as it exists.
+
+    Java's locks have version 0, and ours version 1 or higher, so neither side deletes the other's.
+    Our versions also differ by session and ledger, because of this interleaving:
+
+    1. Node A locks a ledger. The lock disappears: an operator deletes ``locks``, or a bookie's
+       garbage collector resumes after its session expired.
+    2. Node B locks the ledger.
+    3. Node A writes the metadata, guarded by a check of the lock. The check must fail on B's lock
+       (rule S3).
+
+    With ``VERSION_MAX`` versions, three of four such writes fail. The others fail if B has written
+    the metadata, because every write names its version.
+    """
+
+    path: str
+    version: int
+
+    @classmethod
+    def of(cls, path: str, *, session_id: int) -> "LedgerLock":
+        """Return the lock that this session creates at this path. The version is always the
+        same."""
+        return cls(path=path, version=1 + crc32(f"{session_id} {path}".encode()) % VERSION_MAX)
+
+    def make(self, data: bytes) -> list[Operation]:
+        """Return the operations that create the lock in one transaction. ``data``: the holder, in
+        Java's format."""
+        return [
+            Create(path=self.path, data=data, is_ephemeral=True),
+            *(
+                SetData(path=self.path, data=data, version=version)
+                for version in range(self.version)
+            ),
+        ]
+
+    @property
+    def check(self) -> Check:
+        """A check that fails when the lock is gone or has another version (rule S3)."""
+        return Check(path=self.path, version=self.version)
+
+    @property
+    def delete(self) -> Delete:
+        return Delete(path=self.path, version=self.version)
+
+
+# dict: the properties are computed once.
+class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
+    """A marked ledger, and its marks as they were read: at least one, the shared one first."""
+
+    ledger_id: int
+    marks: tuple[MarkedLedger, ...]
+    is_loss: bool = True
+    """True if it is marked in the shared tree: copies are lost. A ledger that is marked only in the
+    private tree must be inspected or moved, or single entries lack a copy."""
+
+    def __post_init__(self) -> None:
+        assert self.marks, self
+
+    @cached_property
+    def replicas(self) -> frozenset[BookieId]:
+        """Bookies that the marks name as missing. Without any: repair the placement."""
+        return frozenset(replica for seen in self.marks for replica in seen.replicas)
+
+    def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
+        """Return True if it is marked in both trees, and the shared mark names other bookies than
+        these."""
+        lost = self.marks[0].replicas
+        return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
+
+    def missed_while_registered(self, czxid: Callable[[BookieId], int]) -> frozenset[BookieId]:
+        """Return bookies that the shared mark names although they were registered when it was last
+        written.
+
+        Such a bookie was not lost. A check found that it lacks entries; Java's auditor does if
+        ``auditorLedgerVerificationPercentage`` is set. ``czxid``: returns the czxid of a bookie's
+        registration, 0 if unknown.
+        """
+        if not self.is_loss:
+            return frozenset()  # in the private queue the finding names the bookies
+        shared = self.marks[0]
+        return frozenset(b for b in shared.replicas if czxid(b) < shared.mzxid)
+
+    def perhaps_missed(self, absences: SeenAbsences) -> frozenset[BookieId]:
+        """Return the bookies that the shared mark names, unless they are known to have been absent
+        when it was created and last written.
+
+        A mark does not say why it names a bookie. A check may have found that the bookie lacks
+        entries, and the bookie may have restarted since. So its first and last entries prove
+        nothing.
+        """
+        if not self.is_loss:
+            return frozenset()
+        mark = self.marks[0]
+        return frozenset(
+            bookie
+            for bookie in mark.replicas
+            if not absences.was_absent(bookie, from_zxid=mark.czxid, to_zxid=mark.mzxid)
+        )
+
+    @cached_property
+    def since_ms(self) -> int:
+        """Wall-clock time of the oldest loss; 0 for a mark without a time, which counts as old."""
+        return min((seen.mark and seen.mark.ctime_ms) or 0 for seen in self.marks)
+
+    @property
+    def czxid(self) -> int:
+        """The czxid of the shared mark, or else of the private one. Older waiting notes do not
+        count: they explain what blocked a repair before copies were lost."""
+        return self.marks[0].czxid
+
+
+class LedgerLease(Struct, kw_only=True):
+    """A ledger that this session has locked, with its marks as they were read before locking."""
+
+    queued: QueuedLedger
+    lock: LedgerLock
+    note: WaitingNote | None = None
+    """The waiting note in ZooKeeper, as it was read or written under the lock. No other worker
+    writes it meanwhile; an operator may."""
+    suspects: set[BookieId] = msgspec.field(default_factory=set)
+    """Bookies whose copies this try or an earlier one, on any node, found bad. The repair adds to
+    it, and the note keeps it for the next try."""
+    fingerprint: ClusterFingerprint | None = None
+    """The cluster when this try began."""
+
+    @property
+    def ledger_id(self) -> int:
+        return self.queued.ledger_id
+
+    @property
+    def guard(self) -> Check:
+        """A check that fails when the lock is gone or is another's (rule S3)."""
+        return self.lock.check
+
+    @property
+    def new_suspects(self) -> set[BookieId]:
+        """The suspects that the note does not name."""
+        return self.suspects if self.note is None else self.suspects - self.note.suspects
+
+
+# --- The queue ------------------------------------------------------------------------------------
 
 OnApplied = Callable[[Sequence[OperationResult]], None]
 
@@ -77,12 +234,8 @@ class QueueListing:
     """All ledgers that are probably marked, locked or not. None if the queue is too long to be
     listed."""
 
-    @property
-    def is_queue_empty(self) -> bool:
-        """True if no ledger is marked. ``Queue.watch_first_marks`` reports the next mark."""
-        return self.marked is not None and not self.marked
 
-
+@dataclass(eq=False)
 class Queue:
     """The access of one node to the queue of under-replicated ledgers.
 
@@ -90,24 +243,19 @@ class Queue:
     locks.
     """
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        *,
-        holder: str,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._batcher = batcher
-        self._clock = clock
-        self._paths = paths
-        self._lock_data = znodes.lock_to_bytes(holder)
-        self._shared, self._private = MarkTree(store, paths), MarkTree(store, paths.private)
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    _: KW_ONLY
+    holder: str
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._shared = MarkTree(self.store, self.paths)
+        self._private = MarkTree(self.store, self.paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
-        self.notes = WaitingNotes(store, paths)
-        self.switch = DisableSwitch(store, paths, clock)
+        self.notes = WaitingNotes(self.store, self.paths)
+        self.switch = DisableSwitch(self.store, self.paths, self.clock)
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List a bounded part of both trees and, unless they are empty, the locks."""
@@ -118,7 +266,7 @@ class Queue:
             nothing: frozenset[int] = frozenset()
             return QueueListing(free=nothing, losses=nothing, urgent=(), marked=nothing)
         locked, urgent = await asyncio.gather(
-            locked_ledger_ids(self._store, self._paths), read_urgent(self._store, self._paths)
+            locked_ledger_ids(self.store, self.paths), read_urgent(self.store, self.paths)
         )
         marked = shared | private
         are_all = self._shared.is_listed_whole and self._private.is_listed_whole
@@ -148,29 +296,31 @@ class Queue:
         After a lost reply, asks until it is known whether the lock was created. The lock would last
         as long as the session, and no other worker could repair the ledger.
         """
-        path = self._paths.lock(queued.ledger_id)
-        lock = LedgerLock.of(path, session_id=self._store.session_id)
+        path = self.paths.lock(queued.ledger_id)
+        lock = LedgerLock.of(path, session_id=self.store.session_id)
         operations: list[Operation] = [
             *(seen.check for seen in queued.marks),
-            *lock.make(self._lock_data),
+            *lock.make(znodes.lock_to_bytes(self.holder)),
         ]
         try:
-            await self._batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
+            await self.batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
         except WithdrawnError:
             return None
         except MultiFailed as failure:
             is_of_lock = failure.index >= len(queued.marks)
             if is_of_lock and isinstance(failure.cause, NoNodeError):
                 # An operator may have deleted the directory together with a stuck lock.
-                path = self._paths.locks
+                path = self.paths.locks
                 log.warning("locks.directory_missing", path=path, next_step="it is created again")
-                await ensure_znode(self._store, path)
+                await ensure_znode(self.store, path)
                 return None
             if isinstance(failure.cause, NodeExistsError | NoNodeError | ConflictError):
                 return None
             raise failure.cause from failure
         except UnavailableError:  # the lock may have been created
-            if not await self._answered(lambda: self._is_ours(lock)):
+            if not await until_answered(
+                partial(self._is_ours, lock), event="queue.request_failed", clock=self.clock
+            ):
                 return None
         return LedgerLease(queued=queued, lock=lock)
 
@@ -181,13 +331,13 @@ class Queue:
         A worker checks only the first and the last entry of each copy, and would find such a ledger
         whole.
         """
-        stored = await read_found_bad(self._store, self._paths, lease.ledger_id)
+        stored = await read_found_bad(self.store, self.paths, lease.ledger_id)
         if stored.is_unreadable:
             return lease.queued.replicas
         found = stored.value.bookies if stored.value else frozenset()
         marks = lease.queued.marks if found else ()
         for seen, stat in zip(
-            marks, await asyncio.gather(*(self._store.exists(m.path) for m in marks)), strict=True
+            marks, await asyncio.gather(*(self.store.exists(m.path) for m in marks)), strict=True
         ):
             # A deleted and recreated mark has the same version but another czxid. It may belong to
             # newer findings.
@@ -256,7 +406,7 @@ class Queue:
         while True:
             lock = lease.lock.delete if unlocks and is_unmarked else lease.guard
             try:
-                results = await self._batcher.commit([lock, *extra, *unmark, *unnote])
+                results = await self.batcher.commit([lock, *extra, *unmark, *unnote])
                 break
             except MultiFailed as failure:
                 if unlocks and failure.index == 0 and isinstance(failure.cause, RejectedError):
@@ -284,9 +434,7 @@ class Queue:
                 left_behind.add(seen.directory)
         on_applied(results[1 : 1 + len(extra)])
         for directory in left_behind:
-            tree = (
-                self._private if directory.startswith(self._paths.private.marks) else self._shared
-            )
+            tree = self._private if directory.startswith(self.paths.private.marks) else self._shared
             await tree.delete_if_empty(directory)
         if is_denied and is_unmarked:
             await self.release(lease)  # which logs it
@@ -297,7 +445,7 @@ class Queue:
         not proven. None is needed if there is no note."""
         if lease.note is None or lease.note.version is None:
             return []
-        path, version = self._paths.waiting_note(lease.ledger_id), lease.note.version
+        path, version = self.paths.waiting_note(lease.ledger_id), lease.note.version
         left = replace(lease.note, suspects=frozenset()).let_go()
         if left is None:
             return [Delete(path=path, version=version)]
@@ -332,27 +480,22 @@ class Queue:
         """
 
         async def apply(operation: Operation) -> None:
-            renewed = await self._renewed_marks(lease) if lease.new_suspects else []
+            renewed = []
+            for seen in lease.queued.marks if lease.new_suspects else ():
+                with suppress(NoNodeError):
+                    data, stat = await self.store.get(seen.path)
+                    if stat.version == seen.version:  # not for a mark that has changed
+                        renewed.append(SetData(path=seen.path, data=data, version=stat.version))
             await self.write(lease, [operation, *renewed, lease.lock.delete])
 
         lease.note = await self.notes.write(note, before=lease.note, apply=apply)
-
-    async def _renewed_marks(self, lease: LedgerLease) -> list[SetData]:
-        """Return operations that write the marks unchanged; none for those that have changed."""
-        renewed = []
-        for seen in lease.queued.marks:
-            with suppress(NoNodeError):
-                data, stat = await self._store.get(seen.path)
-                if stat.version == seen.version:
-                    renewed.append(SetData(path=seen.path, data=data, version=stat.version))
-        return renewed
 
     async def delete_note(self, ledger_id: int, *, version: int) -> None:
         """Delete the note of a ledger that is not marked, unless the note was written since: then
         it belongs to a new mark."""
         with suppress(ConflictError, NoNodeError):
-            await self._batcher.apply(
-                Delete(path=self._paths.waiting_note(ledger_id), version=version)
+            await self.batcher.apply(
+                Delete(path=self.paths.waiting_note(ledger_id), version=version)
             )
 
     # --- Writing and unlocking --------------------------------------------------------------------
@@ -365,7 +508,7 @@ class Queue:
         Raises the cause of a failed operation, LockLostError if the lock is lost.
         """
         try:
-            results = await self._batcher.commit([lease.guard, *operations])
+            results = await self.batcher.commit([lease.guard, *operations])
         except MultiFailed as failure:
             _raise_if_ours(failure, lease, count=1 + len(operations))
             raise
@@ -373,7 +516,7 @@ class Queue:
 
     def guards(self, lease: LedgerLease) -> list[Check]:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
-        return [*(guard.check for guard in self._batcher.guards), lease.guard]
+        return [*(guard.check for guard in self.batcher.guards), lease.guard]
 
     async def release(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
@@ -387,10 +530,10 @@ class Queue:
         async def unlock() -> None:
             if await self._is_ours(lease.lock):
                 with suppress(NoNodeError, ConflictError):
-                    await self._batcher.apply(lease.lock.delete)
+                    await self.batcher.apply(lease.lock.delete)
 
         try:
-            await self._answered(unlock)
+            await until_answered(unlock, event="queue.request_failed", clock=self.clock)
         except RejectedError as error:
             log.error(
                 "lock.release_denied",
@@ -410,7 +553,7 @@ class Queue:
         """
         if await self._is_ours(lease.lock):
             return False
-        stats = [await self._store.exists(seen.path) for seen in lease.queued.marks]
+        stats = [await self.store.exists(seen.path) for seen in lease.queued.marks]
         if any(stats):
             raise LockLostError("our lock no longer exists", path=lease.lock.path)
         return True
@@ -422,16 +565,11 @@ class Queue:
         """
         return self._shared.watch(), self._private.watch()
 
-    @property
-    def session_id(self) -> int:
-        """The session id of this node's worker."""
-        return self._store.session_id
-
     async def workers(self) -> frozenset[int]:
         """Return the session ids of all workers that share the queue, including this one."""
-        nodes = await live_nodes(self._store, self._paths, self._known_nodes)
+        nodes = await live_nodes(self.store, self.paths, self._known_nodes)
         others = {node.session_id for node in nodes if node.info.role is Role.WORKER}
-        return frozenset({self.session_id, *others})
+        return frozenset({self.store.session_id, *others})
 
     async def tidy(self) -> None:
         """Delete the empty directories of the last listing."""
@@ -447,11 +585,8 @@ class Queue:
         marks = tuple(seen for seen in found if seen is not None)
         if not marks:
             return None
-        is_loss = marks[0].path == self._paths.mark(ledger_id)
+        is_loss = marks[0].path == self.paths.mark(ledger_id)
         return QueuedLedger(ledger_id=ledger_id, marks=marks, is_loss=is_loss)
-
-    async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        return await until_answered(call, event="queue.request_failed", clock=self._clock)
 
     async def _is_ours(self, lock: LedgerLock) -> bool:
         """Return True if the lock exists and belongs to this session. Works also after a lost
@@ -459,11 +594,11 @@ class Queue:
 
         Syncs first: the connection may have moved to a server that does not know the lock yet.
         """
-        await self._store.sync(lock.path)
-        stat = await self._store.exists(lock.path)
+        await self.store.sync(lock.path)
+        stat = await self.store.exists(lock.path)
         return (
             stat is not None
-            and stat.ephemeral_owner == self._store.session_id
+            and stat.ephemeral_owner == self.store.session_id
             and stat.version == lock.version
         )
 
@@ -477,28 +612,22 @@ def _raise_if_ours(failure: MultiFailed, lease: LedgerLease, *, count: int) -> N
         raise failure.cause from failure
 
 
+@dataclass(eq=False, kw_only=True)
 class GivenLedgers(Queue):
     """A queue of the given ledgers only. Its worker owns all of them."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        *,
-        holder: str,
-        clock: Clock,
-        ledger_ids: Collection[int],
-    ) -> None:
-        super().__init__(store, batcher, paths, holder=holder, clock=clock)
-        self.switch = DisableSwitch(store, paths, clock, is_ignored=True)
-        self._left = set(ledger_ids)
+    ledger_ids: Collection[int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.switch = DisableSwitch(self.store, self.paths, self.clock, is_ignored=True)
+        self._left = set(self.ledger_ids)
         """Ledgers that are still marked, as far as is known. At first all of them are."""
 
     async def list_ledgers(self, rng: random.Random) -> QueueListing:
         """List the given ledgers that are not locked. A listing of a long queue would be
         incomplete."""
-        free = frozenset(self._left - await locked_ledger_ids(self._store, self._paths))
+        free = frozenset(self._left - await locked_ledger_ids(self.store, self.paths))
         return QueueListing(free=free, losses=free, urgent=())
 
     async def read(self, ledger_ids: Iterable[int]) -> list[QueuedLedger]:
@@ -509,4 +638,4 @@ class GivenLedgers(Queue):
 
     async def workers(self) -> frozenset[int]:
         """Return only this session: a repair by hand leaves no ledger to other workers."""
-        return frozenset({self.session_id})
+        return frozenset({self.store.session_id})

@@ -27,8 +27,8 @@ from prometheus_client.utils import floatToGoString
 from auditor.checks.copies import BELOW_ACK_QUORUM, BELOW_WRITE_QUORUM, NO_COPY
 from auditor.checks.records import ALL_LEDGERS, PLACEMENT, REPLICAS
 from ledgers.placement import Adherence
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
+from replication.repair import OutcomeKind
 
 OFF, STANDALONE, EMBEDDED = "off", "standalone", "embedded"
 PREFIXES = {STANDALONE: "", EMBEDDED: "replication_"}

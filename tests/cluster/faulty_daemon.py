@@ -19,8 +19,7 @@ from ledgers.bookies import Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.model import BookieId
 from ledgers.store import Check, Operation, OperationResult
-from replication.locks import LedgerLease, QueuedLedger
-from replication.work_queue import OnApplied, Queue
+from replication.work_queue import LedgerLease, OnApplied, Queue, QueuedLedger
 
 
 class Point(Enum):

@@ -15,11 +15,10 @@ from auditor.election import Election
 from auditor.marker import Marker
 from daemon.local.cluster import LocalCluster
 from ledgers.model import BookieId
-from replication.locks import LedgerLease
 from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.transactions import Batcher
-from replication.work_queue import Queue
+from replication.work_queue import LedgerLease, Queue
 from replication.znodes import ClusterPaths
 from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.our_client import OurClient, our_client

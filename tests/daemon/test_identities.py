@@ -19,8 +19,8 @@ from daemon.messages import message
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication.orders import OrderStore
-from replication.outcome import Outcome
 from replication.reasons import Reason
+from replication.repair import Outcome
 from tests.auditor.auditing import auditing
 from tests.daemon.visits import visiting
 from tests.fsck.inspections import inspect_twice

@@ -21,7 +21,6 @@ from replication.copying import Copier
 from replication.history import HistoryWriter
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, WaitingNote, WaitingNotes
-from replication.locks import LedgerLease, QueuedLedger
 from replication.marks import MarkTree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.open_ledgers import OpenLedgers
@@ -32,7 +31,7 @@ from replication.repair import Repairer
 from replication.settings import ReplicationSettings
 from replication.targets import TargetSelector
 from replication.transactions import Batcher
-from replication.work_queue import Queue
+from replication.work_queue import LedgerLease, Queue, QueuedLedger
 from replication.worker import ReplicationWorker
 from replication.znodes import ClusterPaths
 from tests.memory.store import MemoryStore, MemoryTree
@@ -234,17 +233,16 @@ async def _node(
         moves_misplaced=moves_misplaced,
         on_written=written.append,
     )
-    worker = ReplicationWorker(
+    waiting = WaitingList(
         queue=queue,
-        repairer=repairer,
-        views=views,
         manager=manager,
+        views=views,
         settings=settings,
         node=name,
         clock=clock,
         rng=rng,
-        history=history,
     )
+    worker = ReplicationWorker(waiting=waiting, repairer=repairer, history=history)
     return Node(
         store=store,
         batcher=batcher,

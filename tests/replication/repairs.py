@@ -7,9 +7,8 @@ from typing import Any
 from ledgers.bookies import Transfer
 from ledgers.model import BookieId, LedgerState
 from replication.orders import DrainOrder, MaintenanceWindow, drain_znode, maintenance_znode
-from replication.outcome import Outcome
 from replication.reasons import Blocked
-from replication.repair import SPLIT_AFTER_S
+from replication.repair import SPLIT_AFTER_S, Outcome
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3

@@ -123,7 +123,7 @@ def test_tries_that_failed_for_the_same_reason_are_counted(
 async def test_success_resets_the_count() -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        waiting = node.worker._waiting
+        waiting = node.worker.waiting
         waiting.pause(LEDGER, 100.0)
         assert waiting.due([LEDGER], losses={LEDGER}) == []
 
@@ -138,7 +138,7 @@ async def test_success_resets_the_count() -> None:
 async def test_ledgers_due_long_ago_are_forgotten(after_s: float, is_kept: bool) -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:
-        waiting = node.worker._waiting
+        waiting = node.worker.waiting
         waiting.pause(LEDGER, 100.0)
         await asyncio.sleep(100.0 + after_s)
 

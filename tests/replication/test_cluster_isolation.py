@@ -14,8 +14,8 @@ from ledgers.placement import RandomPlacement
 from ledgers.placement.pulsar import CONFIG_KEY, PULSAR_RACKS_PATH, Isolation, isolation_of
 from ledgers.registration import Registration
 from replication.cluster import IsolationGroups, ViewSource, bookies_within
-from replication.outcome import OutcomeKind
 from replication.reasons import Exclusion, Reason
+from replication.repair import OutcomeKind
 from replication.targets import TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7

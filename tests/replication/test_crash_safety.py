@@ -11,9 +11,9 @@ from ledgers.errors import SessionLostError
 from ledgers.model import LedgerState
 from ledgers.store import Create, Operation, SetData
 from replication.ledger_record import WaitingNote
-from replication.locks import LedgerLease
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
+from replication.work_queue import LedgerLease
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3

@@ -11,8 +11,8 @@ from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.errors import UnavailableError
 from ledgers.model import LedgerState, Segment, fragments
 from replication.copy_reader import Verdict, judge, plan_reads
-from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
+from replication.repair import DONE, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time, named_by

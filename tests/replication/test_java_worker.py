@@ -3,7 +3,7 @@
 import pytest
 
 from ledgers.model import LedgerState
-from replication.outcome import OutcomeKind
+from replication.repair import OutcomeKind
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER

@@ -6,15 +6,15 @@ from collections import Counter
 import pytest
 
 from ledgers.model import BookieId
-from replication.ledger_picker import (
+from replication.marks import MarkedLedger
+from replication.work_queue import QueuedLedger
+from replication.worker import (
     HELP_MAX,
     HashRing,
     fewest_copies_first,
     others_to_read,
     own_to_read,
 )
-from replication.locks import QueuedLedger
-from replication.marks import MarkedLedger
 from replication.znodes import Mark
 from tests.replication.ledger_values import B1, B2, B3
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replication.ledger_picker import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, PollBackoff
+from replication.worker import BUSY_LOOKS_PER_S, IDLE_LOOKS_PER_S, PollBackoff
 
 
 def waits_s(*, worker_count: int, count: int = 10) -> list[float]:

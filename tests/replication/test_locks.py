@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.errors import LockLostError
 from ledgers.store import Create, SetData
-from replication.locks import VERSION_MAX, LedgerLock
+from replication.work_queue import VERSION_MAX, LedgerLock
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS

@@ -10,8 +10,8 @@ from ledgers.codec.metadata import parse_metadata, serialize_metadata
 from ledgers.model import BookieId
 from replication.history import Cause, CausedBy
 from replication.inspection import SMALL_ENTRIES
-from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
+from replication.repair import DONE, OutcomeKind
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,

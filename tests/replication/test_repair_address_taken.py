@@ -11,10 +11,10 @@ from ledgers.errors import LocalLimitError, NameNotResolvedError, NoAnswerError,
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import SESSION_EXPIRED_S
 from replication.cluster import RESOLVE_AGAIN_S
-from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
-from replication.outcome import Outcome, OutcomeKind
 from replication.reasons import Reason
+from replication.repair import Outcome, OutcomeKind
+from replication.work_queue import LedgerLease
 from tests.daemon.closing import close
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time

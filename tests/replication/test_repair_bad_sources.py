@@ -16,9 +16,9 @@ from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId
 from replication import znodes
 from replication.ledger_record import WaitingNote, WaitingNotes
-from replication.locks import LedgerLease
-from replication.outcome import OutcomeKind
 from replication.reasons import Blocked, Facts, Reason
+from replication.repair import OutcomeKind
+from replication.work_queue import LedgerLease
 from tests.replication.cluster import Cluster, in_virtual_time, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
@@ -217,7 +217,7 @@ async def test_a_note_written_while_old_ones_are_deleted_stays() -> None:
             return False
 
         node.queue.is_marked = was_not_marked  # type: ignore[method-assign]
-        await node.worker._waiting.tidy()
+        await node.worker.waiting.tidy()
 
         left = await node.notes.read(LEDGER)
     assert left is not None

@@ -5,8 +5,8 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.errors import FencedError, LocalLimitError, ReadOnlyError, UnavailableError
 from ledgers.model import BookieId
-from replication.outcome import OutcomeKind
 from replication.reasons import Exclusion, Reason
+from replication.repair import OutcomeKind
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7

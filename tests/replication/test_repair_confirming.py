@@ -10,9 +10,9 @@ from ledgers.model import BookieId
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
 from replication.cluster import ClusterView, SeenAbsences
-from replication.locks import QueuedLedger
 from replication.marks import MarkedLedger
-from replication.outcome import DONE, OutcomeKind
+from replication.repair import DONE, OutcomeKind
+from replication.work_queue import QueuedLedger
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3

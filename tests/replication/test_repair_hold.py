@@ -6,8 +6,8 @@ import pytest
 
 from ledgers.model import LedgerState
 from replication.orders import HoldOrder, OrderStore, hold_znode
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
+from replication.repair import OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B4

@@ -3,8 +3,8 @@ deleted."""
 
 from ledgers.model import LedgerState
 from replication.orders import HoldOrder, hold_znode
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
+from replication.repair import OutcomeKind
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS

@@ -6,8 +6,8 @@ from structlog.testing import capture_logs
 
 from ledgers.errors import JournalError
 from replication.ledger_record import WaitingNotes
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
+from replication.repair import OutcomeKind
 from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
 from tests.replication.nodes import LEDGER, PATHS, working

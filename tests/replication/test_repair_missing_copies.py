@@ -6,8 +6,8 @@ import pytest
 from ledgers.bookies import Answer
 from ledgers.errors import UnavailableError, UnreadableError
 from ledgers.model import BookieId
-from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Exclusion, Reason
+from replication.repair import DONE, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (

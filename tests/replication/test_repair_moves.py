@@ -6,8 +6,8 @@ import asyncio
 import pytest
 
 from ledgers.model import BookieId
-from replication.outcome import DONE, OutcomeKind
 from replication.reasons import Reason
+from replication.repair import DONE, OutcomeKind
 from tests.replication.cluster import (
     Cluster,
     in_virtual_time,

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ledgers.registration import BookieView
-from replication.outcome import OutcomeKind
+from replication.repair import OutcomeKind
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node

@@ -8,8 +8,8 @@ from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState, Segment
 from replication.open_ledgers import GRACES_MAX
-from replication.outcome import Outcome, OutcomeKind
 from replication.reasons import Reason
+from replication.repair import Outcome, OutcomeKind
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7

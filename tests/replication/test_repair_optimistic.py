@@ -7,8 +7,8 @@ from ledgers.bookies import Transfer
 from ledgers.errors import BookmenderError, BusyError, RejectedError, UnavailableError
 from ledgers.model import BookieId
 from replication.inspection import SMALL_ENTRIES
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
+from replication.repair import OutcomeKind
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -5,9 +5,9 @@ import pytest
 from ledgers.errors import NoAnswerError
 from ledgers.health import WAIT_MIN_S
 from ledgers.model import BookieId
-from replication.locks import LedgerLease
-from replication.outcome import OutcomeKind
 from replication.reasons import Exclusion, Reason
+from replication.repair import OutcomeKind
+from replication.work_queue import LedgerLease
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5

@@ -7,10 +7,9 @@ import pytest
 from ledgers.bookies import Transfer
 from ledgers.errors import LockLostError, UnavailableError
 from ledgers.store import SetData
-from replication.locks import LedgerLease
-from replication.outcome import OutcomeKind
 from replication.reasons import Reason
-from replication.repair import ROUNDS_MAX
+from replication.repair import ROUNDS_MAX, OutcomeKind
+from replication.work_queue import LedgerLease
 from tests.memory.bookies import Fault, Op
 from tests.memory.store import Fault as StoreFault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time

@@ -7,9 +7,8 @@ import pytest
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState
 from replication.commit import LOST_PLACES_MAX
-from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
-from replication.repair import SPLIT_AFTER_S
+from replication.repair import SPLIT_AFTER_S, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time

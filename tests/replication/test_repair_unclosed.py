@@ -7,8 +7,8 @@ import pytest
 from ledgers.errors import LockLostError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId, LedgerState
 from replication.open_ledgers import GRACES_MAX
-from replication.outcome import OutcomeKind
 from replication.reasons import Facts, Reason
+from replication.repair import OutcomeKind
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4

@@ -9,9 +9,8 @@ from structlog.testing import capture_logs
 
 from ledgers.errors import SessionLostError, UnauthorizedError
 from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
-from replication.locks import QueuedLedger
 from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX
-from replication.work_queue import Queue
+from replication.work_queue import Queue, QueuedLedger
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time
 from tests.replication.ledger_values import B1, B2

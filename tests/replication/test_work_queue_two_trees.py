@@ -7,8 +7,7 @@ import pytest
 from ledgers.errors import UnknownOutcomeError
 from ledgers.store import Delete
 from replication import znodes
-from replication.locks import QueuedLedger
-from replication.work_queue import Queue
+from replication.work_queue import Queue, QueuedLedger
 from replication.znodes import Mark
 from tests.memory.store import Fault
 from tests.replication.cluster import Cluster, fault_once, in_virtual_time

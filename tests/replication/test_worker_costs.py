@@ -6,11 +6,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
-from replication.ledger_picker import IDLE_LOOKS_PER_S
-from replication.locks import LedgerLease
-from replication.outcome import DONE, MARKED_AGAIN, Outcome
-from replication.repair import Repairer
+from replication.repair import DONE, MARKED_AGAIN, Outcome, Repairer
 from replication.settings import ReplicationSettings
+from replication.work_queue import LedgerLease
+from replication.worker import IDLE_LOOKS_PER_S
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node, working

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+from replication.backoff import WaitingList
 from replication.marks import DIRECTORIES_LISTED_MAX
 from replication.nodes import Membership, Role
 from replication.settings import ReplicationSettings
@@ -19,8 +20,7 @@ IN_A_DIRECTORY = 1 << 16
 
 def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker:
     """Return a worker of this session for the given ledgers."""
-    rng = random.Random(cluster.seed)
-    return ReplicationWorker(
+    waiting = WaitingList(
         queue=GivenLedgers(
             node.store,
             node.batcher,
@@ -29,14 +29,14 @@ def by_hand(cluster: Cluster, node: Node, *ledger_ids: int) -> ReplicationWorker
             clock=cluster.clock,
             ledger_ids=ledger_ids,
         ),
-        repairer=node.repairer,
         views=node.views,
         manager=node.manager,
         settings=ReplicationSettings(),
         node="hand",
         clock=cluster.clock,
-        rng=rng,
+        rng=random.Random(cluster.seed),
     )
+    return ReplicationWorker(waiting=waiting, repairer=node.repairer)
 
 
 async def mark_own(cluster: Cluster, *ledger_ids: int) -> None:

@@ -12,12 +12,11 @@ from structlog.testing import capture_logs
 from ledgers.bookies import Transfer
 from ledgers.model import LedgerState
 from replication import znodes
-from replication.ledger_picker import LedgerPicker
 from replication.ledger_record import ClusterFingerprint, WaitingNote
 from replication.marks import UrgentLedgers
 from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
-from replication.worker import SUMMARY_INTERVAL_S
+from replication.worker import SUMMARY_INTERVAL_S, LedgerPicker
 from replication.znodes import Mark
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
@@ -108,7 +107,7 @@ async def test_ledgers_of_our_own_queue_are_repaired_too() -> None:
 async def test_of_very_many_notes_each_look_reads_a_part_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 50)
+    monkeypatch.setattr("replication.worker.WINDOW_LEDGERS_MAX", 50)
     cluster = await Cluster.start()
     async with cluster.node("writer") as writer:
         note = WaitingNote(
@@ -147,7 +146,7 @@ async def test_of_very_many_notes_each_look_reads_a_part_once(
 async def test_a_repairable_ledger_is_found_among_very_many_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("replication.ledger_picker.WINDOW_LEDGERS_MAX", 20)
+    monkeypatch.setattr("replication.worker.WINDOW_LEDGERS_MAX", 20)
     cluster = await without_target(*range(200))
     settings = ReplicationSettings(retry_min_s=3600, retry_max_s=3600)
 

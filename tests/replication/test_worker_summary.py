@@ -4,8 +4,8 @@ from msgspec.structs import replace
 from structlog.testing import capture_logs
 
 from replication.history import Cause, CausedBy
-from replication.outcome import DONE, waiting
 from replication.reasons import Blocked, Facts, Reason
+from replication.repair import DONE, waiting
 from replication.worker import Summary
 from tests.memory.history import MemoryHistory
 from tests.replication.cluster import in_virtual_time

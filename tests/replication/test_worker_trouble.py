@@ -11,10 +11,9 @@ from daemon.threads import leaves
 from ledgers.bookies import Transfer
 from ledgers.errors import SessionLostError, UnavailableError
 from ledgers.store import Create, Operation, OperationResult
-from replication.locks import LedgerLease
-from replication.outcome import Outcome
+from replication.repair import Outcome
 from replication.settings import ReplicationSettings
-from replication.work_queue import QueueListing
+from replication.work_queue import LedgerLease, QueueListing
 from tests.memory.bookies import Fault, Op
 from tests.memory.store import Fault as StoreFault
 from tests.replication.cluster import (

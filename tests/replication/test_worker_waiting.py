@@ -11,11 +11,11 @@ from ledgers.model import BookieId
 from ledgers.store import Delete
 from replication import znodes
 from replication.ledger_record import WaitingNote
-from replication.locks import LedgerLease
 from replication.open_ledgers import WriterSighting
-from replication.outcome import DONE, Outcome, waiting
 from replication.reasons import Blocked, Facts, Reason
+from replication.repair import DONE, Outcome, waiting
 from replication.settings import ReplicationSettings
+from replication.work_queue import LedgerLease
 from replication.znodes import Mark
 from tests.memory.store import Fault
 from tests.replication.cluster import (

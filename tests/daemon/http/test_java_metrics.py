@@ -22,7 +22,7 @@ from daemon.http.metrics import MetricsText
 from daemon.http.metrics_page import declared
 from daemon.settings import HttpSettings
 from ledgers.errors import SettingsError
-from replication.outcome import OutcomeKind
+from replication.repair import OutcomeKind
 from replication.worker import REPAIR_S
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
