@@ -25,12 +25,11 @@ from ledgers.model import BookieId
 from ledgers.tasks import gather_in_parts
 from replication.by_hand import Preview, Previewer
 from replication.cluster import ClusterView, ViewSource
-from replication.disk_space import DiskSpaceSource
 from replication.inspection import Inspector
 from replication.ledger_record import UnprovenEnd, read_unproven
 from replication.marks import marked_ledger_ids, read_marks, read_urgent
 from replication.orders import DrainOrder, OrderStore
-from replication.targets import TargetSelector
+from replication.targets import DiskSpaceSource, TargetSelector
 
 READS_IN_FLIGHT = 8
 """Reads that a command may have in flight at one bookie. The nodes that repair have the rest (rule

@@ -62,7 +62,6 @@ from ledgers.zookeeper.store import ZooKeeperStore
 from replication.backoff import WaitingList
 from replication.client_activity import ActivitySource
 from replication.copying import Copier
-from replication.disk_space import DiskSpaceSource
 from replication.history import Event, HistoryWriter, Kind
 from replication.inspection import Inspector
 from replication.journal import MetadataJournal
@@ -71,7 +70,7 @@ from replication.open_ledgers import OpenLedgers
 from replication.racks import RackMemory
 from replication.recent_copies import CopyRecorder
 from replication.repair import OnWritten, Repairer
-from replication.targets import TargetSelector
+from replication.targets import DiskSpaceSource, TargetSelector
 from replication.transactions import Batcher
 from replication.work_queue import Queue
 from replication.worker import ReplicationWorker

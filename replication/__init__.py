@@ -11,7 +11,7 @@ are for ledgers that cannot be repaired now, and ``recent_copies`` for copies th
 again. ``transactions`` batches writes; ``records`` reads and writes bookmender's own znodes;
 ``znodes`` has all paths, and the contents of the znodes shared with Java.
 
-The cluster: its bookies (``cluster``, ``racks``, ``disk_space``), our ``nodes``, the ``orders`` of
+The cluster: its bookies (``cluster``, ``racks``), our ``nodes``, the ``orders`` of
 operators and ``client_activity``. ``history`` records what happened. ``journal`` records every
 write of metadata. Commands use ``by_hand``: it plans a repair without doing it, holds a ledger's
 lock, and undoes a write. ``settings`` is what an operator may set.

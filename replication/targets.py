@@ -3,23 +3,36 @@
 ``TargetSelector`` knows how many bytes this process is sending to each bookie, so that the next
 plan spreads its copies. ``Targets`` is its answer for one ledger at one moment: a value from which
 a plan is made. ``Refusals`` remembers which bookies refused copies of a ledger.
+
+``DiskSpaceSource`` asks every possible target for its free disk space. A bookie turns read-only
+when a disk is 95 % full (its diskUsageThreshold), and its clients lose it. So copies go only to
+bookies with more free space than the floor. A bookie that does not answer remains a possible
+target.
 """
 
+import asyncio
+import dataclasses
+import math
+import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 
+import structlog
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from ledgers.bookies import Bookies, DiskSpace
 from ledgers.clock import Clock
+from ledgers.errors import BookmenderError, SecureConnectionError
 from ledgers.health import BookieHealth, Shut
 from ledgers.model import BookieId, Fragment, LedgerMetadata
 from ledgers.placement import DEFAULT_RACK, Candidate, PlacementPolicy
-from replication.cluster import ClusterView, anywhere
+from replication.cluster import ClusterView, ViewSource, anywhere
 from replication.reasons import Exclusion
 
+log = structlog.get_logger()
 CopyKey = tuple[Fragment, int]
 """A bookie index of a fragment. A fragment with other bounds or members has other keys."""
 
@@ -52,8 +65,7 @@ class Targets(Struct, frozen=True, kw_only=True):
     space is unknown are not listed."""
 
     def having_room(self, byte_count: int, loads: Mapping[BookieId, int]) -> "Targets":
-        """Return the targets that have room for ``byte_count`` more. ``loads``: what else will be
-        sent to them."""
+        """Return the targets with room for that much more, besides the ``loads`` sent to each."""
         if byte_count < SMALL_COPY_BYTES and not loads and self.only_local is None:
             return self
         short = {}
@@ -79,8 +91,7 @@ class Targets(Struct, frozen=True, kw_only=True):
         )
 
     def quarantine_end_ms(self, *, besides: Collection[BookieId]) -> int | None:
-        """Return when the first quarantine ends of a bookie that may then receive copies; None if
-        there is no such bookie."""
+        """Return when the first possible target besides these leaves quarantine; None: never."""
         ends_ms = (
             self.quarantined[bookie].until_ms
             for bookie, exclusion in self.barred.items()
@@ -89,56 +100,167 @@ class Targets(Struct, frozen=True, kw_only=True):
         return min(ends_ms, default=None)
 
 
-class DiskSpaces(Protocol):
-    """The known disk space of the bookies (``disk_space.DiskSpaceSource``)."""
+# --- Free disk space ------------------------------------------------------------------------------
+
+INTERVAL_S = 60.0
+"""Average interval between two questions to a bookie."""
+JITTER = 0.2
+"""Random variation of the interval, so that the nodes do not ask at the same time."""
+NEAR_INTERVAL_S = 10.0
+"""Interval for a bookie near the floor, which the copies of a minute could fill."""
+NEAR_FACTOR = 2.0
+"""A bookie is near the floor if less than this multiple of the floor is free."""
+STALE_S = 600.0
+"""Time that the last answer of a bookie is used if it does not answer any more."""
+START_TIMEOUT_S = 5.0
+"""Maximum time that the start of a worker waits for the first answers."""
+BOOKIES_AT_ONCE = 16
+
+
+def spare_bytes(space: DiskSpace | None, *, floor_share: float) -> int | None:
+    """Return the free bytes beyond the floor, negative below it; None if unknown or without a
+    floor.
+
+    ``floor_share``: of the total space; 0: no floor.
+    """
+    if space is None or not floor_share:
+        return None
+    return math.floor(space.free_bytes - floor_share * space.total_bytes)
+
+
+def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
+    """Return True if less than the floor is known to be free."""
+    spare = spare_bytes(space, floor_share=floor_share)
+    return spare is not None and spare < 0
+
+
+@dataclass(slots=True, eq=False)
+class DiskSpaceSource:
+    """The disk space that the bookies reported last, kept up to date by ``run``.
+
+    ``health``: receives bookies that require authentication.
+    """
+
+    bookies: Bookies
+    views: ViewSource
+    floor_share: float
+    clock: Clock
+    rng: random.Random
+    health: BookieHealth | None = None
+    disk_spaces: dict[BookieId, DiskSpace] = dataclasses.field(default_factory=dict, init=False)
+    _told_at_s: dict[BookieId, float] = dataclasses.field(default_factory=dict, init=False)
+    _landed_bytes: Counter[BookieId] = dataclasses.field(default_factory=Counter, init=False)
+    """Bytes of our copies since the last answered question."""
+    _due_at_s: dict[BookieId, float] = dataclasses.field(default_factory=dict, init=False)
+    _short: frozenset[BookieId] = dataclasses.field(default=frozenset(), init=False)
 
     def free_bytes(self, bookie: BookieId) -> int | None:
-        """Return the free space; None if it is unknown."""
-        ...
+        """Return the free bytes, less our copies since; None if unknown."""
+        space = self.disk_spaces.get(bookie)
+        return None if space is None else max(0, space.free_bytes - self._landed_bytes[bookie])
 
     def spare_bytes(self, bookie: BookieId) -> int | None:
-        """Return the free space above the floor that must stay free; None if it is unknown."""
-        ...
+        """Return the free bytes beyond the floor, less our copies since; None if unknown."""
+        spare = spare_bytes(self.disk_spaces.get(bookie), floor_share=self.floor_share)
+        return None if spare is None else spare - self._landed_bytes[bookie]
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
-        """Count the bytes of a copy as used."""
-        ...
+        """Count a copy that was written there, until the bookie is asked again."""
+        self._landed_bytes[bookie] += byte_count
 
+    async def start(self) -> None:
+        """Ask all bookies before the first placement. Does not wait for slow bookies."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await self.ask_due()
+
+    async def run(self) -> None:
+        """Ask bookies at intervals, until cancelled."""
+        while True:
+            seen = self.views.change_count
+            await self.ask_due()
+            now_s = self.clock.now_s()
+            next_s = min(self._due_at_s.values(), default=now_s + INTERVAL_S)
+            await self.views.wait_change(seen, timeout_s=next_s - now_s)
+
+    async def ask_due(self) -> None:
+        """Ask the possible targets that are due, and forget other bookies."""
+        receiving, now_s = self.views.current.receiving, self.clock.now_s()
+        for bookie in self._due_at_s.keys() - receiving:
+            del self._due_at_s[bookie], self._landed_bytes[bookie]
+        for bookie, told_at_s in list(self._told_at_s.items()):
+            if bookie not in receiving or now_s - told_at_s > STALE_S:
+                del self._told_at_s[bookie], self.disk_spaces[bookie]
+        due = sorted(b for b in receiving if self._due_at_s.get(b, now_s) <= now_s)
+        limit = asyncio.Semaphore(BOOKIES_AT_ONCE)
+        async with asyncio.TaskGroup() as tasks:
+            for bookie in due:
+                tasks.create_task(self._ask(bookie, limit))
+        spaces, before, share = self.disk_spaces, self._short, self.floor_share
+        self._short = frozenset(
+            b for b, each in spaces.items() if is_short(each, floor_share=share)
+        )
+        for bookie in sorted(self._short - before):
+            log.warning(
+                "bookie.disk_space_low",
+                bookie=bookie,
+                free_bytes=spaces[bookie].free_bytes,
+                total_bytes=spaces[bookie].total_bytes,
+                floor_share=share,
+            )
+        for bookie in sorted(before - self._short):
+            log.info("bookie.disk_space_recovered", bookie=bookie)
+
+    async def _ask(self, bookie: BookieId, limit: asyncio.Semaphore) -> None:
+        async with limit:
+            landed_bytes = self._landed_bytes[bookie]
+            try:
+                self.disk_spaces[bookie] = await self.bookies.room(bookie)
+                self._landed_bytes[bookie] -= landed_bytes
+                self._told_at_s[bookie] = self.clock.now_s()
+            except SecureConnectionError as error:
+                # A bookie that requires authentication only closes connections over V2; this V3
+                # request shows the reason.
+                if self.health is not None:
+                    self.health.note_silence(bookie, str(error.args[0]))
+            except BookmenderError as error:  # busy, absent or too old; it is asked again later
+                log.debug("bookie.disk_space_unknown", bookie=bookie, error=str(error))
+        space, near_share = self.disk_spaces.get(bookie), NEAR_FACTOR * self.floor_share
+        interval_s = NEAR_INTERVAL_S if is_short(space, floor_share=near_share) else INTERVAL_S
+        jitter = self.rng.uniform(1 - JITTER, 1 + JITTER)
+        self._due_at_s[bookie] = self.clock.now_s() + interval_s * jitter
+
+
+# --- Targets of all repairs -----------------------------------------------------------------------
 
 Allowed = Callable[[LedgerMetadata, Collection[BookieId]], frozenset[BookieId] | None]
 """Returns the writable bookies that may store copies of a ledger; None: all."""
 
 
+@dataclass(eq=False)
 class TargetSelector:
     """Selects the targets for all repairs of a worker.
 
     The candidates are computed once for each view of the cluster, and again every few seconds for
     changed disk space. With hundreds of bookies and thousands of small ledgers, more would cost too
     much.
+
+    ``local``: the bookie of this host. ``is_local_only``: it is the only target (``target =
+    "local"``). ``allowed``: the bookies that may store an isolated ledger.
     """
 
-    def __init__(
-        self,
-        placement: PlacementPolicy,
-        *,
-        clock: Clock,
-        local: BookieId | None = None,
-        is_local_only: bool = False,
-        disk_spaces: DiskSpaces | None = None,
-        rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK,
-        health: BookieHealth | None = None,
-        allowed: Allowed = anywhere,
-    ) -> None:
-        """``local``: the bookie of this host. ``is_local_only``: it is the only target (``target =
-        "local"``). ``allowed``: the bookies that may store an isolated ledger."""
-        self._allowed = allowed
-        self.placement = placement
-        self._clock = clock
-        self._local = local
-        self._is_local_only = is_local_only
-        self._disk_spaces = disk_spaces
-        self._rack = rack
-        self._health = health or BookieHealth(clock)
+    placement: PlacementPolicy
+    _: KW_ONLY
+    clock: Clock
+    local: BookieId | None = None
+    is_local_only: bool = False
+    disk_spaces: DiskSpaceSource | None = None
+    rack: Callable[[BookieId], str] = lambda bookie: DEFAULT_RACK
+    health: BookieHealth | None = None
+    allowed: Allowed = anywhere
+
+    def __post_init__(self) -> None:
+        self._health = self.health or BookieHealth(self.clock)
         self._load_bytes: dict[BookieId, int] = {}
         self._view: ClusterView | None = None
         self._sorted_at_s = 0.0
@@ -160,10 +282,15 @@ class TargetSelector:
 
         ``refused``: bookies that refused a copy of it. ``refilled``, ``copied``: as in ``Targets``.
         """
-        self._sort(view)
+        now_s = self.clock.now_s()
+        if view is not self._view or now_s - self._sorted_at_s >= SORTED_AGAIN_S:
+            self._view, self._sorted_at_s = view, now_s
+            self._candidates, self._barred, self._spare_bytes = {}, {}, {}
+            for bookie in sorted(view.writable):
+                self._sort_one(bookie, view)
         candidates, barred = self._candidates, self._barred
         quarantined = self._health.shut()
-        allowed = None if metadata is None else self._allowed(metadata, view.writable)
+        allowed = None if metadata is None else self.allowed(metadata, view.writable)
         if refused or quarantined or allowed is not None:
             outside = () if allowed is None else candidates.keys() - allowed
             more = dict.fromkeys(outside, Exclusion.ISOLATED)
@@ -176,7 +303,7 @@ class TargetSelector:
             placement=self.placement,
             barred=barred,
             refilled=frozenset(refilled),
-            only_local=self._local if self._is_local_only else None,
+            only_local=self.local if self.is_local_only else None,
             copied=copied or {},
             quarantined=quarantined,
             spare_bytes=self._spare_bytes,
@@ -188,7 +315,7 @@ class TargetSelector:
         """Return the bookies that may join the ensemble of a ledger under recovery. The setting
         ``target`` does not restrict them."""
         able = view.receiving - self._health.shut().keys()
-        allowed = None if metadata is None else self._allowed(metadata, view.writable)
+        allowed = None if metadata is None else self.allowed(metadata, view.writable)
         if allowed is not None:
             able &= allowed
         return [self._candidate(b) for b in able if (self._spare(b) or 0) >= 0]
@@ -220,8 +347,8 @@ class TargetSelector:
 
     def landed(self, bookie: BookieId, byte_count: int) -> None:
         """Count bytes that are ``under_way`` as stored. Call it before ``under_way`` ends."""
-        if self._disk_spaces is not None:
-            self._disk_spaces.landed(bookie, byte_count)
+        if self.disk_spaces is not None:
+            self.disk_spaces.landed(bookie, byte_count)
 
     def _add_load(self, bookie: BookieId, byte_count: int) -> None:
         self._load_bytes[bookie] = self._load_bytes.get(bookie, 0) + byte_count
@@ -229,15 +356,6 @@ class TargetSelector:
             del self._load_bytes[bookie]
         if self._view is not None and bookie in self._view.writable:
             self._sort_one(bookie, self._view)
-
-    def _sort(self, view: ClusterView) -> None:
-        now_s = self._clock.now_s()
-        if view is self._view and now_s - self._sorted_at_s < SORTED_AGAIN_S:
-            return
-        self._view, self._sorted_at_s = view, now_s
-        self._candidates, self._barred, self._spare_bytes = {}, {}, {}
-        for bookie in sorted(view.writable):
-            self._sort_one(bookie, view)
 
     def _sort_one(self, bookie: BookieId, view: ClusterView) -> None:
         """Put the bookie among the candidates or among the excluded ones."""
@@ -250,7 +368,7 @@ class TargetSelector:
             exclusion = Exclusion.DRAINING
         elif bookie in view.orders.maintenance:
             exclusion = Exclusion.MAINTENANCE
-        elif self._is_local_only and bookie != self._local:
+        elif self.is_local_only and bookie != self.local:
             exclusion = Exclusion.NOT_LOCAL
         elif spare_bytes is not None and spare_bytes < 0:
             exclusion = Exclusion.SHORT_OF_SPACE
@@ -263,15 +381,15 @@ class TargetSelector:
 
     def _spare(self, bookie: BookieId) -> int | None:
         """Return the free space above the floor, less what is being sent; None if it is unknown."""
-        disks = self._disk_spaces
+        disks = self.disk_spaces
         spare_bytes = None if disks is None else disks.spare_bytes(bookie)
         return None if spare_bytes is None else spare_bytes - self._load_bytes.get(bookie, 0)
 
     def _candidate(self, bookie: BookieId) -> Candidate:
-        disks = self._disk_spaces
+        disks = self.disk_spaces
         return Candidate(
             bookie=bookie,
-            rack=self._rack(bookie),
+            rack=self.rack(bookie),
             load_bytes=self._load_bytes.get(bookie, 0),
             free_bytes=None if disks is None else disks.free_bytes(bookie),
         )

@@ -13,7 +13,7 @@ from ledgers.health import BookieHealth
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
-from replication.disk_space import (
+from replication.targets import (
     INTERVAL_S,
     JITTER,
     NEAR_INTERVAL_S,

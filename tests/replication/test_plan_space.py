@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from ledgers.model import BookieId
 from ledgers.placement import Candidate, RandomPlacement
@@ -13,7 +13,7 @@ from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
 from replication.reasons import Exclusion, Reason
-from replication.targets import SMALL_COPY_BYTES, Targets, TargetSelector
+from replication.targets import SMALL_COPY_BYTES, DiskSpaceSource, Targets, TargetSelector
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
 from tests.replication.ledger_values import (
     B1,
@@ -170,7 +170,9 @@ async def test_rule_s11_ledgers_planned_together_count_together() -> None:
 
     async with cluster.node() as node:
         node.repairer.copier.target_selector = Watched(
-            RandomPlacement(random.Random(1)), clock=cluster.clock, disk_spaces=DiskSpaces()
+            RandomPlacement(random.Random(1)),
+            clock=cluster.clock,
+            disk_spaces=cast(DiskSpaceSource, DiskSpaces()),
         )
         async with working(node):
             await until(cluster, lambda: queue_empty(cluster))
