@@ -35,7 +35,7 @@ from ledgers.errors import (
 )
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
-from ledgers.store import Check, MetadataStore, MultiFailed, Operation, SetData, Stat
+from ledgers.store import Check, MetadataStore, MultiFailed, Operation, Stat
 from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding, Verdict
 from replication.inspection import Inspection, Inspector, RecoveryRequired
@@ -185,8 +185,14 @@ async def locked(
     told_due_s = clock.now_s()
     until_s, graces_until_s = told_due_s + WAIT_MAX_S, told_due_s + GRACE_WAIT_MAX_S
     make: list[Operation] = [session, *lock.make(lock_to_bytes(holder))]
-    while not await _try_multi(store, make, tolerated=(NodeExistsError,)):
-        other, note = await _who_and_why(ledger_id, store, paths)
+    while not await _try_multi(store, make, NodeExistsError):
+        held = next(iter(await read_locks(store, paths, [ledger_id])), None)
+        other = (held and held.holder) or "another client"
+        note = None
+        with suppress(UnauthorizedError):
+            note = await WaitingNotes(store, paths).read(ledger_id)
+        if note is not None and held is not None and note.is_older_than(held.czxid):
+            note = None  # of another holder, or of an earlier attempt
         now_s = clock.now_s()
         grace_s = 0.0 if note is None else (note.grace_until_ms - clock.wall_ms()) / 1000
         if note is not None and grace_s > 0:
@@ -218,15 +224,11 @@ async def locked(
         # replace the error of the body.
         with suppress(UnavailableError, SessionLostError):
             # NoNodeError, ConflictError: the lock ended with our session.
-            delete: list[Operation] = [session, lock.delete]
-            await _try_multi(store, delete, tolerated=(NoNodeError, ConflictError))
+            await _try_multi(store, [session, lock.delete], NoNodeError, ConflictError)
 
 
 async def _try_multi(
-    store: MetadataStore,
-    operations: Sequence[Operation],
-    *,
-    tolerated: tuple[type[BookmenderError], ...],
+    store: MetadataStore, operations: Sequence[Operation], *tolerated: type[BookmenderError]
 ) -> bool:
     """Return False if the transaction failed with a tolerated error."""
     try:
@@ -236,21 +238,6 @@ async def _try_multi(
             raise failure.cause from failure
         return False
     return True
-
-
-async def _who_and_why(
-    ledger_id: int, store: MetadataStore, paths: ClusterPaths
-) -> tuple[str, WaitingNote | None]:
-    """Return the holder, for people, and its waiting note if there is one. A note written before
-    the lock was created belongs to another holder or attempt, and is ignored."""
-    lock = next(iter(await read_locks(store, paths, [ledger_id])), None)
-    note = None
-    with suppress(UnauthorizedError):
-        note = await WaitingNotes(store, paths).read(ledger_id)
-    if note is not None and lock is not None and note.is_older_than(lock.czxid):
-        note = None
-    holder = None if lock is None else lock.holder
-    return holder or "another client", note
 
 
 # --- Restored metadata ----------------------------------------------------------------------------
@@ -412,43 +399,50 @@ class Restorer:
             found = await self.plan(record)
             if found.is_done:
                 return found
-            if found.doubts and not is_forced:
-                raise RestoreRefusedError(
-                    "there are doubts", doubts=found.doubts, ledger_id=ledger_id
-                )
+            if (doubts := found.doubts) and not is_forced:
+                raise RestoreRefusedError("there are doubts", doubts=doubts, ledger_id=ledger_id)
             write = await self.manager.put_back_operation(
                 ledger_id, record.before, present=found.present, version=found.stat.version
             )
-            guards = [session, lock]
-            suspicion = None
+            guards, again, suspicion = [session, lock], found.named_again, None
             if found.copy_doubts:
                 # Workers then read the copies entry by entry: the first and last entries may exist
                 # without those between them.
+                facts = Facts(lacking=named(again))
                 suspicion = WaitingNote(
                     ledger_id=ledger_id,
-                    blocked=Blocked(
-                        reason=Reason.LEFT_TO_OTHERS, facts=Facts(lacking=named(found.named_again))
-                    ),
+                    blocked=Blocked(reason=Reason.LEFT_TO_OTHERS, facts=facts),
                     node=holder,
                     since_ms=self.clock.wall_ms(),
-                    suspects=found.named_again,
+                    suspects=again,
                 )
             # The old reason for deferring does not apply any more. Written before the mark,
             # because a worker reads the note after the mark.
             await WaitingNotes(store, paths).let_go(ledger_id, guards=guards, beside=suspicion)
-            if found.named_again:
-                # A bookie that is named again may just have deleted its copies as garbage (rule
-                # S6).
+            if again:
+                # Such a bookie may just have deleted its copies as garbage (rule S6).
                 await record_by_hand(
                     store,
                     paths,
                     ledger_id=ledger_id,
-                    targets=found.named_again,
+                    targets=again,
                     session=session,
                     guards=guards,
                 )
-            await self._write_and_mark(ledger_id, guards, write)
-            return found
+            for _ in range(MARK_TRIES_MAX):
+                mark = await private_mark_operations(store, paths, ledger_id, self.clock)
+                try:
+                    await guarded_multi(store, guards, [write, *mark], ledger_id=ledger_id)
+                    return found
+                except MultiFailed as failure:
+                    has_changed = isinstance(
+                        failure.cause, NodeExistsError | NoNodeError | ConflictError
+                    )
+                    if not has_changed or failure.index == 0:  # 0: the metadata, not the mark
+                        raise failure.cause from failure
+            raise UnavailableError(
+                "other clients keep changing the directories of its mark", ledger_id=ledger_id
+            )
 
     async def _copy_doubts(self, found: Restoring) -> list[CopyDoubt | Blocked]:
         """Ask the bookies that would be named again for every entry, and return what speaks against
@@ -477,24 +471,6 @@ class Restorer:
                     *(CopyDoubt(bookie=b, verdict=Verdict.MISSING) for b in open_part.lacking),
                     *(_doubts(closed.findings) if closed else ()),
                 ]
-
-    async def _write_and_mark(
-        self, ledger_id: int, guards: Sequence[Check], write: SetData
-    ) -> None:
-        for _ in range(MARK_TRIES_MAX):
-            mark = await private_mark_operations(self.store, self.paths, ledger_id, self.clock)
-            try:
-                await guarded_multi(self.store, guards, [write, *mark], ledger_id=ledger_id)
-                return
-            except MultiFailed as failure:
-                has_changed = isinstance(
-                    failure.cause, NodeExistsError | NoNodeError | ConflictError
-                )
-                if not has_changed or failure.index == 0:  # 0: the metadata, not the mark
-                    raise failure.cause from failure
-        raise UnavailableError(
-            "other clients keep changing the directories of its mark", ledger_id=ledger_id
-        )
 
 
 _DOUBTFUL = (Verdict.BOOKIE_ABSENT, Verdict.IN_MAINTENANCE, Verdict.MISSING, Verdict.UNKNOWN)

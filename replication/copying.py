@@ -73,13 +73,13 @@ _TARGET_FAILED = COPY_FAILURES.labels(kind="target")
 # --- All copies of a plan -------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Copier:
     """Makes copies for many ledgers at once. One for each worker."""
 
-    def __init__(self, bookies: Bookies, target_selector: TargetSelector) -> None:
-        self._bookies = bookies
-        self.target_selector = target_selector
-        self.refusals = Refusals()
+    bookies: Bookies
+    target_selector: TargetSelector
+    refusals: Refusals = field(default_factory=Refusals)
 
     async def copy_all(
         self, plan: Plan, inspection: Inspection, *, asked: ReadPlan = NOTHING_ASKED
@@ -115,12 +115,12 @@ class Copier:
             lac=lac_for_copies(metadata) if repair.rewrites_lac else None,
         )
         last_entry = await self._last_entry(repair, inspection) if repair.rewrites_lac else None
-        outcome = await copy_index(job, bookies=self._bookies, digest=digest, asked=asked)
+        outcome = await copy_index(job, bookies=self.bookies, digest=digest, asked=asked)
         if last_entry is not None:
             # Add the target's own last entry again, byte for byte, so that its write cache holds
             # it.
             try:
-                await self._bookies.add(
+                await self.bookies.add(
                     repair.target, last_entry, master_key=digest.master_key, is_recovery=True
                 )
             except BookmenderError as error:  # the next flush shows it
@@ -157,7 +157,7 @@ class Copier:
         shows it.
         """
         try:
-            entry = await self._bookies.read(repair.target, inspection.ledger_id, LAST_ENTRY)
+            entry = await self.bookies.read(repair.target, inspection.ledger_id, LAST_ENTRY)
         except BookmenderError:
             return None
         is_good = inspection.digest.is_good(

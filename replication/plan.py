@@ -63,75 +63,55 @@ class Plan(Struct, frozen=True, kw_only=True):
         return not self.repairs and not self.blocked
 
 
-WHOLE = Plan()
-
-
 def plan_repair(inspection: Inspection, targets: Targets, *, moves_misplaced: bool = False) -> Plan:
     """Return the plan for a ledger. Only closed fragments are repaired (rule S4).
 
     ``moves_misplaced``: if no copy is missing, move copies that the placement policy wants
     elsewhere. The only randomness is that of the placement policy.
     """
-    if all(finding.verdict is Verdict.GOOD for finding in inspection.findings):
-        return _plan_moves(inspection, targets) if moves_misplaced else WHOLE
-    if _is_key_suspect(inspection):
-        return Plan(blocked=(Blocked(reason=Reason.DIGEST_SUSPECT),))
-    planning = _Planning(inspection, targets)
-    for finding in inspection.findings:
-        planning.add(finding)
-    return planning.plan
-
-
-def _plan_moves(inspection: Inspection, targets: Targets) -> Plan:
-    """Return the moves of a closed ledger. The placement of an open one is up to its writer."""
-    if not inspection.metadata.is_closed:
-        return WHOLE
-    planning = _Planning(inspection, targets)
-    for fragment in dict.fromkeys(finding.fragment for finding in inspection.findings):
-        planning.add_moves(fragment)
-    return planning.plan
-
-
-def _is_key_suspect(inspection: Inspection) -> bool:
-    """Return True if every copy fails its digest. Then our key is more likely wrong than all the
-    copies (rule S7)."""
-    return any(f.mismatched for f in inspection.findings) and not inspection.has_good_entry
+    findings, planning = inspection.findings, _Planning(inspection, targets)
+    bad = [finding for finding in findings if finding.verdict is not Verdict.GOOD]
+    if not bad:
+        # The placement of an open ledger is up to its writer.
+        if moves_misplaced and inspection.metadata.is_closed:
+            for fragment in dict.fromkeys(finding.fragment for finding in findings):
+                planning.add_moves(fragment)
+    elif any(f.mismatched for f in findings) and not inspection.has_good_entry:
+        # Every copy fails its digest. Our key is more likely wrong than all copies (rule S7).
+        planning.blocked.append(Blocked(reason=Reason.DIGEST_SUSPECT))
+    else:
+        for finding in bad:
+            planning.add(finding)
+    return Plan(
+        repairs=tuple(planning.repairs),
+        blocked=tuple(planning.blocked),
+        untargeted=tuple(planning.untargeted),
+    )
 
 
 class _Planning:
     """One plan while it is made. Each step knows what the earlier steps will send where."""
 
     def __init__(self, inspection: Inspection, targets: Targets) -> None:
-        self._inspection = inspection
+        self._inspection, self._targets = inspection, targets
         self._metadata = inspection.metadata
-        self._targets = targets
         self._loads: dict[BookieId, int] = {}
         """Bytes that the steps so far will send."""
         self._ensembles: dict[int, list[BookieId]] = {}
         """The ensembles after the steps so far, by first entry id."""
-        self._repairs: list[Repair] = []
-        self._blocked: list[Blocked] = []
-        self._untargeted: list[CopyFinding] = []
-
-    @property
-    def plan(self) -> Plan:
-        return Plan(
-            repairs=tuple(self._repairs),
-            blocked=tuple(self._blocked),
-            untargeted=tuple(self._untargeted),
-        )
+        self.repairs: list[Repair] = []
+        self.blocked: list[Blocked] = []
+        self.untargeted: list[CopyFinding] = []
 
     def add(self, finding: CopyFinding) -> None:
-        """Plan the repair of one finding."""
-        if finding.verdict is Verdict.GOOD:
-            return
+        """Plan the repair of one bad finding."""
         step = self._step(finding)
         if isinstance(step, Repair):
             self._add_repair(step)
             return
-        self._blocked.append(step)
+        self.blocked.append(step)
         if step.reason is Reason.NO_TARGET:
-            self._untargeted.append(finding)
+            self.untargeted.append(finding)
 
     def add_moves(self, fragment: Fragment) -> None:
         """Plan moves until the ensemble satisfies the placement policy, or no bookie improves it.
@@ -139,10 +119,7 @@ class _Planning:
         Every copy is good, so the replaced bookies are sources as well.
         """
         placement, ensemble = self._targets.placement, list(fragment.ensemble)
-        quorums = {
-            "write_quorum": fragment.write_quorum,
-            "ack_quorum": self._metadata.ack_quorum,
-        }
+        quorums = {"write_quorum": fragment.write_quorum, "ack_quorum": self._metadata.ack_quorum}
         largest = max(len(fragment.entries_of(index)) for index in range(len(ensemble)))
         candidates = self._candidates(self._having_room(largest))
         for _ in fragment.ensemble:  # each move leaves less that is wrong
@@ -165,7 +142,7 @@ class _Planning:
                         facts=structs.replace(facts, errors=(str(error),)),
                         until_ms=self._targets.quarantine_end_ms(besides=fragment.ensemble),
                     )
-                self._blocked.append(waits)
+                self.blocked.append(waits)
                 break
             for move in moves:
                 ensemble[move.index] = move.target
@@ -287,7 +264,7 @@ class _Planning:
         return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
 
     def _add_repair(self, repair: Repair) -> None:
-        self._repairs.append(repair)
+        self.repairs.append(repair)
         self._loads[repair.target] = self._loads.get(repair.target, 0) + repair.byte_count
         self._ensemble(repair.fragment)[repair.index] = repair.target
 

@@ -40,7 +40,7 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.quorum import RecoveredEnd
-from ledgers.store import Check, Operation, OperationResult, SetData, Stat
+from ledgers.store import Check, OperationResult, SetData, Stat
 from replication.cluster import ClusterView, ViewSource
 from replication.commit import CopyResults, joined
 from replication.copy_reader import NOTHING_ASKED, ReadPlan
@@ -53,7 +53,7 @@ from replication.reasons import Blocked, Facts, Reason, gravest
 from replication.recent_copies import CopyRecorder, RepairCopies
 from replication.slots import Slots
 from replication.targets import CopyKey
-from replication.work_queue import LedgerLease, OnApplied, Queue
+from replication.work_queue import LedgerLease, Queue
 
 
 class OutcomeKind(enum.Enum):
@@ -259,7 +259,7 @@ class Repairer:
             versioned = await self.inspector.find(at.lease.ledger_id)
         if versioned is None:
             at.caused_by = CausedBy(Cause.DELETED)
-            return await self._finish(at)
+            return DONE if await self.queue.complete(at.lease) else MARKED_AGAIN
         if isinstance(versioned, Blocked):
             return waiting(versioned)
         if at.caused_by is None:
@@ -329,29 +329,18 @@ class Repairer:
         return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
 
     def _write_refusal(self, versioned: VersionedMetadata, plan: Plan) -> Blocked | None:
-        """Return why the metadata could not be written after the copies, so that no copy is made in
-        vain."""
-        if all(repair.is_in_place for repair in plan.repairs):
+        """Return why the metadata could not be written, so that no copy is made in vain."""
+        are_all_in_place = all(repair.is_in_place for repair in plan.repairs)
+        if are_all_in_place or self.manager.has_room_for(versioned):
             return None
-        if self.manager.has_room_for(versioned):
-            return None
-        return Blocked(
-            reason=Reason.WRITE_REFUSED,
-            facts=Facts(
-                metadata_bytes=len(versioned.data),
-                request_bytes_max=self.manager.request_bytes_max,
-            ),
-        )
+        size, most = len(versioned.data), self.manager.request_bytes_max
+        facts = Facts(metadata_bytes=size, request_bytes_max=most)
+        return Blocked(reason=Reason.WRITE_REFUSED, facts=facts)
 
     # --- Copy -------------------------------------------------------------------------------------
 
     async def _copy(
-        self,
-        at: Attempt,
-        plan: Plan,
-        inspection: Inspection,
-        *,
-        asked: ReadPlan = NOTHING_ASKED,
+        self, at: Attempt, plan: Plan, inspection: Inspection, *, asked: ReadPlan = NOTHING_ASKED
     ) -> CopyResults:
         """Make the copies of a plan. ``asked``: reads that check other copies at the same time."""
         view, byte_count = inspection.view, sum(repair.byte_count for repair in plan.repairs)
@@ -478,20 +467,14 @@ class Repairer:
         unchanged."""
         checks, versioned = self._member_checks(at, inspection), inspection.versioned
         if metadata == inspection.metadata:
-            return await self._finish(at, [self.manager.check(versioned), *checks])
-        write = await self.manager.write_operation(
-            inspection.ledger_id, metadata, read_as=versioned
-        )
-        on_applied = partial(self._tell_written, at, inspection, metadata, write)
-        return await self._finish(at, [write, *checks], on_applied)
-
-    async def _finish(
-        self,
-        at: Attempt,
-        extra: Sequence[Operation] = (),
-        on_applied: OnApplied = lambda results: None,
-    ) -> Outcome:
-        is_done = await self.queue.complete(at.lease, extra, on_applied=on_applied)
+            extra = [self.manager.check(versioned), *checks]
+            is_done = await self.queue.complete(at.lease, extra)
+        else:
+            write = await self.manager.write_operation(
+                inspection.ledger_id, metadata, read_as=versioned
+            )
+            on_applied = partial(self._tell_written, at, inspection, metadata, write)
+            is_done = await self.queue.complete(at.lease, [write, *checks], on_applied=on_applied)
         return DONE if is_done else MARKED_AGAIN
 
     async def _are_confirmed(self, bookies: Collection[BookieId], view: ClusterView) -> bool:

@@ -197,9 +197,7 @@ class DiskSpaceSource:
             for bookie in due:
                 tasks.create_task(self._ask(bookie, limit))
         spaces, before, share = self.disk_spaces, self._short, self.floor_share
-        self._short = frozenset(
-            b for b, each in spaces.items() if is_short(each, floor_share=share)
-        )
+        self._short = frozenset(b for b in spaces if is_short(spaces[b], floor_share=share))
         for bookie in sorted(self._short - before):
             log.warning(
                 "bookie.disk_space_low",
