@@ -107,8 +107,7 @@ class Deferral:
         )
 
     def tries_for(self, reason: Reason | None, *, fingerprint: ClusterFingerprint) -> int:
-        """Return how often the ledger failed in a row for this reason, without a change that
-        warrants a retry."""
+        """Return how often it failed in a row for this reason without a change that helps."""
         is_same = self.reason is reason and not fingerprint.warrants_retry(self.fingerprint, reason)
         return self.tries if is_same else 0
 
@@ -154,8 +153,7 @@ class WaitingList:
     # --- Which ledgers are due --------------------------------------------------------------------
 
     def due(self, ledger_ids: Collection[int], *, losses: Collection[int]) -> list[int]:
-        """Return the ledgers that are due, as far as this node knows. ``losses``: those that lost
-        copies."""
+        """Return the ledgers that are due, as far as is known. ``losses``: lost copies."""
         now_s, fingerprint = self.clock.now_s(), self.fingerprint
         if now_s >= self._prune_due_s:  # other nodes have repaired ledgers that were due long ago
             self._prune_due_s = now_s + PRUNE_INTERVAL_S
@@ -223,8 +221,7 @@ class WaitingList:
         return True
 
     def _must_wait(self, queued: QueuedLedger, note: WaitingNote | None) -> bool:
-        """Return True if the next try is not due yet. This node remembers it, so that it reads the
-        note once."""
+        """Return True if the next try is not due yet, and remember that, to read the note once."""
         if note is None or note.fingerprint is None or note.is_older_than(queued.czxid):
             return False
         wait_ms = note.wait_ms(now_ms=self.clock.wall_ms(), fingerprint=self.fingerprint)
@@ -341,8 +338,7 @@ class WaitingList:
     def back_off_after_error(
         self, queued: QueuedLedger, then: ClusterFingerprint | None = None
     ) -> None:
-        """Defer the ledger on this node after an unexpected error. ``then``: the cluster when the
-        try began."""
+        """Defer the ledger on this node. ``then``: the cluster when the failed try began."""
         fingerprint, before = then or self.fingerprint, self._deferrals.get(queued.ledger_id)
         tries = 1 + (0 if before is None else before.tries_for(None, fingerprint=fingerprint))
         wait_s = retry_wait_s(self.settings, None, tries=tries, rng=self.rng)

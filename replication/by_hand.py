@@ -422,12 +422,7 @@ class Restorer:
             if again:
                 # Such a bookie may just have deleted its copies as garbage (rule S6).
                 await record_by_hand(
-                    store,
-                    paths,
-                    ledger_id=ledger_id,
-                    targets=again,
-                    session=session,
-                    guards=guards,
+                    store, paths, ledger_id=ledger_id, targets=again, session=session, guards=guards
                 )
             for _ in range(MARK_TRIES_MAX):
                 mark = await private_mark_operations(store, paths, ledger_id, self.clock)

@@ -21,12 +21,7 @@ from prometheus_client import Gauge
 
 from ledgers.clock import Clock
 from ledgers.codec.registration import Address
-from ledgers.errors import (
-    BookmenderError,
-    NoNodeError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from ledgers.errors import BookmenderError, NoNodeError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, Isolation, isolation_of, parse_pulsar_groups
 from ledgers.registration import BookieView, RegisteredBookie, Registration

@@ -96,20 +96,20 @@ class MetadataJournal:
                 self._append(lines)
                 self._note(None)
             except OSError as error:
-                self._note(error)
                 hint = LocalLimitError.of(error) or "Free disk space"
-                raise self._error(error.strerror, hint) from error
+                raise self._failed(error, hint) from error
 
     def hangs(self) -> JournalError:
         """Log that the disk does not answer, and return the error of the callers that waited."""
+        # Without the lock, which the write that hangs holds.
         error = OSError(errno.ETIMEDOUT, "the disk does not answer")
-        self._note(error)  # without the lock, which the write that hangs holds
-        return self._error(error.strerror, "Check the disk")
+        return self._failed(error, "Check the disk")
 
-    def _error(self, reason: str | None, hint: object) -> JournalError:
+    def _failed(self, error: OSError, hint: object) -> JournalError:
+        self._note(error)
         return JournalError(
-            f"cannot write to {self._directory} on this host: {reason}. Metadata is changed only "
-            f"after the old metadata is recorded there. {hint}"
+            f"cannot write to {self._directory} on this host: {error.strerror}. Metadata is "
+            f"changed only after the old metadata is recorded there. {hint}"
         )
 
     def try_out(self) -> None:
@@ -267,16 +267,12 @@ def _make_private(directory: Path) -> None:
     """Create the folder, and restrict it and its files to the owner: metadata contains the
     passwords of ledgers in clear text."""
     directory.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    _tighten(directory, FOLDER_MODE)
-    for file in directory.glob("metadata-*.jsonl"):
-        _tighten(file, FILE_MODE)
-
-
-def _tighten(path: Path, mode: int) -> None:
-    """Remove permissions, unless another owner has the file or another process deleted it."""
-    with suppress(PermissionError, FileNotFoundError):
-        if path.stat().st_mode & 0o777 & ~mode:
-            path.chmod(mode)
+    for path in (directory, *directory.glob("metadata-*.jsonl")):
+        mode = FOLDER_MODE if path == directory else FILE_MODE
+        # Another owner may have the file, or another process may have deleted it.
+        with suppress(PermissionError, FileNotFoundError):
+            if path.stat().st_mode & 0o777 & ~mode:
+                path.chmod(mode)
 
 
 def read_journal(directory: Path, ledger_id: int) -> list[JournalRecord]:

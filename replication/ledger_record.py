@@ -100,12 +100,10 @@ class WaitingNote(Record):
         return is_due and self.unproven is not None and not self.suspects
 
     def is_older_than(self, mark_czxid: int) -> bool:
-        """Return True if the note belongs to an earlier mark: its last write is older than the
-        creation of this mark.
+        """Return True if the note belongs to an earlier mark.
 
         The note's last write is compared, because a worker writes an existing note again for the
-        next mark. The mark's creation is compared, because the leader adds bookies to an existing
-        mark.
+        next mark; and the mark's creation, because the leader adds bookies to an existing mark.
         """
         return self.mzxid is not None and self.mzxid < mark_czxid
 
@@ -128,8 +126,7 @@ class WaitingNote(Record):
         )
 
     def wait_ms(self, *, now_ms: int, fingerprint: ClusterFingerprint) -> int:
-        """Return how long the next try must still wait; 0 if it is due. ``fingerprint``: the
-        cluster now."""
+        """Return how long the next try must still wait. ``fingerprint``: the cluster now."""
         if self.reason.is_of_this_node or self.fingerprint is None:
             return 0
         if fingerprint.warrants_retry(self.fingerprint, self.reason):
@@ -147,8 +144,7 @@ class WaitingNote(Record):
         return not is_in_grace and fingerprint.warrants_retry(self.fingerprint, self.reason)
 
     def tries_for(self, reason: Reason, *, fingerprint: ClusterFingerprint) -> int:
-        """Return how often the ledger failed in a row for this reason, without a change that
-        warrants a retry."""
+        """Return how often it failed in a row for this reason without a change that helps."""
         if self.reason is not reason or self.fingerprint is None:
             return 0
         return 0 if fingerprint.warrants_retry(self.fingerprint, reason) else self.tries
@@ -167,8 +163,7 @@ class WaitingNote(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnprovenEnd:
-    """The end of a ledger that is not proven. ``facts``: why the end could not be proven.
-    ``tried_ms``: wall-clock time of the last try."""
+    """An end that is not proven, and why. ``tried_ms``: wall-clock time of the last try."""
 
     ledger_id: Count
     facts: Facts
@@ -179,12 +174,12 @@ class UnprovenEnd:
         return Blocked(reason=Reason.END_UNPROVEN, facts=self.facts)
 
 
+@dataclass(slots=True)
 class WaitingNotes:
     """Reads and writes the notes of all nodes."""
 
-    def __init__(self, store: MetadataStore, paths: ClusterPaths) -> None:
-        self._store = store
-        self._paths = paths
+    _store: MetadataStore
+    _paths: ClusterPaths
 
     async def are_any(self) -> bool:
         """Return True if there is any note. This costs less than listing their names."""
@@ -303,9 +298,8 @@ async def read_unproven_end(
 ) -> Stored[UnprovenEnd]:
     """Read the result of the last try, even if the ledger is closed by now."""
     stored = await WaitingNotes(store, paths).read_stored(ledger_id)
-    return Stored(
-        value=stored.value.unproven if stored.value else None, stat=stored.stat, error=stored.error
-    )
+    end = stored.value.unproven if stored.value else None
+    return Stored(value=end, stat=stored.stat, error=stored.error)
 
 
 async def read_unproven(
@@ -314,8 +308,7 @@ async def read_unproven(
     paths: ClusterPaths,
     among: Collection[int] | None = None,
 ) -> list[UnprovenEnd]:
-    """Return which ledgers (of ``among``, if given) are not closed and have an unproven end, in
-    order."""
+    """Return the unproven ends of ledgers (of ``among``) that are not closed, in order."""
     notes = WaitingNotes(store, paths)
     noted = await notes.ledger_ids()
     wanted = noted if among is None else noted.intersection(among)
@@ -397,8 +390,7 @@ async def record_given_up(
     *,
     guards: Sequence[Check],
 ) -> None:
-    """Write the record, in place of one of an earlier attempt. Raises LockLostError,
-    UnavailableError, RejectedError."""
+    """Write the record over an earlier one. Raises LockLostError and what ZooKeeper raises."""
     await update_record(
         store,
         paths.given_up(ledger_id),

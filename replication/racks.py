@@ -20,12 +20,7 @@ import structlog
 from prometheus_client import Gauge
 
 from ledgers.clock import Clock
-from ledgers.errors import (
-    BookmenderError,
-    NoNodeError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from ledgers.errors import BookmenderError, NoNodeError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH, parse_pulsar_racks
 from ledgers.placement.topology import Racks, clean_rack, find_rack, names_of

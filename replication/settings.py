@@ -71,22 +71,15 @@ class ReplicationSettings:
         _require("free_disk_share_min", self.free_disk_share_min, 0, 0.9)
         _require("copies_reread_after_s", self.copies_reread_after_s, 0, 86_400)
         _require("checked_share", self.checked_share, 0, 1)
-        _require(
-            "reads_in_flight_per_bookie",
-            self.reads_in_flight_per_bookie,
-            1,
-            READS_IN_FLIGHT_CEILING,
-        )
+        reads = self.reads_in_flight_per_bookie
+        _require("reads_in_flight_per_bookie", reads, 1, READS_IN_FLIGHT_CEILING)
         _require("bytes_per_s", self.bytes_per_s, 0, 10**12)
         _require("entries_per_s", self.entries_per_s, 0, 10**9)
         if self.target not in ("placement", "local"):
             raise SettingsError.not_allowed("replication.target", self.target, "placement, local")
-        if self.default_digest_type not in DigestType.__members__:
-            raise SettingsError.not_allowed(
-                "replication.default_digest_type",
-                self.default_digest_type,
-                ", ".join(DigestType.__members__),
-            )
+        types, key = DigestType.__members__, "replication.default_digest_type"
+        if self.default_digest_type not in types:
+            raise SettingsError.not_allowed(key, self.default_digest_type, ", ".join(types))
 
     @property
     def fallback_digest(self) -> EntryDigest:
@@ -154,9 +147,6 @@ class PlacementSettings:
             # Commands are run from other directories than the daemon.
             allowed = "an absolute path, as in /etc/bookmender/racks"
             raise SettingsError.not_allowed("placement.racks_file", self.racks_file, allowed)
-        self._check_sources()
-
-    def _check_sources(self) -> None:
         given = [key for key in ("racks_file", "racks_script", "racks_znode") if getattr(self, key)]
         if len(given) > 1:
             raise SettingsError(

@@ -99,16 +99,14 @@ class Batcher:
         return await transaction.done
 
     async def apply(self, *operations: Operation) -> None:
-        """Apply all operations or none. Raises the error of the failed operation instead of
-        MultiFailed."""
+        """Apply all operations or none. Raises the cause of a MultiFailed."""
         try:
             await self.commit(operations)
         except MultiFailed as failure:
             raise failure.cause from failure
 
     async def put(self, path: str, data: bytes) -> None:
-        """Write a znode that has no other writer, and create it if it is missing. Raises what
-        ``apply`` raises."""
+        """Write or create a znode that has no other writer. Raises what ``apply`` raises."""
         try:
             await self.apply(SetData(path=path, data=data, version=ANY_VERSION))
         except NoNodeError:
@@ -148,7 +146,15 @@ class Batcher:
             # Wait for transactions that are ready in this turn of the loop, or soon.
             is_full = len(self._waiting) >= BATCH_TRANSACTIONS_MAX
             await asyncio.sleep(0 if is_full else self.linger_s)
-            batch = self._next_batch()
+            batch: list[_Transaction] = []
+            byte_count = 0
+            while self._waiting and len(batch) < BATCH_TRANSACTIONS_MAX:
+                byte_count += self._waiting[0].byte_count
+                if batch and byte_count > BATCH_BYTES_MAX:
+                    break
+                transaction = self._waiting.popleft()
+                if transaction.may_be_sent():
+                    batch.append(transaction)
             if not self._waiting:
                 self._arrived.clear()
             try:
@@ -157,21 +163,8 @@ class Batcher:
                 for transaction in batch:  # without a result if this task is cancelled
                     transaction.fail(SessionLostError("stopped while it was under way"))
 
-    def _next_batch(self) -> list[_Transaction]:
-        batch: list[_Transaction] = []
-        byte_count = 0
-        while self._waiting and len(batch) < BATCH_TRANSACTIONS_MAX:
-            byte_count += self._waiting[0].byte_count
-            if batch and byte_count > BATCH_BYTES_MAX:
-                break
-            transaction = self._waiting.popleft()
-            if transaction.may_be_sent():
-                batch.append(transaction)
-        return batch
-
     async def _send(self, batch: list[_Transaction]) -> None:
-        """Send the batch. After a failure, remove the failed transaction and send the rest
-        again."""
+        """Send the batch; after a failure, send it again without the failed transaction."""
         while batch:
             try:
                 results = await self.send([each for t in batch for each in t.operations])

@@ -52,12 +52,7 @@ from ledgers.store import (
 from ledgers.tasks import until_answered
 from replication import znodes
 from replication.cluster import SeenAbsences
-from replication.ledger_record import (
-    ClusterFingerprint,
-    WaitingNote,
-    WaitingNotes,
-    read_found_bad,
-)
+from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes, read_found_bad
 from replication.marks import MarkedLedger, MarkTree, locked_ledger_ids, read_urgent
 from replication.nodes import LiveNode, Role, live_nodes
 from replication.orders import DisableSwitch

@@ -26,11 +26,7 @@ from ledgers.codec.bookkeeper_metadata_pb2 import (
     UnderreplicatedLedgerFormat,
 )
 from ledgers.codec.protobuf import format_text, parse_binary, parse_text
-from ledgers.errors import (
-    CorruptionError,
-    NodeExistsError,
-    SettingsError,
-)
+from ledgers.errors import CorruptionError, NodeExistsError, SettingsError
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 
@@ -50,7 +46,9 @@ class MarkPaths:
 
     def mark(self, ledger_id: int) -> str:
         """Four levels of the id's hexadecimal digits, and a leaf with its decimal digits."""
-        return f"{self.marks}/{_mark_directory(ledger_id)}/{_leaf(ledger_id)}"
+        digits = f"{ledger_id:016x}"
+        directory = "/".join(digits[start : start + 4] for start in range(0, 16, 4))
+        return f"{self.marks}/{directory}/{_leaf(ledger_id)}"
 
 
 class _Path:
@@ -169,11 +167,6 @@ def ledger_ids_below(parent: str, names: Iterable[str]) -> list[int]:
         int((parent + name).replace("/", ""), 16) for name in names if _GROUP.fullmatch(name)
     )
     return [ledger_id for ledger_id in ledger_ids if ledger_id < 2**63]
-
-
-def _mark_directory(ledger_id: int) -> str:
-    digits = f"{ledger_id:016x}"
-    return "/".join(digits[start : start + 4] for start in range(0, 16, 4))
 
 
 _GROUP = re.compile(r"[0-9a-f]{4}")
