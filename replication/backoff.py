@@ -29,7 +29,7 @@ from ledgers.tasks import until_answered
 from replication.cluster import ClusterView, ViewSource
 from replication.ledger_record import ClusterFingerprint, UnprovenEnd, WaitingNote, still_open
 from replication.orders import TriesOrder
-from replication.reasons import Blocked, Facts, Reason, named
+from replication.reasons import OF_RECOVERY, Blocked, Facts, Reason, named
 from replication.repair import Outcome
 from replication.settings import ReplicationSettings
 from replication.slots import Slots
@@ -324,7 +324,7 @@ class WaitingList:
         before, note = lease.note, None
         if (
             before is not None
-            and before.reason.is_of_recovery
+            and before.reason in OF_RECOVERY
             and before.fingerprint is not None
             and not lease.fingerprint.warrants_retry(before.fingerprint, before.reason)
         ):

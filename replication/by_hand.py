@@ -263,8 +263,7 @@ class CopyDoubt(Struct, frozen=True, kw_only=True):
 
 
 class RestoreRefusedError(RejectedError):
-    """Putting the bytes back would undo more than the recorded write. The message, or ``doubts``,
-    say what."""
+    """The restore would undo more than the recorded write. ``doubts``: what, if not the message."""
 
     def __init__(
         self, message: str, *, doubts: Sequence[str | CopyDoubt | Blocked] = (), **context: object
@@ -440,8 +439,7 @@ class Restorer:
             )
 
     async def _copy_doubts(self, found: Restoring) -> list[CopyDoubt | Blocked]:
-        """Ask the bookies that would be named again for every entry, and return what speaks against
-        naming them."""
+        """Ask the bookies that would be named again for every entry, and return the doubts."""
         versioned = VersionedMetadata(
             ledger_id=found.record.ledger_id,
             metadata=found.was,

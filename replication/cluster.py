@@ -81,8 +81,7 @@ class ClusterView:
 
     @cached_property
     def receiving(self) -> frozenset[BookieId]:
-        """The possible targets: writable, answering, not draining, not in maintenance (rule
-        S11)."""
+        """Possible targets: writable, answering, neither draining nor in maintenance (rule S11)."""
         able = self.writable & self.answering
         return able - self.orders.draining.keys() - self.orders.maintenance.keys()
 
@@ -204,8 +203,7 @@ class ViewSource(Watching):
         return bookies.locate(bookie, last=self._last.get(bookie))
 
     def last_address(self, bookie: BookieId) -> Address | None:
-        """Return the address that the bookie registered last. For racks, not for requests: another
-        bookie may have it now."""
+        """Return the last registered address. For racks only: another bookie may have it now."""
         last = self._last.get(bookie)
         return None if last is None else last.address
 
@@ -485,6 +483,5 @@ class IsolationGroups(Watching):
 def anywhere(
     metadata: LedgerMetadata, writable: Collection[BookieId]
 ) -> frozenset[BookieId] | None:
-    """Return None, as ``IsolationGroups.allowed`` does for a ledger without isolation: all
-    bookies."""
+    """Return None: all bookies, as ``IsolationGroups.allowed`` does without isolation."""
     return None

@@ -420,8 +420,7 @@ History = tuple[tuple[BookieId, Answer], ...]
 
 
 class Tried(dict[int, History]):
-    """The history of each entry that no source has given yet. Entries with equal histories share
-    one object."""
+    """The history of each entry that no source has given yet. Equal histories are one object."""
 
     def note(self, failures: Mapping[BookieId, Mapping[int, Answer]]) -> list[int]:
         """Record failed reads. Returns the failed entries, to be assigned to other sources."""

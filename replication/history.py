@@ -414,8 +414,7 @@ async def record_order(
 
 
 def order_events(event: Event, ledger_ids: Collection[int]) -> list[Event]:
-    """Return the order as one event for each ledger, or as one with their number if there are
-    many."""
+    """Return an event for each ledger, or one with their number if there are many."""
     if not ledger_ids:
         return [event]
     if len(ledger_ids) > LEDGERS_TOLD_MAX:
@@ -448,8 +447,7 @@ class RecordedHistory:
 async def read_history(
     store: MetadataStore, paths: ClusterPaths, since_ms: int = 0
 ) -> RecordedHistory:
-    """Return the events since ``since_ms``, and the sums that were not over then. Raises
-    UnavailableError."""
+    """Return the events since ``since_ms``, and sums that went on. Raises UnavailableError."""
     try:
         names = sorted(await children_if_any(store, paths.history))
     except UnauthorizedError:

@@ -402,17 +402,15 @@ async def record_given_up(
 
 # --- When a retry may help ------------------------------------------------------------------------
 
-_ANY_CHANGE_HELPS = frozenset(
-    {
-        # When an unresponsive bookie becomes absent, the ledger is repaired without it.
-        Reason.NO_ANSWER,
-        Reason.RECOVERY_FAILED,
-        Reason.CONFLICTS,
-        # These waits are long, and another bookie of the ledger may be missing now. Its entries are
-        # repaired without waiting for the first one.
-        Reason.MAINTENANCE,
-        Reason.NO_COPY,
-    }
+_ANY_CHANGE_HELPS = (
+    # When an unresponsive bookie becomes absent, the ledger is repaired without it.
+    Reason.NO_ANSWER,
+    Reason.RECOVERY_FAILED,
+    Reason.CONFLICTS,
+    # These waits are long, and another bookie of the ledger may be missing now. Its entries are
+    # repaired without waiting for the first one.
+    Reason.MAINTENANCE,
+    Reason.NO_COPY,
 )
 
 

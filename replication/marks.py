@@ -103,8 +103,7 @@ class MarkTree:
         """Directories to which access is denied. Logged once each."""
 
     async def list_ledgers(self, rng: random.Random) -> frozenset[int]:
-        """Return ledgers that have a directory, and so most likely a mark; a part in a large
-        tree."""
+        """Return ledgers that have a directory, and so most likely a mark; a part of many."""
         self._leftovers.clear()
         self.is_listed_whole = True
         directories = await self._leaf_directories(rng)
@@ -162,8 +161,7 @@ class MarkTree:
             await self.delete_if_empty(self._leftovers.pop())
 
     async def delete_if_empty(self, directory: str) -> None:
-        """Delete the directory and its parents as long as they are empty. Needs no lock, because
-        nothing is lost."""
+        """Delete empty directories from this one upwards. Needs no lock: nothing is lost."""
         while directory != self._root:
             try:
                 await self._store.delete(directory)
@@ -253,8 +251,7 @@ class LockedLedger:
 
 
 async def marked_ledger_ids(store: MetadataStore, paths: MarkPaths) -> list[int]:
-    """Return all marked ledgers, ascending, including directories that a crash left without a
-    mark."""
+    """Return all marked ledgers, ascending, including directories that a crash left empty."""
     return [ledger_id async for part in marked_in_parts(store, paths) for ledger_id in part]
 
 
@@ -320,8 +317,7 @@ async def read_locks(
 async def _read_each(
     read: Callable[[int], Awaitable[T | None]], ledger_ids: Sequence[int]
 ) -> list[T]:
-    """Read each ledger, a bounded number at a time. Returns the values that are not None, in
-    order."""
+    """Return the values that are not None, in order, with a bounded number of reads at once."""
     values = await gather_in_parts(read, ledger_ids, at_once=READS_AT_ONCE)
     return [value for value in values if value is not None]
 
@@ -386,7 +382,6 @@ class UrgentLedgers(Record):
 
 
 async def read_urgent(store: MetadataStore, paths: ClusterPaths) -> tuple[int, ...]:
-    """Return the leader's urgent ledgers, most urgent first; none if the list is unreadable,
-    because it is only a hint."""
+    """Return the leader's urgent ledgers, most urgent first; none if the hint is unreadable."""
     found = await read_record(store, paths.urgent, UrgentLedgers.parse)
     return () if found is None else found.ledger_ids[:URGENT_MAX]

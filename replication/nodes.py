@@ -38,8 +38,7 @@ SYNCHRONISE_INTERVAL_S = 3_600.0
 
 
 class SharedClock:
-    """A ``Clock`` whose wall-clock time is ZooKeeper's, once synchronised; until then, this
-    host's."""
+    """A ``Clock`` whose wall-clock time is ZooKeeper's; until it is synchronised, this host's."""
 
     def __init__(self, own: Clock) -> None:
         self._own = own

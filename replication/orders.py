@@ -7,7 +7,7 @@ the same order at once, one gets an error. Every session reads the orders throug
 part of its ``ClusterView``.
 
 An unreadable order (of a later release, edited by hand, or denied by an ACL) is reported and never
-stops a node. ``OrderZnode.in_doubt`` returns the careful order that applies instead, usually the
+stops a node. ``Order.in_doubt`` returns the careful order that applies instead, usually the
 last one that this process could read (``OrderStore``). If there was none:
 
 - a hold or a pause of the checks: it is in force, also if the last order said otherwise;
@@ -65,17 +65,33 @@ LIMIT_RANGES: Mapping[str, tuple[int, int]] = {
 name."""
 
 
+class Order(Record):
+    """Base of the orders."""
+
+    __slots__ = ()
+
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> Self | None:
+        """Return the order that applies while its znode is unreadable; None: none applies.
+        ``last``: the last that could be read."""
+        return last
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrainOrder(Record):
+class DrainOrder(Order):
     """Copy everything that the bookie stores to other bookies, while it serves (rule S16)."""
 
     since_ms: TimeMs
     may_fence: bool = False
     """True: recover and close its open ledgers. False: wait until they are closed."""
 
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> Self:
+        return last or cls(since_ms=stat.mtime_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaintenanceWindow(Record):
+class MaintenanceWindow(Order):
     """The bookie may be absent until ``until_ms`` (wall-clock). It is neither lost nor a target."""
 
     since_ms: TimeMs
@@ -83,19 +99,17 @@ class MaintenanceWindow(Record):
     reason: str = ""
 
     @classmethod
-    def unreadable(cls, *, since_ms: int, last: Self | None = None) -> Self:
-        """Return the window that replaces an unreadable one. ``since_ms``: when the unreadable one
-        was written; 0: an ACL hides this. ``last``: the last that could be read. The unreadable one
-        may be longer."""
+    def in_doubt(cls, stat: Stat, last: Self | None) -> Self:
+        # The unreadable window may be longer than the last. 0: an ACL hides when it was written.
+        since_ms, end_ms = stat.mtime_ms, stat.mtime_ms + WINDOW_IN_DOUBT_MS
         if last is not None:
-            least_ms = since_ms + WINDOW_IN_DOUBT_MS if since_ms else 0
-            return replace(last, until_ms=max(last.until_ms, least_ms))
-        until_ms = since_ms + WINDOW_IN_DOUBT_MS if since_ms else TIME_MS_MAX
+            return replace(last, until_ms=max(last.until_ms, end_ms if since_ms else 0))
+        until_ms = end_ms if since_ms else TIME_MS_MAX
         return cls(since_ms=since_ms, until_ms=until_ms, reason="the order cannot be read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LimitsOrder(Record):
+class LimitsOrder(Order):
     """Limits for every node, which replace the limits in its settings.
 
     None: the setting of the node applies. 0: no limit.
@@ -108,8 +122,7 @@ class LimitsOrder(Record):
     yields_to_writers: bool | None = None
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number that the settings would not allow (rule S10): it makes the
-        order unreadable."""
+        """Raise ValueError for a number that no setting allows: unreadable (rule S10)."""
         for key, (least, most) in LIMIT_RANGES.items():
             number: int | None = getattr(self, key)
             if number is not None and not least <= number <= most:
@@ -117,7 +130,7 @@ class LimitsOrder(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOrder(Record):
+class HoldOrder(Order):
     """A safety hold: nothing is marked or fenced. If released, these bookies cause no new hold.
 
     ``bookies``: the absent bookies when it was written. ``until_ms``: wall-clock; None: until it is
@@ -132,22 +145,25 @@ class HoldOrder(Record):
     is_released: bool = False
 
     @classmethod
-    def unreadable(cls, *, since_ms: int) -> Self:
-        """Return the hold that replaces an unreadable order. An unneeded hold only costs time,
-        while unneeded fencing stops writers. ``since_ms``: when the order was written."""
+    def in_doubt(cls, stat: Stat, last: Self | None) -> Self:
+        # An unneeded hold only costs time, while unneeded fencing stops writers.
         reason = "the order cannot be read, so a hold is assumed"
-        return cls(since_ms=since_ms, reason=reason, is_by_operator=True)
+        return cls(since_ms=stat.mtime_ms, reason=reason, is_by_operator=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChecksOrder(Record):
+class ChecksOrder(Order):
     """The periodic checks are paused while this order exists."""
 
     since_ms: TimeMs
 
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> Self:
+        return cls(since_ms=stat.mtime_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TriesOrder(Record):
+class TriesOrder(Order):
     """Marked ledgers that must be retried now, and when that was ordered (wall-clock). Each node
     acts on each order once."""
 
@@ -162,7 +178,7 @@ class TriesOrder(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IdentitiesOrder(Record):
+class IdentitiesOrder(Order):
     """These bookies were not reformatted, although their cookies are newer than ledgers.
 
     A cookie that is newer than a ledger usually means that the bookie was reformatted. That is
@@ -173,6 +189,10 @@ class IdentitiesOrder(Record):
 
     since_ms: TimeMs
     cookies: Mapping[BookieId, Count] = field(default_factory=dict)
+
+    @classmethod
+    def in_doubt(cls, stat: Stat, last: Self | None) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +216,7 @@ class Orders:
         return self.hold is not None and not self.hold.is_released
 
     def at(self, now_ms: int) -> "Orders":
-        """Return the orders in force at that time. A hold that is over becomes a released one. Ends
-        are exclusive."""
+        """Return the orders in force then. A hold that is over is released. Ends are exclusive."""
         current = {b: window for b, window in self.maintenance.items() if now_ms < window.until_ms}
         hold = self.hold
         if hold is not None and hold.until_ms is not None and hold.until_ms <= now_ms:
@@ -227,62 +246,43 @@ DISABLED = Gauge(
 )
 
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", bound=Order)
 
 
 @dataclass(frozen=True, slots=True)
 class OrderZnode(Generic[T]):
-    """The znode of one order, and how to parse it.
-
-    ``in_doubt``: returns the order that applies if the znode is unreadable, from its ``Stat`` and
-    the last order that could be read, if any. Returns None if none applies.
-    """
+    """The znode of one order."""
 
     path: str
-    parse: Callable[[bytes], T]
-    in_doubt: Callable[[Stat, T | None], T | None] = lambda stat, last: last
+    kind: type[T]
 
 
 def drain_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[DrainOrder]:
-    return OrderZnode(
-        f"{paths.draining_orders}/{bookie}",
-        DrainOrder.parse,
-        lambda stat, last: last or DrainOrder(since_ms=stat.mtime_ms),
-    )
+    return OrderZnode(f"{paths.draining_orders}/{bookie}", DrainOrder)
 
 
 def maintenance_znode(paths: ClusterPaths, bookie: BookieId) -> OrderZnode[MaintenanceWindow]:
-    return OrderZnode(
-        f"{paths.maintenance_orders}/{bookie}",
-        MaintenanceWindow.parse,
-        lambda stat, last: MaintenanceWindow.unreadable(since_ms=stat.mtime_ms, last=last),
-    )
+    return OrderZnode(f"{paths.maintenance_orders}/{bookie}", MaintenanceWindow)
 
 
 def limits_znode(paths: ClusterPaths) -> OrderZnode[LimitsOrder]:
-    return OrderZnode(f"{paths.orders}/limits", LimitsOrder.parse)
+    return OrderZnode(f"{paths.orders}/limits", LimitsOrder)
 
 
 def hold_znode(paths: ClusterPaths) -> OrderZnode[HoldOrder]:
-    return OrderZnode(
-        f"{paths.orders}/hold",
-        HoldOrder.parse,
-        lambda stat, _: HoldOrder.unreadable(since_ms=stat.mtime_ms),
-    )
+    return OrderZnode(f"{paths.orders}/hold", HoldOrder)
 
 
 def checks_znode(paths: ClusterPaths) -> OrderZnode[ChecksOrder]:
-    path = f"{paths.orders}/checks"
-    return OrderZnode(path, ChecksOrder.parse, lambda stat, _: ChecksOrder(since_ms=stat.mtime_ms))
+    return OrderZnode(f"{paths.orders}/checks", ChecksOrder)
 
 
 def tries_znode(paths: ClusterPaths) -> OrderZnode[TriesOrder]:
-    return OrderZnode(f"{paths.orders}/tries", TriesOrder.parse)
+    return OrderZnode(f"{paths.orders}/tries", TriesOrder)
 
 
 def identities_znode(paths: ClusterPaths) -> OrderZnode[IdentitiesOrder]:
-    path = f"{paths.orders}/identities"
-    return OrderZnode(path, IdentitiesOrder.parse, lambda stat, last: None)
+    return OrderZnode(f"{paths.orders}/identities", IdentitiesOrder)
 
 
 @dataclass(slots=True, eq=False)
@@ -335,7 +335,7 @@ class OrderStore:
         stat = None
         try:
             data, stat = await self.store.get(znode.path)
-            order = self.last[znode.path] = znode.parse(data)
+            order = self.last[znode.path] = znode.kind.parse(data)
             return Stored(value=order, stat=stat)
         except NoNodeError:
             self.last.pop(znode.path, None)
@@ -350,7 +350,7 @@ class OrderStore:
                     return None
             self._report(znode.path, stat.mzxid, error)
             last = cast(T | None, self.last.get(znode.path))
-            return Stored(value=znode.in_doubt(stat, last), stat=stat, error=error)
+            return Stored(value=znode.kind.in_doubt(stat, last), stat=stat, error=error)
 
     async def give(self, znode: OrderZnode[T], order: T, *, over: Stored[T] | None) -> None:
         """Write an order over ``over``, the one that was read before.
@@ -424,8 +424,7 @@ class OrderStore:
 
 @dataclass(slots=True, eq=False)
 class DisableSwitch:
-    """The disable switch (``<ur>/disable``) as one session last saw it. Watched, because polling by
-    many nodes would be expensive."""
+    """The disable switch (``<ur>/disable``), watched because polling by many nodes is expensive."""
 
     store: MetadataStore
     paths: ClusterPaths

@@ -194,8 +194,7 @@ class _Planning:
     # --- Copies to the same bookie, or to another -------------------------------------------------
 
     def _is_at_open_end(self, bookie: BookieId) -> bool:
-        """Return True if a reader may take the LAC of an entry on this bookie for the writer's
-        (rule S12)."""
+        """Return True if a reader may take an entry's LAC there for the writer's (rule S12)."""
         return not self._metadata.is_closed and bookie in self._metadata.last_segment.ensemble
 
     def _has_room_for(self, finding: CopyFinding) -> bool:
@@ -259,8 +258,7 @@ class _Planning:
         ]
 
     def _ensemble(self, fragment: Fragment) -> list[BookieId]:
-        """Return the ensemble as it will be, so that two new members satisfy the placement policy
-        together."""
+        """Return the ensemble as planned, so that two new members suit the policy together."""
         return self._ensembles.setdefault(fragment.first_entry_id, list(fragment.ensemble))
 
     def _add_repair(self, repair: Repair) -> None:

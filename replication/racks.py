@@ -218,8 +218,7 @@ class StoredRacks(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RackMemory:
-    """Stores the racks while this node leads. The guards of ``batcher`` prove the leadership (rule
-    S9)."""
+    """Stores the racks while this node leads, which ``batcher`` proves (rule S9)."""
 
     store: MetadataStore
     batcher: Batcher

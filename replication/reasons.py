@@ -8,7 +8,7 @@ To add a reason for blocking a repair:
 
 1. Add a member with a docstring to ``Reason``, and answer each question about it:
 
-   - Does it follow a failed recovery, or does time alone not help? ``_OF_RECOVERY`` and
+   - Does it follow a failed recovery, or does time alone not help? ``OF_RECOVERY`` and
      ``_NEEDS_HELP``, below.
    - Does any change of the cluster warrant a retry? ``_ANY_CHANGE_HELPS`` in ``ledger_record.py``.
    - Must retries wait longer or shorter than the settings say? ``PACES`` in ``backoff.py``.
@@ -103,12 +103,6 @@ class Reason(enum.Enum):
         return self in (Reason.OPEN_LEDGER_GRACE, Reason.WRITER_ALIVE)
 
     @property
-    def is_of_recovery(self) -> bool:
-        """The last attempt to recover the ledger failed. This stays the reason during the next
-        grace."""
-        return self in _OF_RECOVERY
-
-    @property
     def ends_with_a_bookie(self) -> bool:
         """A bookie that registers is all that helps. Every node sees it at once, and retries."""
         return self in (Reason.NO_COPY, Reason.NO_COVERAGE)
@@ -119,31 +113,28 @@ class Reason(enum.Enum):
         return self in _NEEDS_HELP
 
 
-_OF_RECOVERY = frozenset(
-    {
-        Reason.RECOVERY_FAILED,
-        Reason.END_DAMAGED,
-        Reason.NO_COVERAGE,
-        Reason.END_UNPROVEN,
-        Reason.NO_TARGET,
-    }
+OF_RECOVERY = (
+    Reason.RECOVERY_FAILED,
+    Reason.END_DAMAGED,
+    Reason.NO_COVERAGE,
+    Reason.END_UNPROVEN,
+    Reason.NO_TARGET,
 )
+"""The last attempt to recover the ledger failed. This stays the reason during the next grace."""
 
-_NEEDS_HELP = frozenset(
-    {
-        Reason.NO_COPY,
-        Reason.NO_TARGET,
-        Reason.MISPLACED,
-        Reason.END_DAMAGED,
-        Reason.NO_COVERAGE,
-        Reason.END_UNPROVEN,
-        Reason.RECOVERY_UNENDED,
-        Reason.CORRUPT_METADATA,
-        Reason.ACCESS_DENIED,
-        Reason.WRITE_REFUSED,
-        Reason.DIGEST_SUSPECT,
-        Reason.JOURNAL,
-    }
+_NEEDS_HELP = (
+    Reason.NO_COPY,
+    Reason.NO_TARGET,
+    Reason.MISPLACED,
+    Reason.END_DAMAGED,
+    Reason.NO_COVERAGE,
+    Reason.END_UNPROVEN,
+    Reason.RECOVERY_UNENDED,
+    Reason.CORRUPT_METADATA,
+    Reason.ACCESS_DENIED,
+    Reason.WRITE_REFUSED,
+    Reason.DIGEST_SUSPECT,
+    Reason.JOURNAL,
 )
 
 

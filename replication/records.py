@@ -128,8 +128,7 @@ class Stored(Generic[T]):
 
     @property
     def permitted_value(self) -> T | None:
-        """The value. Raises UnauthorizedError if access is denied, for a caller that waits until
-        the ACL is opened."""
+        """The value. Raises UnauthorizedError, for a caller that waits until the ACL is opened."""
         if isinstance(self.error, UnauthorizedError):
             raise self.error
         return self.value
@@ -157,8 +156,7 @@ async def read_stored(store: MetadataStore, path: str, parse: Callable[[bytes], 
 
 
 async def read_record(store: MetadataStore, path: str, parse: Callable[[bytes], T]) -> T | None:
-    """Return the record; None if it is absent or unreadable, for a caller that handles both alike.
-    Raises UnavailableError."""
+    """Return the record; None if it is absent or unreadable. Raises UnavailableError."""
     return (await read_stored(store, path, parse)).value
 
 

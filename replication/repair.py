@@ -168,8 +168,7 @@ class Attempt:
 
     @property
     def all_suspects(self) -> frozenset[BookieId]:
-        """Bookies whose copies are read entry by entry: their first and last entries prove
-        nothing."""
+        """Bookies to be read entry by entry: their first and last entries prove nothing."""
         return self.found_bad.union(self.perhaps_bad, self.refilled, self.suspects)
 
 
@@ -366,8 +365,7 @@ class Repairer:
         at.suspects |= suspects
 
         def may_return(bookie: BookieId) -> bool:
-            """Return True if a bookie that is not registered, and not decommissioned, is not absent
-            for long."""
+            """Return True if a bookie has a cookie and is not absent for long."""
             absent_s = self.views.absences.absent_s(bookie, now_s=self.clock.now_s())
             return bookie in self.views.current.cookies and absent_s < SPLIT_AFTER_S
 

@@ -17,8 +17,7 @@ not fill the slots, and a throttled node must not lock the whole queue."""
 
 
 def kept_for_losses(count: int) -> int:
-    """Return how many of the slots are reserved for ledgers that lost copies; 0 if there is only
-    one."""
+    """Return how many slots are reserved for ledgers that lost copies: none of one."""
     return max(1, count // 4) if count > 1 else 0
 
 

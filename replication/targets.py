@@ -44,8 +44,7 @@ SMALL_COPY_BYTES = 1024 * 1024
 
 
 class Targets(Struct, frozen=True, kw_only=True):
-    """The bookies that may receive copies of one ledger, with the bytes that are being sent to
-    each."""
+    """The bookies that may receive copies of one ledger, and the bytes being sent to each."""
 
     candidates: Mapping[BookieId, Candidate]
     placement: PlacementPolicy
@@ -310,8 +309,7 @@ class TargetSelector:
     def candidates(
         self, view: ClusterView, metadata: LedgerMetadata | None = None
     ) -> list[Candidate]:
-        """Return the bookies that may join the ensemble of a ledger under recovery. The setting
-        ``target`` does not restrict them."""
+        """Return the possible new members of a ledger under recovery, regardless of ``target``."""
         able = view.receiving - self._health.shut().keys()
         allowed = None if metadata is None else self.allowed(metadata, view.writable)
         if allowed is not None:

@@ -89,13 +89,11 @@ class LedgerLock(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, path: str, *, session_id: int) -> "LedgerLock":
-        """Return the lock that this session creates at this path. The version is always the
-        same."""
+        """Return the lock that this session creates at this path, always the same."""
         return cls(path=path, version=1 + crc32(f"{session_id} {path}".encode()) % VERSION_MAX)
 
     def make(self, data: bytes) -> list[Operation]:
-        """Return the operations that create the lock in one transaction. ``data``: the holder, in
-        Java's format."""
+        """Return the operations that create the lock. ``data``: the holder, in Java's format."""
         return [
             Create(path=self.path, data=data, is_ephemeral=True),
             *(
@@ -133,8 +131,7 @@ class QueuedLedger(Struct, frozen=True, kw_only=True, dict=True):
         return frozenset(replica for seen in self.marks for replica in seen.replicas)
 
     def is_loss_besides(self, bookies: frozenset[BookieId]) -> bool:
-        """Return True if it is marked in both trees, and the shared mark names other bookies than
-        these."""
+        """Return True if it is marked in both trees, and the shared mark names other bookies."""
         lost = self.marks[0].replicas
         return self.is_loss and len(self.marks) > 1 and bool(lost) and bookies.isdisjoint(lost)
 
@@ -486,8 +483,7 @@ class Queue:
         lease.note = await self.notes.write(note, before=lease.note, apply=apply)
 
     async def delete_note(self, ledger_id: int, *, version: int) -> None:
-        """Delete the note of a ledger that is not marked, unless the note was written since: then
-        it belongs to a new mark."""
+        """Delete the note of an unmarked ledger, unless it was written since, for a new mark."""
         with suppress(ConflictError, NoNodeError):
             await self.batcher.apply(
                 Delete(path=self.paths.waiting_note(ledger_id), version=version)
@@ -599,8 +595,7 @@ class Queue:
 
 
 def _raise_if_ours(failure: MultiFailed, lease: LedgerLease, *, count: int) -> None:
-    """Raise the cause if one of the first ``count`` operations failed. The first one is about the
-    lock."""
+    """Raise the cause if one of the first ``count`` operations failed, the first for the lock."""
     if failure.index == 0 and isinstance(failure.cause, NoNodeError | ConflictError):
         raise LockLostError("our lock no longer exists", path=lease.lock.path) from failure
     if failure.index < count:

@@ -176,8 +176,7 @@ class ReplicationWorker:
 
     @property
     def leased_count(self) -> int:
-        """Return how many ledgers this worker has leased, or is about to lease. May be read on any
-        thread."""
+        """Ledgers that this worker has leased, or is about to lease. May be read on any thread."""
         return len(self._busy)
 
     async def run(self) -> None:
@@ -267,8 +266,7 @@ class ReplicationWorker:
                 self._wake.set()
 
     async def _try_lease(self, queued: QueuedLedger) -> LedgerLease | None:
-        """Lock the ledger. Returns None if that failed; then the ledger is left alone for a
-        while."""
+        """Lock the ledger. Returns None if that failed; then it is left alone for a while."""
         try:
             lease = await self._queue.lease(queued)
         except (UnavailableError, RejectedError) as error:  # a quota, or ACLs
@@ -320,8 +318,7 @@ class ReplicationWorker:
         await self.waiting.unlock(lease, note, slots)
 
     async def _repair(self, lease: LedgerLease, slots: Slots) -> Outcome:
-        """Repair the ledger until it is done or blocked. Starts again after an open-ledger
-        grace."""
+        """Repair the ledger until it is done or blocked, again after an open-ledger grace."""
         sighting: WriterSighting | None = None
         while True:
             began_s, took_s = self._clock.now_s(), _INTERRUPTED_S
@@ -372,8 +369,7 @@ def own_to_read(
     limit: int,
     rng: random.Random,
 ) -> list[int]:
-    """Choose at most ``limit`` ledgers whose marks to read: urgent ones, then losses, then
-    others."""
+    """Choose at most ``limit`` ledgers to read: urgent ones, then losses, then others."""
     rest = set(own)
     chosen = [ledger_id for ledger_id in urgent if ledger_id in rest]
     rest.difference_update(chosen)
@@ -593,8 +589,7 @@ class LedgerPicker:
         return fewest_copies_first(found, listing.urgent, is_own=self._ring.is_own)
 
     def _left_by_owner(self, others: Collection[int]) -> list[int]:
-        """Return the ledgers that were unlocked at every poll for so long that their owner must
-        have polled, too."""
+        """Return the ledgers unlocked at every poll for longer than any owner waits to poll."""
         now_s, before = self._clock.now_s(), self._free_since_s
         watched = sorted(others)[:OTHERS_WATCHED_MAX]
         self._free_since_s = {i: before.get(i, now_s) for i in watched}

@@ -12,13 +12,13 @@ from ledgers.errors import UnavailableError
 from replication.orders import (
     ChecksOrder,
     HoldOrder,
+    Order,
     Orders,
     OrderStore,
     OrderZnode,
     checks_znode,
     hold_znode,
 )
-from replication.records import Record
 from tests.auditor.checking import (
     HOUR_S,
     HOURS,
@@ -34,7 +34,7 @@ from tests.auditor.checking import (
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.nodes import PATHS
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", bound=Order)
 
 DISABLE = PATHS.disable
 

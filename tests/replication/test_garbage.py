@@ -17,6 +17,7 @@ from auditor.mark_reasons import (
 )
 from auditor.records import StoredAbsences, read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
+from ledgers.store import Stat
 from replication.client_activity import ClientActivity, read_activity
 from replication.ledger_record import ClusterFingerprint, WaitingNote, WaitingNotes
 from replication.marks import UrgentLedgers, read_urgent
@@ -140,7 +141,9 @@ READERS = {
         path=maintenance_znode(PATHS, B1).path,
         good=MaintenanceWindow(since_ms=1, until_ms=5, reason="new kernel").to_json(),
         read=read_orders,
-        nothing=Orders(maintenance={B1: MaintenanceWindow.unreadable(since_ms=STARTED_MS)}),
+        nothing=Orders(
+            maintenance={B1: MaintenanceWindow.in_doubt(Stat(version=0, mtime_ms=STARTED_MS), None)}
+        ),
     ),
     "limits": Reader(
         path=limits_znode(PATHS).path,
@@ -152,7 +155,7 @@ READERS = {
         path=hold_znode(PATHS).path,
         good=HoldOrder(since_ms=1, until_ms=5, bookies=(B1,), reason="3 of 5 went").to_json(),
         read=read_hold,
-        nothing=HoldOrder.unreadable(since_ms=0),
+        nothing=HoldOrder.in_doubt(Stat(version=0), None),
     ),
     "the racks": Reader(
         path=PATHS.racks,

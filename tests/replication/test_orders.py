@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from ledgers.errors import ConflictError, CorruptionError
+from ledgers.store import Stat
 from replication.orders import (
     TRIES_TOLD_MAX,
     TRIES_TOLD_S,
@@ -243,7 +244,9 @@ async def test_an_unreadable_order_is_reported_once_and_replaced_by_the_careful_
             found = await order_store.read()
             assert found == Orders(
                 draining={B1: DrainOrder(since_ms=written_ms)},
-                maintenance={B2: MaintenanceWindow.unreadable(since_ms=written_ms)},
+                maintenance={
+                    B2: MaintenanceWindow.in_doubt(Stat(version=0, mtime_ms=written_ms), None)
+                },
                 unreadable=tuple(znode.path for znode in broken),
             )
             assert B2 in found.at(written_ms + WINDOW_IN_DOUBT_MS - 1).maintenance
@@ -279,7 +282,7 @@ async def test_an_unreadable_order_leaves_the_last_one_in_force_for_later_sessio
     for path in paths:
         await cluster.store.set(path, b"{", version=-1)
 
-    longer = MaintenanceWindow.unreadable(since_ms=cluster.clock.wall_ms(), last=WINDOW)
+    longer = MaintenanceWindow.in_doubt(Stat(version=0, mtime_ms=cluster.clock.wall_ms()), WINDOW)
     for session in (order_store, OrderStore(cluster.store, PATHS, last)):
         assert await session.read() == replace(
             before, maintenance={B2: longer}, identities=None, unreadable=tuple(sorted(paths))
@@ -360,7 +363,9 @@ async def test_an_unreadable_hold_counts_until_it_is_replaced() -> None:
 
     found = await order_store.read()
     assert (found.is_held, found.unreadable) == (True, (znode.path,))
-    assert found.at(cluster.clock.wall_ms()).hold == HoldOrder.unreadable(since_ms=written_ms)
+    assert found.at(cluster.clock.wall_ms()).hold == HoldOrder.in_doubt(
+        Stat(version=0, mtime_ms=written_ms), None
+    )
 
     over = await order_store.stored(znode)
     await order_store.give(znode, HoldOrder(since_ms=1, is_released=True), over=over)
