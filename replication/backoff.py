@@ -115,9 +115,7 @@ class Deferral:
 @dataclass(eq=False, kw_only=True)
 class WaitingList:
     """The ledgers that a worker leaves alone for now. All other marked ledgers are due.
-
-    ``settings``: may be changed at any time. ``node``: the name of this node in its notes.
-    """
+    ``settings``: may be changed at any time. ``node``: the name of this node in its notes."""
 
     queue: Queue
     manager: LedgerManager
@@ -185,10 +183,8 @@ class WaitingList:
         self._deferrals = {i: each for i, each in self._deferrals.items() if is_kept(i, each)}
 
     async def without_waiting(self, found: Sequence[QueuedLedger]) -> list[QueuedLedger]:
-        """Return the ledgers whose notes, as they are now, do not say to wait.
-
-        This is a hint, which saves the locks of many ledgers. ``begin`` decides.
-        """
+        """Return the ledgers whose notes, as they are now, do not say to wait. This is a hint,
+        which saves the locks of many ledgers. ``begin`` decides."""
         if not found:
             return []
         notes = self.queue.notes

@@ -57,9 +57,7 @@ from replication.znodes import ClusterPaths, lock_to_bytes
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """The copies that a repair of one ledger would try to make, and what blocks the rest.
-
-    ``is_gone``: the ledger does not exist.
-    """
+    ``is_gone``: the ledger does not exist."""
 
     ledger_id: int
     plan: Plan
@@ -333,10 +331,8 @@ def readable(data: bytes) -> LedgerMetadata | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restorer:
-    """Restores metadata, or reports the doubts. One for each command.
-
-    ``cluster``: the instance id of the cluster. ``tell``: prints what the command waits for.
-    """
+    """Restores metadata, or reports the doubts. One for each command. ``cluster``: the instance id
+    of the cluster. ``tell``: prints what the command waits for."""
 
     store: MetadataStore
     manager: LedgerManager

@@ -33,9 +33,7 @@ AGE_INTERVAL_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientActivity(Record):
     """The bookies with and without active clients. A bookie in neither set is unknown.
-
-    ``copying_node_count``: number of nodes that copy now and share the rates, at least 1.
-    """
+    ``copying_node_count``: number of nodes that copy now and share the rates, at least 1."""
 
     active: frozenset[BookieId] = frozenset()
     quiet: frozenset[BookieId] = frozenset()
@@ -50,10 +48,8 @@ class ClientActivity(Record):
 async def read_activity(
     store: MetadataStore, paths: ClusterPaths, *, now_ms: int
 ) -> ClientActivity | None:
-    """Return the current record; None if it is missing, too old or unreadable.
-
-    ``now_ms``: the time by ZooKeeper's clock. Raises UnavailableError.
-    """
+    """Return the current record; None if it is missing, too old or unreadable. ``now_ms``: the time
+    by ZooKeeper's clock. Raises UnavailableError."""
     stored = await read_stored(store, paths.activity, ClientActivity.parse)
     is_old = stored.stat is None or now_ms - stored.stat.mtime_ms > STALE_AFTER_S * 1_000
     return None if is_old else stored.value

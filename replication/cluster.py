@@ -292,9 +292,7 @@ class ViewSource(Watching):
         self, view: ClusterView, bookies: Collection[BookieId]
     ) -> frozenset[BookieId]:
         """Return the bookies whose cookie differs from the view. Reads the cookies from ZooKeeper.
-
-        Raises UnavailableError.
-        """
+        Raises UnavailableError."""
         then = {bookie: cookie.czxid for bookie, cookie in view.cookies.items()}
         now = await self._registration.cookies_now(bookies)
         return frozenset(b for b, cookie in now.items() if then.get(b) != cookie.czxid)
@@ -420,10 +418,8 @@ def bookies_within(
 
 
 class IsolationGroups(Watching):
-    """Pulsar's isolation groups, kept up to date by ``run``.
-
-    ``may_leave``: if True, copies may leave the groups when no other bookie of them is writable.
-    """
+    """Pulsar's isolation groups, kept up to date by ``run``. ``may_leave``: if True, copies may
+    leave the groups when no other bookie of them is writable."""
 
     def __init__(
         self,

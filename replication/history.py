@@ -404,10 +404,8 @@ class HistoryWriter(History):
 async def record_order(
     store: MetadataStore, paths: ClusterPaths, *, node: str, events: Sequence[Event]
 ) -> None:
-    """Record what an operator ordered, in a segment of its own. ZooKeeper stamps the time.
-
-    Raises UnavailableError, SessionLostError, and RejectedError where ZooKeeper refuses the znode.
-    """
+    """Record what an operator ordered, in a segment of its own. ZooKeeper stamps the time. Raises
+    UnavailableError, SessionLostError, and RejectedError where ZooKeeper refuses the znode."""
     segment = Segment(node=node, events=tuple(event.bounded() for event in events))
     path = f"{paths.history}/{uuid.uuid4()}.0"
     await store.create(path, segment.to_json(), with_parents=True)
@@ -436,9 +434,7 @@ class NodeEvent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedHistory:
     """What all nodes recorded, in the order of time, and of node names at the same millisecond.
-
-    ``unreadable``: znodes that cannot be read, so events may be missing.
-    """
+    ``unreadable``: znodes that cannot be read, so events may be missing."""
 
     events: tuple[NodeEvent, ...] = ()
     unreadable: tuple[str, ...] = ()

@@ -316,10 +316,8 @@ async def read_unproven(
 
 
 async def unproven_ends(manager: LedgerManager, notes: Sequence[WaitingNote]) -> list[UnprovenEnd]:
-    """Return the unproven ends in these notes, without those of ledgers that are closed now.
-
-    Only the metadata of the first ``READ_MAX`` ledgers is read; the others count as open.
-    """
+    """Return the unproven ends in these notes, without those of ledgers that are closed now. Only
+    the metadata of the first ``READ_MAX`` ledgers is read; the others count as open."""
     ends = [note.unproven for note in notes if note.unproven is not None]
     is_open = set(await still_open(manager, [end.ledger_id for end in ends[:READ_MAX]]))
     return [end for i, end in enumerate(ends) if i >= READ_MAX or end.ledger_id in is_open]
@@ -353,10 +351,8 @@ class FoundBad(Record):
 async def read_found_bad(
     store: MetadataStore, paths: ClusterPaths, ledger_id: int
 ) -> Stored[FoundBad]:
-    """Read on which bookies a check or fsck found bad copies of the ledger.
-
-    A finding may be old. It counts only for bookies that the ledger's mark still names.
-    """
+    """Read on which bookies a check or fsck found bad copies of the ledger. A finding may be old.
+    It counts only for bookies that the ledger's mark still names."""
     return await read_stored(store, paths.finding(ledger_id), FoundBad.parse)
 
 

@@ -110,10 +110,8 @@ class MaintenanceWindow(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsOrder(Order):
-    """Limits for every node, which replace the limits in its settings.
-
-    None: the setting of the node applies. 0: no limit.
-    """
+    """Limits for every node, which replace the limits in its settings. None: the setting of the
+    node applies. 0: no limit."""
 
     bytes_per_s: int | None = None
     entries_per_s: int | None = None
@@ -353,10 +351,8 @@ class OrderStore:
             return Stored(value=znode.kind.in_doubt(stat, last), stat=stat, error=error)
 
     async def give(self, znode: OrderZnode[T], order: T, *, over: Stored[T] | None) -> None:
-        """Write an order over ``over``, the one that was read before.
-
-        Raises ConflictError if the order was changed since.
-        """
+        """Write an order over ``over``, the one that was read before. Raises ConflictError if the
+        order was changed since."""
         try:
             if over is None:
                 await self.store.create(znode.path, order.to_json(), with_parents=True)

@@ -115,9 +115,7 @@ class _Planning:
 
     def add_moves(self, fragment: Fragment) -> None:
         """Plan moves until the ensemble satisfies the placement policy, or no bookie improves it.
-
-        Every copy is good, so the replaced bookies are sources as well.
-        """
+        Every copy is good, so the replaced bookies are sources as well."""
         placement, ensemble = self._targets.placement, list(fragment.ensemble)
         quorums = {"write_quorum": fragment.write_quorum, "ack_quorum": self._metadata.ack_quorum}
         largest = max(len(fragment.entries_of(index)) for index in range(len(ensemble)))

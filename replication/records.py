@@ -60,10 +60,8 @@ T = TypeVar("T")
 
 
 class Record:
-    """Base of the dataclasses that are stored. Their fields are the keys of the JSON object.
-
-    A field that is None is left out, so it must have that default.
-    """
+    """Base of the dataclasses that are stored. Their fields are the keys of the JSON object. A
+    field that is None is left out, so it must have that default."""
 
     __slots__ = ()
 
@@ -107,10 +105,8 @@ def decode_json(data: bytes, kind: type[T]) -> T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored(Generic[T]):
-    """A record as it was read. ``stat``: None if there is no znode.
-
-    ``value``: None if there is no znode, or if the record is unreadable; then ``error`` says why.
-    """
+    """A record as it was read. ``stat``: None if there is no znode. ``value``: None if there is no
+    znode, or if the record is unreadable; then ``error`` says why."""
 
     value: T | None = None
     stat: Stat | None = None

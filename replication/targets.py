@@ -135,10 +135,8 @@ def is_short(space: DiskSpace | None, *, floor_share: float) -> bool:
 
 @dataclass(slots=True, eq=False)
 class DiskSpaceSource:
-    """The disk space that the bookies reported last, kept up to date by ``run``.
-
-    ``health``: receives bookies that require authentication.
-    """
+    """The disk space that the bookies reported last, kept up to date by ``run``. ``health``:
+    receives bookies that require authentication."""
 
     bookies: Bookies
     views: ViewSource
@@ -275,10 +273,8 @@ class TargetSelector:
         refilled: Collection[BookieId] = (),
         copied: Mapping[CopyKey, BookieId] | None = None,
     ) -> Targets:
-        """Return the targets for one ledger now (None: for any ledger).
-
-        ``refused``: bookies that refused a copy of it. ``refilled``, ``copied``: as in ``Targets``.
-        """
+        """Return the targets for one ledger now (None: for any ledger). ``refused``: bookies that
+        refused a copy of it. ``refilled``, ``copied``: as in ``Targets``."""
         now_s = self.clock.now_s()
         if view is not self._view or now_s - self._sorted_at_s >= SORTED_AGAIN_S:
             self._view, self._sorted_at_s = view, now_s
@@ -395,9 +391,7 @@ def exclusion_counts(
     targets: Targets, members: Collection[BookieId]
 ) -> tuple[tuple[Exclusion, int], ...] | None:
     """Return how many writable bookies are excluded, by reason; None if a candidate is left.
-
-    ``members``: bookies that must not receive this copy.
-    """
+    ``members``: bookies that must not receive this copy."""
     barred = dict(targets.barred)
     barred.update(
         (bookie, Exclusion.MEMBER)

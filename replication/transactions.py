@@ -70,10 +70,8 @@ class _Transaction:
 
 
 class Batcher:
-    """Merges transactions into multis. Every multi starts with the ``guards``.
-
-    The guards prove the session or the leadership (rules S3, S9).
-    """
+    """Merges transactions into multis. Every multi starts with the ``guards``. The guards prove the
+    session or the leadership (rules S3, S9)."""
 
     def __init__(self, store: MetadataStore, guards: Sequence[Guard]) -> None:
         self._store = store

@@ -494,10 +494,8 @@ class Queue:
     async def write(
         self, lease: LedgerLease, operations: Sequence[Operation]
     ) -> list[OperationResult]:
-        """Apply all operations or none, guarded by the lock, and return their results.
-
-        Raises the cause of a failed operation, LockLostError if the lock is lost.
-        """
+        """Apply all operations or none, guarded by the lock, and return their results. Raises the
+        cause of a failed operation, LockLostError if the lock is lost."""
         try:
             results = await self.batcher.commit([lease.guard, *operations])
         except MultiFailed as failure:
@@ -538,10 +536,8 @@ class Queue:
         return await self._shared.holds(ledger_id) or await self._private.holds(ledger_id)
 
     async def is_completed(self, lease: LedgerLease) -> bool:
-        """Return True if ``complete`` was applied although its reply was lost.
-
-        Raises LockLostError if the ledger is marked and the lock is lost.
-        """
+        """Return True if ``complete`` was applied although its reply was lost. Raises LockLostError
+        if the ledger is marked and the lock is lost."""
         if await self._is_ours(lease.lock):
             return False
         stats = [await self.store.exists(seen.path) for seen in lease.queued.marks]
@@ -550,10 +546,8 @@ class Queue:
         return True
 
     def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
-        """Return watches for the first mark in an empty tree, and for reconnections.
-
-        A watch on every mark would wake all nodes at once. Further marks are found by polling.
-        """
+        """Return watches for the first mark in an empty tree, and for reconnections. A watch on
+        every mark would wake all nodes at once. Further marks are found by polling."""
         return self._shared.watch(), self._private.watch()
 
     async def workers(self) -> frozenset[int]:

@@ -288,9 +288,7 @@ class Audit(enum.Enum):
 
 def parse_audit_time(data: bytes) -> int | None:
     """Return the wall-clock milliseconds of the last audit, None for never. Raises CorruptionError.
-
-    The payload is binary, not text. The messages of the three audits differ only in their names.
-    """
+    The payload is binary, not text. The messages of the three audits differ only in their names."""
     message = parse_binary(data, CheckAllLedgersFormat)
     is_known = message.HasField("checkAllLedgersCTime") and message.checkAllLedgersCTime >= 0
     return message.checkAllLedgersCTime if is_known else None
