@@ -448,13 +448,11 @@ async def read_history(
         names = sorted(await children_if_any(store, paths.history))
     except UnauthorizedError:
         return RecordedHistory(unreadable=(paths.history,))
-
+    found = [f"{paths.history}/{name}" for name in names]
     segments = await gather_in_parts(
-        lambda name: _read_segment(store, f"{paths.history}/{name}", since_ms),
-        names,
-        at_once=READS_AT_ONCE,
+        lambda path: _read_segment(store, path, since_ms), found, at_once=READS_AT_ONCE
     )
-    unreadable = [n for n, s in zip(names, segments, strict=True) if s.is_unreadable]
+    unreadable = tuple(p for p, s in zip(found, segments, strict=True) if s.is_unreadable)
     # Orders of one host within a millisecond are told as ZooKeeper applied them.
     segments.sort(key=lambda stored: 0 if stored.stat is None else stored.stat.mzxid)
     events = [
@@ -466,9 +464,7 @@ async def read_history(
         >= since_ms
     ]
     events.sort(key=lambda each: (each.event.at_ms, each.node))
-    return RecordedHistory(
-        events=tuple(events), unreadable=tuple(f"{paths.history}/{name}" for name in unreadable)
-    )
+    return RecordedHistory(events=tuple(events), unreadable=unreadable)
 
 
 async def _read_segment(store: MetadataStore, path: str, since_ms: int) -> Stored[Segment]:

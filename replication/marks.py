@@ -113,7 +113,8 @@ class MarkTree:
                 self.is_listed_whole = False
                 break
             part = directories[start : start + DIRECTORIES_AT_ONCE]
-            for directory, names in zip(part, await self._list(part), strict=True):
+            listings = await asyncio.gather(*map(self._children, part))
+            for directory, names in zip(part, listings, strict=True):
                 below = directory[len(self._root) + 1 :]
                 found.update(znodes.ledger_ids_below(below, names))
         self._listed = frozenset(found)
@@ -173,7 +174,7 @@ class MarkTree:
         """Return some directories of the third level, whose children belong to one ledger each."""
         directories = [self._root]
         for _ in range(3):
-            listings = await self._list(directories)
+            listings = await asyncio.gather(*map(self._children, directories))
             below = [
                 f"{directory}/{name}"
                 for directory, names in zip(directories, listings, strict=True)
@@ -184,18 +185,9 @@ class MarkTree:
             directories = rng.sample(below, min(len(below), DIRECTORIES_LISTED_MAX))
         return directories
 
-    async def _list(self, directories: Sequence[str]) -> list[list[str]]:
-        """Return the children of each directory, none where access is denied, and note empty
-        directories. A denied directory must not hide the others."""
-        listings = await asyncio.gather(*map(self._children, directories))
-        self._leftovers.update(
-            d for d, names in zip(directories, listings, strict=True) if names == []
-        )
-        self._leftovers.discard(self._root)
-        return [names or [] for names in listings]
-
-    async def _children(self, directory: str) -> list[str] | None:
-        """Return None if access is denied, and log that once."""
+    async def _children(self, directory: str) -> list[str]:
+        """Return the children, and note an empty directory. Returns none if access is denied: that
+        must not hide other directories. It is logged once."""
         try:
             names = await children_if_any(self._store, directory)
         except UnauthorizedError as error:
@@ -203,8 +195,10 @@ class MarkTree:
             if directory not in self._denied_directories:
                 self._denied_directories.add(directory)
                 log.warning("marks.access_denied", path=directory, error=str(error))
-            return None
+            return []
         self._denied_directories.discard(directory)
+        if not names and directory != self._root:
+            self._leftovers.add(directory)
         return names
 
 
