@@ -25,6 +25,7 @@ from itertools import chain
 
 import structlog
 from msgspec import Struct
+from msgspec.structs import asdict
 from prometheus_client import Counter as Metric
 
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies, SourceHealth, Transfer, TransferResult
@@ -36,7 +37,7 @@ from ledgers.errors import (
     UnavailableError,
     UnreadableError,
 )
-from ledgers.model import LAC_NONE, BookieId, Fragment, LedgerMetadata, write_set
+from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, write_set
 from ledgers.quorum import Result
 from replication.copy_reader import NOTHING_ASKED, ReadPlan
 from replication.entry_runs import EntryRuns
@@ -105,10 +106,7 @@ class Copier:
     async def _copy(self, repair: Repair, inspection: Inspection, asked: ReadPlan) -> "CopyOutcome":
         view, digest, metadata = inspection.view, inspection.digest, inspection.metadata
         job = CopyJob(
-            fragment=repair.fragment,
-            index=repair.index,
-            target=repair.target,
-            entry_ids=repair.entry_ids,
+            **asdict(repair),
             available=view.available,
             former=tuple(sorted(metadata.bookies - set(repair.fragment.ensemble))),
             entry_bytes_hint=inspection.entry_bytes,
@@ -160,27 +158,20 @@ class Copier:
             entry = await self.bookies.read(repair.target, inspection.ledger_id, LAST_ENTRY)
         except BookmenderError:
             return None
-        is_good = inspection.digest.is_good(
-            entry, ledger_id=inspection.ledger_id, entry_id=LAST_ENTRY
-        )
-        return entry if is_good else None
+        digest, ledger_id = inspection.digest, inspection.ledger_id
+        return entry if digest.is_good(entry, ledger_id=ledger_id, entry_id=LAST_ENTRY) else None
 
 
 # --- One copy -------------------------------------------------------------------------------------
 
 
-class CopyJob(Struct, frozen=True, kw_only=True):
-    """Entries of a fragment that ``target`` must store at bookie index ``index``.
+class CopyJob(Repair, frozen=True, kw_only=True):
+    """One copy of a plan, and where its entries may be read.
 
-    ``target`` may be the bookie that has this index already (an in-place repair, rule S15).
     ``former``: bookies of the ledger's other ensembles, asked before an entry is reported lost.
     ``lac``: written into the header of each entry (``replace_lac``); None: entries stay unchanged.
     """
 
-    fragment: Fragment
-    index: int
-    target: BookieId
-    entry_ids: Sequence[int]
     available: frozenset[BookieId]
     former: tuple[BookieId, ...] = ()
     entry_bytes_hint: int = 1024
@@ -189,9 +180,7 @@ class CopyJob(Struct, frozen=True, kw_only=True):
     @property
     def others(self) -> frozenset[BookieId]:
         """The bookies of the ensemble whose copies this job leaves where they are."""
-        return frozenset(self.fragment.ensemble).difference(
-            (self.target, self.fragment.ensemble[self.index])
-        )
+        return frozenset(self.fragment.ensemble).difference((self.target, self.replaced))
 
     @property
     def parts(self) -> tuple[Sequence[int], Sequence[int]]:
@@ -202,7 +191,7 @@ class CopyJob(Struct, frozen=True, kw_only=True):
         """
         entry_ids, stored = self.entry_ids, self.fragment.entries_of(self.index)
         first, last = stored.first, stored.last
-        if self.target != self.fragment.ensemble[self.index] or first is None or last is None:
+        if not self.is_in_place or first is None or last is None:
             return entry_ids, ()
         ends = [end for end in dict.fromkeys((first, last)) if end in entry_ids]
         if isinstance(entry_ids, EntryRuns):
@@ -511,7 +500,7 @@ def _sources(entry_id: int, history: History, job: CopyJob) -> tuple[Sequence[Bo
     replicas = [bookie for bookie in members if bookie in job.available and bookie not in tried]
     others = [
         bookie
-        for bookie in (fragment.ensemble[job.index], *job.former)
+        for bookie in (job.replaced, *job.former)
         if bookie in job.available and bookie not in tried and bookie != job.target
     ]
     if replicas:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
@@ -272,22 +273,18 @@ class WaitingNotes:
             self._paths.waiting_note(ledger_id),
             WaitingNote.parse,
             change,
-            apply=guarded(self._store, guards, ledger_id),
+            apply=partial(_apply_guarded, self._store, guards, ledger_id),
         )
 
 
-def guarded(
-    store: MetadataStore, guards: Sequence[Check], ledger_id: int
-) -> Callable[[Operation], Awaitable[None]]:
-    """Return a function that applies one operation together with ``guards`` (``guarded_multi``)."""
-
-    async def apply(operation: Operation) -> None:
-        try:
-            await guarded_multi(store, guards, [operation], ledger_id=ledger_id)
-        except MultiFailed as failure:
-            raise failure.cause from failure
-
-    return apply
+async def _apply_guarded(
+    store: MetadataStore, guards: Sequence[Check], ledger_id: int, operation: Operation
+) -> None:
+    """Apply one operation together with ``guards`` (``guarded_multi``)."""
+    try:
+        await guarded_multi(store, guards, [operation], ledger_id=ledger_id)
+    except MultiFailed as failure:
+        raise failure.cause from failure
 
 
 # --- Ends that cannot be proven -------------------------------------------------------------------
@@ -392,7 +389,7 @@ async def record_given_up(
         paths.given_up(ledger_id),
         GivenUpEntries.parse,
         lambda earlier: entries,
-        apply=guarded(store, guards, ledger_id),
+        apply=partial(_apply_guarded, store, guards, ledger_id),
     )
 
 

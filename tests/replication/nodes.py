@@ -84,18 +84,6 @@ class Node:
         )
         await self.notes.put(note)
 
-    async def tidy(self) -> None:
-        waiting = WaitingList(
-            queue=self.queue,
-            manager=self.manager,
-            views=self.views,
-            settings=ReplicationSettings(),
-            node="host",
-            clock=self.clock,
-            rng=random.Random(0),
-        )
-        await waiting.tidy()
-
     async def lease(self, ledger_id: int = LEDGER) -> LedgerLease:
         """Lease the ledger at its current mark."""
         lease = await self.queue.lease(await self.queued(ledger_id))

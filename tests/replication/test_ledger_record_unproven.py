@@ -104,7 +104,7 @@ async def test_unreadable_ledgers_are_reported_but_deleted_ones_not() -> None:
         await cluster.store.set(cluster.manager.path(2), b"nonsense", version=-1)
         shut_out(node.store, cluster.manager.path(3))
 
-        await node.tidy()
+        await node.worker.waiting.tidy()
 
     assert await recorded(cluster) == ["2", "3"]
     assert await unproven(cluster) == [2, 3]
@@ -136,9 +136,9 @@ async def test_of_very_many_some_are_checked_at_a_time(
             await node.note_unproven(ledger_id, Facts(errors=("why",)))
         assert await unproven(cluster) == [2, 3]
 
-        await node.tidy()
+        await node.worker.waiting.tidy()
         assert len(await recorded(cluster)) == 2
-        await node.tidy()
+        await node.worker.waiting.tidy()
 
     assert await unproven(cluster) == []
 
