@@ -284,19 +284,14 @@ class _Planning:
         local = self._targets.only_local
         if local is not None and local in excluded:
             return Blocked(reason=Reason.LEFT_TO_OTHERS, facts=Facts(local=local))
-
-        def could_receive(bookies: Collection[BookieId]) -> frozenset[BookieId]:
-            """Return those of the bookies to which this node may copy."""
-            return frozenset(bookies) if local is None else frozenset(bookies) & {local}
-
         targets = self._having_room(len(finding.entries))
         counts = exclusion_counts(targets, excluded)
         view, orders = self._inspection.view, self._inspection.view.orders
-        draining = could_receive(view.writable & orders.draining.keys() - excluded)
         # Maintenance keeps a bookie from receiving copies even while it runs (rule S11).
-        in_maintenance = could_receive(
-            orders.maintenance.keys() - orders.draining.keys() - excluded
-        )
+        resting = orders.maintenance.keys() - orders.draining.keys()
+        ours = view.writable | resting if local is None else frozenset({local})  # may be targets
+        draining = ours & view.writable & orders.draining.keys() - excluded
+        in_maintenance = ours & resting - excluded
         absent = in_maintenance - view.available
         if finding.verdict is Verdict.BOOKIE_ABSENT and finding.bookie in view.cookies:
             absent |= {finding.bookie}

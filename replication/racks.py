@@ -167,12 +167,8 @@ class RackKeeper(Watching):
                 self._notify_change()
 
     def _log_failure(self, error: BookmenderError) -> None:
-        log.error(
-            "racks.unreadable",
-            source=self._source.name,
-            error=str(error),
-            kept_count=len(self._racks),
-        )
+        name, kept_count = self._source.name, len(self._racks)
+        log.error("racks.unreadable", source=name, error=str(error), kept_count=kept_count)
 
     def _log_success(self) -> None:
         log.info("racks.readable_again", source=self._source.name)
