@@ -246,6 +246,7 @@ class Queue:
         self._shared = MarkTree(self.store, self.paths)
         self._private = MarkTree(self.store, self.paths.private)
         self._known_nodes: dict[str, LiveNode | None] = {}
+        self._lock_data = znodes.lock_to_bytes(self.holder)
         self.notes = WaitingNotes(self.store, self.paths)
         self.switch = DisableSwitch(self.store, self.paths, self.clock)
 
@@ -282,18 +283,13 @@ class Queue:
         """Lock a ledger. Returns None if it is locked already, if a mark changed, or if
         auto-recovery is disabled.
 
-        The multi checks the marks at the versions that were read: any change in between makes it
-        fail.
-
+        The multi checks the marks at the versions that were read, so any change makes it fail.
         After a lost reply, asks until it is known whether the lock was created. The lock would last
         as long as the session, and no other worker could repair the ledger.
         """
         path = self.paths.lock(queued.ledger_id)
         lock = LedgerLock.of(path, session_id=self.store.session_id)
-        operations: list[Operation] = [
-            *(seen.check for seen in queued.marks),
-            *lock.make(znodes.lock_to_bytes(self.holder)),
-        ]
+        operations = [*(seen.check for seen in queued.marks), *lock.make(self._lock_data)]
         try:
             await self.batcher.commit(operations, is_wanted=lambda: self.switch.may_lease)
         except WithdrawnError:
