@@ -13,7 +13,7 @@ its ledgers may be repaired and unmarked already.
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +30,7 @@ from ledgers.errors import (
     UnauthorizedError,
 )
 from ledgers.model import BookieId
-from ledgers.store import Check, Create, Delete, Event, MetadataStore, SetData, children_if_any
+from ledgers.store import Check, Create, Delete, MetadataStore, SetData, children_if_any
 from ledgers.tasks import gather_in_parts
 from replication import znodes
 from replication.records import Count, Record, TimeMs, read_record
@@ -151,10 +151,6 @@ class MarkTree:
             return await self._store.exists(self._paths.mark(ledger_id)) is not None
         except UnauthorizedError:  # ZooKeeper 3.9.5 denies access only if it exists
             return True
-
-    def watch(self) -> AsyncGenerator[Event, None]:
-        """Watch the root only, for the first mark in an empty tree."""
-        return self._store.watch(self._root)
 
     async def tidy(self) -> None:
         """Delete the empty directories that were found, from the leaves up."""

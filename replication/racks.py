@@ -69,11 +69,12 @@ class RackSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
 class ZnodeRacks:
     """Pulsar's znode of racks, read by one session."""
 
-    def __init__(self, store: MetadataStore, path: str = PULSAR_RACKS_PATH) -> None:
-        self._store, self._path = store, path
+    _store: MetadataStore
+    _path: str = PULSAR_RACKS_PATH
 
     @property
     def name(self) -> str:

@@ -544,7 +544,7 @@ class Queue:
     def watch_first_marks(self) -> tuple[AsyncGenerator[Event, None], ...]:
         """Return watches for the first mark in an empty tree, and for reconnections. A watch on
         every mark would wake all nodes at once. Further marks are found by polling."""
-        return self._shared.watch(), self._private.watch()
+        return self.store.watch(self.paths.marks), self.store.watch(self.paths.private.marks)
 
     async def workers(self) -> frozenset[int]:
         """Return the session ids of all workers that share the queue, including this one."""

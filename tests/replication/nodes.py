@@ -120,22 +120,86 @@ async def running_node(
 
     The tasks beside the worker may fail when a test ends the session; the worker reports that.
     """
-    store = MemoryStore(tree)
+    store, rng = MemoryStore(tree), random.Random(seed)
     beside: list[asyncio.Task[None]] = []
     try:
-        node = await _node(
-            name,
-            store,
-            bookies=bookies,
+        manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
+        registration = Registration(store, ROOT, resolve=resolve)
+        views = ViewSource(registration, clock, OrderStore(store, PATHS))
+        await views.refresh()
+        membership = await Membership.join(store, PATHS, node_info(name))
+        batcher = Batcher(store, [membership.guard])
+        queue = Queue(store, batcher, PATHS, holder=name, clock=clock)
+        quarantine = BookieHealth(clock, views.life)
+        answering = AnsweringBookies(bookies, quarantine)
+        groups = IsolationGroups(store, clock)
+        await groups.refresh()
+        target_selector = TargetSelector(
+            RandomPlacement(rng, local=local)
+            if racks is None
+            else PlacementPolicy(RackRule(), rng, locate=racks.get, local=local),
             clock=clock,
-            rng=random.Random(seed),
             local=local,
-            settings=settings,
-            journal=journal,
-            fallback=fallback,
-            racks=racks,
+            is_local_only=settings.target == "local",
+            health=quarantine,
+            allowed=groups.allowed,
+            rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
+        )
+        recorder = CopyRecorder(store, batcher, PATHS, session=membership.uuid)
+        history = HistoryWriter(batcher, PATHS, owner=membership.uuid, node=name, clock=clock)
+        written: list[VersionedMetadata] = []
+        repairer = Repairer(
+            queue=queue,
+            manager=manager,
+            views=views,
+            inspector=Inspector(
+                manager=manager,
+                bookies=answering,
+                clock=clock,
+                rng=rng,
+                fallback_digest=fallback,
+                checked_share=settings.checked_share,
+            ),
+            open_ledgers=OpenLedgers(
+                manager=manager,
+                bookies=bookies,
+                views=views,
+                fallback_digest=fallback,
+                target_selector=target_selector,
+                clock=clock,
+                history=history,
+            ),
+            copier=Copier(answering, target_selector),
+            recorder=recorder,
+            clock=clock,
             moves_misplaced=moves_misplaced,
-            resolve=resolve,
+            on_written=written.append,
+        )
+        waiting = WaitingList(
+            queue=queue,
+            manager=manager,
+            views=views,
+            settings=settings,
+            node=name,
+            clock=clock,
+            rng=rng,
+        )
+        worker = ReplicationWorker(waiting=waiting, repairer=repairer, history=history)
+        node = Node(
+            store=store,
+            batcher=batcher,
+            membership=membership,
+            manager=manager,
+            views=views,
+            queue=queue,
+            quarantine=quarantine,
+            recorder=recorder,
+            repairer=repairer,
+            written=written,
+            notes=Notes(store, batcher),
+            clock=clock,
+            worker=worker,
+            history=history,
         )
         beside += [
             asyncio.create_task(work)
@@ -152,101 +216,6 @@ async def running_node(
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
         await store.close()
-
-
-async def _node(
-    name: str,
-    store: MemoryStore,
-    *,
-    bookies: Bookies,
-    clock: Clock,
-    rng: random.Random,
-    local: BookieId | None,
-    settings: ReplicationSettings,
-    journal: Journal | None,
-    fallback: EntryDigest,
-    racks: Mapping[BookieId, str] | None = None,
-    moves_misplaced: bool = False,
-    resolve: ResolveHost = as_spelled,
-) -> Node:
-    manager = LedgerManager(store, root=ROOT, layout=Layout.HIERARCHICAL, journal=journal)
-    registration = Registration(store, ROOT, resolve=resolve)
-    views = ViewSource(registration, clock, OrderStore(store, PATHS))
-    await views.refresh()
-    membership = await Membership.join(store, PATHS, node_info(name))
-    batcher = Batcher(store, [membership.guard])
-    queue = Queue(store, batcher, PATHS, holder=name, clock=clock)
-    quarantine = BookieHealth(clock, views.life)
-    answering = AnsweringBookies(bookies, quarantine)
-    groups = IsolationGroups(store, clock)
-    await groups.refresh()
-    target_selector = TargetSelector(
-        RandomPlacement(rng, local=local)
-        if racks is None
-        else PlacementPolicy(RackRule(), rng, locate=racks.get, local=local),
-        clock=clock,
-        local=local,
-        is_local_only=settings.target == "local",
-        health=quarantine,
-        allowed=groups.allowed,
-        rack=lambda bookie: (racks or {}).get(bookie, DEFAULT_RACK),
-    )
-    recorder = CopyRecorder(store, batcher, PATHS, session=membership.uuid)
-    history = HistoryWriter(batcher, PATHS, owner=membership.uuid, node=name, clock=clock)
-    written: list[VersionedMetadata] = []
-    repairer = Repairer(
-        queue=queue,
-        manager=manager,
-        views=views,
-        inspector=Inspector(
-            manager=manager,
-            bookies=answering,
-            clock=clock,
-            rng=rng,
-            fallback_digest=fallback,
-            checked_share=settings.checked_share,
-        ),
-        open_ledgers=OpenLedgers(
-            manager=manager,
-            bookies=bookies,
-            views=views,
-            fallback_digest=fallback,
-            target_selector=target_selector,
-            clock=clock,
-            history=history,
-        ),
-        copier=Copier(answering, target_selector),
-        recorder=recorder,
-        clock=clock,
-        moves_misplaced=moves_misplaced,
-        on_written=written.append,
-    )
-    waiting = WaitingList(
-        queue=queue,
-        manager=manager,
-        views=views,
-        settings=settings,
-        node=name,
-        clock=clock,
-        rng=rng,
-    )
-    worker = ReplicationWorker(waiting=waiting, repairer=repairer, history=history)
-    return Node(
-        store=store,
-        batcher=batcher,
-        membership=membership,
-        manager=manager,
-        views=views,
-        queue=queue,
-        quarantine=quarantine,
-        recorder=recorder,
-        repairer=repairer,
-        written=written,
-        notes=Notes(store, batcher),
-        clock=clock,
-        worker=worker,
-        history=history,
-    )
 
 
 @asynccontextmanager
