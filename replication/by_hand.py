@@ -204,10 +204,8 @@ async def locked(
             until_s = now_s + grace_s + WAIT_MAX_S
             if now_s >= told_due_s:
                 told_due_s = now_s + TELL_INTERVAL_S
-                tell(
-                    f"waiting up to {grace_s:.0f} s for {other}, which locks ledger {ledger_id}: "
-                    f"{note.reason.value}"
-                )
+                locks = f"for {other}, which locks ledger {ledger_id}: {note.reason.value}"
+                tell(f"waiting up to {grace_s:.0f} s {locks}")
         elif now_s >= until_s:
             raise LockedError(
                 f"{other} is at work on it, or waits for the open-ledger grace: "

@@ -17,7 +17,7 @@ from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import merged
 from replication.inspection import Inspection
 from replication.reasons import Blocked, Facts, Reason, named
-from replication.targets import CopyKey, Targets, exclusion_counts, quarantine_errors
+from replication.targets import Targets, exclusion_counts, quarantine_errors
 
 
 class Repair(Struct, frozen=True, kw_only=True):
@@ -39,10 +39,6 @@ class Repair(Struct, frozen=True, kw_only=True):
     @property
     def replaced(self) -> BookieId:
         return self.fragment.ensemble[self.index]
-
-    @property
-    def key(self) -> CopyKey:
-        return self.fragment, self.index
 
     @property
     def is_in_place(self) -> bool:

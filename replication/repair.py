@@ -361,7 +361,8 @@ class Repairer:
             elif outcome.is_complete and repair.is_in_place:
                 at.refilled.add(repair.target)
             elif outcome.is_complete:
-                at.copied[repair.key] = (repair.target, view.czxid(repair.target))
+                key = repair.fragment, repair.index
+                at.copied[key] = (repair.target, view.czxid(repair.target))
         at.suspects |= suspects
 
         def may_return(bookie: BookieId) -> bool:

@@ -196,11 +196,6 @@ class LedgerLease(Struct, kw_only=True):
         return self.queued.ledger_id
 
     @property
-    def guard(self) -> Check:
-        """A check that fails when the lock is gone or is another's (rule S3)."""
-        return self.lock.check
-
-    @property
     def new_suspects(self) -> set[BookieId]:
         """The suspects that the note does not name."""
         return self.suspects if self.note is None else self.suspects - self.note.suspects
@@ -392,7 +387,7 @@ class Queue:
         unnote = self._without_note(lease) if unlocks else []
         is_unmarked, is_denied, left_behind = True, False, set[str]()
         while True:
-            lock = lease.lock.delete if unlocks and is_unmarked else lease.guard
+            lock = lease.lock.delete if unlocks and is_unmarked else lease.lock.check
             try:
                 results = await self.batcher.commit([lock, *extra, *unmark, *unnote])
                 break
@@ -493,7 +488,7 @@ class Queue:
         """Apply all operations or none, guarded by the lock, and return their results. Raises the
         cause of a failed operation, LockLostError if the lock is lost."""
         try:
-            results = await self.batcher.commit([lease.guard, *operations])
+            results = await self.batcher.commit([lease.lock.check, *operations])
         except MultiFailed as failure:
             _raise_if_ours(failure, lease, count=1 + len(operations))
             raise
@@ -501,7 +496,7 @@ class Queue:
 
     def guards(self, lease: LedgerLease) -> list[Check]:
         """Return the checks for writes about the ledger: session and lock (rule S3)."""
-        return [*(guard.check for guard in self.batcher.guards), lease.guard]
+        return [*(guard.check for guard in self.batcher.guards), lease.lock.check]
 
     async def release(self, lease: LedgerLease) -> None:
         """Delete the lock if it still belongs to this session. The marks stay.
