@@ -12,28 +12,21 @@ the list, so it reads nothing. ``fixed_pace`` shares nothing: it is for an execu
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import aclosing, suppress
-from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import structlog
 
 from auditor.fsck.options import FsckOptions
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, reads_in_flight_max
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import (
-    BookmenderError,
-    NodeExistsError,
-    SessionLostError,
-    UnavailableError,
-)
+from ledgers.errors import BookmenderError, NodeExistsError, SessionLostError, UnavailableError
 from ledgers.store import MetadataStore, SessionState, children_if_any
 from ledgers.tasks import task_scope, until_answered
 from replication.nodes import LiveNode, live_nodes, reader_count
 from replication.znodes import ClusterPaths
-
-T = TypeVar("T")
 
 log = structlog.get_logger()
 
@@ -106,7 +99,10 @@ class SharedPace:
     async def __call__(
         self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths, apply: Apply
     ) -> None:
-        await LeasedPace(options, store, paths, run=self.run, clock=SystemClock()).run(apply)
+        name = f"{self.run}.{uuid.uuid4()}"
+        await LeasedPace(
+            options=options, store=store, paths=paths, apply=apply, name=name, clock=SystemClock()
+        ).lease()
 
 
 def share_of(
@@ -119,19 +115,18 @@ def share_of(
     ``node_reader_count``: the number of readers that do not belong to fsck.
     """
     assert name in executors, name
-    siblings = sorted(each for each in executors if run_of(each) == run_of(name))
-    place = siblings.index(name)
-    reads, size = (
-        _part(total, place, len(siblings)) for total in (options.reads_per_s, options.bytes_per_s)
-    )
-    if reads is None or size is None:
+    run = name.partition(".")[0]
+    siblings = sorted(each for each in executors if each.partition(".")[0] == run)
+    place, count = siblings.index(name), len(siblings)
+    limits = (options.reads_per_s, options.bytes_per_s)
+    reads, size = (limit // count + (place < limit % count) for limit in limits)
+    if (limits[0] and not reads) or (limits[1] and not size):  # 0 would be no limit
         return None
     return ReadShare(
         reads_per_s=reads,
         bytes_per_s=size,
         reads_in_flight_per_bookie=reads_in_flight_max(
-            options.reads_in_flight_per_bookie,
-            reader_count=node_reader_count + len(executors),
+            options.reads_in_flight_per_bookie, reader_count=node_reader_count + len(executors)
         ),
     )
 
@@ -148,42 +143,24 @@ def others_must_shrink(options: FsckOptions, *, reader_count: int) -> bool:
     return bool(options.reads_per_s or options.bytes_per_s or is_short)
 
 
-def _part(total: int, place: int, count: int) -> int | None:
-    """Return one executor's part of a limit. None: nothing. 0: no limit, as in the settings."""
-    if total == 0:
-        return 0
-    part = total // count + (place < total % count)
-    return part or None
-
-
-def run_of(name: str) -> str:
-    """Return the run that a znode below ``executors`` belongs to."""
-    return name.partition(".")[0]
-
-
+@dataclass(kw_only=True)
 class LeasedPace:
     """The pace of one executor, whose znode exists while it runs."""
 
-    def __init__(
-        self,
-        options: FsckOptions,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        *,
-        run: str,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store, self._paths, self._clock = store, paths, clock
-        self._name = f"{run}.{uuid.uuid4()}"
-        self._path = f"{paths.fsck_executors}/{self._name}"
-        self._nodes: dict[str, LiveNode | None] = {}
-        self._changed = asyncio.Event()
-        self._break_count = 0
-        """Number of connection losses to ZooKeeper. A list that was read before one is outdated
-        after it."""
+    options: FsckOptions
+    store: MetadataStore
+    paths: ClusterPaths
+    apply: Apply
+    name: str
+    """Of the znode."""
+    clock: Clock
+    _nodes: dict[str, LiveNode | None] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _break_count: int = 0
+    """Number of connection losses to ZooKeeper. A list that was read before one is outdated after
+    it."""
 
-    async def run(self, apply: Apply) -> None:
+    async def lease(self) -> None:
         """Supply shares as ``Pace`` describes. Raises SessionLostError.
 
         1. Create the znode, so that the others see this executor and reduce their shares.
@@ -194,16 +171,22 @@ class LeasedPace:
         await self._join()
         try:
             async with task_scope() as scope:
-                for watched in (self._paths.fsck_executors, self._paths.nodes):
+                for watched in (self.paths.fsck_executors, self.paths.nodes):
                     scope.start(self._watch(watched))
-                scope.start(self._pause_while_suspended(apply))
-                if await self._until_answered(self._others_must_shrink, apply):
-                    await self._clock.sleep(SHRINK_WAIT_S)
-                await self._follow(apply)
+                scope.start(self._pause_while_suspended())
+                executors, others = await self._readers()
+                count = len({*executors, self.name}) + others
+                if executors != [self.name] and others_must_shrink(
+                    self.options, reader_count=count
+                ):
+                    await self.clock.sleep(SHRINK_WAIT_S)
+                await self._follow()
         finally:
-            await self._leave()
+            with suppress(BookmenderError, TimeoutError):
+                async with asyncio.timeout(LEAVE_S):
+                    await self.store.delete(self._path)
 
-    async def _follow(self, apply: Apply) -> None:
+    async def _follow(self) -> None:
         """Apply the share, and compute it again after every change.
 
         The event is cleared before the list is read, so that a change during the read leads to
@@ -215,80 +198,66 @@ class LeasedPace:
         while True:
             self._changed.clear()
             break_count = self._break_count
-            share = await self._until_answered(self._share, apply)
-            if break_count == self._break_count and self._store.state is SessionState.CONNECTED:
-                apply(share)
+            executors, others = await self._readers()
+            share = None
+            if self.name in executors:
+                share = share_of(
+                    self.options, name=self.name, executors=executors, node_reader_count=others
+                )
+            if break_count == self._break_count and self.store.state is SessionState.CONNECTED:
+                self.apply(share)
                 if share != logged:
                     log.info(
                         "fsck_share.changed",
                         **(asdict(share) if share else {"reads_in_flight_per_bookie": 0}),
                     )
                 logged = share
-            await self._clock.sleep(LIST_INTERVAL_S)
+            await self.clock.sleep(LIST_INTERVAL_S)
             await self._changed.wait()
 
-    async def _until_answered(self, read: Callable[[], Awaitable[T]], apply: Apply) -> T:
-        """Return the result of ``read``. While ZooKeeper does not answer, nothing is read and the
-        call is repeated."""
+    async def _readers(self) -> tuple[list[str], int]:
+        """Return the znodes of all executors, and the number of other readers. While ZooKeeper does
+        not answer, nothing is read and the call is repeated.
 
-        async def attempt() -> T:
+        If our znode is missing, create it again. The next call comes ``LIST_INTERVAL_S`` later, so
+        that the others can reduce their shares.
+        """
+
+        async def read() -> tuple[list[str], int]:
             try:
-                return await read()
+                executors = await children_if_any(self.store, self.paths.fsck_executors)
+                if self.name not in executors:  # an operator deleted it, or the session is over
+                    log.warning("fsck_share.deleted", path=self._path)
+                    await self._join()
+                    self._changed.set()  # read the list again after ``LIST_INTERVAL_S``
+                nodes = await live_nodes(self.store, self.paths, self._nodes)
+                return executors, reader_count(nodes, executor_count=0)
             except (UnavailableError, SessionLostError):
-                apply(None)
+                self.apply(None)
                 raise
 
-        return await until_answered(attempt, event="fsck_share.read_failed", clock=self._clock)
-
-    async def _others_must_shrink(self) -> bool:
-        count = len(await self._executors())
-        reader_count = count + await self._node_reader_count()
-        return count > 1 and others_must_shrink(self._options, reader_count=reader_count)
-
-    async def _share(self) -> ReadShare | None:
-        """Return our share. If our znode is missing, create it again and return None. The next read
-        comes ``LIST_INTERVAL_S`` later, so that the others can reduce their shares."""
-        executors = await self._executors()
-        if self._name not in executors:  # an operator deleted it, or the session is over
-            log.warning("fsck_share.deleted", path=self._path)
-            await self._join()
-            self._changed.set()  # read the list again after ``LIST_INTERVAL_S``
-            return None
-        return share_of(
-            self._options,
-            name=self._name,
-            executors=executors,
-            node_reader_count=await self._node_reader_count(),
-        )
-
-    async def _node_reader_count(self) -> int:
-        nodes = await live_nodes(self._store, self._paths, self._nodes)
-        return reader_count(nodes, executor_count=0)
-
-    async def _executors(self) -> list[str]:
-        return await children_if_any(self._store, self._paths.fsck_executors)
+        return await until_answered(read, event="fsck_share.read_failed", clock=self.clock)
 
     async def _watch(self, path: str) -> None:
-        async with aclosing(self._store.watch(path)) as events:
+        async with aclosing(self.store.watch(path)) as events:
             async for _ in events:
                 self._changed.set()
 
-    async def _pause_while_suspended(self, apply: Apply) -> None:
+    async def _pause_while_suspended(self) -> None:
         """Stop all reads while the connection to ZooKeeper is broken."""
         while True:
-            await self._store.wait_disconnected()
+            await self.store.wait_disconnected()
             self._break_count += 1
-            apply(None)
+            self.apply(None)
             log.warning("fsck_share.paused", reason="ZooKeeper is out of reach")
-            await self._store.wait_connected()
+            await self.store.wait_connected()
             self._changed.set()
+
+    @property
+    def _path(self) -> str:
+        return f"{self.paths.fsck_executors}/{self.name}"
 
     async def _join(self) -> None:
         """Create our znode. Raises SessionLostError."""
         with suppress(NodeExistsError):
-            await self._store.create(self._path, is_ephemeral=True, with_parents=True)
-
-    async def _leave(self) -> None:
-        with suppress(BookmenderError, TimeoutError):
-            async with asyncio.timeout(LEAVE_S):
-                await self._store.delete(self._path)
+            await self.store.create(self._path, is_ephemeral=True, with_parents=True)

@@ -5,12 +5,14 @@ import pickle
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import pytest
 
 from auditor.fsck.budget import (
     LIST_INTERVAL_S,
     SHRINK_WAIT_S,
+    Apply,
     LeasedPace,
     ReadShare,
     SharedPace,
@@ -48,13 +50,25 @@ class Executor:
         return self.share.reads_per_s if self.share else 0
 
 
+def pace_of(
+    store: MemoryStore, apply: Apply, run: str = "run-1", options: FsckOptions = OPTIONS
+) -> LeasedPace:
+    return LeasedPace(
+        options=options,
+        store=store,
+        paths=PATHS,
+        apply=apply,
+        name=f"{run}.{uuid4()}",
+        clock=LoopClock(),
+    )
+
+
 @asynccontextmanager
 async def executing(
     tree: MemoryTree, run: str = "run-1", options: FsckOptions = OPTIONS
 ) -> AsyncIterator[Executor]:
     executor = Executor(MemoryStore(tree))
-    pace = LeasedPace(options, executor.store, PATHS, run=run, clock=LoopClock())
-    task = asyncio.create_task(pace.run(executor.apply))
+    task = asyncio.create_task(pace_of(executor.store, executor.apply, run, options).lease())
     try:
         yield executor
     finally:
@@ -311,8 +325,7 @@ async def test_a_new_executor_that_cannot_list_the_others_waits() -> None:
     store = MemoryStore(tree)
     throttled = overload(store, PATHS.fsck_executors)
     executor = Executor(store)
-    pace = LeasedPace(OPTIONS, store, PATHS, run="run-1", clock=LoopClock())
-    running = asyncio.create_task(pace.run(executor.apply))
+    running = asyncio.create_task(pace_of(store, executor.apply).lease())
     await asyncio.sleep(60)
     assert executor.share is None
     assert not running.done()
@@ -328,8 +341,7 @@ async def test_a_new_executor_that_cannot_list_the_others_waits() -> None:
 async def test_a_lost_session_ends_the_pace() -> None:
     tree = MemoryTree(clock=LoopClock())
     store = MemoryStore(tree)
-    pace = LeasedPace(OPTIONS, store, PATHS, run="run-1", clock=LoopClock())
-    running = asyncio.create_task(pace.run(lambda _: None))
+    running = asyncio.create_task(pace_of(store, lambda _: None).lease())
     await asyncio.sleep(SETTLED_S)
 
     tree.expire(store)
