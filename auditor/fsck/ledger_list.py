@@ -9,11 +9,10 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from auditor.fsck.executor import read_session
-from auditor.fsck.options import DEFAULT_TIMEOUTS, FsckOptions, Level, SessionTimeouts
+from auditor.fsck.options import FsckOptions, Level
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager, OnHidden
 from ledgers.model import LedgerMetadata
-from ledgers.security import SecuritySettings
 
 READS_AT_ONCE = 500
 LEDGER_WORK_MIN = 1
@@ -21,18 +20,14 @@ LEDGER_WORK_MIN = 1
 COPY_BYTES = 4_096
 """Stored bytes that take as long to read as any small copy does."""
 
-OnListed = Callable[[int], None]
-"""Receives the number of ledgers listed so far."""
-OnEstimated = Callable[[int], None]
-"""Receives the number of ledgers estimated so far."""
+OnCount = Callable[[int], None]
+"""Receives the number of ledgers listed or estimated so far."""
 
 
 async def list_ledger_ids(
-    metadata_service_uri: str,
-    security: SecuritySettings,
+    options: FsckOptions,
     *,
-    timeouts: SessionTimeouts = DEFAULT_TIMEOUTS,
-    on_listed: OnListed = lambda count: None,
+    on_listed: OnCount = lambda count: None,
     on_hidden: OnHidden | None = None,
 ) -> "array[int]":
     """Return the ids of all ledgers of the cluster, ascending, in eight bytes each. Opens a session
@@ -42,7 +37,8 @@ async def list_ledger_ids(
     hides a directory and ``on_hidden`` is None; SettingsError.
     """
     ledger_ids = array("q")
-    async with read_session(metadata_service_uri, security, timeouts) as (store, uri):
+    address = options.metadata_service_uri
+    async with read_session(address, options.security, options.timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
         await manager.sync(0)  # the ZooKeeper server of this session may lag
         async for listed in manager.ledger_ids(on_hidden=on_hidden):
@@ -70,7 +66,7 @@ def work_of(metadata: LedgerMetadata, options: FsckOptions) -> int:
 
 
 async def estimate_work(
-    options: FsckOptions, ledger_ids: Sequence[int], on_estimated: OnEstimated = lambda count: None
+    options: FsckOptions, ledger_ids: Sequence[int], on_estimated: OnCount = lambda count: None
 ) -> "array[int]":
     """Return the work for each ledger, in the given order. Opens a session of its own.
 
@@ -78,10 +74,8 @@ async def estimate_work(
     SettingsError.
     """
     work = array("q")
-    async with read_session(options.metadata_service_uri, options.security, options.timeouts) as (
-        store,
-        uri,
-    ):
+    address = options.metadata_service_uri
+    async with read_session(address, options.security, options.timeouts) as (store, uri):
         manager = await LedgerManager.open(store, uri)
 
         async def estimate(ledger_id: int) -> int:

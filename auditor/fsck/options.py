@@ -5,6 +5,8 @@ import enum
 from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from pathlib import Path
 
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING
@@ -122,13 +124,11 @@ class FeedChanges:
 
     @property
     def deleted(self) -> list[int]:
-        pairs = zip(self.ledger_ids, self.are_deleted, strict=True)
-        return [ledger_id for ledger_id, is_deleted in pairs if is_deleted]
+        return list(compress(self.ledger_ids, self.are_deleted))
 
     @property
     def existing(self) -> list[int]:
-        pairs = zip(self.ledger_ids, self.are_deleted, strict=True)
-        return [ledger_id for ledger_id, is_deleted in pairs if not is_deleted]
+        return list(compress(self.ledger_ids, map(not_, self.are_deleted)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

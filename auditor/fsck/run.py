@@ -7,9 +7,10 @@ system. What is written is final. After a kill, the next call with the same name
 import asyncio
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol, TypeVar
 
@@ -21,6 +22,7 @@ from auditor.fsck.ledger_list import estimate_work, is_estimated, list_ledger_id
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level, OnProgress
 from auditor.fsck.results.folder import ClientPosition, keep_position
 from auditor.fsck.results.plan import (
+    CHECKED_FILE,
     PART_MAX,
     VERDICT_COLUMNS,
     Part,
@@ -29,11 +31,10 @@ from auditor.fsck.results.plan import (
     doubtful_ledgers,
     plan_rows,
     read_checked,
-    write_checked,
     wrong_among,
 )
-from auditor.fsck.results.rows import SCHEMA, counts_of
-from auditor.fsck.results.run_folder import PartCounts, RunFolder
+from auditor.fsck.results.rows import SCHEMA, counts_of, replace_table
+from auditor.fsck.results.run_folder import AGAIN, FIRST, PartCounts, RunFolder
 from auditor.fsck.results.summary import Summary, write_summary
 from auditor.fsck.tasks import ROWS, Check, Recheck, Work, check_work, hide_pandas
 from ledgers.errors import UnauthorizedError
@@ -91,7 +92,8 @@ def fits_in_this_process(options: FsckOptions, job: FsckJob) -> bool:
         return False
     folder, count_max = RunFolder(job.output, job.run), PART_MAX[options.level]
     if folder.is_begun:
-        return folder.plan.ledger_count <= count_max and sum(folder.plan.work) <= WORK_HERE_MAX
+        plan = folder.plan
+        return sum(plan.sizes) <= count_max and sum(plan.work) <= WORK_HERE_MAX
     ledger_ids = ledgers_to_check(job.changes, read_checked(folder.state), options.level)
     if len(ledger_ids) > count_max or not is_estimated(options.level):
         return len(ledger_ids) <= count_max
@@ -116,134 +118,117 @@ def run_fsck(
     and can be continued.
     """
     folder = RunFolder(job.output, job.run)
-    if folder.is_begun:
+    is_begun = folder.is_begun
+    if is_begun:
         folder.check_options(options, client=job.client)
         job = replace(job, changes=folder.changes)
+    run = _Run(folder=folder, options=options, job=job, dispatch=dispatch, on_progress=on_progress)
     with dispatch.warmed_up(check_work([], options, fixed_pace)):  # the first tasks wait in Spark
-        if not folder.is_begun:
-            _begin(folder, options, job, dispatch, on_progress)
-        run = _Run(folder, options, job, dispatch, on_progress)
+        if not is_begun:
+            run.begin()
         run.check()
     run.recheck()
     return run.end()
 
 
-def _begin(
-    folder: RunFolder,
-    options: FsckOptions,
-    job: FsckJob,
-    dispatch: Dispatch,
-    on_progress: OnProgress,
-) -> None:
-    """Find the ledgers once, and store which part each belongs to."""
-    started_ms = _now_ms()
-    checked = read_checked(folder.state)
-    hidden: list[str] = []
-
-    def on_hidden(error: UnauthorizedError) -> None:
-        """A directory that ACLs hide does not stop the check of all other ledgers."""
-        if len(hidden) < HIDDEN_MAX:
-            hidden.append(str(error.context["path"]))
-
-    if job.is_changed_only:
-        assert job.changes is not None
-        ledger_ids = ledgers_to_check(job.changes, checked, options.level)
-    else:
-        listing = list_ledger_ids(
-            options.metadata_service_uri,
-            options.security,
-            timeouts=options.timeouts,
-            on_listed=lambda count: on_progress(FsckProgress(phase="listing", ledgers_done=count)),
-            on_hidden=on_hidden,
-        )
-        ledger_ids = asyncio.run(listing)
-
-    def on_estimated(count: int) -> None:
-        on_progress(
-            FsckProgress(
-                phase="estimating",
-                ledgers_done=count,
-                ledgers_expected=len(ledger_ids),
-                work_done=count,
-                work_expected=len(ledger_ids),
-            )
-        )
-
-    work = None
-    if is_estimated(options.level):
-        work = asyncio.run(estimate_work(options, ledger_ids, on_estimated))
-    is_timed = job.time_budget_s > 0
-    rows = plan_rows(ledger_ids, checked, options.level, work=work, oldest_first=is_timed)
-    parts = cut_by_work(rows, options, slot_count=dispatch.slot_count, keeps_order=is_timed)
-    folder.begin(parts, options, started_ms=started_ms, changes=job.changes, hidden=hidden)
-
-
+@dataclass(kw_only=True)
 class _Run:
-    """One run that was begun."""
+    """One run, in the driver."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        options: FsckOptions,
-        job: FsckJob,
-        dispatch: Dispatch,
-        on_progress: OnProgress,
-    ) -> None:
-        self._folder, self._options, self._job = folder, options, job
-        self._dispatch, self._on_progress = dispatch, on_progress
-        self._plan = folder.plan
-        self._first, self._second = folder.first_checks(), folder.rechecks()
-        self._entries_read = self._bytes_read = 0
-        for counts in chain(self._first.values(), self._second.values()):
-            self._add_read(counts)
-        self._stop_s = time.monotonic() + (job.time_budget_s or float("inf"))
+    folder: RunFolder
+    options: FsckOptions
+    job: FsckJob
+    dispatch: Dispatch
+    on_progress: OnProgress
+    first: dict[int, PartCounts] = field(default_factory=dict)
+    """The counts of the first check of each part."""
+    second: dict[int, PartCounts] = field(default_factory=dict)
+    """The counts of the recheck of each part."""
+    entries_read: int = 0
+    bytes_read: int = 0
+
+    def begin(self) -> None:
+        """Find the ledgers once, and store which part each belongs to."""
+        options, job = self.options, self.job
+        started_ms = time.time_ns() // 1_000_000
+        checked = read_checked(self.folder.state)
+        hidden: list[str] = []
+
+        def on_hidden(error: UnauthorizedError) -> None:
+            """A directory that ACLs hide does not stop the check of all other ledgers."""
+            if len(hidden) < HIDDEN_MAX:
+                hidden.append(str(error.context["path"]))
+
+        def on_estimated(count: int) -> None:
+            self._report("estimating", (count, len(ledger_ids)), (count, len(ledger_ids)))
+
+        if job.is_changed_only:
+            assert job.changes is not None
+            ledger_ids = ledgers_to_check(job.changes, checked, options.level)
+        else:
+            listing = list_ledger_ids(
+                options,
+                on_listed=lambda count: self._report("listing", (count, 0)),
+                on_hidden=on_hidden,
+            )
+            ledger_ids = asyncio.run(listing)
+        work = None
+        if is_estimated(options.level):
+            work = asyncio.run(estimate_work(options, ledger_ids, on_estimated))
+        is_timed, slot_count = job.time_budget_s > 0, self.dispatch.slot_count
+        rows = plan_rows(ledger_ids, checked, options.level, work=work, oldest_first=is_timed)
+        parts = cut_by_work(rows, options, slot_count=slot_count, keeps_order=is_timed)
+        self.folder.begin(parts, options, started_ms=started_ms, changes=job.changes, hidden=hidden)
 
     def check(self) -> None:
         """Check every part that is not done, or as many as the time budget allows."""
+        plan, sizes, weights = self.folder.plan, self.folder.plan.sizes, self.folder.plan.work
+        self.first, self.second = self.folder.counts(FIRST), self.folder.counts(AGAIN)
+        for counts in chain(self.first.values(), self.second.values()):
+            self._add_read(counts)
+        stop_s = time.monotonic() + (self.job.time_budget_s or float("inf"))
+        ledgers, work = sum(sizes[n] for n in self.first), sum(weights[n] for n in self.first)
+        expected, work_expected = sum(sizes), sum(weights)
 
         def pending() -> Iterator[Part]:
-            for number in range(plan.part_count):
-                if time.monotonic() >= self._stop_s:
+            for number in range(len(sizes)):
+                if time.monotonic() >= stop_s:
                     return
-                if number not in self._first:
+                if number not in self.first:
                     yield plan.part(number)
 
-        plan = self._plan
-        ledgers, work = sum(map(plan.size_of, self._first)), sum(plan.work[n] for n in self._first)
-        work_expected = sum(plan.work)
-
         def report() -> None:
-            self._report("checking", (ledgers, plan.ledger_count), (work, work_expected))
+            self._report("checking", (ledgers, expected), (work, work_expected))
 
         report()
         with closing(self._rows_by_part(pending(), report)) as parts:
             for number, rows in parts:
                 needs_recheck = rows["needs_recheck"]
-                counts = self._first[number] = self._folder.write_first_check(
+                counts = self.first[number] = self.folder.write(
+                    FIRST,
                     number,
                     rows.filter(pc.invert(needs_recheck)).select(SCHEMA.names),
                     rows.filter(needs_recheck).select(SCHEMA.names),
-                    gone=plan.size_of(number) - rows.num_rows,
+                    gone=sizes[number] - rows.num_rows,
                 )
                 self._add_read(counts)
-                ledgers, work = ledgers + plan.size_of(number), work + plan.work[number]
+                ledgers, work = ledgers + sizes[number], work + weights[number]
 
     def recheck(self) -> None:
         """Recheck everything that seemed wrong, without time limit."""
+        asked = {n: counts.to_recheck for n, counts in self.first.items() if counts.to_recheck}
+        done, expected = sum(asked.get(n, 0) for n in self.second), sum(asked.values())
 
         def pending() -> Iterator[Recheck]:
-            waiting: dict[int, pa.Table] = {}
-            for number, first in sorted(self._first.items()):
-                if first.to_recheck and number not in self._second:
-                    waiting[number] = self._folder.rows_to_recheck(number)
-                if sum(rows.num_rows for rows in waiting.values()) >= RECHECK_TASK_LEDGERS:
-                    yield Recheck.at(waiting, self._full_scan(waiting))
-                    waiting = {}
-            if waiting:
-                yield Recheck.at(waiting, self._full_scan(waiting))
-
-        done = sum(self._first[number].to_recheck for number in self._second)
-        expected = sum(counts.to_recheck for counts in self._first.values())
+            left = deque(sorted(asked.keys() - self.second.keys()))
+            while left:
+                rows: dict[int, pa.Table] = {}
+                full_scan: frozenset[int] = frozenset()
+                while left and sum(asked[n] for n in rows) < RECHECK_TASK_LEDGERS:
+                    number = left.popleft()
+                    rows[number] = self.folder.rows_to_recheck(number)
+                    full_scan |= self.folder.plan.part(number).full_scan
+                yield Recheck.at(rows, full_scan)
 
         def report() -> None:
             self._report("rechecking", (done, expected), (done, expected))
@@ -251,15 +236,11 @@ class _Run:
         report()
         with closing(self._rows_by_part(pending(), report)) as parts:
             for number, rows in parts:
-                asked = self._first[number].to_recheck
-                counts = self._second[number] = self._folder.write_recheck(
-                    number, rows.select(SCHEMA.names), gone=asked - rows.num_rows
+                counts = self.second[number] = self.folder.write(
+                    AGAIN, number, rows.select(SCHEMA.names), gone=asked[number] - rows.num_rows
                 )
                 self._add_read(counts)
-                done += asked
-
-    def _full_scan(self, parts: Iterable[int]) -> frozenset[int]:
-        return frozenset().union(*(self._plan.part(number).full_scan for number in parts))
+                done += asked[number]
 
     def _rows_by_part(
         self, checks: Iterator[Check], report: Callable[[], None]
@@ -269,10 +250,10 @@ class _Run:
 
         At level ``metadata`` no bookie is asked, so no budget is shared.
         """
-        options = self._options
+        options = self.options
         is_asking = options.level is not Level.METADATA
-        pace = SharedPace(run=self._job.run) if is_asking else fixed_pace
-        results = self._dispatch.results(checks, lambda some: check_work(some, options, pace), ROWS)
+        pace = SharedPace(run=self.job.run) if is_asking else fixed_pace
+        results = self.dispatch.results(checks, lambda some: check_work(some, options, pace), ROWS)
         with closing(results):
             for done, rows in results:
                 for number in chain.from_iterable(check.parts for check in done):
@@ -282,65 +263,55 @@ class _Run:
     def end(self) -> Summary:
         """Write and publish the results, and return their summary."""
         self._report("writing")
-        folder, job, changes = self._folder, self._job, self._job.changes
-        listed = self._plan.ledger_ids(range(self._plan.part_count))
-        left = self._plan.ledger_ids(set(range(self._plan.part_count)).difference(self._first))
+        folder, job, changes, level = self.folder, self.job, self.job.changes, self.options.level
+        numbers = range(len(folder.plan.sizes))
+        left = folder.plan.ledger_ids(n for n in numbers if n not in self.first)
         checked = after_run(
             read_checked(folder.state),
             folder.verdicts(VERDICT_COLUMNS),
-            self._options.level,
-            listed=None if job.is_changed_only else listed,
+            level,
+            listed=None if job.is_changed_only else folder.plan.ledger_ids(numbers),
             deleted=changes.deleted if changes else (),
         )
-        write_checked(folder.state, checked)
-        parts = [*self._first.values(), *self._second.values()]
+        replace_table(folder.state / CHECKED_FILE, checked)
+        parts = [*self.first.values(), *self.second.values()]
         counts = sum((part.final for part in parts), start=counts_of(SCHEMA.empty_table()))
         summary = Summary(
             run=job.run,
-            level=self._options.level,
-            started_ms=folder.started_ms,
-            finished_ms=_now_ms(),
-            counts=replace(counts, entries_read=self._entries_read, bytes_read=self._bytes_read),
+            level=level,
+            started_ms=folder.begun_with["started_ms"],
+            finished_ms=time.time_ns() // 1_000_000,
+            counts=replace(counts, entries_read=self.entries_read, bytes_read=self.bytes_read),
             left=len(left),
             left_wrong=wrong_among(checked, left),
             gone=sum(part.gone for part in parts),
             is_changed_only=job.is_changed_only,
-            hidden=folder.hidden,
+            hidden=tuple(folder.begun_with["hidden"]),
         )
         folder.publish()
         write_summary(job.output, summary)
         if changes is not None and changes.is_whole:
-            position = ClientPosition(
-                level=self._options.level,
-                generation=changes.generation,
-                position=changes.position,
-                log=changes.log,
-            )
-            keep_position(folder.state, changes.client, position)
+            keep_position(folder.state, changes.client, ClientPosition.after(changes, level))
         folder.end()
         return summary
 
     def _add_read(self, counts: PartCounts) -> None:
         """Count what was read. First checks count too if a recheck followed."""
-        self._entries_read += counts.final.entries_read + counts.to_recheck_entries
-        self._bytes_read += counts.final.bytes_read + counts.to_recheck_bytes
+        self.entries_read += counts.final.entries_read + counts.to_recheck_entries
+        self.bytes_read += counts.final.bytes_read + counts.to_recheck_bytes
 
     def _report(
         self, phase: str, ledgers: tuple[int, int] = (0, 0), work: tuple[int, int] = (0, 0)
     ) -> None:
         """Report the progress. ``ledgers``, ``work``: the amounts done and expected."""
-        self._on_progress(
+        self.on_progress(
             FsckProgress(
                 phase=phase,
                 ledgers_done=ledgers[0],
                 ledgers_expected=ledgers[1],
                 work_done=work[0],
                 work_expected=work[1],
-                entries_read=self._entries_read,
-                bytes_read=self._bytes_read,
+                entries_read=self.entries_read,
+                bytes_read=self.bytes_read,
             )
         )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -42,12 +42,10 @@ class Recheck:
 
     parts: tuple[int, ...]
     rows: bytes
-    full_scan: frozenset[int] = frozenset()
+    full_scan: frozenset[int]
 
     @classmethod
-    def at(
-        cls, tables: Mapping[int, pa.Table], full_scan: frozenset[int] = frozenset()
-    ) -> "Recheck":
+    def at(cls, tables: Mapping[int, pa.Table], full_scan: frozenset[int]) -> "Recheck":
         """Return the task for the rows of these parts."""
         rows = [
             table.append_column(_PART, pa.repeat(pa.scalar(part, pa.int32()), table.num_rows))

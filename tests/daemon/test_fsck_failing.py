@@ -13,7 +13,7 @@ import pytest
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview, Show
 from auditor.fsck.options import FsckOptions
 from auditor.fsck.results.rows import SCHEMA
-from auditor.fsck.results.run_folder import RunFolder
+from auditor.fsck.results.run_folder import FIRST, RunFolder
 from auditor.fsck.results.summary import Summary
 from daemon.fsck import command as fsck_command
 from daemon.fsck.runner import LOCK_FILE, MarkResult, locked_output
@@ -123,7 +123,7 @@ def test_an_interrupted_run_says_how_to_continue(
     folder.begin([], options, started_ms=0)
     if has_results:
         none = SCHEMA.empty_table()
-        folder.write_first_check(0, none, none, gone=1)
+        folder.write(FIRST, 0, none, none, gone=1)
     runs.raises = KeyboardInterrupt()
 
     code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
@@ -140,7 +140,7 @@ def test_an_interrupted_restart_says_how_to_continue(
 ) -> None:
     folder, none = RunFolder(tmp_path, RUN), SCHEMA.empty_table()
     folder.begin([], FsckOptions(metadata_service_uri=URI), started_ms=0)
-    folder.write_first_check(0, none, none, gone=1)
+    folder.write(FIRST, 0, none, none, gone=1)
     runs.raises = KeyboardInterrupt()
 
     failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--restart")

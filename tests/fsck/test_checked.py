@@ -8,13 +8,13 @@ import pytest
 
 from auditor.fsck.options import FeedChanges, Level
 from auditor.fsck.results.plan import (
+    CHECKED_FILE,
     after_run,
     doubtful_ledgers,
     read_checked,
-    write_checked,
     wrong_among,
 )
-from auditor.fsck.results.rows import to_batch
+from auditor.fsck.results.rows import replace_table, to_batch
 from auditor.fsck.run import ledgers_to_check
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from tests.fsck.planning import NOW_MS, checked, ids, table
@@ -34,7 +34,8 @@ def test_after_a_run_each_ledger_has_its_last_check(tmp_path: Path) -> None:
     before = table(checked(1), checked(2), checked(3))
     found = pa.Table.from_batches([to_batch([verdict(2), verdict(4, Grade.LOST)])])
 
-    write_checked(tmp_path, after_run(before, found, Level.FULL, listed=ids(2, 3, 4)))
+    after_rows = after_run(before, found, Level.FULL, listed=ids(2, 3, 4))
+    replace_table(tmp_path / CHECKED_FILE, after_rows)
 
     after = {row.pop("ledger_id"): row for row in read_checked(tmp_path).to_pylist()}
     assert after.keys() == {2, 3, 4}  # 1 was deleted
@@ -88,7 +89,7 @@ def test_the_file_of_an_earlier_release_is_read(tmp_path: Path) -> None:
     rows = table(checked(1), checked(2, is_wrong=True))
     written = rows.append_column("is_settled", pa.array([True, False]))
 
-    write_checked(tmp_path, written)
+    replace_table(tmp_path / CHECKED_FILE, written)
 
     assert read_checked(tmp_path) == rows
 

@@ -61,10 +61,7 @@ def test_a_hidden_directory_does_not_stop_the_listing(monkeypatch: pytest.Monkey
         shut_out(cluster.store, f"{ROOT}/00/0000")
         hidden: list[UnauthorizedError] = []
 
-        wanted = options()
-        listed = await list_ledger_ids(
-            wanted.metadata_service_uri, wanted.security, on_hidden=hidden.append
-        )
+        listed = await list_ledger_ids(options(), on_hidden=hidden.append)
 
         assert list(listed) == [10_000]
         assert [each.context["path"] for each in hidden] == [f"{ROOT}/00/0000"]

@@ -32,12 +32,7 @@ async def _execute() -> None:
     "work",
     [
         pytest.param(_execute, id="an executor"),
-        pytest.param(
-            lambda: list_ledger_ids(
-                OPTIONS.metadata_service_uri, OPTIONS.security, timeouts=OPTIONS.timeouts
-            ),
-            id="the listing",
-        ),
+        pytest.param(lambda: list_ledger_ids(OPTIONS), id="the listing"),
     ],
 )
 def test_a_session_has_the_options_of_the_run(

@@ -12,7 +12,7 @@ import pytest
 from auditor.fsck.options import FeedChanges, FsckOptions, Level
 from auditor.fsck.results.plan import CHECKED, PLANNED, plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, read_note, replace_table, to_batch
-from auditor.fsck.results.run_folder import RunFolder, delete_remains, unfinished_runs
+from auditor.fsck.results.run_folder import AGAIN, FIRST, RunFolder, delete_remains, unfinished_runs
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.errors import SettingsError
 from tests.fsck.results import counted
@@ -37,24 +37,25 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_killed_run_is_found_with_its_progress(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(1, rows(WHOLE), rows(LOST), gone=4)
+    folder.write(FIRST, 1, rows(WHOLE), rows(LOST), gone=4)
 
     assert list(unfinished_runs(tmp_path)) == [RUN]
     again = RunFolder(tmp_path, RUN)
     again.check_options(OPTIONS)
-    assert (again.started_ms, again.plan.part_count, again.hidden) == (12, 2, ("/a",))
-    (done,) = again.first_checks().items()
+    assert (again.begun_with["started_ms"], again.begun_with["hidden"]) == (12, ["/a"])
+    assert len(again.plan.sizes) == 2
+    (done,) = again.counts(FIRST).items()
     assert done[0] == 1
     assert (done[1].gone, done[1].to_recheck) == (4, 1)
     assert (done[1].to_recheck_entries, done[1].to_recheck_bytes) == (7, 70)
     assert done[1].final == counted(WHOLE)
     assert list(from_table(again.rows_to_recheck(1))) == LOST
-    assert again.rechecks() == {}
+    assert again.counts(AGAIN) == {}
 
 
 def test_a_run_of_the_last_release_continues(tmp_path: Path, folder: RunFolder) -> None:
     """Its counts have skipped ledgers, and its plan says which metadata may be skipped."""
-    folder.write_first_check(1, rows(WHOLE), rows([]), gone=0)
+    folder.write(FIRST, 1, rows(WHOLE), rows([]), gone=0)
     path = tmp_path / "state" / f"run={RUN}" / "ledgers" / "part-00001.parquet"
     counts = {**json.loads(read_note(path, "bookmender.part")), "skipped": 3}
     replace_table(path, rows(WHOLE), note={"bookmender.part": json.dumps(counts)})
@@ -62,30 +63,30 @@ def test_a_run_of_the_last_release_continues(tmp_path: Path, folder: RunFolder) 
     known = pa.array([8], pa.int32())
     folder.plan.write(path.parent.parent / "plan.parquet", [plan.set_column(1, PLANNED[1], known)])
 
-    assert folder.first_checks()[1].final == counted(WHOLE)
+    assert folder.counts(FIRST)[1].final == counted(WHOLE)
     assert list(folder.plan.part(0).ledger_ids) == [5]
 
 
 def test_suspected_ledgers_are_results_only_after_the_recheck(
     folder: RunFolder,
 ) -> None:
-    folder.write_first_check(1, rows(WHOLE), rows(LOST), gone=0)
+    folder.write(FIRST, 1, rows(WHOLE), rows(LOST), gone=0)
     before = folder.verdicts(["ledger_id", "verdict"])
 
-    folder.write_recheck(1, rows(LOST), gone=1)
+    folder.write(AGAIN, 1, rows(LOST), gone=1)
 
     assert before["ledger_id"].to_pylist() == [1, 2]
     after = folder.verdicts(["ledger_id", "verdict"])
     assert sorted(after["ledger_id"].to_pylist()) == [1, 2, 3]
-    assert folder.rechecks()[1].final == counted(LOST)
-    assert folder.rechecks()[1].gone == 1
+    assert folder.counts(AGAIN)[1].final == counted(LOST)
+    assert folder.counts(AGAIN)[1].gone == 1
 
 
 def test_an_incomplete_file_is_ignored(tmp_path: Path, folder: RunFolder) -> None:
     role = tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00000.parquet.new"
     role.write_bytes(b"PAR1 half")
 
-    assert folder.first_checks() == {}
+    assert folder.counts(FIRST) == {}
     assert folder.verdicts(["ledger_id"]).num_rows == 0
 
 
@@ -116,7 +117,7 @@ def test_an_incomplete_file_is_not_published(tmp_path: Path, folder: RunFolder) 
 
 
 def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
+    folder.write(FIRST, 0, rows(WHOLE), rows([]), gone=0)
     assert list(tmp_path.glob("ledgers/run=*")) == [], "nothing of an unfinished run"
 
     folder.publish()
@@ -126,11 +127,11 @@ def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: Ru
 
 
 def test_a_run_killed_at_its_end_can_end_when_continued(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
+    folder.write(FIRST, 0, rows(WHOLE), rows([]), gone=0)
     folder.publish()
 
     again = RunFolder(tmp_path, RUN)
-    done = again.first_checks()
+    done = again.counts(FIRST)
     again.publish()
     again.end()
 
@@ -141,7 +142,7 @@ def test_a_run_killed_at_its_end_can_end_when_continued(tmp_path: Path, folder: 
 
 
 def test_a_discarded_run_leaves_nothing_behind(tmp_path: Path, folder: RunFolder) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows(LOST), gone=0)
+    folder.write(FIRST, 0, rows(WHOLE), rows(LOST), gone=0)
 
     folder.discard()
 
@@ -152,7 +153,7 @@ def test_a_discarded_run_leaves_nothing_behind(tmp_path: Path, folder: RunFolder
 def test_a_partly_discarded_run_has_no_results(
     tmp_path: Path, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
+    folder.write(FIRST, 0, rows(WHOLE), rows([]), gone=0)
     folder.publish()
 
     def killed(*args: object, **kwargs: object) -> None:
@@ -188,7 +189,7 @@ def test_a_run_of_another_release_is_not_continued(
 def test_a_run_has_results_after_its_first_part(folder: RunFolder) -> None:
     assert not folder.has_results
 
-    folder.write_first_check(0, rows(WHOLE), rows([]), gone=0)
+    folder.write(FIRST, 0, rows(WHOLE), rows([]), gone=0)
 
     assert folder.has_results
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from auditor.fsck.options import Level
+from auditor.fsck.options import FeedChanges, Level
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.plain_files import replace_file
@@ -78,6 +78,12 @@ class ClientPosition:
     generation: int
     position: int
     log: tuple[int, int, int] | None = None
+
+    @classmethod
+    def after(cls, changes: FeedChanges, level: Level) -> "ClientPosition":
+        """Return the position of a run that has checked the changes."""
+        generation, position = changes.generation, changes.position
+        return cls(level=level, generation=generation, position=position, log=changes.log)
 
 
 def read_positions(state: Path) -> dict[str, ClientPosition]:

@@ -8,7 +8,7 @@ left to the next run.
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from auditor.fsck.ledger_list import COPY_BYTES, LEDGER_WORK_MIN, is_estimated
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.rows import replace_table, replace_tables
 from auditor.fsck.verdicts import Grade
+from ledgers.plain_files import in_place
 
 PART_MIN: Mapping[Level, int] = {Level.METADATA: 3_500, Level.ENDS: 100}
 """Ledgers in a part, if their work is not estimated. Fewer are not worth a Spark job and a session.
@@ -62,35 +62,26 @@ class Part:
         return (self.number,)
 
 
+@dataclass
 class Plan:
     """A stored plan. Each part is a row group of the file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    path: Path
 
     @cached_property
     def _file(self) -> pq.ParquetFile:
-        return pq.ParquetFile(self._path)
+        return pq.ParquetFile(self.path)
 
-    @property
-    def part_count(self) -> int:
-        count: int = self._file.num_row_groups
-        return count
-
-    @property
-    def ledger_count(self) -> int:
-        count: int = self._file.metadata.num_rows
-        return count
-
-    def size_of(self, number: int) -> int:
-        """Return the number of ledgers of the part."""
-        size: int = self._file.metadata.row_group(number).num_rows
-        return size
+    @cached_property
+    def sizes(self) -> Sequence[int]:
+        """The number of ledgers of each part."""
+        metadata = self._file.metadata
+        return [metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
 
     @cached_property
     def work(self) -> Sequence[int]:
         """How much must be read in each part: see ``estimate_work``, or else its ledgers."""
-        groups = (self._file.read_row_group(n, ["work"]) for n in range(self.part_count))
+        groups = (self._file.read_row_group(n, ["work"]) for n in range(len(self.sizes)))
         return [pc.sum(group["work"]).as_py() for group in groups]
 
     def part(self, number: int) -> Part:
@@ -107,7 +98,13 @@ class Plan:
 
     @classmethod
     def write(cls, path: Path, parts: Iterable[pa.Table]) -> None:
-        replace_tables(path, parts, PLANNED)
+        """Write the parts, none of which is empty."""
+        with (
+            in_place(path) as beside,
+            pq.ParquetWriter(beside, PLANNED, compression="zstd") as file,
+        ):
+            for part in parts:
+                file.write_table(part, row_group_size=part.num_rows)
 
 
 def plan_rows(
@@ -182,27 +179,19 @@ def cut_by_work(
         return max(-(-least // 2), -(-left // (rounds_left * slot_count)))
 
     ends = [0, *pc.cumulative_sum(rows["work"]).to_pylist()]
-    bounds = _bounds(ends, work_max, slot_count, PART_MAX[options.level])
+    bounds: list[tuple[int, int]] = []
+    start = limit = 0
+    while start < rows.num_rows:
+        if len(bounds) % slot_count == 0:
+            limit = work_max(ends[-1] - ends[start])
+        # A ledger with more work than the limit is a part of its own.
+        stop = bisect_right(ends, ends[start] + limit, start + 2, len(ends)) - 1
+        stop = min(stop, start + PART_MAX[options.level])
+        bounds.append((start, stop))
+        start = stop
     if not keeps_order:
         bounds.sort(key=lambda bound: ends[bound[0]] - ends[bound[1]])
     return [rows.slice(start, stop - start) for start, stop in bounds]
-
-
-def _bounds(
-    ends: Sequence[int], work_max: Callable[[int], int], slot_count: int, count_max: int
-) -> list[tuple[int, int]]:
-    """Return the begin and the end (exclusive) of each part. A ledger with more work than the limit
-    is a part of its own. ``ends``: the cumulative work."""
-    bounds: list[tuple[int, int]] = []
-    start, count, limit = 0, len(ends) - 1, 0
-    while start < count:
-        if len(bounds) % slot_count == 0:
-            limit = work_max(ends[-1] - ends[start])
-        stop = bisect_right(ends, ends[start] + limit, start + 2, count + 1) - 1
-        stop = min(stop, start + count_max)
-        bounds.append((start, stop))
-        start = stop
-    return bounds
 
 
 # --- When each ledger was last checked ------------------------------------------------------------
@@ -228,10 +217,6 @@ def read_checked(state: Path) -> pa.Table:
     """Return the rows from the ``state`` folder. Empty before the first run."""
     path = state / CHECKED_FILE
     return pq.read_table(path, schema=CHECKED) if path.exists() else CHECKED.empty_table()
-
-
-def write_checked(state: Path, checked: pa.Table) -> None:
-    replace_table(state / CHECKED_FILE, checked)
 
 
 def doubtful_ledgers(checked: pa.Table, level: Level) -> pa.ChunkedArray:

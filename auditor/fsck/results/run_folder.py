@@ -21,8 +21,10 @@ from calendar import timegm
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -48,6 +50,8 @@ from replication.records import decode_json
 
 STATE = "state"
 LEDGERS = "ledgers"
+FIRST, AGAIN = "part", "again"
+"""The files of the first check of a part, and of its recheck."""
 _PREFIX = "run="
 _NAME = "%Y%m%dT%H%M%SZ"
 """The name of a run: its start in UTC."""
@@ -109,25 +113,25 @@ class RunFolder:
         self._unpublished.mkdir(parents=True, exist_ok=True)
         Plan.write(self._plan_path, parts)
         if changes is not None:
-            _write_changes(self._changes_path, changes)
-        client = "" if changes is None else changes.client
+            columns = [changes.ledger_ids, changes.versions, map(bool, changes.are_deleted)]
+            arrays = [pa.array(each, of.type) for each, of in zip(columns, CHANGES, strict=True)]
+            names = ("client", "generation", "position", "is_whole")
+            head = json.dumps({name: getattr(changes, name) for name in names})
+            note = {_CHANGES_NOTE: head, _LOG_NOTE: json.dumps(changes.log)}
+            replace_table(self._changes_path, pa.table(arrays, schema=CHANGES), note=note)
         stored = {
             "started_ms": started_ms,
             "hidden": list(hidden),
-            **_common_options(options, client),
+            **_common_options(options, "" if changes is None else changes.client),
         }
         replace_file(self._options_path, json.dumps(stored, indent=2) + "\n")
 
     @property
-    def started_ms(self) -> int:
-        """The time of the first start, even if the run was killed and continued."""
-        started_ms: int = json.loads(self._options_path.read_bytes())["started_ms"]
-        return started_ms
-
-    @property
-    def hidden(self) -> tuple[str, ...]:
-        """Directories of ledgers that ACLs hid when the run was begun."""
-        return tuple(json.loads(self._options_path.read_bytes()).get("hidden", ()))
+    def begun_with(self) -> dict[str, Any]:
+        """What ``begin`` stored: the options, the time of the first start (``started_ms``), and the
+        directories that ACLs hid then (``hidden``)."""
+        stored: dict[str, Any] = json.loads(self._options_path.read_bytes())
+        return {"hidden": [], **stored}
 
     @property
     def changes(self) -> FeedChanges | None:
@@ -148,7 +152,7 @@ class RunFolder:
     def check_options(self, options: FsckOptions, *, client: str = "") -> None:
         """Raise SettingsError if the run was begun with other options. ``client``: of the feed;
         empty if the run does not follow the feed."""
-        stored = json.loads(self._options_path.read_bytes())
+        stored = self.begun_with
         differences = [
             f"{key.replace('_', ' ')} {stored.get(key)}, not {value}"
             for key, value in _common_options(options, client).items()
@@ -163,47 +167,51 @@ class RunFolder:
     @property
     def has_results(self) -> bool:
         """True if a part is done."""
-        return any(self._ledgers.glob("part-*.parquet"))
+        return any(self._ledgers.glob(f"{FIRST}-*.parquet"))
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         return Plan(self._plan_path)
 
-    def first_checks(self) -> dict[int, PartCounts]:
-        """Return the counts of the parts that are done, by number."""
-        return self._counts("part")
+    def counts(self, kind: str) -> dict[int, PartCounts]:
+        """Return the counts of the parts that are done, by number. ``kind``: ``FIRST`` or
+        ``AGAIN``."""
+        return {
+            int(path.stem.removeprefix(f"{kind}-")): decode_json(
+                read_note(path, _NOTE).encode(), PartCounts
+            )
+            for path in sorted(self._ledgers.glob(f"{kind}-*.parquet"))
+        }
 
-    def rechecks(self) -> dict[int, PartCounts]:
-        """Return the counts of the parts that were rechecked, by number."""
-        return self._counts("again")
-
-    def write_first_check(
-        self, number: int, final: pa.Table, to_recheck: pa.Table, *, gone: int
+    def write(
+        self,
+        kind: str,
+        number: int,
+        final: pa.Table,
+        to_recheck: pa.Table | None = None,
+        *,
+        gone: int,
     ) -> PartCounts:
-        """Write rows as in ``rows.SCHEMA``, and return their counts. The rows to recheck are
-        written first: the other file makes the part done, and a crash between the two must lose
-        none."""
-        if to_recheck.num_rows:
+        """Write the rows of a part as in ``rows.SCHEMA``, and return their counts. The rows to
+        recheck are written first: the other file makes the part done, and a crash between the two
+        must lose none."""
+        read = Counts() if to_recheck is None else counts_of(to_recheck)
+        if read.ledgers:
             replace_table(self._recheck_path(number), to_recheck)
-        read = counts_of(to_recheck)
         counts = PartCounts(
             final=counts_of(final),
             gone=gone,
-            to_recheck=to_recheck.num_rows,
+            to_recheck=read.ledgers,
             to_recheck_entries=read.entries_read,
             to_recheck_bytes=read.bytes_read,
         )
-        self._write(f"part-{number:05d}", final, counts)
+        note = {_NOTE: json.dumps(asdict(counts)), VERSION_NOTE: str(VERSION)}
+        replace_table(self._ledgers / f"{kind}-{number:05d}.parquet", final, note=note)
         return counts
 
     def rows_to_recheck(self, number: int) -> pa.Table:
         """Return the rows of the part that must be rechecked."""
         return pq.read_table(self._recheck_path(number), schema=SCHEMA)
-
-    def write_recheck(self, number: int, final: pa.Table, *, gone: int) -> PartCounts:
-        counts = PartCounts(final=counts_of(final), gone=gone)
-        self._write(f"again-{number:05d}", final, counts)
-        return counts
 
     def verdicts(self, columns: list[str]) -> pa.Table:
         """Return these columns of all rows of the run."""
@@ -236,35 +244,8 @@ class RunFolder:
         """The present folder of the rows."""
         return self._published if self._published.exists() else self._unpublished
 
-    def _write(self, name: str, rows: pa.Table, counts: PartCounts) -> None:
-        note = {_NOTE: json.dumps(asdict(counts)), VERSION_NOTE: str(VERSION)}
-        replace_table(self._ledgers / f"{name}.parquet", rows, note=note)
-
-    def _counts(self, kind: str) -> dict[int, PartCounts]:
-        return {
-            int(path.stem.removeprefix(f"{kind}-")): decode_json(
-                read_note(path, _NOTE).encode(), PartCounts
-            )
-            for path in sorted(self._ledgers.glob(f"{kind}-*.parquet"))
-        }
-
     def _recheck_path(self, number: int) -> Path:
         return self._state / f"recheck-{number:05d}.parquet"
-
-
-def _write_changes(path: Path, changes: FeedChanges) -> None:
-    rows = pa.table(
-        {
-            "ledger_id": pa.array(changes.ledger_ids, pa.int64()),
-            "version": pa.array(changes.versions, pa.uint64()),
-            "is_deleted": pa.array(map(bool, changes.are_deleted), pa.bool_()),
-        },
-        schema=CHANGES,
-    )
-    head = {name: getattr(changes, name) for name in ("client", "generation", "position")}
-    head["is_whole"] = changes.is_whole
-    note = {_CHANGES_NOTE: json.dumps(head), _LOG_NOTE: json.dumps(changes.log)}
-    replace_table(path, rows, note=note)
 
 
 def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
@@ -335,7 +316,14 @@ class Results:
         try:
             return cls(folder, read_summary(folder, run))
         except FileNotFoundError as error:
-            raise SettingsError(f"{folder}: {_no_results(folder, run)}") from error
+            text = f"{folder}: there are no results of a finished fsck run"
+            if run is not None:
+                text = f"{folder}: there are no results of the run {run}"
+                if known := summary_runs(folder)[-KNOWN_MAX:]:
+                    text += f"; known runs: {', '.join(known)}"
+            elif unfinished := unfinished_runs(folder):
+                text += f"; the run {unfinished[0]} is unfinished"
+            raise SettingsError(text) from error
         except OSError as error:
             raise SettingsError(f"{folder}: cannot be read: {error.strerror}") from error
 
@@ -382,17 +370,6 @@ class Results:
             if found != VERSION:  # the same names may mean something else there
                 raise CorruptionError(f"rows of version {found}, and this release reads {VERSION}")
         return ds.dataset(self.path, format="parquet", schema=SCHEMA)
-
-
-def _no_results(folder: Path, run: str | None) -> str:
-    """Return an error text that names what exists instead."""
-    if run is not None:
-        text = f"there are no results of the run {run}"
-        known = summary_runs(folder)[-KNOWN_MAX:]
-        return f"{text}; known runs: {', '.join(known)}" if known else text
-    text = "there are no results of a finished fsck run"
-    unfinished = unfinished_runs(folder)
-    return f"{text}; the run {unfinished[0]} is unfinished" if unfinished else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,9 +41,7 @@ SUMMARIES = "summaries"
 
 log = structlog.get_logger()
 LEDGERS = Gauge(
-    "bookmender_fsck_ledgers",
-    "Ledgers checked by the last run of fsck, by verdict.",
-    ["verdict"],
+    "bookmender_fsck_ledgers", "Ledgers checked by the last run of fsck, by verdict.", ["verdict"]
 )
 FINDINGS = Gauge(
     "bookmender_fsck_findings",
