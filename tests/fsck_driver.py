@@ -10,7 +10,7 @@ from pathlib import Path
 from auditor.fsck.options import FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.plan import PART_MAX
 from auditor.fsck.run import run_fsck
-from auditor.fsck.spark.dispatch import Dispatch
+from auditor.fsck.spark import Dispatch
 from tests.spark_cluster import spark_session
 
 PARTS = 6

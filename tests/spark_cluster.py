@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from auditor.fsck.spark.session import open_spark
+from auditor.fsck.spark import open_spark
 from daemon.local import jars
 from daemon.local.ports import free_ports
 from daemon.local.processes import Child, stop_all, wait_until

@@ -16,8 +16,7 @@ from pyspark import SparkContext
 from auditor.fsck.options import FsckJob, FsckOptions
 from auditor.fsck.results.summary import Counts
 from auditor.fsck.run import run_fsck
-from auditor.fsck.spark.dispatch import Dispatch
-from auditor.fsck.spark.session import open_spark, stop_spark
+from auditor.fsck.spark import Dispatch, open_spark, stop_spark
 from bench.fsck.processes import SparkCpu, on_cores
 from bench.usage import cpu_of
 from ledgers.errors import UnavailableError

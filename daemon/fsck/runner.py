@@ -159,7 +159,7 @@ def run(
         return run_fsck(InThisProcess(), options, job, on_progress)
     if request.client:  # the command did not check this before, because Spark may not be needed
         check_spark(request)
-    from auditor.fsck.spark.dispatch import Dispatch
+    from auditor.fsck.spark import Dispatch
 
     with _spark(request) as context, quiet_when_interrupted(context.setLogLevel):
         dispatch = Dispatch(context, f"fsck {job.run}")
@@ -214,7 +214,7 @@ def unanswered_ledgers(request: RunRequest, summary: Summary) -> frozenset[int]:
 @contextmanager
 def _spark(request: RunRequest) -> Iterator[Any]:
     """Yield a Spark context: spark-submit's, or a new one that is stopped at the end."""
-    from auditor.fsck.spark.session import open_spark, stop_spark, submitted_spark
+    from auditor.fsck.spark import open_spark, stop_spark, submitted_spark
 
     with ExitStack() as around:
         with quiet_when_interrupted():
@@ -286,7 +286,7 @@ def _is_submitted(request: RunRequest, environment: Mapping[str, str]) -> bool:
 
 
 def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> LaunchEnvironment:
-    from auditor.fsck.spark.session import imported_pyspark, is_here
+    from auditor.fsck.spark import imported_pyspark, is_here
 
     master = request.master or ALL_CORES
     home, version = imported_pyspark()

@@ -16,7 +16,7 @@ from auditor.fsck.results.plan import PART_MAX
 from auditor.fsck.results.run_folder import unfinished_runs
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.run import run_fsck
-from auditor.fsck.spark.dispatch import Dispatch
+from auditor.fsck.spark import Dispatch
 from auditor.fsck.tasks import Work
 from tests.cluster.fsck_ledgers import (
     ENTRY_COUNT,

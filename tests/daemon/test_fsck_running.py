@@ -196,7 +196,7 @@ def test_a_run_with_other_options_is_refused_before_spark_starts(
     places = ClusterFacts(
         cluster=Origin(instance_id="a", metadata_service_uri="zk://a"), rule=None, racks={}
     )
-    monkeypatch.setattr("auditor.fsck.spark.session.open_spark", None)
+    monkeypatch.setattr("auditor.fsck.spark.open_spark", None)
     other = replace(wanted(tmp_path), options=replace(OPTIONS, level=Level.FULL))
 
     with pytest.raises(SettingsError, match="level ends, not full"):

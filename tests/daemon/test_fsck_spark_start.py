@@ -33,7 +33,7 @@ def opened(
     program = f"""
 import json
 from pathlib import Path
-from auditor.fsck.spark.session import imported_pyspark, is_here, open_spark
+from auditor.fsck.spark import imported_pyspark, is_here, open_spark
 from daemon.fsck.spark_environment import PySpark, applied, launch_environment
 from daemon.home import has_name
 import os
@@ -171,7 +171,7 @@ def test_a_spark_in_the_parent_folder_is_not_used(tmp_path: Path) -> None:
 
 def test_variables_of_spark_submit_without_its_jvm_are_named(tmp_path: Path) -> None:
     submitted = {"PYSPARK_GATEWAY_PORT": "1", "PYSPARK_GATEWAY_SECRET": "x"}
-    program = "from auditor.fsck.spark.session import submitted_spark; submitted_spark()"
+    program = "from auditor.fsck.spark import submitted_spark; submitted_spark()"
 
     ended = subprocess.run(
         [sys.executable, "-c", program],

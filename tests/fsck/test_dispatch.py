@@ -8,8 +8,7 @@ import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 
-from auditor.fsck.spark.dispatch import JOBS_AT_ONCE_MAX, TASKS_WAITING, Dispatch
-from auditor.fsck.spark.session import with_attempts
+from auditor.fsck.spark import JOBS_AT_ONCE_MAX, TASKS_WAITING, Dispatch, with_attempts
 from auditor.fsck.tasks import Work
 from ledgers.errors import UnavailableError
 

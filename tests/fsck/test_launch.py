@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark.session import launching
+from auditor.fsck.spark import launching
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])

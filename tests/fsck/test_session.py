@@ -5,7 +5,7 @@ import socket
 import pytest
 from py4j.protocol import Py4JError
 
-from auditor.fsck.spark.session import (
+from auditor.fsck.spark import (
     _require_master,
     on_this_machine,
     open_spark,

@@ -1,9 +1,14 @@
-"""Starts and stops Spark for fsck, on this machine or on a standalone cluster; ``spark-submit``
-brings its own.
+"""fsck on Spark: the only module that imports pyspark. Only the fsck command imports it.
 
-Opens a context only: a run makes no query, and a session would take 1.4 s longer. ``launching``
-watches the JVM that PySpark starts for a context: PySpark waits for it without limit, even if the
-start script has ended and printed nothing.
+1. ``open_spark`` and ``submitted_spark`` start Spark, on this machine or on a standalone cluster;
+   ``spark-submit`` brings its own. They open a context only: a run makes no query, and a session
+   would take 1.4 s longer.
+2. ``launching`` watches the JVM that PySpark starts for a context: PySpark waits for it without
+   limit, even if the start script has ended and printed nothing.
+3. ``Dispatch`` gives out the tasks of a run, and returns their rows. It submits many small
+   concurrent jobs, so that each result arrives at once. One job over all parts would return nothing
+   before its last part is done. A job has one task, or a few if there are more slots than
+   reasonable threads.
 """
 
 from __future__ import annotations
@@ -16,16 +21,21 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
+import pyarrow as pa
 import pyspark
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError, Py4JNetworkError
 from pyspark import SparkConf, SparkContext, java_gateway
 from pyspark.errors import PySparkException
 
+from auditor.fsck.tasks import Work, in_streams, out_of_streams
 from ledgers.errors import UnavailableError
 from ledgers.plain_files import plain
 
@@ -40,10 +50,18 @@ LOOPBACK = "127.0.0.1"
 MASTER_TIMEOUT_S = 10.0
 """Deadline for a connection to a standalone master."""
 
-_DEFAULTS = {
-    "spark.ui.showConsoleProgress": "false",
-    "spark.ui.enabled": "false",
-}
+JOBS_AT_ONCE_MAX = 64
+TASKS_WAITING = 2
+"""Tasks submitted beyond those that run. They keep all slots busy while Spark plans the next task
+and the driver writes the last result."""
+SLOT_POLL_S = 1.0
+"""Time between two reads of the number of executors, which may change during a run."""
+
+_FAILURES = (PySparkException, Py4JError, OSError)
+_JAVA_TRACE = (" SQLSTATE", "\tat ", "Driver stacktrace")
+
+T = TypeVar("T")
+_DEFAULTS = {"spark.ui.showConsoleProgress": "false", "spark.ui.enabled": "false"}
 
 
 def open_spark(
@@ -71,7 +89,7 @@ def open_spark(
     with launching(log, timeout_s=start_timeout_s) as launch:
         try:
             context = SparkContext.getOrCreate(conf)
-        except (PySparkException, Py4JError, OSError) as error:
+        except _FAILURES as error:
             if launch.is_given_up:
                 reason = f"it was not ready after {start_timeout_s:g} s; see also --start-within"
             else:
@@ -167,11 +185,8 @@ def on_this_machine(master: str) -> Mapping[str, str]:
 
 def with_attempts(master: str) -> str:
     """Return ``local[4]`` as ``local[4,4]``, which sets the number of attempts."""
-    if master == "local":
-        return f"local[1,{LOCAL_ATTEMPTS}]"
-    if master.startswith("local[") and "," not in master:
-        return f"{master[:-1]},{LOCAL_ATTEMPTS}]"
-    return master
+    found = re.fullmatch(r"local(?:\[([^,]*)\])?", master)
+    return f"local[{found[1] or 1},{LOCAL_ATTEMPTS}]" if found else master
 
 
 # --- The start of the JVM -------------------------------------------------------------------------
@@ -180,12 +195,14 @@ def with_attempts(master: str) -> str:
 class Launch:
     """One start of a context. ``is_given_up``: True if it took too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: IO[bytes] | None) -> None:
+        self._to_log = {} if output is None else {"stdout": output, "stderr": output}
         self._processes: list[_Jvm] = []
         self.is_given_up = False
 
     def start(self, *arguments: Any, **options: Any) -> _Jvm:
-        process = _Jvm(*arguments, **options)
+        """Start the JVM, in PySpark's stead."""
+        process = _Jvm(*arguments, **{**options, "process_group": 0, **self._to_log})
         self._processes.append(process)
         if self.is_given_up:  # the deadline passed just before the start
             self.kill()
@@ -216,17 +233,13 @@ def launching(log: Path | None = None, *, timeout_s: float = START_TIMEOUT_S) ->
     ``log``: overwritten; None for this process's own output. Raises OSError if it cannot be
     written.
     """
-    launch, module = Launch(), vars(java_gateway)
+    module = vars(java_gateway)
     popen, level = module["Popen"], logging.root.manager.disable
-    overdue = threading.Timer(timeout_s, launch.give_up)
-    overdue.daemon = True
     with nullcontext() if log is None else open(log, "wb", opener=plain) as output:
-
-        def start(*arguments: Any, **options: Any) -> _Jvm:
-            to_log = {} if output is None else {"stdout": output, "stderr": output}
-            return launch.start(*arguments, **options, **to_log)
-
-        module["Popen"] = start
+        launch = Launch(output)
+        overdue = threading.Timer(timeout_s, launch.give_up)
+        overdue.daemon = True
+        module["Popen"] = launch.start
         logging.disable()
         overdue.start()
         is_interrupted = False
@@ -252,9 +265,6 @@ class _Jvm(subprocess.Popen[bytes]):
     JVM as its child. Killing only the wrapper would leave the JVM behind, with the log open.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, "process_group": 0})
-
     def kill(self) -> None:
         if self.returncode is None:  # after the wait, another group may have its number
             with suppress(ProcessLookupError):
@@ -263,3 +273,102 @@ class _Jvm(subprocess.Popen[bytes]):
     def poll(self) -> int | None:
         code = super().poll()
         return 1 if code == 0 else code
+
+
+# --- The tasks of a run ---------------------------------------------------------------------------
+
+
+@dataclass
+class Dispatch:
+    """The tasks of one run, in a Spark context that may also do other work. ``name``: of the jobs
+    on Spark's pages."""
+
+    context: SparkContext
+    name: str
+
+    @property
+    def slot_count(self) -> int:
+        """The number of tasks that can run at once on the present executors; at least 1."""
+        try:
+            count: int = self.context.defaultParallelism
+        except _FAILURES as error:
+            raise _unavailable(error) from error
+        return max(1, count)
+
+    @contextmanager
+    def warmed_up(self, work: Work) -> Iterator[None]:
+        """Start Python in every slot during the block, and import there what ``work`` needs.
+        ``work`` is not called.
+
+        Errors are ignored here: the first tasks need the same, and report them.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="fsck-job") as pool:
+            pool.submit(self._collect, range(0), self.slot_count, work)
+            try:
+                yield
+            except BaseException:
+                self._cancel()
+                raise
+
+    def results(
+        self, tasks: Iterable[T], work: Callable[[Sequence[T]], Work], schema: pa.Schema
+    ) -> Generator[tuple[Sequence[T], pa.Table], None, None]:
+        """Yield tasks with their rows, as they complete. A task is taken from ``tasks`` only
+        shortly before it runs.
+
+        ``work``: returns for some tasks the function that Spark calls with their positions, and
+        that yields rows of the ``schema``. A caller that stops early must close the generator,
+        which cancels running tasks. Raises UnavailableError if a task failed as often as Spark
+        tries it; all others are then cancelled.
+        """
+        left = iter(tasks)
+        running: dict[Future[pa.Table], Sequence[T]] = {}
+        with ThreadPoolExecutor(JOBS_AT_ONCE_MAX, thread_name_prefix="fsck-job") as pool:
+            try:
+                while True:
+                    room = self.slot_count + TASKS_WAITING
+                    tasks_per_job = -(-room // JOBS_AT_ONCE_MAX)
+                    while len(running) * tasks_per_job < room:
+                        some: Sequence[T] = list(islice(left, tasks_per_job))
+                        if not some:
+                            break
+                        job = pool.submit(self._run, len(some), work(some), schema)
+                        running[job] = some
+                    if not running:
+                        return
+                    ended = wait(running, SLOT_POLL_S, return_when=FIRST_COMPLETED).done
+                    for job in ended:
+                        some = running.pop(job)
+                        try:
+                            rows = job.result()
+                        except _FAILURES as error:
+                            raise _unavailable(error) from error
+                        yield some, rows
+            finally:
+                if running:
+                    self._cancel()
+
+    def _cancel(self) -> None:
+        """Cancel what is running. If Spark or its JVM has ended, do nothing: the error that ended
+        it must be the one reported."""
+        with suppress(Py4JError, OSError):
+            self.context.cancelJobGroup(self.name)
+
+    def _run(self, task_count: int, work: Work, schema: pa.Schema) -> pa.Table:
+        return out_of_streams(self._collect(range(task_count), task_count, work), schema)
+
+    def _collect(self, positions: range, task_count: int, work: Work) -> list[bytes]:
+        context = self.context
+        context.setJobGroup(self.name, self.name, interruptOnCancel=True)
+        return context.parallelize(positions, task_count).mapPartitions(in_streams(work)).collect()
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    """Return an error that says why a call to Spark failed."""
+    if isinstance(error, Py4JNetworkError | OSError):
+        return UnavailableError(
+            f"Spark's Java process has ended. Was it killed, or out of memory? {error}"
+        )
+    lines = takewhile(lambda line: not line.startswith(_JAVA_TRACE), str(error).splitlines())
+    reason = next((line for line in reversed(list(lines)) if line.strip()), str(error))
+    return UnavailableError(f"a Spark task failed in each attempt: {reason}")
