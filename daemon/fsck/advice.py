@@ -7,7 +7,7 @@ from auditor.fsck.options import FeedChanges, Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
 from daemon.cli.progress import counted, printable
-from daemon.fsck.changes import Acknowledged, Fetched, WhyWhole
+from daemon.fsck.changes import Fetched, WhyWhole
 
 BOOKIES_SHOWN_MAX = 5
 """Number of bookies in the headline; those that most ledgers need come first."""
@@ -73,6 +73,13 @@ _WHY_WHOLE = {
     WhyWhole.RESTORED: "the change feed does not have the checkpoint up to which this folder has "
     "results, as after a restore of ZooKeeper from a backup",
 }
+_WHY_NOT = {
+    WhyWhole.NEW_FEED: "the change feed was disabled and enabled during the run",
+    WhyWhole.OTHER_FOLDER: "another run of client {client} ended meanwhile. Give each folder "
+    "its own --client",
+    WhyWhole.RETENTION: "the feed has deleted changes of this run meanwhile",
+    WhyWhole.RESTORED: "ZooKeeper was restored from a backup during the run",
+}
 
 
 def fetched_notes(fetched: Fetched) -> list[str]:
@@ -94,23 +101,12 @@ def fetched_notes(fetched: Fetched) -> list[str]:
     return [f"client {client}: {counted(len(changes.ledger_ids), 'changed ledger')}{deleted}"]
 
 
-def acknowledged_notes(outcome: Acknowledged, changes: FeedChanges) -> list[str]:
+def acknowledged_notes(why: WhyWhole | None, changes: FeedChanges) -> list[str]:
     """Return why the changes of a run are not acknowledged; empty if they are."""
-    client = printable(changes.client)
-    match outcome:
-        case Acknowledged.STORED:
-            return []
-        case Acknowledged.NEW_FEED:
-            why = "the change feed was disabled and enabled during the run"
-        case Acknowledged.OTHER_FOLDER:
-            why = (
-                f"another run of client {client} ended meanwhile. Give each folder its own --client"
-            )
-        case Acknowledged.RETENTION:
-            why = "the feed has deleted changes of this run meanwhile"
-        case Acknowledged.RESTORED:
-            why = "ZooKeeper was restored from a backup during the run"
-    return [f"not acknowledged: {why}. The next run with --changed checks all ledgers"]
+    if why is None:
+        return []
+    text = _WHY_NOT[why].format(client=printable(changes.client))
+    return [f"not acknowledged: {text}. The next run with --changed checks all ledgers"]
 
 
 def _listed(counts: Mapping[str, int], names: Iterable[str]) -> str:

@@ -23,16 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from auditor.fsck.options import FeedChanges, Level
-from auditor.fsck.results.folder import (
-    ClientPosition,
-    keep_position,
-    read_positions,
-)
+from auditor.fsck.results.folder import ClientPosition, keep_position, read_positions
 from checkpoints.chain import FeedChain
 from checkpoints.client import ClusterConnection, FeedClient, open_client_in
 from checkpoints.errors import PositionUnknownError
 from checkpoints.model import CheckpointId, CommittedVersion, LogId, ledger_key
-from checkpoints.recovery import Missed
 from ledgers.errors import SettingsError
 
 FEED_IS_OFF: Final = (
@@ -42,7 +37,8 @@ FEED_IS_OFF: Final = (
 
 
 class WhyWhole(enum.Enum):
-    """Why a run with ``--changed`` checks all ledgers."""
+    """Why a run with ``--changed`` checks all ledgers. The last four also may happen during a run:
+    then the next one does."""
 
     FIRST = "first"
     """No earlier run in this folder followed the feed as this client."""
@@ -141,50 +137,31 @@ async def fetch_changes(
             return Fetched(changes=whole, why=WhyWhole.RESTORED)
         if missed.lifted is not None:
             return Fetched(changes=whole, why=WhyWhole.RETENTION)
-        changes = _changes_of(missed, client, chain.generation)
+        ledger_ids, versions, are_deleted = array("q"), array("Q"), bytearray()
+        for committed in missed:
+            if (ledger_id := committed.ledger_id) is not None:
+                ledger_ids.append(ledger_id)
+                versions.append(committed.version)
+                are_deleted.append(committed.is_deleted)
     # The watermark may have passed changes that later ones replace. It is known once all is closed.
     known = _at_watermark(known, opened)
     keep_position(state, client, known)
-    return Fetched(changes=replace(changes, position=known.position, log=known.log), why=None)
+    changes = replace(
+        whole,
+        is_whole=False,
+        position=known.position,
+        log=known.log,
+        ledger_ids=ledger_ids,
+        versions=versions,
+        are_deleted=bytes(are_deleted),
+    )
+    return Fetched(changes=changes, why=None)
 
 
 def _at_watermark(position: ClientPosition, client: FeedClient) -> ClientPosition:
     low_watermark = client.service.low_watermark
     assert low_watermark is not None
     return replace(position, position=low_watermark, log=client.log.log_of(low_watermark))
-
-
-def _changes_of(missed: Missed, client: str, generation: int) -> FeedChanges:
-    ledger_ids, versions, are_deleted = array("q"), array("Q"), bytearray()
-    for committed in missed:
-        if (ledger_id := committed.ledger_id) is not None:
-            ledger_ids.append(ledger_id)
-            versions.append(committed.version)
-            are_deleted.append(committed.is_deleted)
-    return FeedChanges(
-        client=client,
-        generation=generation,
-        position=0,
-        is_whole=False,
-        ledger_ids=ledger_ids,
-        versions=versions,
-        are_deleted=bytes(are_deleted),
-    )
-
-
-class Acknowledged(enum.Enum):
-    """The outcome of storing the receipts of a run."""
-
-    STORED = "stored"
-    NEW_FEED = "new_feed"
-    """The feed was disabled and enabled during the run."""
-    OTHER_FOLDER = "other_folder"
-    """Another run acknowledged changes as this client meanwhile."""
-    RETENTION = "retention"
-    """The log has deleted the changes during the run."""
-    RESTORED = "restored"
-    """The log does not have the checkpoint that the run began with, as after a restore of ZooKeeper
-    from a backup."""
 
 
 async def acknowledge(
@@ -195,42 +172,36 @@ async def acknowledge(
     state: Path,
     unanswered: Container[int],
     **parts: Any,
-) -> Acknowledged:
+) -> WhyWhole | None:
     """Store the position in the folder, and the receipts of what was checked. After a run over all
-    ledgers the folder has the position already.
+    ledgers the folder has the position already. Return None, or why nothing was stored and the next
+    run checks all ledgers.
 
     ``unanswered``: ledgers that could not be checked. They get no receipt, so the next run is given
     them again. Raises UnavailableError, and SettingsError if the feed is disabled: then the next
     run is given all of it again, except after a run that checked all ledgers.
     """
-    position = ClientPosition(
-        level=level,
-        generation=changes.generation,
-        position=changes.position,
-        log=changes.log,
-    )
+    position = ClientPosition.after(changes, level)
     async with open_client_in(cluster, name=changes.client, on_disabled=_refuse, **parts) as opened:
         await opened.log.wait_started()
         chain = opened.log.chain
         if chain.generation != changes.generation:
-            return Acknowledged.NEW_FEED
+            return WhyWhole.NEW_FEED
         if not chain.knows(changes.log and LogId(*changes.log)):
-            return Acknowledged.RESTORED
+            return WhyWhole.RESTORED
         stored = await opened.store.get_low_watermark()
-        if changes.is_whole:
-            if stored is not None and stored > changes.position:
-                return Acknowledged.OTHER_FOLDER
-            await opened.store_low_watermark(changes.position)
-            return Acknowledged.STORED
         if stored is not None and stored > changes.position:
-            return Acknowledged.OTHER_FOLDER
+            return WhyWhole.OTHER_FOLDER
+        if changes.is_whole:
+            await opened.store_low_watermark(changes.position)
+            return None
         service = opened.service
         try:
             missed = await service.subscribe(_Ignoring())
         except PositionUnknownError:
-            return Acknowledged.RESTORED
+            return WhyWhole.RESTORED
         if missed.lifted is not None:
-            return Acknowledged.RETENTION
+            return WhyWhole.RETENTION
         for committed in missed:
             if committed.ledger_id is None:  # other kinds of objects are no concern of fsck
                 service.submit_receipt(committed.key, committed.version)
@@ -242,4 +213,4 @@ async def acknowledge(
         keep_position(state, changes.client, _at_watermark(position, opened))
     # Later changes may have replaced some.
     keep_position(state, changes.client, _at_watermark(position, opened))
-    return Acknowledged.STORED
+    return None

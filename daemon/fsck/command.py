@@ -6,17 +6,24 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from auditor.fsck.damage_marker import DamagedLedger, MarkPreview, damaged_ledgers
 from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeouts
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
-from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, note_output
+from daemon.cli.main import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    LedgerId,
+    config_option,
+    json_option,
+    note_output,
+)
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.paths import LocalPath
 from daemon.cli.progress import ProgressLine, echo_notes, printable
@@ -28,7 +35,7 @@ from daemon.fsck.advice import (
     headline,
     tails_text,
 )
-from daemon.fsck.changes import Acknowledged, client_name
+from daemon.fsck.changes import client_name
 from daemon.fsck.runner import (
     SPARK_LOG,
     MarkResult,
@@ -46,18 +53,21 @@ from daemon.fsck.runner import (
     resume_hint,
     run,
 )
+from daemon.fsck.texts import (
+    history_lines,
+    history_record,
+    mark_lines,
+    marks_record,
+    run_changes_record,
+    showing_progress,
+    summary_lines,
+)
 from daemon.settings import Settings, load_settings
 from ledgers.codec.layout import MetadataUri
-from ledgers.errors import (
-    BookmenderError,
-    SessionLostError,
-    SettingsError,
-    UnavailableError,
-)
+from ledgers.errors import BookmenderError, SessionLostError, SettingsError, UnavailableError
 
 if TYPE_CHECKING:
-    from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
-    from auditor.fsck.results.run_folder import Results, RunVerdict
+    from auditor.fsck.results.run_folder import Results
 
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
@@ -119,10 +129,10 @@ class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from cl
         return str(value)
 
 
-# Unlike those of ``daemon.cli.main``, without --output, which names the folder of the results.
+# Unlike that of ``daemon.cli.main``, without --output, which names the folder of the results.
 format_option = click.option(
     "-o",
-    "output_format",
+    "output",
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
@@ -130,19 +140,8 @@ format_option = click.option(
     callback=note_output,
     help="Output for people or for programs.",
 )
-json_option = click.option(
-    "--json",
-    "output_format",
-    flag_value="json",
-    is_eager=True,
-    callback=note_output,
-    help="The same as -o json.",
-)
 uri_option = click.option(
-    "--metadata-service-uri",
-    "uri",
-    metavar="URI",
-    help="The cluster, instead of the setting.",
+    "--metadata-service-uri", "uri", metavar="URI", help="The cluster, instead of the setting."
 )
 mark_option = click.option("--mark", is_flag=True, help="Mark damaged ledgers for repair.")
 
@@ -161,21 +160,13 @@ def settings_for(
     return load_settings(config, {**environment, **given})
 
 
-def options_for(
-    settings: Settings,
-    *,
-    level: Level,
-    share: float | None,
-    reads_per_s: int | None,
-    bytes_per_s: int | None,
-    reads_in_flight: int | None,
-) -> FsckOptions:
-    """Return the options that executors need. Raises SettingsError."""
-    options = FsckOptions(
+def options_for(settings: Settings, level: Level, **limits: float | None) -> FsckOptions:
+    """Return the options that executors need. ``limits``: more of them; None: the default. Raises
+    SettingsError."""
+    given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+    return FsckOptions(
         metadata_service_uri=settings.metadata_service_uri,
         level=level,
-        reads_per_s=reads_per_s or 0,
-        bytes_per_s=bytes_per_s or 0,
         idle_open_after_s=settings.checks.counts_as_idle_after_s,
         timeouts=SessionTimeouts(
             session_s=settings.zookeeper.session_timeout_s,
@@ -184,20 +175,8 @@ def options_for(
         security=settings.security,
         default_password=settings.replication.default_password,
         default_digest_type=settings.replication.default_digest_type,
+        **given,
     )
-    if share is not None:
-        options = replace(options, sample_share=share)
-    if reads_in_flight is not None:
-        options = replace(options, reads_in_flight_per_bookie=reads_in_flight)
-    return options
-
-
-def level_for(level: str | None, share: float | None) -> Level:
-    """Return the level; ``sample`` if only a share is given. Raises UsageError."""
-    chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
-    if share is not None and chosen is not Level.SAMPLE:
-        raise click.UsageError(f"--sample requires --level sample, not {chosen.value}")
-    return chosen
 
 
 CHECK_RESULTS = "check that DIR has the complete results of a run"
@@ -219,7 +198,7 @@ def fsck() -> None:
 @fsck.command("run")
 @click.option(
     "--output",
-    "output",
+    "folder",
     metavar="DIR",
     required=True,
     type=Folder(),
@@ -231,18 +210,11 @@ def fsck() -> None:
     help="How much to read.  [default: ends]",
 )
 @click.option(
-    "--sample", "share", type=Share(), help="Level sample with this share.  [default: 1%]"
+    "--sample", "sample_share", type=Share(), help="Level sample with this share.  [default: 1%]"
 )
+@click.option("--master", type=SparkMaster(), help="Spark master, such as local[4] or yarn.")
 @click.option(
-    "--master",
-    type=SparkMaster(),
-    help="Spark master, such as local[4] or yarn.",
-)
-@click.option(
-    "--spark-conf",
-    type=SparkSetting(),
-    multiple=True,
-    help="Spark setting. May be repeated.",
+    "--spark-conf", type=SparkSetting(), multiple=True, help="Spark setting. May be repeated."
 )
 @click.option(
     "--start-within",
@@ -254,12 +226,7 @@ def fsck() -> None:
 )
 # Had an effect in earlier releases. Timers may still give it.
 @click.option("--entry-lists", is_flag=True, hidden=True, expose_value=False)
-@click.option(
-    "--for",
-    "time_budget_s",
-    type=Duration(),
-    help="Time limit, such as 2h.",
-)
+@click.option("--for", "time_budget_s", type=Duration(), help="Time limit, such as 2h.")
 @click.option(
     "--skip-checked-within",
     "ignored",
@@ -267,17 +234,14 @@ def fsck() -> None:
     hidden=True,  # of earlier releases: commands in timers still run
 )
 @click.option(
-    "--reads-per-s",
-    type=Limit("entries_per_s"),
-    help="Limit in entries, for all executors.",
+    "--reads-per-s", type=Limit("entries_per_s"), help="Limit in entries, for all executors."
 )
 @click.option(
-    "--bytes-per-s",
-    type=Limit("bytes_per_s"),
-    help="Limit in stored bytes, for all executors.",
+    "--bytes-per-s", type=Limit("bytes_per_s"), help="Limit in stored bytes, for all executors."
 )
 @click.option(
     "--reads-in-flight",
+    "reads_in_flight_per_bookie",
     type=Limit("reads_in_flight_per_bookie"),
     help="Limit per executor and bookie.  [default: 64]",
 )
@@ -294,24 +258,21 @@ def fsck() -> None:
 @format_option
 @json_option
 def run_command(
-    output: Path,
+    folder: Path,
     level: str | None,
-    share: float | None,
     master: str | None,
     spark_conf: tuple[tuple[str, str], ...],
     start_timeout_s: int,
     time_budget_s: int | None,
     ignored: int | None,
-    reads_per_s: int | None,
-    bytes_per_s: int | None,
-    reads_in_flight: int | None,
     changed: bool,
     client: str | None,
     restart: bool,
     mark: bool,
     uri: str | None,
     config: Path | None,
-    output_format: str,
+    output: str,
+    **limits: float | None,
 ) -> None:
     """Check every ledger. Writes only its results, and marks only with --mark.
 
@@ -328,7 +289,10 @@ def run_command(
     Exit codes: 0 all checked ledgers are whole. 1 something is wrong. 2 wrong usage. 3 nothing is
     known to be wrong, but some ledgers are unknown or hidden, or the run failed.
     """
-    chosen = level_for(level, share)
+    share = limits["sample_share"]
+    chosen = Level(level) if level else Level.ENDS if share is None else Level.SAMPLE
+    if share is not None and chosen is not Level.SAMPLE:
+        raise click.UsageError(f"--sample requires --level sample, not {chosen.value}")
     if client is not None and not changed:
         raise click.UsageError("--client needs --changed.")
     if changed and time_budget_s:
@@ -338,15 +302,8 @@ def run_command(
     if ignored is not None:
         echo_notes(["--skip-checked-within is ignored: see --for and --changed"])
     request = RunRequest(
-        options=options_for(
-            settings,
-            level=chosen,
-            share=share,
-            reads_per_s=reads_per_s,
-            bytes_per_s=bytes_per_s,
-            reads_in_flight=reads_in_flight,
-        ),
-        output=output,
+        options=options_for(settings, chosen, **limits),
+        output=folder,
         master=master,
         spark_settings=dict(spark_conf),
         start_timeout_s=start_timeout_s,
@@ -363,51 +320,42 @@ def run_command(
         launch = check_spark(request)
         if launch is not None and launch.ignored:
             echo_notes([f"ignored variables of another Spark: {', '.join(launch.ignored)}"])
-    with locked_output(output):
-        changes, acknowledged = None, None
+    with locked_output(folder):
+        changes, is_acknowledged = None, False
         with failures_exit_unknown(lambda: resume_hint(request)):
             if changed:
-                changes = _changes(settings, request)
+                fetched = asyncio.run(changes_for(settings, request))
+                echo_notes(fetched_notes(fetched))
+                changes = fetched.changes
             summary = _run(settings, request, changes)
             if changes is not None:
-                acknowledged = _acknowledge(settings, request, changes, summary)
+                is_acknowledged = _acknowledge(settings, request, changes, summary)
         with failures_exit_unknown(
-            lambda: f"the run is complete: see bookmender fsck report {output}"
+            lambda: f"the run is complete: see bookmender fsck report {folder}"
         ):
             asyncio.run(publish_summary(settings, summary))
-            record, lines = _finish(settings, output, summary, is_marking=mark)
+            record, lines = _finish(settings, folder, summary, is_marking=mark)
     if changes is not None:
-        from daemon.fsck.texts import run_changes_record
-
-        record["changes"] = run_changes_record(changes, acknowledged)
-    click.echo(json.dumps(record, indent=2) if output_format == "json" else "\n".join(lines))
+        record["changes"] = run_changes_record(changes, is_acknowledged=is_acknowledged)
+    click.echo(json.dumps(record, indent=2) if output == "json" else "\n".join(lines))
     sys.exit(summary.exit_code)
-
-
-def _changes(settings: Settings, request: RunRequest) -> FeedChanges | None:
-    """Return what a run with ``--changed`` checks, and tell it."""
-    fetched = asyncio.run(changes_for(settings, request))
-    echo_notes(fetched_notes(fetched))
-    return fetched.changes
 
 
 def _acknowledge(
     settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
-) -> Acknowledged | None:
-    """Acknowledge what the run checked. Return None if this failed: the results hold, and the next
+) -> bool:
+    """Acknowledge what the run checked. Return False if this failed: the results hold, and a later
     run is given the same ledgers again."""
     try:
-        outcome = asyncio.run(acknowledge_run(settings, request, changes, summary))
+        why = asyncio.run(acknowledge_run(settings, request, changes, summary))
     except BookmenderError as error:
         echo_notes([f"not acknowledged: {printable(str(error))}. {CHECKED_AGAIN}"])
-        return None
-    echo_notes(acknowledged_notes(outcome, changes))
-    return outcome
+        return False
+    echo_notes(acknowledged_notes(why, changes))
+    return why is None
 
 
 def _run(settings: Settings, request: RunRequest, changes: FeedChanges | None) -> Summary:
-    from daemon.fsck.texts import showing_progress
-
     facts = asyncio.run(fetch_cluster_facts(settings))
     try:
         with showing_progress() as on_progress:
@@ -424,7 +372,6 @@ def _finish(
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the report and the marks. Return the output for programs and for people."""
     from auditor.fsck.results.run_folder import Results
-    from daemon.fsck.texts import mark_lines, marks_record, summary_lines
 
     results = Results.open(output, summary.run)
     report = _write_report(results)
@@ -449,25 +396,23 @@ def _write_report(results: "Results") -> Path:
     from auditor.fsck.results.report import write_report
 
     summary = results.summary
-    tails = tails_text(summary.counts)
     return write_report(
-        results, headline=headline(summary), tails=tails, advice=advice_for(summary)
+        results,
+        headline=headline(summary),
+        tails=tails_text(summary.counts),
+        advice=advice_for(summary),
     )
 
 
-def _damaged(results: "Results") -> "list[DamagedLedger]":
-    from auditor.fsck.damage_marker import damaged_ledgers
-
+def _damaged(results: "Results") -> list[DamagedLedger]:
     with failures_exit_unknown(lambda: CHECK_RESULTS):
         return damaged_ledgers(results.wrong())
 
 
 def _mark(
-    settings: Settings, results: "Results", damaged: "Sequence[DamagedLedger]", *, is_marking: bool
-) -> "MarkResult | MarkPreview":
+    settings: Settings, results: "Results", damaged: Sequence[DamagedLedger], *, is_marking: bool
+) -> MarkResult | MarkPreview:
     """Mark the ledgers, or return what would be marked. Asks the cluster only if there are any."""
-    from auditor.fsck.damage_marker import MarkPreview
-
     if not damaged:
         return MarkPreview()
     with ProgressLine() as line:
@@ -486,7 +431,7 @@ def _mark(
 @format_option
 @json_option
 def mark_command(
-    results: str, mark: bool, uri: str | None, config: Path | None, output_format: str
+    results: str, mark: bool, uri: str | None, config: Path | None, output: str
 ) -> None:
     """Mark ledgers with missing or bad copies.
 
@@ -496,11 +441,9 @@ def mark_command(
     settings = settings_for(uri, config)
     log_errors_only(settings)
     found = _results(results)
-    from daemon.fsck.texts import mark_lines, marks_record
-
     damaged = _damaged(found)
     outcome = _mark(settings, found, damaged, is_marking=mark)
-    if output_format == "json":
+    if output == "json":
         click.echo(json.dumps(marks_record(damaged, outcome), indent=2))
     else:
         click.echo("\n".join(mark_lines(damaged, outcome)))
@@ -523,7 +466,7 @@ def report_command(results: str) -> None:
 @click.argument("ledger_id", metavar="LEDGER", type=LedgerId())
 @format_option
 @json_option
-def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
+def show_command(folder: Path, ledger_id: int, output: str) -> None:
     """Show the last verdict on a ledger.
 
     It includes the evidence, and the verdicts of earlier runs at closer levels.
@@ -533,24 +476,19 @@ def show_command(folder: Path, ledger_id: int, output_format: str) -> None:
     """
     require_modules("pyarrow")
     from auditor.fsck.results.run_folder import verdict_history
-    from daemon.fsck.texts import history_lines, history_record
 
     with failures_exit_unknown(lambda: CHECK_RESULTS):
         history = verdict_history(folder, ledger_id)
-    if output_format == "json":
+    if output == "json":
         click.echo(json.dumps(history_record(ledger_id, history), indent=2))
     elif history:
         click.echo("\n".join(history_lines(history)))
     else:
         echo_notes([f"{folder}: no run with rows has checked ledger {ledger_id}"])
-    sys.exit(_exit_code(history))
-
-
-def _exit_code(history: "Sequence[RunVerdict]") -> int:
     if any(each.verdict.is_wrong for each in history):
-        return EXIT_FAILED
+        sys.exit(EXIT_FAILED)
     is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
-    return 0 if is_known else EXIT_UNKNOWN
+    sys.exit(0 if is_known else EXIT_UNKNOWN)
 
 
 def _results(name: str) -> "Results":

@@ -22,7 +22,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -49,11 +49,10 @@ from daemon.admin_session import AdminSession, admin_session, by_hand, order_eve
 from daemon.cli.feed_clients import connection_of
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import echo_notes, printable
-from daemon.fsck.changes import Acknowledged, Fetched, acknowledge, fetch_changes
+from daemon.fsck.changes import Fetched, WhyWhole, acknowledge, fetch_changes
 from daemon.fsck.spark_environment import (
     EXECUTORS_PYTHON,
     LaunchEnvironment,
-    PySpark,
     applied,
     check_import,
     launch_environment,
@@ -88,8 +87,6 @@ SPARK_LOG = "spark.log"
 """Log file with Spark's messages of the last run. After the start Spark logs only errors."""
 NO_PYSPARK = "PySpark is not installed. From a checkout: pip install '.[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-START_TIMEOUT_S = 300.0
-"""Time limit for Spark's start. It takes 4 s on an idle machine, and longer on a busy cluster."""
 ALL_CORES = "local[*]"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable that spark-submit sets, which has then started Spark already."""
@@ -109,22 +106,13 @@ class RunRequest:
     output: Path
     master: str | None = None
     spark_settings: Mapping[str, str] = field(default_factory=dict)
-    start_timeout_s: float = START_TIMEOUT_S
+    start_timeout_s: float = 300.0
     time_budget_s: float = 0.0
     is_restart: bool = False
     client: str = ""
 
 
 # --- The run --------------------------------------------------------------------------------------
-
-
-async def fetch_cluster_facts(settings: Settings) -> ClusterFacts:
-    """Read the facts through a session of its own. Raises UnavailableError, SettingsError.
-
-    That also shows whether the cluster answers, before Spark starts.
-    """
-    async with admin_session(settings) as cluster:
-        return await read_cluster_facts(cluster)
 
 
 def run(
@@ -185,30 +173,25 @@ async def changes_for(settings: Settings, request: RunRequest) -> Fetched:
 
 async def acknowledge_run(
     settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
-) -> Acknowledged:
-    """Acknowledge what a run with ``--changed`` has checked. Its results are stored. Raises
-    SettingsError, UnavailableError."""
-    from auditor.fsck.results.run_folder import STATE
+) -> WhyWhole | None:
+    """Acknowledge what a run with ``--changed`` has checked, as ``acknowledge`` does. Its results
+    are stored. Raises SettingsError, UnavailableError."""
+    from auditor.fsck.results.run_folder import STATE, Results
 
+    unanswered: set[int] = set()  # because bookies did not answer
+    if not changes.is_whole:
+        rows = Results.open(request.output, summary.run).table(["ledger_id", "reasons"])
+        for ledger_id, reasons in zip(*rows.to_pydict().values(), strict=True):
+            if Finding.NOT_ANSWERED.value in reasons:
+                unanswered.add(ledger_id)
     async with admin_session(settings) as cluster:
         return await acknowledge(
             connection_of(cluster),
             changes,
             level=summary.level,
             state=request.output / STATE,
-            unanswered=frozenset() if changes.is_whole else unanswered_ledgers(request, summary),
+            unanswered=unanswered,
         )
-
-
-def unanswered_ledgers(request: RunRequest, summary: Summary) -> frozenset[int]:
-    """Return the ledgers that the run could not check, because bookies did not answer."""
-    from auditor.fsck.results.run_folder import Results
-
-    rows = Results.open(request.output, summary.run).table(["ledger_id", "reasons"])
-    pairs = zip(rows["ledger_id"].to_pylist(), rows["reasons"].to_pylist(), strict=True)
-    return frozenset(
-        ledger_id for ledger_id, reasons in pairs if Finding.NOT_ANSWERED.value in reasons
-    )
 
 
 @contextmanager
@@ -216,24 +199,24 @@ def _spark(request: RunRequest) -> Iterator[Any]:
     """Yield a Spark context: spark-submit's, or a new one that is stopped at the end."""
     from auditor.fsck.spark import open_spark, stop_spark, submitted_spark
 
-    with ExitStack() as around:
-        with quiet_when_interrupted():
-            if _is_submitted(request, os.environ):
-                context = submitted_spark()
-            else:
-                launch = _launch_environment(request, os.environ)
-                master, settings = request.master or ALL_CORES, request.spark_settings
-                python = settings.get(EXECUTORS_PYTHON, sys.executable)
-                with applied(launch):
-                    context = open_spark(
-                        master,
-                        settings,
-                        python=python,
-                        log=request.output / SPARK_LOG,
-                        start_timeout_s=request.start_timeout_s,
-                    )
-        around.callback(stop_spark, context)
+    with quiet_when_interrupted():
+        if _is_submitted(request, os.environ):
+            context = submitted_spark()
+        else:
+            launch = _launch_environment(request, os.environ)
+            master, settings = request.master or ALL_CORES, request.spark_settings
+            with applied(launch):
+                context = open_spark(
+                    master,
+                    settings,
+                    python=settings.get(EXECUTORS_PYTHON, sys.executable),
+                    log=request.output / SPARK_LOG,
+                    start_timeout_s=request.start_timeout_s,
+                )
+    try:
         yield context
+    finally:
+        stop_spark(context)
 
 
 def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
@@ -246,19 +229,17 @@ def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
         unfinished_runs,
     )
 
-    delete_remains(request.output)
-    unfinished = unfinished_runs(request.output)
+    output = request.output
+    delete_remains(output)
+    unfinished = unfinished_runs(output)
     if request.is_restart:
         for name in unfinished:
-            RunFolder(request.output, name).discard()
-    elif unfinished:
+            RunFolder(output, name).discard()
+        unfinished = []
+    if unfinished:
         log.info("fsck_run.resumed", run=unfinished[0])
-    is_resumed = bool(unfinished) and not request.is_restart
-    return FsckJob(
-        run=unfinished[0] if is_resumed else new_run_name(request.output, now_s=now_s),
-        output=request.output,
-        time_budget_s=request.time_budget_s,
-    )
+    run = unfinished[0] if unfinished else new_run_name(output, now_s=now_s)
+    return FsckJob(run=run, output=output, time_budget_s=request.time_budget_s)
 
 
 # --- Before the run -------------------------------------------------------------------------------
@@ -294,7 +275,8 @@ def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> 
         master,
         environment,
         is_here=is_here(master),
-        pyspark=PySpark(home=home, version=version),
+        pyspark_home=home,
+        version=version,
         spark_settings=request.spark_settings,
         home=None if has_name() else request.output,
     )
@@ -351,31 +333,35 @@ class ClusterFacts:
     racks: Mapping[BookieId, str]
 
 
-async def read_cluster_facts(cluster: AdminSession) -> ClusterFacts:
-    """Return the facts, read through an open session."""
-    clock = SystemClock()
-    views = ViewSource(cluster.registration, clock)
-    await views.refresh()
-    placing = await load_placement(
-        cluster.settings.placement,
-        store=cluster.store,
-        paths=cluster.paths,
-        views=views,
-        local=None,
-        clock=clock,
-        rng=random.Random(),
-    )
-    rule = None if placing.rack_keeper is None else rule_of(cluster.settings.placement)
-    return ClusterFacts(
-        cluster=await cluster_identity(cluster), rule=rule, racks=dict(placing.racks.known)
-    )
+async def fetch_cluster_facts(settings: Settings) -> ClusterFacts:
+    """Read the facts through a session of its own. Raises UnavailableError, SettingsError.
+
+    That also shows whether the cluster answers, before Spark starts.
+    """
+    async with admin_session(settings) as cluster:
+        clock, placement = SystemClock(), cluster.settings.placement
+        views = ViewSource(cluster.registration, clock)
+        await views.refresh()
+        placing = await load_placement(
+            placement,
+            store=cluster.store,
+            paths=cluster.paths,
+            views=views,
+            local=None,
+            clock=clock,
+            rng=random.Random(),
+        )
+        return ClusterFacts(
+            cluster=await cluster_identity(cluster),
+            rule=None if placing.rack_keeper is None else rule_of(placement),
+            racks=dict(placing.racks.known),
+        )
 
 
 async def cluster_identity(cluster: AdminSession) -> Cluster:
-    settings = cluster.settings
     return Cluster(
         instance_id=await read_instance_id(cluster.store, cluster.root) or "",
-        metadata_service_uri=settings.metadata_service_uri,
+        metadata_service_uri=cluster.settings.metadata_service_uri,
     )
 
 
@@ -408,11 +394,6 @@ class MarkResult:
     counts: MarkCounts
     has_worker: bool
 
-    @property
-    def count(self) -> int:
-        """Number of ledgers that are marked, by this call or before."""
-        return self.counts.new + self.counts.known
-
 
 async def preview_damaged(
     settings: Settings, folder: Path, damaged: Sequence[DamagedLedger], show: Show
@@ -421,14 +402,8 @@ async def preview_damaged(
     UnavailableError."""
     async with admin_session(settings) as cluster:
         check_cluster(folder, await cluster_identity(cluster))
-        return await preview_in_session(cluster, damaged, show)
-
-
-async def preview_in_session(
-    cluster: AdminSession, damaged: Sequence[DamagedLedger], show: Show
-) -> MarkPreview:
-    view = await ViewSource(cluster.registration, SystemClock()).refresh()
-    return await preview_marks(damaged, cluster.manager, view, show)
+        view = await ViewSource(cluster.registration, SystemClock()).refresh()
+        return await preview_marks(damaged, cluster.manager, view, show)
 
 
 async def mark_damaged(
@@ -438,46 +413,37 @@ async def mark_damaged(
     their number. Raises SettingsError if the results belong to another cluster, RejectedError while
     auto-recovery is disabled, SessionLostError, UnavailableError."""
     async with admin_session(settings) as cluster:
+        store, paths, clock = cluster.store, cluster.paths, SystemClock()
         check_cluster(folder, await cluster_identity(cluster))
-        marked = await mark_in_session(cluster, damaged, show)
-        await cluster.note_order(order_event("fsck mark", ledger_count=marked.count))
+        if await store.exists(paths.disable) is not None:
+            raise RejectedError(
+                "auto-recovery is disabled, so nothing is marked; enable it with bookmender enable"
+            )
+        await prepare_tree(store, paths)
+        views = ViewSource(cluster.registration, clock)
+        await views.refresh()
+        membership = await Membership.join(store, paths, by_hand())
+        batcher = Batcher(store, [membership.guard])
+        async with task_scope() as scope:
+            scope.start(batcher.run())
+            marker = DamageMarker(
+                FindingMarker(store, batcher, paths, clock),
+                Findings(store, batcher, paths, clock),
+                cluster.manager,
+                views,
+            )
+            counts = await marker.mark(damaged, show)
+            roles = {node.info.role for node in await membership.live_nodes()}
+        marked_count = counts.new + counts.known
+        await cluster.note_order(order_event("fsck mark", ledger_count=marked_count))
         try:
-            await note_marked(cluster.store, cluster.paths, run, marked.count)
+            await note_marked(store, paths, run, marked_count)
         except BookmenderError as error:  # the marks are already written
             log.error("fsck_marks.record_failed", error=str(error))
-        return marked
-
-
-async def mark_in_session(
-    cluster: AdminSession, damaged: Sequence[DamagedLedger], show: Show
-) -> MarkResult:
-    store, paths, clock = cluster.store, cluster.paths, SystemClock()
-    if await store.exists(paths.disable) is not None:
-        raise RejectedError(
-            "auto-recovery is disabled, so nothing is marked; enable it with bookmender enable"
-        )
-    await prepare_tree(store, paths)
-    views = ViewSource(cluster.registration, clock)
-    await views.refresh()
-    membership = await Membership.join(store, paths, by_hand())
-    batcher = Batcher(store, [membership.guard])
-    async with task_scope() as scope:
-        scope.start(batcher.run())
-        marker = DamageMarker(
-            FindingMarker(store, batcher, paths, clock),
-            Findings(store, batcher, paths, clock),
-            cluster.manager,
-            views,
-        )
-        counts = await marker.mark(damaged, show)
-        roles = {node.info.role for node in await membership.live_nodes()}
         return MarkResult(counts=counts, has_worker=Role.WORKER in roles)
 
 
 # --- Errors and interruptions ---------------------------------------------------------------------
-
-CONTINUES = "the results so far are kept; the same command{} continues the run"
-STARTS_OVER = "no part was finished; the same command starts over"
 
 
 @contextmanager
@@ -515,8 +481,9 @@ def resume_hint(request: RunRequest) -> str:
 
     output = request.output
     if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
-        return STARTS_OVER
-    return CONTINUES.format(" without --restart" if request.is_restart else "")
+        return "no part was finished; the same command starts over"
+    without = " without --restart" if request.is_restart else ""
+    return f"the results so far are kept; the same command{without} continues the run"
 
 
 LOG_LEVEL_WAIT_S = 1.0

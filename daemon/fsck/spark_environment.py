@@ -29,15 +29,6 @@ uses it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PySpark:
-    """The PySpark that this process imports. ``home``: its folder, with ``bin/spark-submit`` and
-    ``jars``."""
-
-    home: Path
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchEnvironment:
     """The variables that Spark starts with. ``ignored``: names that this process has and Spark does
     not get, sorted."""
@@ -51,15 +42,17 @@ def launch_environment(
     environment: Mapping[str, str],
     *,
     is_here: bool,
-    pyspark: PySpark,
+    pyspark_home: Path,
+    version: str,
     spark_settings: Mapping[str, str],
     home: Path | None = None,
 ) -> LaunchEnvironment:
     """Return what Spark starts with, given the environment of this process.
 
-    ``is_here``: True if all of Spark runs on this machine. ``home``: the home folder for a user id
-    without an entry in the user database; None if it has one. Raises SettingsError, which names the
-    variable or option with which Spark cannot start.
+    ``is_here``: True if all of Spark runs on this machine. ``pyspark_home``, ``version``: of the
+    PySpark that this process imports; its folder contains ``bin/spark-submit`` and ``jars``.
+    ``home``: the home folder for a user id without an entry in the user database; None if it has
+    one. Raises SettingsError, which names the variable or option with which Spark cannot start.
     """
     if is_here:
         python = spark_settings.get(EXECUTORS_PYTHON)
@@ -68,12 +61,21 @@ def launch_environment(
                 f"--spark-conf {EXECUTORS_PYTHON} is {python}, which does not exist on this "
                 "machine: omit the option, or correct the path"
             )
-        variables = _without_another_spark(environment, pyspark)
+        kept = {
+            name: value
+            for name, value in environment.items()
+            if name in _KEPT or not _OF_ANOTHER_SPARK.fullmatch(name)
+        }
+        # Without SPARK_HOME PySpark looks for a Spark in the parent of the current folder first,
+        # and without SPARK_LOCAL_IP Spark looks up the name of this host, which may not resolve.
+        variables = {**kept, "SPARK_HOME": str(pyspark_home), "SPARK_LOCAL_IP": LOOPBACK}
     else:
-        check_for_cluster(master, environment, version=pyspark.version)
+        check_for_cluster(master, environment, version=version)
         variables = dict(environment)
+    if home is not None:
+        variables |= _user(variables, home)
     return LaunchEnvironment(
-        variables=variables if home is None else {**variables, **_user(variables, home)},
+        variables=variables,
         ignored=tuple(
             sorted(name for name, value in environment.items() if value != variables.get(name, ""))
         ),
@@ -92,21 +94,6 @@ def _user(variables: Mapping[str, str], home: Path) -> dict[str, str]:
         "SPARK_USER": name,
         "HADOOP_USER_NAME": name,
         "SPARK_SUBMIT_OPTS": " ".join(filter(None, options)),
-    }
-
-
-def _without_another_spark(environment: Mapping[str, str], pyspark: PySpark) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in environment.items()
-        if name in _KEPT or not _OF_ANOTHER_SPARK.fullmatch(name)
-    }
-    return {
-        **kept,
-        # Without it PySpark looks for a Spark in the parent of the current folder first.
-        "SPARK_HOME": str(pyspark.home),
-        # Without it Spark looks up the name of this host, which may not resolve.
-        "SPARK_LOCAL_IP": LOOPBACK,
     }
 
 
@@ -182,16 +169,12 @@ def check_import(environment: Mapping[str, str]) -> None:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         return  # the import says what to install
-    check_origin(Path(spec.origin).resolve().parent, _installed_folder(), environment)
-
-
-def _installed_folder() -> Path | None:
     try:
-        found = metadata.distribution("pyspark").locate_file("pyspark")
+        installed = Path(str(metadata.distribution("pyspark").locate_file("pyspark"))).resolve()
     except metadata.PackageNotFoundError:
-        return None
-    folder = Path(str(found)).resolve()
-    return folder if folder.is_dir() else None
+        return
+    folder = Path(spec.origin).resolve().parent
+    check_origin(folder, installed if installed.is_dir() else None, environment)
 
 
 @contextmanager
@@ -199,14 +182,10 @@ def applied(launch: LaunchEnvironment) -> Iterator[None]:
     """Set the variables for Spark in this process, which PySpark passes on, and restore them
     afterwards."""
     before = dict(os.environ)
-    _set_environment(launch.variables)
+    os.environ.clear()
+    os.environ.update(launch.variables)
     try:
         yield
     finally:
-        _set_environment(before)
-
-
-def _set_environment(environment: Mapping[str, str]) -> None:
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
+        os.environ.clear()
+        os.environ.update(before)

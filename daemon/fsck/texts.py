@@ -4,19 +4,19 @@ of a ledger. As lines for people, and as records for programs."""
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
-from auditor.fsck.results.rows import to_record
-from auditor.fsck.results.run_folder import RunVerdict
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.verdicts import Grade, LedgerVerdict, evidence_text
+from auditor.fsck.verdicts import Grade, evidence_text
 from daemon.cli.progress import Eta, Line, counted, duration_text, printable
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
-from daemon.fsck.changes import Acknowledged
 from daemon.fsck.runner import MarkResult
 from ledgers.sizes import size_text
+
+if TYPE_CHECKING:
+    from auditor.fsck.results.run_folder import RunVerdict
 
 SHOWN_MAX = 20
 START_WORKER = "start a node whose worker is enabled: bookmender daemon"
@@ -33,25 +33,20 @@ class Meter:
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
         self.phase = ""
-        self._eta = Eta()
-        self._since_s = 0.0
-        self._read_before = (0, 0)
 
     def text(self, progress: FsckProgress) -> str:
         now_s = self._now_s()
         if progress.phase != self.phase:
-            self.phase, self._eta, self._since_s = progress.phase, Eta(), now_s
-            self._read_before = (progress.entries_read, progress.bytes_read)
-        parts = [_ledgers(progress)]
+            self.phase = progress.phase
+            self._first, self._since_s, self._eta = progress, now_s, Eta()
+        parts = [counted(progress.ledgers_done, "ledger")]
+        if progress.ledgers_expected:
+            parts = [f"{progress.ledgers_done:,} of {progress.ledgers_expected:,} ledgers"]
         if progress.entries_read:
             parts.append(f"{progress.entries_read:,} entries, {size_text(progress.bytes_read)}")
         elapsed_s = now_s - self._since_s
-        entries, size = (
-            now - before
-            for now, before in zip(
-                (progress.entries_read, progress.bytes_read), self._read_before, strict=True
-            )
-        )
+        entries = progress.entries_read - self._first.entries_read
+        size = progress.bytes_read - self._first.bytes_read
         if elapsed_s > 0 and entries > 0:
             parts.append(
                 f"{entries / elapsed_s:,.0f} entries/s, {size_text(round(size / elapsed_s))}/s"
@@ -64,12 +59,6 @@ class Meter:
         return "; ".join(parts)
 
 
-def _ledgers(progress: FsckProgress) -> str:
-    if progress.ledgers_expected:
-        return f"{progress.ledgers_done:,} of {progress.ledgers_expected:,} ledgers"
-    return counted(progress.ledgers_done, "ledger")
-
-
 @contextmanager
 def showing_progress() -> Iterator[OnProgress]:
     """Show progress on standard error: a line, rewritten on a terminal, else a new one every ten
@@ -79,9 +68,9 @@ def showing_progress() -> Iterator[OnProgress]:
         line.write("starting", now_s=time.monotonic())
 
         def show(progress: FsckProgress) -> None:
-            is_new_phase = progress.phase != meter.phase
+            is_news = progress.phase != meter.phase
             text = f"{progress.phase}: {meter.text(progress)}"
-            line.write(text, now_s=time.monotonic(), is_news=is_new_phase)
+            line.write(text, now_s=time.monotonic(), is_news=is_news)
 
         yield show
 
@@ -122,35 +111,23 @@ def mark_lines(
             f"{counted(counts.new, 'ledger')} marked{known}{_changed(counts.changed)}",
             *_private_lines(counts.own, has_worker=outcome.has_worker),
         ]
-    if outcome is None:
-        return [
-            *_damaged_lines(damaged),
-            f"{_would(damaged)}, unless something has changed; --mark marks them",
-        ]
-    text = f"{_would(outcome.ledgers)}{_changed(outcome.changed)}"
-    return [
-        *_damaged_lines(outcome.ledgers),
-        f"{text}; --mark marks them" if outcome.ledgers else text,
-        *_private_lines(outcome.own),
+    would_mark = damaged if outcome is None else outcome.ledgers
+    lines = [
+        printable(f"would mark ledger {each.ledger_id} ({each.grade.value}): {each.detail}")
+        for each in would_mark[:SHOWN_MAX]
     ]
+    if len(would_mark) > SHOWN_MAX:
+        lines.append(f"and {len(would_mark) - SHOWN_MAX:,} more")
+    text = f"{counted(len(would_mark), 'ledger')} would be marked"
+    if outcome is None:
+        return [*lines, f"{text}, unless something has changed; --mark marks them"]
+    text += _changed(outcome.changed)
+    lines.append(f"{text}; --mark marks them" if would_mark else text)
+    return [*lines, *_private_lines(outcome.own)]
 
 
 def _changed(count: int) -> str:
     return f", {count:,} left out: changed or deleted since the run" if count else ""
-
-
-def _would(damaged: Sequence[DamagedLedger]) -> str:
-    return f"{counted(len(damaged), 'ledger')} would be marked"
-
-
-def _damaged_lines(damaged: Sequence[DamagedLedger]) -> list[str]:
-    lines = [
-        printable(f"would mark ledger {each.ledger_id} ({each.grade.value}): {each.detail}")
-        for each in damaged[:SHOWN_MAX]
-    ]
-    if len(damaged) > SHOWN_MAX:
-        lines.append(f"and {len(damaged) - SHOWN_MAX:,} more")
-    return lines
 
 
 def _private_lines(count: int, *, has_worker: bool = True) -> list[str]:
@@ -193,7 +170,7 @@ def marks_record(
     }
 
 
-def run_changes_record(changes: FeedChanges, outcome: Acknowledged | None) -> dict[str, Any]:
+def run_changes_record(changes: FeedChanges, *, is_acknowledged: bool) -> dict[str, Any]:
     """Return what a run that follows the change feed was told, and if it is acknowledged."""
     return {
         "client": changes.client,
@@ -201,49 +178,49 @@ def run_changes_record(changes: FeedChanges, outcome: Acknowledged | None) -> di
         "position": changes.position,
         "changed": len(changes.ledger_ids),
         "deleted": sum(changes.are_deleted),
-        "is_acknowledged": outcome is Acknowledged.STORED,
+        "is_acknowledged": is_acknowledged,
     }
 
 
 # --- One ledger -----------------------------------------------------------------------------------
 
 
-def history_lines(history: Sequence[RunVerdict]) -> list[str]:
+def history_lines(history: Sequence["RunVerdict"]) -> list[str]:
     """Return lines on what runs found for a ledger, the last run first."""
     lines: list[str] = []
     for each in history:
         summary, verdict = each.summary, each.verdict
         checked_at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(verdict.checked_ms / 1000))
-        since = "; at a closer level" if lines else _later(each)
+        since, deleted = "; at a closer level", each.later_runs_deleted
+        if not lines:
+            others = each.later_runs - deleted
+            since = f"; {counted(others, 'later run')} did not check it" if others else ""
+            if deleted:
+                since += f"; the rows of {counted(deleted, 'later run')} were deleted"
         lines.append(f"run {summary.run}, level {summary.level.value}, at {checked_at}{since}:")
-        lines.append(f"  {_verdict_text(verdict)}")
+        parts = [verdict.grade.value]
+        # A ledger can be whole and wrong: enough copies match their digests, but the copies differ.
+        if verdict.is_wrong and verdict.grade is Grade.WHOLE:
+            parts.append("copies differ")
+        parts.append(verdict.state or "metadata unreadable")
+        if verdict.state:
+            parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
+        if verdict.is_tail_unseen:
+            parts.append("later entries not checked")
+        if verdict.rests_on_unknown:
+            parts.append("some copies unknown")
+        lines.append(f"  {', '.join(parts)}")
         lines += [f"    {printable(evidence_text(evidence))}" for evidence in verdict.evidence]
         if verdict.evidence_left_out:
             lines.append(f"    and {verdict.evidence_left_out:,} more")
     return lines
 
 
-def _later(verdict: RunVerdict) -> str:
-    deleted = verdict.later_runs_deleted
-    others = verdict.later_runs - deleted
-    text = f"; {counted(others, 'later run')} did not check it" if others else ""
-    return f"{text}; the rows of {counted(deleted, 'later run')} were deleted" if deleted else text
-
-
-def _verdict_text(verdict: LedgerVerdict) -> str:
-    parts = [_graded(verdict), verdict.state or "metadata unreadable"]
-    if verdict.state:
-        parts += [f"last entry {verdict.last_entry_id:,}", size_text(verdict.length)]
-    if verdict.is_tail_unseen:
-        parts.append("later entries not checked")
-    if verdict.rests_on_unknown:
-        parts.append("some copies unknown")
-    return ", ".join(parts)
-
-
-def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, Any]:
+def history_record(ledger_id: int, history: Sequence["RunVerdict"]) -> dict[str, Any]:
     """Return the JSON of ``fsck show``: the verdicts on one ledger, with the columns of the results
     and the run that each comes from."""
+    from auditor.fsck.results.rows import to_record  # needs pyarrow
+
     return {
         "ledger_id": ledger_id,
         "verdicts": [
@@ -257,12 +234,3 @@ def history_record(ledger_id: int, history: Sequence[RunVerdict]) -> dict[str, A
             for each in history
         ],
     }
-
-
-def _graded(verdict: LedgerVerdict) -> str:
-    """Return the grade as text.
-
-    A ledger can be whole and wrong: enough copies match their digests, but the copies differ.
-    """
-    has_differing = verdict.is_wrong and verdict.grade is Grade.WHOLE
-    return f"{verdict.grade.value}, copies differ" if has_differing else verdict.grade.value

@@ -15,7 +15,7 @@ from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.cli.main import main
 from daemon.fsck import command as fsck_command
-from daemon.fsck.changes import Acknowledged, Fetched
+from daemon.fsck.changes import Fetched, WhyWhole
 from daemon.fsck.command import fsck
 from daemon.fsck.runner import ClusterFacts, MarkResult, RunRequest
 from daemon.settings import Settings
@@ -43,7 +43,7 @@ class FakeRuns:
     """What the change feed told."""
     changes: FeedChanges | None = None
     """What the run was told to check."""
-    acknowledges: Acknowledged | BookmenderError = Acknowledged.STORED
+    acknowledges: WhyWhole | BookmenderError | None = None
     acknowledged: list[tuple[FeedChanges, str]] = field(default_factory=list)
     changed: Sequence[int] = ()
     """Ledgers whose metadata has changed since their verdict."""
@@ -58,7 +58,7 @@ class FakeRuns:
 
     async def acknowledge_run(
         self, settings: Settings, request: RunRequest, changes: FeedChanges, summary: Summary
-    ) -> Acknowledged:
+    ) -> WhyWhole | None:
         self.acknowledged.append((changes, summary.run))
         if isinstance(self.acknowledges, BookmenderError):
             raise self.acknowledges

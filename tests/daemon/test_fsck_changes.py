@@ -18,9 +18,8 @@ from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.client import ClusterConnection
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from daemon.fsck import changes as changes_module
-from daemon.fsck.advice import acknowledged_notes, fetched_notes
+from daemon.fsck.advice import _WHY_NOT, acknowledged_notes, fetched_notes
 from daemon.fsck.changes import (
-    Acknowledged,
     Fetched,
     WhyWhole,
     acknowledge,
@@ -68,7 +67,7 @@ class Folder:
 
     async def acknowledge(
         self, changes: FeedChanges | None, *, unanswered: Container[int] = ()
-    ) -> Acknowledged:
+    ) -> WhyWhole | None:
         assert changes is not None
         if changes.is_whole:  # the run has done this at its end
             begin = ClientPosition(
@@ -89,7 +88,7 @@ class Folder:
     async def run(self) -> Fetched:
         """Fetch, check, and acknowledge."""
         fetched = await self.fetch()
-        assert await self.acknowledge(fetched.changes) is Acknowledged.STORED
+        assert await self.acknowledge(fetched.changes) is None
         return fetched
 
 
@@ -172,7 +171,7 @@ async def test_a_change_during_a_run_is_told_to_the_next(tmp_path: Path) -> None
         fetched = await folder.fetch()
         await cluster.change(1001)  # after it was checked
         await pass_time()
-        assert await folder.acknowledge(fetched.changes) is Acknowledged.STORED
+        assert await folder.acknowledge(fetched.changes) is None
 
         assert told(await folder.run()) == {1001: False}
         assert told(await folder.run()) == {}
@@ -226,7 +225,7 @@ async def test_two_folders_with_one_client_miss_nothing(tmp_path: Path) -> None:
         fetched = await folder.fetch()
         assert (await other.run()).why is WhyWhole.FIRST
 
-        assert await folder.acknowledge(fetched.changes) is Acknowledged.OTHER_FOLDER
+        assert await folder.acknowledge(fetched.changes) is WhyWhole.OTHER_FOLDER
         assert (await folder.fetch()).why is WhyWhole.OTHER_FOLDER
 
 
@@ -242,7 +241,7 @@ async def test_after_a_new_feed_all_ledgers_are_checked(tmp_path: Path) -> None:
         await cluster.enable()
         await pass_time()
 
-        assert await folder.acknowledge(fetched.changes) is Acknowledged.NEW_FEED
+        assert await folder.acknowledge(fetched.changes) is WhyWhole.NEW_FEED
         assert (await folder.run()).why is WhyWhole.NEW_FEED
         assert told(await folder.run()) == {}
 
@@ -302,7 +301,7 @@ async def test_after_a_restore_of_zookeeper_all_ledgers_are_checked(
             await cluster.change(1003)
             await pass_time()
 
-        assert await folder.acknowledge(during.changes) is Acknowledged.RESTORED
+        assert await folder.acknowledge(during.changes) is WhyWhole.RESTORED
         assert (await folder.run()).why is WhyWhole.RESTORED
         assert told(await folder.run()) == {}
 
@@ -356,21 +355,21 @@ def test_each_reason_has_a_sentence() -> None:
         first, second = fetched_notes(Fetched(changes=whole, why=why))
         assert first.startswith("this run checks all ledgers: ")
         assert second.endswith("after checkpoint 0x10")
-    assert {outcome: acknowledged_notes(outcome, whole) for outcome in Acknowledged} == {
-        Acknowledged.STORED: [],
-        Acknowledged.NEW_FEED: [
+    assert {outcome: acknowledged_notes(outcome, whole) for outcome in (None, *_WHY_NOT)} == {
+        None: [],
+        WhyWhole.NEW_FEED: [
             "not acknowledged: the change feed was disabled and enabled during the run. The next "
             "run with --changed checks all ledgers"
         ],
-        Acknowledged.OTHER_FOLDER: [
+        WhyWhole.OTHER_FOLDER: [
             f"not acknowledged: another run of client {NAME} ended meanwhile. Give each folder its "
             "own --client. The next run with --changed checks all ledgers"
         ],
-        Acknowledged.RETENTION: [
+        WhyWhole.RETENTION: [
             "not acknowledged: the feed has deleted changes of this run meanwhile. The next run "
             "with --changed checks all ledgers"
         ],
-        Acknowledged.RESTORED: [
+        WhyWhole.RESTORED: [
             "not acknowledged: ZooKeeper was restored from a backup during the run. The next run "
             "with --changed checks all ledgers"
         ],

@@ -203,10 +203,7 @@ def test_facts_about_the_cluster_come_from_the_settings() -> None:
         "BOOKMENDER_ZOOKEEPER_CONNECT_TIMEOUT_S": "40",
     }
 
-    options = options_for(
-        settings_for(URI, None, environment), level=Level.FULL, share=None,
-        reads_per_s=None, bytes_per_s=None, reads_in_flight=None,
-    )  # fmt: skip
+    options = options_for(settings_for(URI, None, environment), Level.FULL)
 
     assert options.default_password.reveal() == "secret"
     assert options.default_digest_type == "CRC32C"

@@ -10,7 +10,6 @@ import pytest
 
 from daemon.fsck.spark_environment import (
     LaunchEnvironment,
-    PySpark,
     applied,
     check_origin,
     launch_environment,
@@ -45,7 +44,8 @@ def launch_of(
         master,
         environment,
         is_here=master.startswith("local"),
-        pyspark=PySpark(home=Path(OUR_HOME), version=VERSION),
+        pyspark_home=Path(OUR_HOME),
+        version=VERSION,
         spark_settings=spark_settings or {},
         home=home,
     )

@@ -30,12 +30,10 @@ from daemon.fsck.runner import (
     RunRequest,
     changes_for,
     check_spark,
+    fetch_cluster_facts,
     mark_damaged,
-    mark_in_session,
     next_job,
     preview_damaged,
-    preview_in_session,
-    read_cluster_facts,
     run,
 )
 from daemon.fsck.texts import Meter, mark_lines, marks_record
@@ -222,23 +220,36 @@ def test_a_killed_run_can_be_given_up(tmp_path: Path) -> None:
 # --- The cluster ----------------------------------------------------------------------------------
 
 
+def reaching(session: AdminSession, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Return the settings of the session. Every command uses it from now on."""
+
+    @asynccontextmanager
+    async def admin_session(settings: Settings) -> AsyncIterator[AdminSession]:
+        yield session
+
+    monkeypatch.setattr("daemon.fsck.runner.admin_session", admin_session)
+    return session.settings
+
+
 @in_virtual_time
-async def test_without_racks_there_is_no_placement_rule() -> None:
-    places = await read_cluster_facts(visiting(await Cluster.start()))
+async def test_without_racks_there_is_no_placement_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = await fetch_cluster_facts(reaching(visiting(await Cluster.start()), monkeypatch))
 
     assert (places.rule, places.racks) == (None, {})
 
 
-def test_racks_and_the_rule_come_from_the_settings(tmp_path: Path) -> None:
+def test_racks_and_the_rule_come_from_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "racks"
     file.write_text(f"{B1} = /r1\n{B2} = /r2\n")
 
     async def look() -> ClusterFacts:
         admin_session = visiting(await Cluster.start())
         placement = PlacementSettings(racks_file=str(file))
-        return await read_cluster_facts(
-            replace(admin_session, settings=replace(admin_session.settings, placement=placement))
-        )
+        settings = replace(admin_session.settings, placement=placement)
+        reached = reaching(replace(admin_session, settings=settings), monkeypatch)
+        return await fetch_cluster_facts(reached)
 
     places = asyncio.run(look())  # a thread reads the file, without virtual time
 
@@ -247,18 +258,6 @@ def test_racks_and_the_rule_come_from_the_settings(tmp_path: Path) -> None:
 
 
 # --- Another cluster ------------------------------------------------------------------------------
-
-
-def settings_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Return settings with which every session reaches ``cluster``."""
-    seen = visiting(cluster)
-
-    @asynccontextmanager
-    async def admin_session(settings: Settings) -> AsyncIterator[AdminSession]:
-        yield seen
-
-    monkeypatch.setattr("daemon.fsck.runner.admin_session", admin_session)
-    return seen.settings
 
 
 def test_a_run_refuses_the_results_folder_of_another_cluster(tmp_path: Path) -> None:
@@ -284,7 +283,7 @@ def test_results_of_one_cluster_are_not_marked_in_another(
         cluster = await Cluster.start()
         await cluster.store.create(f"{ROOT}/INSTANCEID", b"ours")
         fault = await damaged_ledger(cluster)
-        settings = settings_of(cluster, monkeypatch)
+        settings = reaching(visiting(cluster), monkeypatch)
 
         with pytest.raises(SettingsError, match=r"theirs.*ours"):
             await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
@@ -302,7 +301,7 @@ def test_the_count_of_marks_is_noted_in_the_last_summary(
     async def mark() -> None:
         cluster = await Cluster.start()
         fault = await damaged_ledger(cluster)
-        settings = settings_of(cluster, monkeypatch)
+        settings = reaching(visiting(cluster), monkeypatch)
         summary = Summary(run="r", level=Level.ENDS, started_ms=0, finished_ms=1, counts=Counts())
         await write_last(cluster.store, PATHS, summary)
 
@@ -319,12 +318,15 @@ def test_the_count_of_marks_is_noted_in_the_last_summary(
 
 
 @in_virtual_time
-async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
+async def test_marks_are_written_by_a_session_that_joins_and_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await Cluster.start()
     fault = await damaged_ledger(cluster)
     admin_session = visiting(cluster)
+    settings = reaching(admin_session, monkeypatch)
 
-    marked = await mark_in_session(admin_session, [fault], lambda left: None)
+    marked = await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
 
     assert marked == MarkResult(counts=MarkCounts(new=1), has_worker=False)
     assert "bookmender worker" not in str(mark_lines([fault], marked))
@@ -338,14 +340,15 @@ async def test_marks_are_written_by_a_session_that_joins_and_leaves() -> None:
 @pytest.mark.parametrize("has_worker", [False, True])
 @in_virtual_time
 async def test_marks_in_the_private_queue_need_a_bookmender_worker(
-    has_worker: bool,
+    has_worker: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = await Cluster.start()
+    settings = reaching(visiting(cluster), monkeypatch)
     fault = await damaged_ledger(cluster, 3)
     if has_worker:
         await Membership.join(cluster.store, PATHS, node_info("node-1", Role.WORKER))
 
-    marked = await mark_in_session(visiting(cluster), [fault], lambda left: None)
+    marked = await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
 
     assert marked == MarkResult(counts=MarkCounts(new=1, own=1), has_worker=has_worker)
     assert (await cluster.marked(), await cluster.marked(PATHS.private)) == ([], [LEDGER])
@@ -363,25 +366,31 @@ async def test_marks_in_the_private_queue_need_a_bookmender_worker(
 
 
 @in_virtual_time
-async def test_the_preview_compares_with_the_present_metadata() -> None:
+async def test_the_preview_compares_with_the_present_metadata(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await Cluster.start()
+    settings = reaching(visiting(cluster), monkeypatch)
     fault = await damaged_ledger(cluster)
     gone = replace(fault, ledger_id=LEDGER + 1)
 
-    seen = await preview_in_session(visiting(cluster), [gone, fault], lambda left: None)
+    seen = await preview_damaged(settings, tmp_path, [gone, fault], lambda left: None)
 
     assert seen == MarkPreview(ledgers=(fault,), changed=1)
     assert await live_nodes(cluster.store, PATHS) == []
 
 
 @in_virtual_time
-async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
+async def test_nothing_is_marked_while_auto_recovery_is_disabled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = await Cluster.start()
+    settings = reaching(visiting(cluster), monkeypatch)
     fault = await damaged_ledger(cluster)
     await cluster.store.create(PATHS.disable, with_parents=True)
 
     with pytest.raises(RejectedError, match="bookmender enable"):
-        await mark_in_session(visiting(cluster), [fault], lambda left: None)
+        await mark_damaged(settings, tmp_path, "r", [fault], lambda left: None)
 
     assert await cluster.marked() == []
 

@@ -34,7 +34,7 @@ def opened(
 import json
 from pathlib import Path
 from auditor.fsck.spark import imported_pyspark, is_here, open_spark
-from daemon.fsck.spark_environment import PySpark, applied, launch_environment
+from daemon.fsck.spark_environment import applied, launch_environment
 from daemon.home import has_name
 import os
 master, log = {master!r}, Path({str(log)!r})
@@ -44,7 +44,8 @@ try:
         master,
         os.environ,
         is_here=is_here(master),
-        pyspark=PySpark(home=home, version=version),
+        pyspark_home=home,
+        version=version,
         spark_settings={{}},
         home=None if has_name() else log.parent,
     )
