@@ -100,9 +100,7 @@ class SharedPace:
         self, options: FsckOptions, store: MetadataStore, paths: ClusterPaths, apply: Apply
     ) -> None:
         name = f"{self.run}.{uuid.uuid4()}"
-        await LeasedPace(
-            options=options, store=store, paths=paths, apply=apply, name=name, clock=SystemClock()
-        ).lease()
+        await LeasedPace(options, store, paths, apply, name, SystemClock()).lease()
 
 
 def share_of(
@@ -143,7 +141,7 @@ def others_must_shrink(options: FsckOptions, *, reader_count: int) -> bool:
     return bool(options.reads_per_s or options.bytes_per_s or is_short)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class LeasedPace:
     """The pace of one executor, whose znode exists while it runs."""
 

@@ -72,61 +72,43 @@ if TYPE_CHECKING:
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
-class Share(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """An option type: a share above 0 and up to 1, given as a percentage such as ``5%`` or
-    ``0.5%``."""
-
-    name = "percent"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        if isinstance(value, float):
-            return value
-        found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", value)
-        share = float(found[1]) / 100 if found else 0.0
-        if not 0 < share <= 1:
-            self.fail(f"{value!r} is not a percentage such as 5% or 0.5%", param, ctx)
-        return share
+# Types of options. Click adds the name of the option to their errors.
 
 
-class SparkSetting(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """An option type: a Spark setting such as ``spark.executor.memory=2g``."""
-
-    name = "key=value"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, str]:
-        key, equals, setting = str(value).partition("=")
-        if not equals or not key.startswith("spark."):
-            self.fail(
-                f"{value!r} is not a Spark setting such as spark.executor.memory=2g", param, ctx
-            )
-        return key, setting
+def parse_share(text: str) -> float:
+    """Return the share, above 0 and up to 1, of a percentage such as ``5%`` or ``0.5%``."""
+    found = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)%", text)
+    share = float(found[1]) / 100 if found else 0.0
+    if not 0 < share <= 1:
+        raise click.BadParameter(f"{text!r} is not a percentage such as 5% or 0.5%")
+    return share
 
 
-class SparkMaster(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """An option type: ``local[4]``, ``spark://host:7077``, ``yarn``, or ``scheme://…`` of another
-    cluster manager.
+def parse_spark_setting(text: str) -> tuple[str, str]:
+    """Return the name and the value of a Spark setting such as ``spark.executor.memory=2g``."""
+    key, equals, setting = text.partition("=")
+    if not equals or not key.startswith("spark."):
+        raise click.BadParameter(
+            f"{text!r} is not a Spark setting such as spark.executor.memory=2g"
+        )
+    return key, setting
 
-    Other values are refused as wrong usage. Spark would refuse them later, with a less helpful
-    message.
-    """
 
-    name = "master"
-    _masters = re.compile(
-        r"local(\[(\*|[1-9][0-9]*)(, *[0-9]+)?\])?|local-cluster\[.+\]|yarn"
-        r"|spark://[^/,\s]+:[0-9]+(,[^/,\s]+:[0-9]+)*|(?!spark:|local:)[a-z][a-z0-9+.-]*://\S+"
-    )
+MASTERS = re.compile(
+    r"local(\[(\*|[1-9][0-9]*)(, *[0-9]+)?\])?|local-cluster\[.+\]|yarn"
+    r"|spark://[^/,\s]+:[0-9]+(,[^/,\s]+:[0-9]+)*|(?!spark:|local:)[a-z][a-z0-9+.-]*://\S+"
+)
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        if value == "":  # from a script variable that is not set
-            self.fail("the value is empty; without the option it is local[*]", param, ctx)
-        if not self._masters.fullmatch(value):
-            kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
-            self.fail(f"{value!r} is not a Spark master; use one of {kinds}", param, ctx)
-        return str(value)
+
+def parse_master(text: str) -> str:
+    """Return a master: ``local[4]``, ``spark://host:7077``, ``yarn``, or ``scheme://…`` of another
+    cluster manager. Spark would refuse other values later, with a less helpful message."""
+    if text == "":  # from a script variable that is not set
+        raise click.BadParameter("the value is empty; without the option it is local[*]")
+    if not MASTERS.fullmatch(text):
+        kinds = "local[4], local[*], spark://host:7077, yarn, k8s://https://host:443"
+        raise click.BadParameter(f"{text!r} is not a Spark master; use one of {kinds}")
+    return text
 
 
 # Unlike that of ``daemon.cli.main``, without --output, which names the folder of the results.
@@ -150,14 +132,13 @@ def settings_for(
     uri: str | None, config: Path | None, environment: Mapping[str, str] = os.environ
 ) -> Settings:
     """Return the settings as for other commands, with ``uri`` if given. Raises SettingsError."""
-    given = {}
-    if uri:
-        given[URI_VARIABLE] = uri
-        try:
-            MetadataUri.parse(uri)
-        except SettingsError as error:
-            raise SettingsError(f"--metadata-service-uri: {error}") from error
-    return load_settings(config, {**environment, **given})
+    if not uri:
+        return load_settings(config, environment)
+    try:
+        MetadataUri.parse(uri)
+    except SettingsError as error:
+        raise SettingsError(f"--metadata-service-uri: {error}") from error
+    return load_settings(config, {**environment, URI_VARIABLE: uri})
 
 
 def options_for(settings: Settings, level: Level, **limits: float | None) -> FsckOptions:
@@ -210,11 +191,24 @@ def fsck() -> None:
     help="How much to read.  [default: ends]",
 )
 @click.option(
-    "--sample", "sample_share", type=Share(), help="Level sample with this share.  [default: 1%]"
+    "--sample",
+    "sample_share",
+    metavar="PERCENT",
+    type=parse_share,
+    help="Level sample with this share.  [default: 1%]",
 )
-@click.option("--master", type=SparkMaster(), help="Spark master, such as local[4] or yarn.")
 @click.option(
-    "--spark-conf", type=SparkSetting(), multiple=True, help="Spark setting. May be repeated."
+    "--master",
+    metavar="MASTER",
+    type=parse_master,
+    help="Spark master, such as local[4] or yarn.",
+)
+@click.option(
+    "--spark-conf",
+    metavar="KEY=VALUE",
+    type=parse_spark_setting,
+    multiple=True,
+    help="Spark setting. May be repeated.",
 )
 @click.option(
     "--start-within",

@@ -222,23 +222,12 @@ def _spark(request: RunRequest) -> Iterator[Any]:
 def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
     """Return the unfinished run, if there is one and it is not discarded; else a new one. The
     caller has locked the output."""
-    from auditor.fsck.results.run_folder import (
-        RunFolder,
-        delete_remains,
-        new_run_name,
-        unfinished_runs,
-    )
+    from auditor.fsck.results.run_folder import RunFolder, next_run
 
     output = request.output
-    delete_remains(output)
-    unfinished = unfinished_runs(output)
-    if request.is_restart:
-        for name in unfinished:
-            RunFolder(output, name).discard()
-        unfinished = []
-    if unfinished:
-        log.info("fsck_run.resumed", run=unfinished[0])
-    run = unfinished[0] if unfinished else new_run_name(output, now_s=now_s)
+    run = next_run(output, is_restart=request.is_restart, now_s=now_s)
+    if RunFolder(output, run).is_begun:
+        log.info("fsck_run.resumed", run=run)
     return FsckJob(run=run, output=output, time_budget_s=request.time_budget_s)
 
 

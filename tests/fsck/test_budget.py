@@ -53,14 +53,7 @@ class Executor:
 def pace_of(
     store: MemoryStore, apply: Apply, run: str = "run-1", options: FsckOptions = OPTIONS
 ) -> LeasedPace:
-    return LeasedPace(
-        options=options,
-        store=store,
-        paths=PATHS,
-        apply=apply,
-        name=f"{run}.{uuid4()}",
-        clock=LoopClock(),
-    )
+    return LeasedPace(options, store, PATHS, apply, f"{run}.{uuid4()}", LoopClock())
 
 
 @asynccontextmanager

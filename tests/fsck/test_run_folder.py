@@ -12,7 +12,7 @@ import pytest
 from auditor.fsck.options import FeedChanges, FsckOptions, Level
 from auditor.fsck.results.plan import CHECKED, PLANNED, plan_rows
 from auditor.fsck.results.rows import SCHEMA, from_table, read_note, replace_table, to_batch
-from auditor.fsck.results.run_folder import AGAIN, FIRST, RunFolder, delete_remains, unfinished_runs
+from auditor.fsck.results.run_folder import AGAIN, FIRST, RunFolder, next_run, unfinished_runs
 from auditor.fsck.verdicts import Grade, LedgerVerdict
 from ledgers.errors import SettingsError
 from tests.fsck.results import counted
@@ -102,7 +102,7 @@ def test_remains_of_killed_runs_are_deleted(tmp_path: Path, folder: RunFolder) -
         (tmp_path / "state" / name / "plan.parquet").touch()
     (tmp_path / "state" / "checked.parquet").touch()
 
-    delete_remains(tmp_path)
+    assert next_run(tmp_path, is_restart=False, now_s=0.0) == RUN
 
     left = [path.name for path in sorted((tmp_path / "state").iterdir())]
     assert left == ["checked.parquet", f"run={RUN}"], "a run that can be continued stays"

@@ -263,12 +263,22 @@ def _common_options(options: FsckOptions, client: str) -> dict[str, object]:
 # --- Runs by name ---------------------------------------------------------------------------------
 
 
-def new_run_name(output: Path, *, now_s: float) -> str:
-    """Return the name of a run that starts now: the time, or a second after the last run.
+def next_run(output: Path, *, is_restart: bool, now_s: float) -> str:
+    """Return the name of the unfinished run, or that of a new one. ``is_restart``: discard
+    unfinished runs. Call only while no run writes below ``output``.
 
-    So no run takes the files of a finished one for its own, and the last name is that of the last
-    run, even if two runs start within a second, or the clock was set back.
+    A new name is the time, or a second after the last run. So no run takes the files of a finished
+    one for its own, and the last name is that of the last run, even if two runs start within a
+    second, or the clock was set back.
     """
+    for name in _names_in(output / STATE):
+        folder = RunFolder(output, name)
+        if not folder.is_begun:  # killed while it was planned, ended or discarded
+            folder.end()
+        elif is_restart:
+            folder.discard()
+    if unfinished := unfinished_runs(output):
+        return unfinished[0]
     last_s = 0
     for name in [*summary_runs(output), *_names_in(output / LEDGERS)]:
         with suppress(ValueError):  # not the name of a run
@@ -281,18 +291,6 @@ def unfinished_runs(output: Path) -> list[str]:
     first."""
     names = sorted(_names_in(output / STATE), reverse=True)
     return [name for name in names if RunFolder(output, name).is_begun]
-
-
-def delete_remains(output: Path) -> None:
-    """Delete the remains of runs that were killed while being planned, ended or discarded. These
-    cannot continue.
-
-    Call only while no run writes below ``output``.
-    """
-    for name in _names_in(output / STATE):
-        folder = RunFolder(output, name)
-        if not folder.is_begun:
-            folder.end()
 
 
 def _names_in(folder: Path) -> list[str]:
