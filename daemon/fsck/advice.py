@@ -27,7 +27,15 @@ def headline(summary: Summary) -> str:
     if verdicts.get(Grade.LOST.value):
         return "Data is lost: fsck found no good copy of some entries."
     if counts.out_of_reach:
-        return f"{_out_of_reach(counts)}; nothing is known to be lost."
+        # "2 ledgers have entries that no running bookie stores: start a:3181, b:3181; …"
+        bookies = sorted(counts.away, key=lambda bookie: (-counts.away[bookie], bookie))
+        more = len(bookies) - BOOKIES_SHOWN_MAX
+        start = ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+        have = "ledger has" if counts.out_of_reach == 1 else "ledgers have"
+        return (
+            f"{counts.out_of_reach:,} {have} entries that no running bookie stores: start {start}; "
+            "nothing is known to be lost."
+        )
     if verdicts.get(Grade.AT_RISK.value):
         return "Nothing is known to be lost, but some entries have only one good copy."
     if summary.wrong:
@@ -38,15 +46,6 @@ def headline(summary: Summary) -> str:
         return "The metadata is fine. No copy was read at this level."
     left = f" {summary.left:,} ledgers were not checked." if summary.left else ""
     return f"All checked ledgers are whole, as far as level {summary.level.value} shows.{left}"
-
-
-def _out_of_reach(counts: Counts) -> str:
-    """Return ``2 ledgers have entries that no running bookie stores: start a:3181, b:3181``."""
-    bookies = sorted(counts.away, key=lambda bookie: (-counts.away[bookie], bookie))
-    more = len(bookies) - BOOKIES_SHOWN_MAX
-    shown = ", ".join(bookies[:BOOKIES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-    have = "ledger has" if counts.out_of_reach == 1 else "ledgers have"
-    return f"{counts.out_of_reach:,} {have} entries that no running bookie stores: start {shown}"
 
 
 def counts_text(counts: Counts) -> str:

@@ -156,6 +156,9 @@ class Summary:
             del record["marked"]
         return record
 
+    def to_json(self) -> bytes:
+        return json.dumps(self.to_record()).encode()
+
     @classmethod
     def parse(cls, data: bytes) -> Self:
         """Return the summary. Raises CorruptionError, also for another version."""
@@ -170,24 +173,20 @@ def write_summary(folder: Path, summary: Summary) -> None:
     replaced atomically, so a reader always finds a complete one."""
     content = json.dumps(summary.to_record(), indent=2) + "\n"
     (folder / SUMMARIES).mkdir(exist_ok=True)
-    replace_file(_of_run(folder, summary.run), content)
+    replace_file(folder / SUMMARIES / f"{summary.run}.json", content)
     replace_file(folder / SUMMARY_FILE, content)
 
 
 def read_summary(folder: Path, run: str | None = None) -> Summary:
     """Return the summary of ``run``, or of the last run. Raises CorruptionError,
     FileNotFoundError."""
-    path = folder / SUMMARY_FILE if run is None else _of_run(folder, run)
-    return Summary.parse(path.read_bytes())
+    name = SUMMARY_FILE if run is None else f"{SUMMARIES}/{run}.json"
+    return Summary.parse((folder / name).read_bytes())
 
 
 def summary_runs(folder: Path) -> list[str]:
     """Return the names of the finished runs, the last one last."""
     return sorted(path.stem for path in (folder / SUMMARIES).glob("*.json"))
-
-
-def _of_run(folder: Path, run: str) -> Path:
-    return folder / SUMMARIES / f"{run}.json"
 
 
 # --- The summaries in ZooKeeper -------------------------------------------------------------------
@@ -221,19 +220,15 @@ async def note_marked(store: MetadataStore, paths: ClusterPaths, run: str, count
             found = Summary.parse(data)
             if found.run == run:
                 noted = replace(found, marked=max(count, found.marked or 0))
-                await store.set(path, _to_bytes(noted), version=stat.version)
+                await store.set(path, noted.to_json(), version=stat.version)
 
 
 async def _write(store: MetadataStore, path: str, summary: Summary) -> None:
-    data = _to_bytes(summary)
+    data = summary.to_json()
     try:
         await store.create(path, data, with_parents=True)
     except NodeExistsError:
         await store.set(path, data, version=ANY_VERSION)
-
-
-def _to_bytes(summary: Summary) -> bytes:
-    return json.dumps(summary.to_record()).encode()
 
 
 async def read_last(store: MetadataStore, paths: ClusterPaths) -> Summary | None:
