@@ -26,7 +26,7 @@ from auditor.fsck.verdicts import LedgerVerdict
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 
-Work = Callable[[int], Iterator[pa.RecordBatch]]
+Work = Callable[[int], Iterable[pa.RecordBatch]]
 """The work of one task. The argument is its position among the tasks given out together."""
 
 _PART = pa.field("part", pa.int32())
@@ -59,13 +59,9 @@ Check = Part | Recheck
 
 
 def check_work(checks: Sequence[Check], options: FsckOptions, pace: Pace) -> Work:
-    """Return the work of a task: it takes the position of a check, and yields its rows
+    """Return the work of a task: it takes the position of a check, and returns its rows
     (``ROWS``)."""
-
-    def run(position: int) -> Iterator[pa.RecordBatch]:
-        yield from asyncio.run(run_check(checks[position], options, pace))
-
-    return run
+    return lambda position: asyncio.run(run_check(checks[position], options, pace))
 
 
 async def run_check(check: Check, options: FsckOptions, pace: Pace) -> list[pa.RecordBatch]:

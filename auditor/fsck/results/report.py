@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from auditor.fsck.results.run_folder import Results
 from auditor.fsck.results.summary import Summary
-from auditor.fsck.verdicts import Grade, LedgerVerdict, evidence_text
+from auditor.fsck.verdicts import Grade, evidence_text
 from ledgers.plain_files import replace_file
 from ledgers.sizes import size_text
 
@@ -146,24 +146,23 @@ def _worst_ledgers(results: Results) -> list[Row]:
     listed = listed.append_column("rank", pa.array(ranks, pa.int32())).sort_by(order)
     ledger_ids = listed["ledger_id"].slice(0, WORST_MAX).to_pylist()
     found = {v.ledger_id: v for v in results.verdicts(pc.field("ledger_id").isin(ledger_ids))}
-    rows = [_ledger(found[ledger_id]) for ledger_id in ledger_ids]
+    rows: list[Row] = []
+    for ledger_id in ledger_ids:
+        verdict = found[ledger_id]
+        facts = [verdict.state or "metadata unreadable", size_text(verdict.length)]
+        if verdict.last_entry_id >= 0:
+            facts.append(f"last entry {verdict.last_entry_id:,}")
+        if verdict.rests_on_unknown:
+            facts.append("some copies unknown")
+        lines = [evidence_text(each) for each in verdict.evidence[:EVIDENCE_MAX]]
+        if left_out := len(verdict.evidence) - len(lines) + verdict.evidence_left_out:
+            lines.append(f"and {left_out:,} more pieces of evidence")
+        grade = verdict.grade.value
+        cells = [str(ledger_id), _words(grade), ", ".join(facts), lines]
+        rows.append(({"data-ledger": str(ledger_id), "data-verdict": grade}, cells))
     if listed.num_rows > WORST_MAX:
         rows.append(({}, [f"{listed.num_rows - WORST_MAX:,} more"]))
     return rows
-
-
-def _ledger(verdict: LedgerVerdict) -> Row:
-    facts = [verdict.state or "metadata unreadable", size_text(verdict.length)]
-    if verdict.last_entry_id >= 0:
-        facts.append(f"last entry {verdict.last_entry_id:,}")
-    if verdict.rests_on_unknown:
-        facts.append("some copies unknown")
-    lines = [evidence_text(each) for each in verdict.evidence[:EVIDENCE_MAX]]
-    if left_out := len(verdict.evidence) - len(lines) + verdict.evidence_left_out:
-        lines.append(f"and {left_out:,} more pieces of evidence")
-    grade, ledger_id = verdict.grade.value, str(verdict.ledger_id)
-    cells = [ledger_id, _words(grade), ", ".join(facts), lines]
-    return {"data-ledger": ledger_id, "data-verdict": grade}, cells
 
 
 def _add(
