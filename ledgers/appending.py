@@ -44,8 +44,7 @@ WritableBookies = Callable[[], Awaitable[Collection[Candidate]]]
 """Returns the bookies that may be chosen now: writable, not draining, not in maintenance."""
 ENTRIES_MAX = 512
 BYTES_MAX = 8 * 1024 * 1024
-"""Limits on unconfirmed entries and their bytes. A single entry always passes, however large it is.
-"""
+"""Limits on unconfirmed entries and their bytes. A single entry passes, however large it is."""
 
 OnChange = Callable[[Segment], Awaitable[None]]
 """Records the new ensemble, which applies from the first entry of this segment on."""
@@ -99,13 +98,11 @@ class QuorumAppender:
 
     @property
     def confirmed(self) -> int:
-        """The last entry that is stored on A bookies, as are all entries before it; -1 if there is
-        none."""
+        """The last entry that, with all before it, is stored on A bookies; -1 if there is none."""
         return self._acks.confirmed
 
     async def wait_for_room(self, entry_bytes: int) -> None:
-        """Wait until another entry of this size may be added. Raises the error that ended
-        appending."""
+        """Wait for room for an entry of this size. Raises the error that ended appending."""
         while self._pending and not self._has_room(entry_bytes):
             await self._progress.wait()
         self._raise_if_ended()
@@ -129,8 +126,7 @@ class QuorumAppender:
         return pending.confirmed
 
     async def settle(self, within_s: float) -> None:
-        """Wait, ``within_s`` at most, for the acknowledgements beyond the A that confirmed the
-        entries."""
+        """Wait at most ``within_s`` for the acknowledgements beyond the ack quorum."""
         async with task_scope() as scope:
             waits = (scope.start(self._clock.sleep(within_s)), scope.start(self._wait_idle()))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -262,8 +258,7 @@ class _Pending:
 
 
 class AckWindow:
-    """The acknowledgements of entries that are not confirmed yet. ``confirmed``: the last confirmed
-    entry; -1 if there is none."""
+    """The acknowledgements of unconfirmed entries. ``confirmed``: the last confirmed; -1: none."""
 
     def __init__(
         self, *, confirmed: int, ensemble_size: int, write_quorum: int, ack_quorum: int
@@ -295,8 +290,7 @@ class AckWindow:
         return confirmed
 
     def withdraw(self, index: int) -> list[int]:
-        """Discard all acknowledgements of this index. Returns the unconfirmed entries that it
-        should store."""
+        """Discard the acknowledgements of this index. Returns its unconfirmed entries."""
         striped = [entry_id for entry_id in self._acks if index in self._write_set(entry_id)]
         for entry_id in striped:
             self._acks[entry_id].discard(index)
@@ -346,15 +340,13 @@ class CurrentEnsemble:
         return "; ".join(f"{bookie}: {error}" for bookie, (_, error) in self._failures.items())
 
     def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """Record that ``bookie`` failed at ``index``. Ignored after it was replaced or given up
-        there."""
+        """Record a failure, unless the bookie was replaced or given up there before."""
         if self.bookies[index] == bookie and index not in self.dead:
             self._failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
 
     async def choose(self) -> tuple[tuple[BookieId, ...], frozenset[int]]:
-        """Return a new ensemble, and the indexes of failed and dead bookies. As far as possible,
-        they have a new bookie."""
+        """Return an ensemble, with new bookies as far as possible, and the indexes to replace."""
         candidates = await self._pool.writable()
         wanted = self.dead.union(self._failed)
         excluded = self._resting().union(self.bookies)
@@ -389,16 +381,14 @@ class CurrentEnsemble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookiePool:
-    """The bookies from which ensembles and replacements are chosen, and the policy of the
-    choice."""
+    """The bookies from which new members are chosen, and the policy of the choice."""
 
     writable: WritableBookies
     placement: PlacementPolicy
 
 
 def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
-    """Return the metadata with the ensemble of ``segment`` as the current one, from its first entry
-    on."""
+    """Return the metadata with this ensemble as the current one, from its first entry on."""
     last = metadata.last_segment
     if segment.first_entry_id == last.first_entry_id:
         segment = replace(last, ensemble=segment.ensemble)  # keep its other fields

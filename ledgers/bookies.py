@@ -17,8 +17,7 @@ from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 
 LAST_ENTRY = -1
-"""Entry id in a read request: asks for the last entry that the bookie stores of the ledger (V2 and
-V3)."""
+"""Entry id in a read request: the last entry that the bookie stores of the ledger (V2 and V3)."""
 
 
 class Answer(enum.Enum):
@@ -31,8 +30,7 @@ class Answer(enum.Enum):
     MISMATCH = "mismatch"
     """The digest does not match. Counts as a missing copy on this bookie (rule S7)."""
     UNREADABLE = "unreadable"
-    """The bookie cannot read the entry (EIO). Not a "no", but the copy is replaced on another
-    bookie (rule S15)."""
+    """The bookie cannot read the entry (EIO). Not a "no", but the copy is replaced (rule S15)."""
     UNKNOWN = "unknown"
     """Any other error, a timeout, or a broken connection. Proves nothing."""
 
@@ -62,8 +60,7 @@ class Transfer(Struct, frozen=True, kw_only=True):
     entry_bytes_hint: int = 1024
     """Assumed size of an entry until the first one is read, for the limits in bytes."""
     has_alternatives: bool = False
-    """True if unanswered entries may be read from other sources. A short silence of a source then
-    suffices to give its entries up."""
+    """True if other sources have the entries, so that a short silence suffices to give them up."""
     takes_fingerprints: bool = False
     """True if the result needs fingerprints, for a comparison with other copies."""
 
@@ -94,8 +91,7 @@ class TransferResult(Struct, frozen=True, kw_only=True):
     """
 
     entry_count: int = 0
-    """Number of entries of ``reads`` with a good digest that the target, if there is one,
-    acknowledged."""
+    """Number of good entries of ``reads`` that the target, if there is one, acknowledged."""
     entry_bytes: int = 0
     """Stored size of these entries, including headers and digests."""
     failures: Mapping[BookieId, Mapping[int, Answer]] = field(default_factory=dict)
@@ -153,13 +149,11 @@ class Bookies(Protocol):
         master_key: bytes,
         is_high_priority: bool = False,
     ) -> bytes:
-        """Fence the ledger on the bookie, then read. Raises NoSuchEntryError, also after
-        fencing."""
+        """Fence the ledger, then read. Raises NoSuchEntryError, with the ledger fenced."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
-        """Read the LAC without fencing. Raises NoSuchEntryError, also if the bookie could only not
-        find out."""
+        """Read the LAC without fencing. NoSuchEntryError may also mean that it is unknown."""
         ...
 
     async def add(

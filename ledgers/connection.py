@@ -128,8 +128,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def has_answered(self) -> bool:
-        """True if anything was received. A bookie that is starting accepts connections and resets
-        them."""
+        """True if anything was received. A starting bookie accepts connections and resets them."""
         return self._received_at_s >= 0
 
     async def request(self, request: Request) -> Reply:
@@ -234,8 +233,7 @@ class Connection(asyncio.Protocol):
     # --- The end -------------------------------------------------------------------------------
 
     def _forget(self, pending: _Pending) -> None:
-        """Remove a request that is no longer in flight, and release its credit to the next in
-        line."""
+        """Remove a request that is not in flight any more, and release its credit."""
         waiting = self._pending[pending.key]
         waiting.remove(pending)
         if not waiting:

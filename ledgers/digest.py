@@ -103,8 +103,7 @@ class EntryDigest:
         return b"".join((header, self._compute(header, payload), payload))
 
     def lac_of_record(self, record: bytes, *, ledger_id: int) -> int:
-        """Return the LAC of an explicit LAC record, which is 16 bytes and their digest. Raises
-        DigestMismatchError."""
+        """Return the LAC of an explicit LAC record. Raises DigestMismatchError."""
         if len(record) == 16 + self.size and self._compute(record[:16], b"") == record[16:]:
             found_ledger_id, lac = struct.unpack_from(">qq", record)
             if found_ledger_id == ledger_id:
@@ -117,8 +116,7 @@ _Compute = Callable[[_Bytes, _Bytes], bytes]
 
 
 def _digest(digest_type: DigestType, password: bytes) -> tuple[int, _Compute]:
-    """Return the digest's size in bytes, and the function that computes it from (header,
-    payload)."""
+    """Return the digest's size in bytes, and the function of (header, payload)."""
     match digest_type:
         case DigestType.DUMMY:
             return 0, lambda header, payload: b""
@@ -157,8 +155,7 @@ SPAN_MAX = 1 << 20
 
 
 class Fingerprints:
-    """The fingerprints of one bookie's copies: 8 bytes for every id from the first to the last,
-    even for ids that were not read."""
+    """One bookie's fingerprints: 8 bytes for each id from the first to the last, read or not."""
 
     __slots__ = ("first_entry_id", "values")
 

@@ -53,8 +53,7 @@ class DamagedEndError(UnavailableError):
 
 
 class NoAnswerError(UnavailableError):
-    """The connection to the bookie failed, or the bookie did not reply. The next request will
-    probably fail as well."""
+    """The bookie could not be connected to, or did not reply. The next request may fail, too."""
 
 
 class NameNotResolvedError(NoAnswerError):
@@ -83,8 +82,7 @@ class UnknownOutcomeError(UnavailableError):
 
 
 class JournalError(UnavailableError):
-    """The journal on the local disk could not record the metadata to be overwritten. Nothing was
-    written."""
+    """The local journal could not record the metadata to be overwritten. Nothing was written."""
 
 
 class QuotaError(UnavailableError):
@@ -144,8 +142,7 @@ class LockLostError(BookmenderError):
 
 
 class ClientFencedError(BookmenderError):
-    """Another process opened the receipts of this client later. Only that process may follow the
-    feed under this name: end this one."""
+    """Another process took over the receipts of this client and follows the feed: end this one."""
 
 
 class ClientDeletedError(ClientFencedError):
@@ -164,13 +161,11 @@ class UnsupportedError(RejectedError):
 
 
 class NoSuchEntryError(RejectedError):
-    """The bookie does not store the entry (ENOENTRY, ENOLEDGER). Only this error is a "no" in the
-    sense of rule S5."""
+    """The bookie does not store the entry or its ledger. The only "no" (rule S5)."""
 
 
 class FencedError(RejectedError):
-    """The ledger is fenced on this bookie, or the bookie has deleted its copy of the ledger
-    (EFENCED)."""
+    """The ledger is fenced on this bookie, or the bookie deleted its copy of it (EFENCED)."""
 
 
 class UnauthorizedError(RejectedError):

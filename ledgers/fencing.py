@@ -81,8 +81,7 @@ log = structlog.get_logger()
 HEDGE_S = 0.5
 """A recovery read without reply for this long is also sent to the next bookie."""
 FILL_ADDS, FILL_BYTES = 500, 8 * 1024 * 1024
-"""Adds and bytes in flight while a latecomer receives all entries but its first
-(``_add_all_except``)."""
+"""Adds and bytes in flight while latecomers receive entries (``_add_all_except``)."""
 STRAGGLERS_S = 1.0
 """Time that recovery waits for copies beyond the ack quorum before it closes the ledger."""
 
@@ -104,15 +103,12 @@ class EndFinder:
         registered: Collection[BookieId] | None,
         gives_up_damaged: bool,
     ) -> None:
-        """For ``reformatted``, ``distrusted``, ``registered`` and ``gives_up_damaged`` see
-        ``recover_ledger``."""
+        """See ``recover_ledger``."""
         self._gives_up_damaged = gives_up_damaged
         self._given_up: GivenUp | None = None
-        """The first entry found so far that has only damaged copies. Reads run ahead, so it may lie
-        beyond the end."""
+        """The first entry with only damaged copies. Reads run ahead: it may be beyond the end."""
         self._last_seen = LAC_NONE
-        """The highest entry id that any bookie returned when it was fenced, with or without a good
-        digest."""
+        """The highest entry id that any bookie returned when it was fenced, good or bad."""
         self._ledger_id, self._metadata = ledger_id, metadata
         self._digest, self._bookies = digest, bookies
         self._pool, self._clock = pool, clock
@@ -187,8 +183,7 @@ class EndFinder:
 
     @property
     def _distrusted(self) -> frozenset[BookieId]:
-        """Bookies whose "no" proves nothing. A latecomer leaves this set once it proves that it
-        lost nothing."""
+        """Bookies whose "no" proves nothing. A latecomer that proves itself leaves this set."""
         return self._unregistered | self._may_have_lost
 
     async def _unproven(self, results: Results[Tail]) -> UnavailableError:
@@ -223,8 +218,7 @@ class EndFinder:
         )
 
     def _who_answered(self, results: Results[Tail]) -> dict[str, str]:
-        """Return the error context about the replies, without replies in the name of unregistered
-        bookies."""
+        """Return the error context about the replies of registered bookies."""
         replies = {b: result for b, result in results.items() if b not in self._unregistered}
         context = {"fenced": fenced_text(replies), "replies": replies_text(replies)}
         if self._unregistered:
@@ -256,8 +250,7 @@ class EndFinder:
         return Tail(lac=header.lac, length=header.length)
 
     async def _write_back(self, lac: int) -> tuple[int, int | None]:
-        """Add every entry after the LAC again. Returns the id of the last one, and the length up to
-        it if there is one."""
+        """Add every entry after the LAC again. Returns the last id, and the length if known."""
         failed = await self._latecomers_to_skip(lac)
         length = None
         async with task_scope() as scope:
@@ -408,8 +401,7 @@ class EndFinder:
         )
 
     def _promise(self, bookie: BookieId) -> int:
-        """Sort key: bookies that returned an entry when fenced come first, bookies that did not
-        answer come last."""
+        """Sort key: bookies with an entry come first, bookies that did not answer last."""
         ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
         return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
 
@@ -562,8 +554,7 @@ class Rescue:
 
 
 def rescue_text(left: Sequence[int], *, entry_count: int, unable: Collection[BookieId]) -> str:
-    """Return a text. ``left``: the ids up to the last entry found. ``unable``: bookies that failed
-    an add."""
+    """Return a text. ``left``: ids up to the last found. ``unable``: bookies that failed an add."""
     if not left:
         return "no bookie returned an entry"
     lost_count = len(left) - entry_count

@@ -57,12 +57,10 @@ log = structlog.get_logger()
 T = TypeVar("T")
 
 Life = Callable[[BookieId], int]
-"""Returns a number that differs for each registration of a bookie, such as its czxid; 0: the bookie
-is not registered."""
+"""Returns a number that differs for each registration, such as its czxid; 0: unregistered."""
 
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 5.0
-"""The pause after a failed connection: the first, and the longest. Jitter shortens a pause by up to
-half."""
+"""The first and the longest pause after failed connections. Jitter takes up to half off."""
 UNHEALTHY_S = 30.0
 WAIT_MIN_S, WAIT_MAX_S = 10.0, 300.0
 """The first wait in quarantine, and the longest. Each unanswered probe doubles it."""
@@ -91,8 +89,7 @@ class BookieHealth:
         self._stays: dict[BookieId, _Stay] = {}
 
     def forget(self, bookie: BookieId) -> None:
-        """Forget the failures of a bookie that registered again. This also ends its quarantine
-        (``Life``)."""
+        """Forget the failures of a bookie that registered again. ``Life`` ends its quarantine."""
         self._failures.pop(bookie, None)
 
     # --- Connections, and the choice of sources --------------------------------------------------
@@ -123,8 +120,7 @@ class BookieHealth:
             failure.count, failure.retry_at_s = 0, 0.0
 
     def note_trouble(self, bookie: BookieId) -> None:
-        """Record that the bookie replies slowly or not at all. Other sources are preferred for a
-        while."""
+        """Record slow or missing replies. Other sources are preferred for a while."""
         self._failures.setdefault(bookie, _Failure()).at_s = self._clock.now_s()
 
     def is_unhealthy(self, bookie: BookieId) -> bool:
@@ -194,8 +190,7 @@ class BookieHealth:
             stay.is_probed = False
 
     def _stay(self, bookie: BookieId) -> _Stay | None:
-        """Return the quarantine of this registration of the bookie. A later registration starts
-        without one."""
+        """Return the quarantine of this registration of the bookie. The next starts without one."""
         stay = self._stays.get(bookie)
         if stay is not None and stay.life != self._life(bookie):
             del self._stays[bookie]
@@ -216,8 +211,7 @@ class Shut:
 
 @dataclass(slots=True)
 class _Failure:
-    """The last failure of a bookie, and the failed connections in a row. Times are the clock's
-    seconds."""
+    """The last failure, and the failed connections in a row. Times are the clock's seconds."""
 
     at_s: float = 0.0
     cause: Exception | None = None
@@ -330,8 +324,7 @@ class AnsweringBookies:
         return replace(result, failures={**result.failures, **_unanswered(transfer, shut)})
 
     def _judge_probe(self, bookie: BookieId, transfer: Transfer, result: TransferResult) -> None:
-        """Judge a probe by the outcome of the transfer. A short silence neither begins nor ends a
-        quarantine."""
+        """Judge a probe by the outcome of the transfer. A short silence changes no quarantine."""
         if bookie == transfer.target:
             has_answered = result.entry_count > 0 or isinstance(
                 result.target_error, RejectedError | BusyError

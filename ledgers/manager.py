@@ -72,8 +72,7 @@ OnHidden = Callable[[UnauthorizedError], None]
 """Called for each directory of ledgers that an ACL hides."""
 
 Journal = Callable[[int, bytes, bytes], Awaitable[None]]
-"""Receives ledger id, bytes before and bytes after, and stores them. If it raises, nothing is
-written."""
+"""Stores ledger id, bytes before and bytes after. If it raises, nothing is written."""
 
 
 WRITE_SLACK_BYTES = 8 * 1024
@@ -130,8 +129,7 @@ class LedgerManager:
         return cls(store, uri.root, layout, journal=journal)
 
     def path(self, ledger_id: int) -> str:
-        """Return the path of the ledger's znode. Raises SettingsError if the layout cannot hold
-        the id."""
+        """Return the path of the ledger's znode. Raises SettingsError if the id does not fit."""
         return self.layout.path(self.root, ledger_id)
 
     async def sync(self, ledger_id: int) -> None:
@@ -231,8 +229,7 @@ class LedgerManager:
         )
 
     def has_room_for(self, versioned: VersionedMetadata) -> bool:
-        """True if this metadata, with small changes, fits into a transaction with other
-        operations."""
+        """True if this metadata fits into a transaction with other operations."""
         return len(versioned.data) + WRITE_SLACK_BYTES <= self.request_bytes_max
 
     @property
@@ -347,8 +344,7 @@ class LedgerManager:
     # --- New ids ----------------------------------------------------------------------------------
 
     async def new_ledger_id(self) -> int:
-        """Return a ledger id that was never given out before. Raises UnavailableError if the layout
-        has no ids left."""
+        """Return a ledger id that was never given out. Raises UnavailableError if none is left."""
         if self.layout is Layout.FLAT:
             return await self._short_id(f"{self.root}/ID-")
         if self.layout is Layout.LEGACY_HIERARCHICAL:
@@ -456,8 +452,7 @@ async def find_cluster(store: MetadataStore, uri: MetadataUri) -> MetadataUri:
 
 
 async def _foreign_layout(store: MetadataStore, root: str) -> Layout | None:
-    """Return the layout of a ledger's znode that BookKeeper's default layout would not find, and
-    would take for deleted (rule S8)."""
+    """Return another layout than the default if a ledger is found that has it (rule S8)."""
     if Layout.FLAT.ledgers_among(root, root, await children_if_any(store, root))[0]:
         return Layout.FLAT
     parent, long = f"{root}/000/0000", Layout.LONG_HIERARCHICAL

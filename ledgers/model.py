@@ -44,8 +44,7 @@ class LedgerState(enum.Enum):
 
 
 class DigestType(enum.Enum):
-    """Digest type of a ledger. Numbers as in LedgerMetadataFormat.DigestType; Java's API calls HMAC
-    "MAC"."""
+    """Digest type. Numbers as in LedgerMetadataFormat.DigestType; Java's API calls HMAC "MAC"."""
 
     CRC32 = 1
     HMAC = 2
@@ -139,8 +138,7 @@ class LedgerMetadata:
         return replace(self, state=state)
 
     def with_segment(self, segment: Segment) -> "LedgerMetadata":
-        """Return the metadata with ``segment`` appended, or in place of the segment with the same
-        first entry."""
+        """Return the metadata with this segment added, or replaced if its first entry is known."""
         if segment.first_entry_id > self.last_segment.first_entry_id:
             return replace(self, segments=(*self.segments, segment))
         found = [s.first_entry_id for s in self.segments]
@@ -157,8 +155,7 @@ class LedgerMetadata:
 
 
 class LedgerOutline(Struct, frozen=True, kw_only=True):
-    """The part of ``LedgerMetadata`` that says which bookies store which entries. Made much faster,
-    for those who read many ledgers."""
+    """Which bookies store which entries: a part of ``LedgerMetadata`` that is parsed faster."""
 
     ensemble_size: int
     write_quorum: int
@@ -220,8 +217,7 @@ def entries_of(
     ensemble_size: int,
     write_quorum: int,
 ) -> "StripedEntries":
-    """Return the entries of a range, inclusive at both ends, that the bookie at ``index``
-    stores."""
+    """Return the entries of an inclusive range that the bookie at ``index`` stores."""
     assert 0 <= index < ensemble_size, (index, ensemble_size)
     assert first_entry_id >= 0, first_entry_id
     return StripedEntries(
@@ -321,8 +317,7 @@ class StripedEntries(Sequence[int]):
         return self._merged()
 
     def _merged(self) -> Iterator[int]:
-        """Iterate over whole periods as W interleaved ranges, and over the partial periods at both
-        ends id by id."""
+        """Iterate over whole periods as W interleaved ranges, over partial ones id by id."""
         head_stop = min(
             -(-self.start_rank // self.write_quorum) * self.write_quorum, self.stop_rank
         )
@@ -343,8 +338,7 @@ class StripedEntries(Sequence[int]):
         )
 
     def _rank(self, entry_id: int) -> int:
-        """Return how many ids below ``entry_id`` the index stores. Includes ids below 0 that the
-        shift adds."""
+        """Return how many lower ids the index stores, with ids below 0 that the shift adds."""
         periods, rest = divmod(entry_id + self.shift, self.ensemble_size)
         return periods * self.write_quorum + min(rest, self.write_quorum)
 
@@ -418,8 +412,7 @@ def fragments(
 
 
 def known_fragments(ledger_id: int, metadata: LedgerMetadata, *, lac: int) -> tuple[Fragment, ...]:
-    """Return the fragments, with the open end of the last one cut to the acknowledged entries
-    (``lac``)."""
+    """Return the fragments, with the open end of the last one cut to the ``lac``."""
     return tuple(
         structs.replace(fragment, last_entry_id=max(lac, fragment.first_entry_id - 1))
         if fragment.last_entry_id is None

@@ -15,8 +15,7 @@ IS_A_LINK = "the file is a link or no plain file. Find out who made it, and dele
 
 
 def plain(path: str, flags: int) -> int:
-    """Open a file if it is a plain one, no symbolic link, and has no second name. An ``opener`` for
-    ``open``. Raises OSError."""
+    """Open a plain file with one name, no symbolic link. For ``open(opener=…)``. Raises OSError."""
     safe = flags & ~os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(path, safe, 0o666)

@@ -211,8 +211,7 @@ class GivenUp:
 
 
 def is_damaged(result: Result[T]) -> bool:
-    """Return True if the bookie stores the entry but cannot deliver it: wrong digest, or I/O
-    error."""
+    """Return True if the bookie has a bad copy: wrong digest, or I/O error."""
     return result.answer is Answer.MISMATCH or isinstance(result.error, UnreadableError)
 
 
@@ -247,8 +246,7 @@ def recovery_verdict(
 
 
 def fenced_bookies(results: Results[T], distrusted: Collection[BookieId]) -> frozenset[BookieId]:
-    """Return the bookies that returned a good entry or a trusted "no". Only these are known to be
-    fenced."""
+    """Return the bookies known to be fenced: those with a good entry or a trusted "no"."""
     return frozenset(
         bookie
         for bookie, result in results.items()
@@ -262,7 +260,6 @@ def has_every_answer(results: Results[T]) -> bool:
 
 
 def fenced_text(results: Results[T]) -> str:
-    """Return the bookies that are known to be fenced, as text. Others may be fenced if only their
-    reply was lost."""
+    """Return the known fenced bookies as text. Of others only the reply may be lost."""
     fenced = [bookie for bookie, result in results.items() if result.answer is not Answer.UNKNOWN]
     return ", ".join(sorted(fenced)) or "none"

@@ -39,8 +39,7 @@ SPECULATIVE_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """An entry of a ledger. ``length``: payload bytes of the ledger up to and including this
-    entry."""
+    """An entry. ``length``: payload bytes of the ledger up to and including this entry."""
 
     entry_id: int
     length: int
@@ -110,8 +109,7 @@ class LedgerReader:
 
 
 def replicas_in(segment: Segment, entry_id: int, *, write_quorum: int) -> list[BookieId]:
-    """Return the bookies of the entry's write set in this segment, in the order in which readers
-    ask them."""
+    """Return the bookies of the entry's write set, in the order in which readers ask them."""
     indexes = write_set(entry_id, ensemble_size=len(segment.ensemble), write_quorum=write_quorum)
     return [segment.ensemble[index] for index in indexes]
 
@@ -280,8 +278,7 @@ async def _ask_for_lac(
 
 
 def _tail_of(answer: LacAnswer, *, ledger_id: int, digest: EntryDigest) -> Tail:
-    """Return the greater of the explicit LAC and the LAC of the last entry. Raises
-    DigestMismatchError if one is bad."""
+    """Return the greater LAC: the explicit or the last entry's. Raises DigestMismatchError."""
     tails = [Tail()]
     if answer.last_entry is not None:
         header = digest.check(answer.last_entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
@@ -297,8 +294,7 @@ NO_ENTRY = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastEntry:
-    """The last entry that a bookie stores of a ledger, and the LAC in its header. Both are
-    ``NO_ENTRY`` if it stores none."""
+    """The last stored entry, and the LAC in its header. Both are ``NO_ENTRY`` without one."""
 
     last_entry_id: int
     lac: int

@@ -89,8 +89,7 @@ class BookieView:
     writable: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
     read_only: Mapping[BookieId, RegisteredBookie] = field(default_factory=dict)
     zxid: int = field(default=0, compare=False)
-    """The zxid of the last change of the lists: the bookies that are missing here disappeared by
-    then."""
+    """The zxid of the lists' last change: missing bookies disappeared by then."""
     change_count: int = field(default=0, compare=False)
     """Number of registrations and deregistrations until then."""
 
@@ -105,8 +104,7 @@ class BookieView:
 
     @cached_property
     def superseded(self) -> frozenset[BookieId]:
-        """Registered bookies at whose address another bookie registered later. Requests to them
-        would reach the later bookie."""
+        """Registered bookies at whose address another one answers, because it registered later."""
         return frozenset(self.rivals)
 
     def locate(self, bookie: BookieId, *, last: RegisteredBookie | None = None) -> Address:
@@ -173,8 +171,7 @@ class Registration:
     def __init__(
         self, store: MetadataStore, root: str, *, resolve: ResolveHost = as_spelled
     ) -> None:
-        """``resolve``: bookies at one address may spell it differently, for example as a host name
-        and as an IP address."""
+        """``resolve``: bookies at one address may spell it differently, as name or IP address."""
         self._store = store
         self._resolve = resolve
         self._available = f"{root}/available"
@@ -221,8 +218,7 @@ class Registration:
         )
 
     async def _placed(self, bookies: Collection[RegisteredBookie]) -> list[RegisteredBookie]:
-        """Return the bookies with the endpoints to which their hosts resolve now. Records since
-        when each registration is known."""
+        """Return the bookies with their endpoints. Records since when each one is known."""
 
         async def place(registered: RegisteredBookie) -> RegisteredBookie:
             if registered.address is None:
@@ -370,8 +366,7 @@ class Registration:
                 yield
 
     def cookie_changes(self) -> AsyncGenerator[Event, None]:
-        """Return a watch of the list of cookies. A decommission deletes a cookie, and changes
-        nothing below ``available``."""
+        """Watch the list of cookies: a decommission deletes one, and nothing at ``available``."""
         return self._store.watch(self._cookies, events_max=1)
 
     async def _writable_names(self) -> set[BookieId]:
@@ -384,8 +379,7 @@ class Registration:
         return self._ids(self._available, [name for name in names if name != READ_ONLY])
 
     def _ids(self, parent: str, names: Iterable[str]) -> set[BookieId]:
-        """Return the names that are valid bookie ids. Another znode there would be taken for a
-        bookie and chosen as a target."""
+        """Return the names that are valid bookie ids. Others must never be chosen as targets."""
         bookies = set()
         for name in names:
             try:

@@ -134,8 +134,7 @@ class EventKind(enum.Enum):
     CHANGED = "changed"
     CHILDREN = "children"
     RESET = "reset"
-    """Events may have been missed, for example after a reconnection. Read all watched data
-    again."""
+    """Events may have been missed, as after a reconnection. Read all watched data again."""
 
 
 UNTOLD = -1
@@ -146,8 +145,7 @@ class Event(Struct, frozen=True, kw_only=True):
     kind: EventKind
     path: str
     zxid: int = UNTOLD
-    """The zxid of the write: the mzxid of the znode if it was created or changed. UNTOLD with
-    servers before 3.9, and for a RESET."""
+    """The zxid of the write. UNTOLD with servers before 3.9, and for a RESET."""
 
 
 class MetadataStore(ABC):
@@ -189,8 +187,7 @@ class MetadataStore(ABC):
 
     @property
     def break_count(self) -> int:
-        """Number of times that the connection broke. Events may be lost until each watch has
-        yielded its RESET."""
+        """Breaks of the connection. Events may be lost until each watch yields its RESET."""
         return self._session.break_count
 
     async def wait_lost(self) -> None:
@@ -272,8 +269,7 @@ class MetadataStore(ABC):
         return stat
 
     async def delete(self, path: str, *, version: int = ANY_VERSION) -> None:
-        """Delete a znode. Raises NoNodeError, ConflictError (the version differs), NotEmptyError
-        (it has children)."""
+        """Delete a znode. Raises NoNodeError, ConflictError (other version), NotEmptyError."""
         await self._write([Delete(path=path, version=version)])
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
@@ -353,8 +349,7 @@ class Session:
         self.session_id = 0
         self.request_count = 0
         self.break_count = 0
-        """Number of times that the connection broke. If it changed, a request and its reply
-        belong to different connections."""
+        """Breaks of the connection. If it changed since a request, the reply is lost."""
         self._not_suspended = asyncio.Event()
         self._not_suspended.set()
         self.disconnected = asyncio.Event()
@@ -417,8 +412,7 @@ class Session:
                     await self.disconnected.wait()
 
     def publish(self, events: Iterable[Event]) -> None:
-        """Give each event to every subscription that wants it: those of its path, and the recursive
-        ones of the paths above."""
+        """Give each event to the subscriptions of its path, and to the recursive ones above."""
         by_path = self._by_path
         for event in events:
             path = event.path
@@ -488,8 +482,7 @@ class Subscription:
         self._has_news.set()
 
     def reset(self) -> None:
-        """Replace all unread events by one RESET: they are out of date, and other events may have
-        been missed."""
+        """Replace all unread events, which are out of date, by one RESET."""
         self._events.clear()
         self._events.append(Event(kind=EventKind.RESET, path=self.path))
         self._has_news.set()

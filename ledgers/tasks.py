@@ -42,8 +42,7 @@ V = TypeVar("V")
 async def gather_in_parts(
     work: Callable[[V], Awaitable[T]], values: Sequence[V], *, at_once: int
 ) -> list[T]:
-    """Return the results of ``work`` for the values, in order. Runs at most ``at_once`` at a
-    time."""
+    """Return the results of ``work``, in order. Runs at most ``at_once`` at a time."""
     given: list[T] = []
     for start in range(0, len(values), at_once):
         given += await asyncio.gather(*map(work, values[start : start + at_once]))
@@ -58,8 +57,7 @@ async def wake_on(events: AsyncGenerator[object, None], wake: asyncio.Event) -> 
 
 
 async def wait_woken(wake: asyncio.Event, *, timeout_s: float | None) -> bool:
-    """Wait until ``wake`` is set. Returns False after ``timeout_s`` (None or infinity: no limit).
-    Does not clear ``wake``."""
+    """Wait until ``wake`` is set. Returns False after ``timeout_s`` (None or infinity: never)."""
     try:
         async with asyncio.timeout(None if timeout_s == math.inf else timeout_s):
             await wake.wait()
@@ -120,16 +118,14 @@ class Changing:
         self._changed = asyncio.Event()
 
     async def wait_change(self, seen: int, *, timeout_s: float | None = None) -> None:
-        """Wait until ``change_count`` differs from ``seen``, ``timeout_s`` at most (None: no
-        limit)."""
+        """Wait until ``change_count`` differs from ``seen``, ``timeout_s`` at most."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.change_count == seen:
                     await self._changed.wait()
 
     def changes(self) -> AsyncGenerator[None, None]:
-        """Yield after each change since this call. Changes that happen while the caller is busy
-        are merged into one."""
+        """Yield after each change since this call. Changes during a busy time are merged."""
         return self._changes_since(self.change_count)
 
     async def _changes_since(self, seen: int) -> AsyncGenerator[None, None]:

@@ -198,8 +198,7 @@ class LedgerWriter:
         raise UnavailableError("the metadata kept changing", ledger_id=self.ledger_id)
 
     async def delete(self) -> None:
-        """Delete the metadata of the ledger. The bookies delete the entries later (garbage
-        collection)."""
+        """Delete the metadata. The bookies delete the entries later (garbage collection)."""
         self._appender.fail(LedgerClosedError("the writer deleted the ledger"))
         async with self._metadata_turn:
             await self._manager.delete(self.ledger_id, version=self._versioned.version)

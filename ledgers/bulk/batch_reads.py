@@ -65,8 +65,7 @@ _CODE_MISSING = -1
 
 
 class BatchReadConnection(SourceConnection["BatchReadPart"]):
-    """Reads batches from one bookie. If the bookie refuses them, ``singles`` takes the entries
-    over."""
+    """Reads batches from one bookie. If it refuses them, ``singles`` takes the entries over."""
 
     def __init__(
         self,
@@ -359,8 +358,7 @@ class BatchReadPart(ReadPart):
 
 
 def run_length(entry_ids: Sequence[int], start: int, count_max: int) -> int:
-    """Return how many ids, from index ``start``, are consecutive; at most ``count_max``. The ids
-    ascend."""
+    """Return how many of the ascending ids, from index ``start``, are consecutive."""
     stop = min(start + count_max, len(entry_ids))
     if start == stop:
         return 0

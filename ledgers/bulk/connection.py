@@ -46,8 +46,7 @@ UNREQUESTED_MAX = 1_000
 """Late or repeated replies are ignored, but not more than this many in a row."""
 RECEIVE_BYTES = 512 * 1024
 _LONG_FRAME_BYTES = 128 * 1024
-"""Frames from this size on are completed in a buffer of their own, instead of being copied at each
-arrival."""
+"""Longer frames are completed in a buffer of their own, not copied at each arrival."""
 
 
 class BulkConnection(ABC):
@@ -107,8 +106,7 @@ class BulkConnection(ABC):
         """Fail requests that have waited too long. Called several times per timeout."""
 
     def connect(self) -> None:
-        """Start to connect, unless that is done or in progress. Fails everything while backing
-        off."""
+        """Start to connect, if that is needed. Fails everything while backing off."""
         if self._opening is not None or self.is_open:
             return
         if self._shared.is_closed:
@@ -131,8 +129,7 @@ class BulkConnection(ABC):
         self.disconnect(UnavailableError("closed by ourselves", bookie=self.bookie))
 
     def disconnect(self, error: BookmenderError) -> None:
-        """Abort the connection and fail everything that depended on it. Harmless without a
-        connection."""
+        """Abort the connection, if any, and fail everything that depended on it."""
         transport, self._transport, self._protocol = self._transport, None, None
         if transport is not None:
             transport.abort()
@@ -144,8 +141,7 @@ class BulkConnection(ABC):
         self._fail_all(error)
 
     def drop_if_address_changed(self) -> None:
-        """Disconnect if the bookie has another address by now. Another bookie may answer at the old
-        one."""
+        """Disconnect if the bookie moved: another bookie may answer at its old address."""
         if not self.is_open:
             return
         try:
@@ -223,8 +219,7 @@ class BulkConnection(ABC):
         self._checks_without_bytes = self._checks_without_bytes + 1 if is_unchanged else 0
 
     def _ignore_unrequested(self) -> None:
-        """Ignore a late, repeated or unrequested reply. Raises CorruptionError if there are too
-        many in a row."""
+        """Ignore a reply that was not requested. Raises CorruptionError after too many in a row."""
         self._unrequested_count += 1
         if self._unrequested_count > UNREQUESTED_MAX:
             raise CorruptionError("too many replies that were not requested", bookie=self.bookie)

@@ -43,8 +43,7 @@ TIMEOUT_S = 5.0
 CHECKS_PER_TIMEOUT = 4
 CHECK_INTERVAL_MAX_S = IMPATIENT_S / IMPATIENT_CHECKS
 WRITES_IN_FLIGHT_MAX = 1_000
-"""With 500, two sources at their ceiling were a quarter slower, because the target was idle at
-times."""
+"""With 500, two sources were a quarter slower, because the target was idle at times."""
 WRITES_BYTES_MAX = 8 * 1024 * 1024
 MEMORY_BYTES_MAX = 32 * 1024 * 1024
 """Bytes of all entries in flight, for any number of sources and targets. In measurements with
@@ -151,8 +150,7 @@ class BulkTransfers:
             self._sources[bookie].batches.refused_until_s = 0.0
 
     async def close(self) -> None:
-        """Disconnect. Running transfers end as if their bookies had failed. Harmless when
-        closed."""
+        """Disconnect. Running transfers end as if their bookies had failed."""
         self._shared.is_closed = True
         if self._next_check is not None:
             self._next_check.cancel()
@@ -211,8 +209,7 @@ class BulkTransfers:
         return target
 
     def _check_progress(self) -> None:
-        """Check all connections for timeouts. This is the only timer for them. It runs while any is
-        open or busy."""
+        """Check all connections for timeouts. The only timer; runs while any is open or busy."""
         loop = asyncio.get_running_loop()
         connections = self._connections()
         for connection in connections:

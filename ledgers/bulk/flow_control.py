@@ -58,8 +58,7 @@ SHARED_ADDS_PER_S = 5_000
 counts as ``STARTING_ENTRIES`` additional entries, because checks and metadata make up most of the
 cost of a small ledger."""
 SHARED_READS_PER_S = 5_000
-"""Entries that all nodes together read per second from one bookie with active clients, by batch
-reads."""
+"""Entries read per second from one bookie with active clients, by batch reads."""
 SHARED_SINGLE_READS_PER_S = 2_500
 """Entries read per second by single-entry reads, which striped ledgers need. A single read costs
 the bookie about as much as two entries of a batch."""
@@ -67,8 +66,7 @@ SHARED_BYTES_PER_S = 65_000_000
 """Bytes per second, which limit reads and adds of large entries."""
 STARTING_ENTRIES = 30
 BURST_S = 0.02
-"""Unused credit is kept for this long. A client's request may wait behind a whole burst of
-copies."""
+"""Unused credit is kept for this long. A client's request may wait behind a whole burst."""
 
 ROUND_SAMPLES = 5
 """Reply times per decision. Their median ignores a single slow reply."""

@@ -20,8 +20,7 @@ READ_WORD = 0x0202_0000
 """Header word of a read without flags, and of its reply: version 2, operation 2."""
 ADD_REPLY_WORD = 0x0201_0000
 RECOVERY_ADD_WORD = 0x0201_0002
-"""A recovery add, which a fenced ledger accepts. Without high priority, so that clients go first.
-"""
+"""A recovery add, which a fenced ledger accepts. Low priority, so that clients go first."""
 
 REPLY = struct.Struct(">iiiqq")
 """The start of every reply: packet length, header word, code, ledger id, entry id."""
@@ -30,11 +29,9 @@ REPLY_PACKET_BYTES = REPLY_BYTES - 4
 """A packet is a frame without its length field."""
 
 READ_REPLY = struct.Struct(">iiiqqqq16xII")
-"""The start of a read reply: REPLY, then the entry's own ledger id and entry id, and the first 8
-bytes of its digest."""
+"""REPLY, then the entry's own ledger id and entry id, and the first 8 bytes of its digest."""
 SLACK_BYTES = READ_REPLY.size
-"""Free bytes behind received bytes, so that READ_REPLY can be unpacked at the start of any reply.
-"""
+"""Free bytes behind received bytes, so that READ_REPLY can be unpacked at any reply."""
 
 BATCH_WORD = 0x0207_0000
 BATCH_REPLY = struct.Struct(">iiiqqq")
@@ -101,8 +98,7 @@ def digest_check(digest: EntryDigest) -> DigestCheck:
 
 
 def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> DigestCheck:
-    """Return a check that also stores the fingerprints of good entries in ``found``. It costs 0.4
-    us more."""
+    """Return a check that also stores fingerprints of good entries. It costs 0.4 us more."""
     values, first_entry_id = found.values, found.first_entry_id
     if digest.digest_type is DigestType.CRC32C:
         return _fingerprinting_crc32c(values, first_entry_id)
@@ -122,8 +118,7 @@ def fingerprinting_check(digest: EntryDigest, found: Fingerprints) -> DigestChec
 
 
 def _fingerprinting_crc32c(values: "array[int]", first_entry_id: int) -> DigestCheck:
-    """Do the same as ``fingerprinting_check``, but copy the payload only once for digest and
-    fingerprint."""
+    """Like ``fingerprinting_check``, but copy the payload only once for both."""
     unpack = ID_AND_LENGTH.unpack_from
 
     def is_good(view: memoryview, start: int, stop: int, first: int, second: int) -> bool:

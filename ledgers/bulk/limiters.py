@@ -31,15 +31,13 @@ READS_IN_FLIGHT_CEILING = 500
 """Reads in flight of one process at one bookie: the upper bound of every setting and order, and the
 default of ``replication.reads_in_flight_per_bookie``."""
 CLUSTER_READS_IN_FLIGHT_MAX = 2_000
-"""Reads in flight of all bookmender processes at one bookie: a fifth of the number that hangs it.
-The rest is left to its clients."""
+"""Reads in flight of all our processes at one bookie: a fifth of the number that hangs it."""
 ASKED_BYTES_MAX = 8 * 1024 * 1024
 BURST_S = 0.1
 """Unused credit of a rate is kept for this long."""
 WINDOW_ENTRIES_MIN = 64
 WINDOW_BYTES_MIN = 512 * 1024
-"""The smallest window of a bookie. A bookie that needs longer than the timeout for so little is
-slow (``BookieWindow``)."""
+"""The smallest window. A bookie that needs more than the timeout for so little is slow."""
 
 
 class SizeEstimate(Protocol):
@@ -52,8 +50,7 @@ class SizeEstimate(Protocol):
 
 
 class Applicant(Protocol):
-    """The properties of a read part that limiters use. A read part is what one transfer reads from
-    one source."""
+    """What limiters use of a read part: what one transfer reads from one source."""
 
     woken_by: set[Limiter]
     """Limiters that took the part out of their waiting line and did not see it since. There it goes
@@ -73,8 +70,7 @@ class Applicant(Protocol):
 
 
 class LimiterChain:
-    """The limiters that the entries of a transfer must pass, in this order, before they are
-    requested."""
+    """The limiters that the entries of a transfer must pass, in order, to be requested."""
 
     __slots__ = ("_limiters",)
 
@@ -86,8 +82,7 @@ class LimiterChain:
         return LimiterChain(*limiters, *self._limiters)
 
     def admit(self, part: Applicant, count: int) -> int:
-        """Return how many of ``count`` entries pass all limiters. 0: the part waits at one of
-        them."""
+        """Return how many of ``count`` entries pass. 0: the part waits at a limiter."""
         expected_bytes = part.state.expected_bytes
         for passed_count, limiter in enumerate(self._limiters):
             granted_count = limiter.admit(part, count)
@@ -107,8 +102,7 @@ class LimiterChain:
             limiter.refund(entry_bytes, count=count)
 
     def release(self, entry_bytes: int, *, count: int) -> None:
-        """Record the end of entries in flight: acknowledged, or, if they are only verified,
-        read."""
+        """Record the end of entries in flight: acknowledged, or read if only verified."""
         for limiter in self._limiters:
             limiter.release(entry_bytes, count=count)
 
@@ -382,8 +376,7 @@ class Window:
         """The size of the entries in flight, as expected when their credit was taken."""
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """Take credit for up to ``count`` entries of about ``entry_bytes`` each. Returns for how
-        many."""
+        """Take credit for up to ``count`` entries of this size. Returns for how many."""
         taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         if taken_count > self.count_max or taken_bytes > self.bytes_max:
             count = self._fitting(count, entry_bytes)
@@ -403,8 +396,7 @@ class Window:
         return 0 if self.count else 1  # an entry larger than the window passes alone
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
-        """Return the credit of ``count`` entries. ``entry_bytes``: the credit taken for them
-        together, not their real size."""
+        """Return the credit of ``count`` entries. ``entry_bytes``: as taken for them together."""
         self.count -= count
         self.entry_bytes -= entry_bytes
         assert self.count >= 0, self.count
@@ -517,16 +509,14 @@ class BookieWindow(Window):
         return self.count < self.count_max and self.entry_bytes < self.bytes_max
 
     def add(self, count: int, entry_bytes: int) -> None:
-        """Take credit for entries of this size each. They may exceed the window, because a batch
-        is not split."""
+        """Take credit for entries of this size. A batch may exceed the window: it is not split."""
         self.count += count
         self.entry_bytes += count * entry_bytes
 
 
 @dataclass(slots=True, eq=False)
 class Waiter:
-    """A place in the line of a ReadBudget. ``turn`` is called once, when ``entry_bytes`` are
-    free."""
+    """A place in the line of a ReadBudget. ``turn`` is called once, when there is room."""
 
     entry_bytes: int
     turn: Callable[[], None]
@@ -575,13 +565,11 @@ class ReadBudget(Window):
             raise
 
     def try_acquire(self, entry_bytes: int) -> bool:
-        """Take the credit of one read if there is enough and no other request waits. Return True if
-        the credit was taken."""
+        """Take the credit of one read, if there is enough. Return True if it was taken."""
         return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:
-        """Do the same as Window. But while others wait in line, only the caller whose turn it is
-        gets credit."""
+        """Like Window, but while others wait in line, only the caller whose turn it is gets any."""
         if self._waiters:
             if not self._is_turn:
                 return 0
@@ -626,8 +614,7 @@ class ReadBudget(Window):
 
 
 class Budgets:
-    """The read budgets of one process, by bookie. All have the same cap, which may be changed at
-    any time."""
+    """The read budgets of one process, by bookie. The cap is common, and may be changed."""
 
     def __init__(self, *, reads_in_flight_max: int) -> None:
         self._count_max = reads_in_flight_max

@@ -46,11 +46,9 @@ from ledgers.wire.messages import Status
 
 IMPATIENT_S = 1.0
 IMPATIENT_CHECKS = 4
-"""Entries that other sources may have are given up if no byte arrived for this time, measured by
-this many checks."""
+"""Entries that other sources may have are given up after this silence, in so many checks."""
 READ_ENTRIES_MAX = 8_192
-"""Entries that one connection has requested. A quarter of those that the process may have in
-flight."""
+"""Limit on one connection: a quarter of the entries that the process may have in flight."""
 
 R = TypeVar("R", bound="ReadPart")
 
@@ -372,8 +370,7 @@ class SourceConnection(BulkConnection, Generic[R]):
 
 
 class ReadPart(TransferPart):
-    """The entries that one transfer reads from one source: those to request, and those
-    outstanding."""
+    """The entries that one transfer reads from one source: to be requested, or outstanding."""
 
     __slots__ = (
         "_entry_ids",

@@ -74,13 +74,11 @@ class TransferState:
         self.read_parts: list[TransferPart] = []
         self.write_part: TransferPart | None = None
         self.expected_bytes = max(1, transfer.entry_bytes_hint)
-        """Expected size of the next entry: the largest one seen. It falls slowly while entries are
-        smaller."""
+        """Expected size of the next entry: the largest seen. Falls slowly for smaller ones."""
         self.quantum = QUANTUM_COUNT
         """The number of entries that may be requested from a source in one turn."""
         self.has_measured_size = False
-        """True once an entry was received. Before, ``expected_bytes`` is the guess of the caller.
-        """
+        """True once an entry was received. Until then ``expected_bytes`` is a guess."""
         self.has_started = False
         """True once an entry passed the rate limit of the target."""
         self.is_over = False
@@ -142,8 +140,7 @@ class TransferState:
             self._decide(len(entry_ids))
 
     def fail_write_part(self, error: BookmenderError, *refused: int) -> None:
-        """End the transfer because the target failed or refused these entries. Nothing more is
-        read."""
+        """End the transfer, because the target failed or refused these entries."""
         if not self.is_over:
             assert self.write_part is not None
             unwritten = {*refused, *self.write_part.end()}
@@ -159,8 +156,7 @@ class TransferState:
             assert len(unwritten) == self.undecided_count, self.ledger_id
 
     def abandon(self) -> None:
-        """End the transfer without a result. Later replies are ignored. Harmless when it is
-        over."""
+        """End the transfer without a result, unless it is over. Later replies are ignored."""
         if self.is_over:
             return
         self.is_over = True

@@ -28,8 +28,7 @@ class Layout(enum.Enum):
     LONG_HIERARCHICAL = "LongHierarchicalLedgerManagerFactory"
 
     def path(self, root: str, ledger_id: int) -> str:
-        """Return the path of the ledger's znode. Raises SettingsError if the layout cannot hold the
-        id."""
+        """Return the path of the ledger's znode. Raises SettingsError if the id does not fit."""
         if self is Layout.HIERARCHICAL and 0 <= ledger_id < SHORT_ID_STOP:  # nearly always
             return f"{root}/{_split(f'{ledger_id:010d}')}"
         if not 0 <= ledger_id < self.ledger_id_stop:
@@ -45,8 +44,7 @@ class Layout(enum.Enum):
         return f"{root}/{_split(f'{ledger_id:010d}')}"
 
     def ledger_id(self, root: str, path: str) -> int | None:
-        """Return the id of the ledger at this path; None if the path is not a ledger's in this
-        layout."""
+        """Return the id of the ledger at this path; None if the path is no ledger's."""
         digits = path[len(root) :].replace("/", "").replace("L", "")
         if not digits.isdecimal() or len(digits) > len(str(LONG_ID_STOP)):
             return None
@@ -57,8 +55,7 @@ class Layout(enum.Enum):
     def ledgers_among(
         self, root: str, directory: str, names: Iterable[str]
     ) -> tuple[list[int], list[str]]:
-        """Return the ledgers among the children of a znode, in the given order, and all other
-        names."""
+        """Return the ledgers among a znode's children, in the given order, and all other names."""
         names = list(names)
         if not self._holds_ledgers(root, directory):
             return [], names
@@ -109,8 +106,7 @@ class Layout(enum.Enum):
 
 
 def _split(digits: str) -> str:
-    """Return the path for these digits: groups of four from the right, the last one with an
-    ``L``."""
+    """Return the path: groups of four digits from the right, the last one with an ``L``."""
     if len(digits) == 10:
         return f"{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
     assert len(digits) == 19, digits

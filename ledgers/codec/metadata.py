@@ -50,8 +50,7 @@ from ledgers.model import (
 SEGMENTS_MAX = 16_384
 """Segments that are kept to be used again."""
 LAST_ENTRY_MAX = 1 << 40
-"""A writer with 100,000 entries per second needs four months to get there. A loop over the entries
-of such a ledger would not end."""
+"""A writer of 100,000 entries per second needs four months. A loop over more would not end."""
 _HEADER = re.compile(rb"BookieMetadataFormatVersion\t([0-9]{1,10})\n")
 _VERSION_3 = b"BookieMetadataFormatVersion\t3\n"
 _STATES: dict[int, LedgerState] = {state.value: state for state in LedgerState}
@@ -59,8 +58,7 @@ _DIGEST_TYPES: dict[int, DigestType] = {each.value: each for each in DigestType}
 
 
 def parse_metadata(data: bytes) -> LedgerMetadata:
-    """Return the metadata in the znode's bytes. Raises CorruptionError, whose text names the
-    problem."""
+    """Return the metadata in the znode's bytes. Raises CorruptionError."""
     version, body = split_version(data)
     match version:
         case 1:

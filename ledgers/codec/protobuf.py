@@ -82,8 +82,7 @@ def _complete(message: _Message) -> _Message:
 
 
 def format_text(message: Message) -> bytes:
-    """Return the message as text: one field in each line, by field number, nested messages
-    indented."""
+    """Return the message as text: a line for each field, by number, nested messages indented."""
     return "".join(_text_lines(message, "")).encode("ascii")
 
 
@@ -110,8 +109,7 @@ def _scalar(field: FieldDescriptor, value: int | str | bytes) -> str:
 
 
 def _escaped(byte: int) -> str:
-    """Return the escape that protobuf-java 4 writes (BookKeeper 4.18). Older versions wrote bytes 7
-    and 11 as ``\\a`` and ``\\v``."""
+    """Return the escape of protobuf-java 4. Older ones wrote 7 and 11 as ``\\a`` and ``\\v``."""
     short = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r", 34: '\\"', 39: "\\'", 92: "\\\\"}
     if byte in short:
         return short[byte]

@@ -1,5 +1,4 @@
-"""Parses what bookies store in ZooKeeper about themselves: ids and addresses. Bytes in, values
-out."""
+"""Parses what bookies store in ZooKeeper about themselves. Bytes in, values out."""
 
 import re
 from collections.abc import Callable
@@ -41,8 +40,7 @@ class Address(NamedTuple):
 
 
 Resolve = Callable[[BookieId], Address]
-"""Returns the address of a bookie. Raises UnavailableError, with the reason, if no address is known
-to be its own."""
+"""Returns the address of a bookie. Raises UnavailableError if none is known to be its own."""
 
 
 def parse_address(bookie_id: str) -> Address | None:
@@ -54,8 +52,7 @@ def parse_address(bookie_id: str) -> Address | None:
 
 
 def spelled_address(bookie: BookieId) -> Address:
-    """Return the address in the bookie's id, without regard to registrations. Raises
-    UnavailableError if the id contains none."""
+    """Return the address in the bookie's id. Raises UnavailableError if there is none."""
     address = parse_address(bookie)
     if address is None:
         raise UnavailableError("no known address", bookie=bookie)

@@ -18,15 +18,13 @@ class Candidate(Struct, frozen=True, kw_only=True):
     rack: str = DEFAULT_RACK
     """Location as in BookKeeper: ``/rack``, ``/region/rack`` or ``/zone/upgrade-domain``."""
     load_bytes: int = 0
-    """The load that the caller balances, such as bytes in flight to the bookie; 0 without
-    balancing."""
+    """The load to be balanced, such as bytes in flight to the bookie; 0 without balancing."""
     free_bytes: int | None = None
     """Free disk space; None if unknown. Used only in disk-weighted choices."""
 
 
 class Adherence(enum.Enum):
-    """A verdict: does an existing ensemble follow a policy's rule (BookKeeper's
-    PlacementPolicyAdherence)?"""
+    """Does an existing ensemble follow the rule (BookKeeper's PlacementPolicyAdherence)?"""
 
     FAIL = "fail"
     SOFT = "soft"

@@ -60,8 +60,7 @@ POLICY_CLASSES = frozenset(
 
 
 class Isolation(msgspec.Struct, frozen=True):
-    """The names of groups whose bookies may store a ledger. ``secondary``: used if the primary
-    groups have too few bookies."""
+    """The groups whose bookies may store a ledger. ``secondary``: if the primary are too few."""
 
     primary: frozenset[str]
     secondary: frozenset[str] = frozenset()

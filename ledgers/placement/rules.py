@@ -63,8 +63,7 @@ class Rule(Hashable, Protocol):
         ...
 
     def domains(self, location: str) -> tuple[str, ...]:
-        """Return the failure domains of a location, the widest first: ``/region``,
-        ``/region/rack``."""
+        """Return the failure domains of a location, the widest first: region, rack."""
         ...
 
 
@@ -232,8 +231,7 @@ def _upper(location: str) -> str | None:
 Arrangement = Sequence[str | None]
 
 STEPS_MAX = 2_000
-"""Racks tried before a search is given up. A successful search rarely takes more than one for each
-index."""
+"""Racks tried before a search is given up. A success rarely takes more than one an index."""
 
 
 class Shape(Struct, frozen=True, kw_only=True):
@@ -299,8 +297,7 @@ class Arrangements:
         )
 
     def broken(self, arrangement: Arrangement, index: int) -> frozenset[int]:
-        """Return the first bookie index of each write set that contains ``index`` and breaks the
-        rule."""
+        """Return the first index of each write set with ``index`` that breaks the rule."""
         return frozenset(
             start
             for start, members in self._shape.write_sets_with(index).items()
@@ -327,8 +324,7 @@ class Arrangements:
     # --- Searching -----------------------------------------------------------------------------
 
     def search(self, stocks: Mapping[str, Stock], rng: Random) -> list[str] | None:
-        """Return an arrangement that keeps the rule; None if there is none, or none was found in
-        ``STEPS_MAX`` steps."""
+        """Return an arrangement that keeps the rule; None if ``STEPS_MAX`` steps find none."""
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         steps = iter(range(STEPS_MAX))
@@ -392,8 +388,7 @@ def _pairs(domains: Sequence[str]) -> int:
 
 
 MOVES_MAX = 2
-"""Number of copies that may move together if no single move improves the ensemble, as for
-"/a /a /b /b" with W = 2."""
+"""Copies that may move together if no single move helps, as for "/a /a /b /b" with W = 2."""
 MOVES_TRIED_MAX = 5_000
 """Limit on the arrangements tried for several moves. They are only needed if racks are few."""
 
@@ -473,8 +468,7 @@ def better_arrangements(
 def _moved(
     arrangement: tuple[str, ...], racks: tuple[str, ...], count: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Yield each arrangement that ``count`` moves into these racks can make, with the indexes that
-    were moved."""
+    """Yield each arrangement that ``count`` moves can make, with the indexes moved."""
     for indexes in combinations(range(len(arrangement)), count):
         for chosen in dict.fromkeys(permutations(racks, count)):
             moves = dict(zip(indexes, chosen, strict=True))

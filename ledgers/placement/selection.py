@@ -39,8 +39,7 @@ class Weighting:
     get everything (bookieMaxMultipleForWeightBasedPlacement). 0: no limit."""
 
     def weights(self, candidates: Sequence[Candidate]) -> Mapping[BookieId, float]:
-        """Return each candidate's weight, above 0. A candidate whose free space is unknown gets the
-        median."""
+        """Return each candidate's weight, above 0; the median if its free space is unknown."""
         known = [each.free_bytes for each in candidates if each.free_bytes is not None]
         middle = float(median(known)) if known else 1.0
         least = float(min((free for free in known if free > 0), default=1))  # for full bookies
@@ -56,8 +55,7 @@ class Weighting:
 Locate = Callable[[BookieId], str]
 """Returns the location of a bookie; for an absent bookie, the last known location."""
 LocateIfKnown = Callable[[BookieId], str | None]
-"""Like ``Locate``; None if the location was never known. Choices then assume the default rack;
-``adherence`` does not."""
+"""Like ``Locate``; None if never known. Choices then assume the default rack."""
 
 _Pools = dict[str, list[Candidate]]
 """Candidates by rack."""
@@ -146,8 +144,7 @@ class PlacementPolicy:
         ack_quorum: int | None = None,
         excluded: Collection[BookieId] = (),
     ) -> BookieId:
-        """Return the bookie to replace the one at ``index``. Members of ``ensemble`` are never
-        chosen."""
+        """Return the bookie to replace the one at ``index``; never a member of ``ensemble``."""
         allowed = _allowed(candidates, {*excluded, *ensemble})
         if not allowed:
             raise NotEnoughBookiesError(
@@ -286,8 +283,7 @@ _BOOKIE = attrgetter("bookie")
 def _allowed(
     candidates: Iterable[Candidate], excluded: Collection[BookieId]
 ) -> Sequence[Candidate]:
-    """Return the allowed candidates sorted by id, each once, so that a choice depends only on the
-    seed."""
+    """Return the allowed candidates, each once, by id: a choice depends only on the seed."""
     by_id = {each.bookie: each for each in candidates if each.bookie not in excluded}
     return sorted(by_id.values(), key=_BOOKIE)
 

@@ -32,8 +32,7 @@ from ledgers.errors import (
 
 
 class Status(enum.Enum):
-    """A status of a reply: its code in V2, its code in V3, and its error. ``UNKNOWN`` has no
-    code."""
+    """A status of a reply: V2 code, V3 code, and error. ``UNKNOWN`` has no code."""
 
     EOK = (0, 0, None)
     ENOLEDGER = (1, 402, NoSuchEntryError)
@@ -73,8 +72,7 @@ MASTER_KEY_BYTES = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """Read one entry, or ``LAST_ENTRY``. With a master key as ``fencing_key``, fence the ledger
-    first."""
+    """Read one entry, or ``LAST_ENTRY``. ``fencing_key``: the master key; fence first."""
 
     ledger_id: int
     entry_id: int
@@ -134,8 +132,7 @@ class Reply:
     entry: bytes = b""
     """The entry of a read whose status is EOK. Not verified."""
     lac: LacAnswer = field(default_factory=LacAnswer)
-    """The reply to READ_LAC. One of its fields may be set although the status is EIO for the other.
-    """
+    """The reply to READ_LAC. One field may be set although the status is an error."""
     room: DiskSpace | None = None
 
     def check(self, **context: object) -> "Reply":

@@ -125,8 +125,7 @@ CHALLENGE_BYTES_MAX = 2_048
 _FIELD = re.compile(
     r'[\s,]*+([\w-]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^,\s"]*+))\s*+(?=,|\Z)', re.DOTALL
 )
-"""One field, with the separators before it. Possessive: what was read is never tried again, so the
-time is linear."""
+"""One field, after its separators. Possessive quantifiers, so that the time is linear."""
 
 
 def _fields(token: bytes) -> dict[str, str]:

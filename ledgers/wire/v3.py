@@ -161,8 +161,7 @@ Handshake = StartTls | Auth
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeReply:
-    """The reply to a StartTls or Auth. ``plugin``, ``payload``: the bookie's message; empty if
-    there is none."""
+    """The reply to a StartTls or Auth. ``plugin``, ``payload``: the bookie's message, if any."""
 
     request_id: int
     status: Status

@@ -53,8 +53,7 @@ UNANSWERED = Counter(
 BURST_S = 0.1
 """Requests that were not sent in this time may be sent at once."""
 REQUESTS_MIN, REQUESTS_FIRST, REQUESTS_MAX = 4, 64, 500
-"""Smallest, initial and largest window. The smallest still lets a worker lease, repair and release
-ledgers."""
+"""Smallest, first and largest window. The smallest still lets a worker repair ledgers."""
 GROWTH = 1 / 16
 """Share by which the window grows after a round without slow replies."""
 SLOW_MIN_S = 0.05
@@ -119,8 +118,7 @@ class Outbox:
         self._send_all()
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
-        """Queue a request and return the future of its reply. Unlike ``KazooSession.ask``, a lost
-        session also fails the future."""
+        """Queue a request and return the future of its reply, which a lost session fails."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         self._is_idle.clear()
@@ -164,8 +162,7 @@ class Outbox:
         return not wait_s
 
     def _next_group(self) -> list[Waiting]:
-        """Remove and return the first waiting request. If it is a read, also the reads that follow
-        it. Empty if no request waits."""
+        """Remove and return the first waiting request, and reads that follow a read."""
         group: list[Waiting] = []
         are_reads = False
         while self._waiting and len(group) < READS_MAX:
@@ -225,8 +222,7 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestUsage:
-    """The requests of one session, and their limits. ``in_flight_max``: size of the window.
-    ``per_s_max``: the rate limit; 0: none."""
+    """The requests of one session. ``in_flight_max``: the window. ``per_s_max``: 0: none."""
 
     waiting_count: int
     in_flight_count: int

@@ -86,8 +86,7 @@ XID_MAX = 2**31 - 1
 _LENGTH = struct.Struct("!i")
 _HEADER = struct.Struct("!iii")
 _EVENT = struct.Struct("!iiqiiii")
-"""The beginning of an event: length; xid, zxid and error of the header; type, state, and length of
-the path."""
+"""The start of an event: length; xid, zxid, error; type, state, and length of the path."""
 
 EventListener = Callable[[Sequence[tuple[int, str, int]]], None]
 """Receives events in order, each with its type (Watcher.Event.EventType: 1 created, 2 deleted,
@@ -207,8 +206,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         return self._xid
 
     def _expand_client_hosts(self) -> Any:
-        """Look up the servers. Without a file, names seem not to exist, or kazoo's thread would
-        end with the error of the system."""
+        """Look up the servers. Without a free file, names seem not to exist, or lookups raise."""
         found: Any = []
         with suppress(OSError):
             found = super()._expand_client_hosts()
@@ -319,8 +317,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         return events
 
     def _read_watch_event(self, buffer: bytes, offset: int) -> None:
-        """Handle an event of which only a part was received at first. kazoo's own one-shot watches
-        are not used."""
+        """Handle an event that was received in parts. kazoo's one-shot watches are not used."""
         event, _ = Watch.deserialize(buffer, offset)
         header, _ = ReplyHeader.deserialize(buffer, 0)
         self._on_events([(event.type, event.path, header.zxid)])
@@ -391,8 +388,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
         connect_timeout_s: float,
         on_crash: Callable[[BaseException], None],
     ):
-        """``connect_timeout_s``: limit for opening a connection, and for each answer of the
-        handshake."""
+        """``connect_timeout_s``: limit of a connection attempt, and of each handshake answer."""
         super().__init__()
         self.failure = ""
         """Why TLS or authentication failed last, and what to do next; empty if neither did."""

@@ -330,8 +330,7 @@ class KazooSession(Session):
         self._handle_lost(session_lost)
 
     def _handle_lost(self, why: Callable[[], BookmenderError]) -> None:
-        """Mark the session lost and fail all calls in flight. ``why``: makes the error of each
-        call."""
+        """Mark the session lost and fail all calls in flight, each with ``why()``."""
         if self.state is SessionState.LOST:
             return
         if not self._is_closed:
@@ -402,8 +401,7 @@ def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
 
 
 async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:
-    """Return the host names that do not resolve. Lookups slower than ``RESOLVE_MAX_S`` are left
-    out."""
+    """Return the host names that do not resolve; slow lookups are left out."""
     asked = {
         asyncio.ensure_future(in_daemon_thread(partial(socket.getaddrinfo, host, port))): host
         for host, port in hosts
@@ -439,8 +437,7 @@ class LoopInbox:
         self._is_woken = False
 
     def post(self, function: Callable[..., None], *args: Any) -> None:
-        """Queue a call. May be called on any thread. After the loop is closed, calls are
-        dropped."""
+        """Queue a call, from any thread. Calls after the end of the loop are dropped."""
         self._calls.append((function, args))
         if not self._is_woken:
             self._is_woken = True
