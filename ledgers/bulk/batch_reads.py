@@ -35,8 +35,7 @@ from ledgers.bulk.frames import (
     BATCH_WORD,
     batch_request,
 )
-from ledgers.bulk.limiters import RateLimiter, ReadBudget
-from ledgers.bulk.single_reads import SingleReadConnection
+from ledgers.bulk.limiters import ReadBudget
 from ledgers.bulk.source import Failure, ReadPart, ReplyRun, SourceConnection
 from ledgers.bulk.target import WritePart
 from ledgers.bulk.transfer import QUANTUM_COUNT, TransferState
@@ -64,7 +63,7 @@ _CODE_MISSING = -1
 """Stands for the code of a reply without entries and without an error code. It proves nothing."""
 
 
-class BatchReadConnection(SourceConnection["BatchReadPart"]):
+class BatchReadConnection(SourceConnection):
     """Reads batches from one bookie. If it refuses them, ``singles`` takes the entries over."""
 
     def __init__(
@@ -73,9 +72,10 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         shared: SharedState,
         budget: ReadBudget,
         flow: BookieFlow,
-        singles: SingleReadConnection,
+        singles: SourceConnection,
     ) -> None:
         super().__init__(bookie, shared, budget, flow)
+        self.rate_limit = flow.reads
         self._singles = singles
         self._asked: dict[int, BatchReadPart] = {}
         """By request id."""
@@ -96,7 +96,7 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         return BatchReadPart(state, self, entry_ids, write_part)
 
     def next_request_id(self, part: BatchReadPart) -> int:
-        """Return an id for a request of this part. No id is used twice, even after a reconnect."""
+        """Return an id for a request of this part, used once, even after a reconnect."""
         self._request_id += 1
         self._asked[self._request_id] = part
         return self._request_id
@@ -104,10 +104,6 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
     def _may_ask(self) -> bool:
         """Return True if the bookie has answered a batch read, or if none is outstanding."""
         return (self._is_proven or not self._asked) and super()._may_ask()
-
-    @property
-    def rate_limit(self) -> RateLimiter:
-        return self._flow.reads
 
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         if self._budget.take(1, count * entry_bytes):
@@ -207,7 +203,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
                 (each, code, batch.credit_bytes) for each in range(entry_id, answered_stop_id)
             ]
             entry_id = answered_stop_id
-        part.ask_again(range(entry_id, stop_id))
+        if entry_id < stop_id and not part.is_over:
+            part.again.append(range(entry_id, stop_id))
         run = ReplyRun(
             request_count=1,
             entry_count=batch.count,
@@ -225,9 +222,8 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
     # --- Ends ----------------------------------------------------------------------------------
 
     def closed(self, protocol: BulkProtocol, error: Exception | None) -> None:
-        """Do what BulkConnection does. If the connection is closed before its first batch is
-        answered, the bookie refuses batch reads: the parts move to the single reads before all
-        remaining parts are failed."""
+        """Before all parts are failed, move them to the single reads if the bookie refuses batch
+        reads: it closed the connection before the first batch was answered."""
         is_refusal = (
             protocol is self._protocol
             and self._asked
@@ -236,23 +232,19 @@ class BatchReadConnection(SourceConnection["BatchReadPart"]):
         )
         if is_refusal:
             log.info("bookie.refused_batches", bookie=self.bookie)
-            self._hand_over()
+            for part in self._all_parts():
+                if not part.is_over:
+                    state, entry_ids = part.state, sorted(part.end())
+                    successor = self._singles.make_part(state, entry_ids, part.write_part)
+                    state.read_parts[state.read_parts.index(part)] = successor
+                    self._singles.begin(successor)
+                self._give_up(part)
         super().closed(protocol, error)
         if is_refusal:
             self._shared.health.forget(self.bookie)  # the refusal was not a failure
             self.refused_until_s = self._loop.time() + REFUSAL_AGES_S
 
-    def _hand_over(self) -> None:
-        """Move all entries that are undecided here to the single reads."""
-        for part in self._all_parts():
-            if not part.is_over:
-                state, entry_ids = part.state, sorted(part.end())
-                successor = self._singles.make_part(state, entry_ids, part.write_part)
-                state.read_parts[state.read_parts.index(part)] = successor
-                self._singles.begin(successor)
-            self._give_up(part)
-
-    def _give_up(self, part: BatchReadPart) -> None:
+    def _give_up(self, part: ReadPart) -> None:
         for request_id in part.outstanding:
             del self._asked[request_id]
         super()._give_up(part)
@@ -279,7 +271,7 @@ class BatchReadPart(ReadPart):
     missing. The others are requested again before new ones.
     """
 
-    __slots__ = ("_again",)
+    __slots__ = ("again",)
 
     connection: BatchReadConnection
     outstanding: dict[int, Batch]
@@ -292,11 +284,11 @@ class BatchReadPart(ReadPart):
         write_part: WritePart | None,
     ) -> None:
         super().__init__(state, connection, entry_ids, write_part)
-        self._again: deque[range] = deque()
+        self.again: deque[range] = deque()
 
     @property
     def has_pending(self) -> bool:
-        return bool(self._again) or self._next < len(self._entry_ids)
+        return bool(self.again) or self._next < len(self._entry_ids)
 
     @property
     def outstanding_count(self) -> int:
@@ -313,15 +305,22 @@ class BatchReadPart(ReadPart):
             return 0
         count_max = BATCH_COUNT_MAX if state.has_measured_size else QUANTUM_COUNT
         count = max(1, min(BATCH_BYTES // state.expected_bytes, count_max))
-        if self._again:
-            return min(count, len(self._again[0]))
+        if self.again:
+            return min(count, len(self.again[0]))
         return run_length(self._entry_ids, self._next, count)
 
     def requests_for(self, count: int) -> int:
         return 1
 
     def ask(self, count: int, now_s: float) -> bytes:
-        first_entry_id = self._pop_run(count)
+        if self.again:
+            run = self.again.popleft()
+            if count < len(run):
+                self.again.appendleft(run[count:])
+            first_entry_id = run[0]
+        else:
+            first_entry_id = self._entry_ids[self._next]
+            self._next += count
         if not self.outstanding:
             self.progress_s = now_s
         request_id = self.connection.next_request_id(self)
@@ -334,25 +333,11 @@ class BatchReadPart(ReadPart):
             bytes_max=BATCH_BYTES_MAX,
         )
 
-    def ask_again(self, entry_ids: range) -> None:
-        if entry_ids and not self.is_over:
-            self._again.append(entry_ids)
-
-    def _pop_run(self, count: int) -> int:
-        """Remove the next ``count`` entries, which are consecutive. Returns the first of them."""
-        if not self._again:
-            self._next += count
-            return self._entry_ids[self._next - count]
-        run = self._again.popleft()
-        if count < len(run):
-            self._again.appendleft(run[count:])
-        return run[0]
-
     def _drop_all(self) -> list[int]:
-        runs = [*(batch.entry_ids for batch in self.outstanding.values()), *self._again]
+        runs = [*(batch.entry_ids for batch in self.outstanding.values()), *self.again]
         entry_ids = [entry_id for run in runs for entry_id in run]
         entry_ids.extend(self._entry_ids[self._next :])
-        self._again.clear()
+        self.again.clear()
         self._next = len(self._entry_ids)
         return entry_ids
 

@@ -16,11 +16,13 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import structlog
 
+from ledgers.bulk.flow_control import BookieFlow, ReplyTimes
 from ledgers.bulk.frames import BATCH_REPLY_BYTES, SLACK_BYTES
+from ledgers.bulk.transfer import TransferPart
 from ledgers.codec.registration import Address, Resolve
 from ledgers.errors import (
     BookmenderError,
@@ -38,6 +40,8 @@ from ledgers.wire.framing import FRAME_BYTES_MAX
 
 log = structlog.get_logger()
 
+P = TypeVar("P", bound=TransferPart)
+
 IDLE_MAX_S = 60.0
 """A connection that was not used for this long is closed."""
 LATE_REPLY_TIMEOUTS = 6
@@ -49,12 +53,17 @@ _LONG_FRAME_BYTES = 128 * 1024
 """Longer frames are completed in a buffer of their own, not copied at each arrival."""
 
 
-class BulkConnection(ABC):
+class BulkConnection(ABC, Generic[P]):
     """A connection that is made on demand. Subclasses define what it sends and receives."""
 
-    def __init__(self, bookie: BookieId, shared: SharedState) -> None:
+    def __init__(
+        self, bookie: BookieId, shared: SharedState, flow: BookieFlow, reply_times: ReplyTimes
+    ) -> None:
         self.bookie = bookie
-        self._shared = shared
+        self._shared, self._flow = shared, flow
+        self._parts: dict[int, list[P]] = {}
+        """The parts of transfers by ledger id, in the order in which they began."""
+        self._reply_times, self._stopwatch = reply_times, Stopwatch()
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._protocol: BulkProtocol | None = None
@@ -76,9 +85,24 @@ class BulkConnection(ABC):
         return self._transport is not None
 
     @property
-    @abstractmethod
     def is_busy(self) -> bool:
         """True if replies are expected, or requests wait to be sent."""
+        return bool(self._parts)
+
+    def _all_parts(self) -> list[P]:
+        return [part for parts in self._parts.values() for part in parts]
+
+    def _add(self, part: P) -> None:
+        self._used_s = self._loop.time()
+        self._parts.setdefault(part.ledger_id, []).append(part)
+
+    def _remove(self, part: P) -> None:
+        """Remove a part from the table. Harmless if it is not there."""
+        siblings = self._parts.get(part.ledger_id, [])
+        if part in siblings:
+            siblings.remove(part)
+            if not siblings:
+                del self._parts[part.ledger_id]
 
     @abstractmethod
     def consume(self, view: memoryview, end: int) -> int:
@@ -181,35 +205,30 @@ class BulkConnection(ABC):
     # --- Helpers -------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        failure: BookmenderError | None = None
         try:
             async with asyncio.timeout(self._shared.timeout_s):
                 address = self._address = self._shared.resolve(self.bookie)
                 await self._shared.connector(
-                    lambda: BulkProtocol(self, self._shared.receive_buffer), address
+                    lambda: BulkProtocol(self, self._shared.receive_view), address
                 )
+        except (LocalLimitError, SecureConnectionError) as error:
+            failure = error
         except NameNotResolvedError as error:
-            self._opening = None
-            self.disconnect(
-                NameNotResolvedError(error.args[0], bookie=self.bookie, **error.context)
-            )
-        except SecureConnectionError as error:
-            self._opening = None
-            self.disconnect(error)
-        except LocalLimitError as error:  # no backoff: it says nothing about the bookie
-            self._opening = None
-            self._fail_all(error)
+            failure = NameNotResolvedError(error.args[0], bookie=self.bookie, **error.context)
         # OSError includes TimeoutError. UnicodeError: the host cannot be a name.
         except (OSError, UnicodeError, UnavailableError) as error:
-            self._opening = None
             failure = NoAnswerError("bookie could not be connected to", bookie=self.bookie)
             failure.__cause__ = error
+        self._opening = None
+        if isinstance(failure, LocalLimitError):  # no backoff: it says nothing about the bookie
+            self._fail_all(failure)
+        elif failure is not None:
             self.disconnect(failure)
-        else:
-            self._opening = None
-            if self.is_open:
-                self._on_connected()
-            elif self.is_busy:  # it broke at once, and more was requested since
-                self.connect()
+        elif self.is_open:
+            self._on_connected()
+        elif self.is_busy:  # it broke at once, and more was requested since
+            self.connect()
 
     def _note_received(self) -> None:
         """Record whether bytes were received since the last check. Call it once in each check."""
@@ -262,9 +281,8 @@ class Stopwatch:
 class BulkProtocol(asyncio.BufferedProtocol):
     """The asyncio protocol of one connection. Passes whole frames to its consumer."""
 
-    def __init__(self, consumer: BulkConnection, receive_buffer: ReceiveBuffer) -> None:
-        self._consumer = consumer
-        self._shared_view = receive_buffer.view
+    def __init__(self, consumer: BulkConnection[Any], shared_view: memoryview) -> None:
+        self._consumer, self._shared_view = consumer, shared_view
         self._incomplete = b""
         """The first bytes of the incomplete frame."""
         self._long: memoryview | None = None
@@ -320,11 +338,9 @@ class BulkProtocol(asyncio.BufferedProtocol):
         self._incomplete = bytes(rest)
 
 
-class ReceiveBuffer:
-    """The buffer into which all connections of a loop receive, one at a time."""
-
-    def __init__(self, size: int = RECEIVE_BYTES) -> None:
-        self.view = memoryview(bytearray(size + SLACK_BYTES))
+def receive_view() -> memoryview:
+    """Return the buffer into which all connections of a loop receive, one at a time."""
+    return memoryview(bytearray(RECEIVE_BYTES + SLACK_BYTES))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -339,7 +355,7 @@ class SharedState:
     connector: Connector = connect
     """Opens the connections."""
     frame_bytes_max: int = FRAME_BYTES_MAX
-    receive_buffer: ReceiveBuffer = field(default_factory=ReceiveBuffer)
+    receive_view: memoryview = field(default_factory=receive_view)
     is_paused: bool = False
     """True while no new reads may be sent."""
     is_closed: bool = False

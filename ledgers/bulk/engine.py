@@ -8,7 +8,7 @@ Promises:
 - A slow bookie costs only the transfers that need it: its windows follow the rate at which it
   replies (``limiters.BookieWindow``).
 - Rules S7 and S12: digests are always verified, and entries are written with the bytes as read.
-  ``single_reads`` and ``batch_reads`` verify each reply with a ``DigestCheck`` of ``frames``.
+  ``source`` and ``batch_reads`` verify each reply with a ``DigestCheck`` of ``frames``.
 
 Connections speak the V2 protocol, each either for reads or for adds. Nothing is retried here.
 """
@@ -30,7 +30,6 @@ from ledgers.bulk.limiters import (
     Window,
     WindowLimiter,
 )
-from ledgers.bulk.single_reads import SingleReadConnection
 from ledgers.bulk.source import IMPATIENT_CHECKS, IMPATIENT_S, ReadPart, SourceConnection
 from ledgers.bulk.target import TargetConnection, WritePart
 from ledgers.bulk.transfer import Totals, TransferState
@@ -132,7 +131,15 @@ class BulkTransfers:
     def source_health(self, bookie: BookieId) -> SourceHealth:
         """Return the health of the bookie as a source."""
         source = self._sources.get(bookie)
-        return SourceHealth() if source is None else source.source_health
+        if source is None:
+            return SourceHealth()
+        # The bytes in flight are those of the budget, because it covers all connections.
+        waiting_bytes = sum(connection.waiting_bytes for connection in source.connections)
+        return SourceHealth(
+            is_unhealthy=self.health.is_unhealthy(bookie),
+            waiting_bytes=waiting_bytes + self.budgets.reads(bookie).entry_bytes,
+            reply_s=max(connection.reply_s for connection in source.connections),
+        )
 
     def pause(self) -> None:
         """Send no new reads. Replies to earlier reads are still received and written."""
@@ -181,7 +188,7 @@ class BulkTransfers:
                         and transfer.entry_bytes_hint <= BATCH_ENTRY_BYTES_MAX
                         and has_runs(entry_ids)
                     )
-                    reader: SourceConnection[Any] = source.batches if is_batched else source.singles
+                    reader: SourceConnection = source.batches if is_batched else source.singles
                     parts.append(reader.make_part(state, entry_ids, destination))
         state.read_parts.extend(parts)
         if write_part is not None:
@@ -197,7 +204,7 @@ class BulkTransfers:
         if source is None:
             flow, budget = self.flow.of(bookie), self.budgets.reads(bookie)
             source = self._sources[bookie] = Source(bookie, self._shared, budget, flow)
-            flow.on_change(source.wake)
+            flow.listeners.append(source.wake)
         return source
 
     def _target(self, bookie: BookieId) -> TargetConnection:
@@ -205,7 +212,7 @@ class BulkTransfers:
         if target is None:
             flow = self.flow.of(bookie)
             target = self._targets[bookie] = TargetConnection(bookie, self._shared, flow)
-            flow.on_change(target.apply_limit)
+            flow.listeners.append(target.apply_limit)
         return target
 
     def _check_progress(self) -> None:
@@ -222,7 +229,7 @@ class BulkTransfers:
             delay_s = min(self._shared.timeout_s / CHECKS_PER_TIMEOUT, CHECK_INTERVAL_MAX_S)
             self._next_check = loop.call_later(delay_s, self._check_progress)
 
-    def _connections(self) -> list[BulkConnection]:
+    def _connections(self) -> list[BulkConnection[Any]]:
         of_sources = (c for source in self._sources.values() for c in source.connections)
         return [*of_sources, *self._targets.values()]
 
@@ -233,25 +240,10 @@ class Source:
     def __init__(
         self, bookie: BookieId, shared: SharedState, budget: ReadBudget, flow: BookieFlow
     ) -> None:
-        self._budget, self._health = budget, shared.health
-        self.singles = SingleReadConnection(bookie, shared, budget, flow)
+        self.singles = SourceConnection(bookie, shared, budget, flow)
         self.batches = BatchReadConnection(bookie, shared, budget, flow, self.singles)
-
-    @property
-    def source_health(self) -> SourceHealth:
-        """The health as seen by both connections together. The bytes in flight are those of the
-        budget, because it covers all connections."""
-        singles, batches = self.singles, self.batches
-        return SourceHealth(
-            is_unhealthy=self._health.is_unhealthy(singles.bookie),
-            waiting_bytes=singles.waiting_bytes + batches.waiting_bytes + self._budget.entry_bytes,
-            reply_s=max(singles.reply_s, batches.reply_s),
-        )
+        self.connections = (self.singles, self.batches)
 
     def wake(self) -> None:
         for connection in self.connections:
             connection.wake()
-
-    @property
-    def connections(self) -> tuple[SingleReadConnection, BatchReadConnection]:
-        return self.singles, self.batches

@@ -149,7 +149,8 @@ class ReplyTimes:
         self._limit = max(1.0, cap / START_SHARE)
         self._base_s = 0.0
         """The reply time under little load."""
-        self._reply_s = 0.0
+        self.reply_s = 0.0
+        """The median reply time of the last round."""
         self._trial_rounds = TRIAL_ROUNDS
         """Rounds left of the current trial. The first trial starts at once."""
         self._tried_s = 0.0
@@ -160,11 +161,6 @@ class ReplyTimes:
         limit = self._limit / TRIAL_SHARE if self._trial_rounds else self._limit
         return max(1, min(self.cap, int(limit)))
 
-    @property
-    def reply_s(self) -> float:
-        """The median reply time of the last round."""
-        return self._reply_s
-
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
         """Record one reply time. ``is_limiting``: whether the limit delayed requests.
 
@@ -172,18 +168,10 @@ class ReplyTimes:
         harmless.
         """
         self._samples.append(latency_s)
-        if len(self._samples) >= ROUND_SAMPLES:
-            median_s = statistics.median(self._samples)
-            self._samples.clear()
-            self._reply_s = median_s
-            self._judge(median_s, is_limiting=is_limiting, now_s=now_s)
-
-    def note_busy(self) -> None:
-        """Record that the bookie replied "too many requests"."""
+        if len(self._samples) < ROUND_SAMPLES:
+            return
+        median_s = self.reply_s = statistics.median(self._samples)
         self._samples.clear()
-        self._limit = max(1.0, self._limit * DECREASE_IF_BUSY)
-
-    def _judge(self, median_s: float, *, is_limiting: bool, now_s: float) -> None:
         if self._trial_rounds:
             self._trial_rounds -= 1
             if self._trial_rounds == 0:
@@ -196,6 +184,11 @@ class ReplyTimes:
         if now_s - self._tried_s > TRIAL_INTERVAL_S:
             self._trial_rounds = TRIAL_ROUNDS
 
+    def note_busy(self) -> None:
+        """Record that the bookie replied "too many requests"."""
+        self._samples.clear()
+        self._limit = max(1.0, self._limit * DECREASE_IF_BUSY)
+
 
 class BookieFlow:
     """The limits and rate limiters of one bookie, shared by all connections to it."""
@@ -203,7 +196,8 @@ class BookieFlow:
     def __init__(self, limits: FlowLimits) -> None:
         self.reads, self.single_reads = RateLimiter(burst_s=BURST_S), RateLimiter(burst_s=BURST_S)
         self.adds = RateLimiter(burst_s=BURST_S, starting_entries=STARTING_ENTRIES)
-        self._listeners: list[Callable[[], None]] = []
+        self.listeners: list[Callable[[], None]] = []
+        """Called after each change of the limits."""
         self.allow(limits)
 
     def allow(self, limits: FlowLimits) -> None:
@@ -214,12 +208,8 @@ class BookieFlow:
             (self.adds, limits.adds_per_s),
         ):
             limiter.set(entries_per_s=per_s, bytes_per_s=limits.bytes_per_s)
-        for notify in self._listeners:
+        for notify in self.listeners:
             notify()
-
-    def on_change(self, notify: Callable[[], None]) -> None:
-        """Call ``notify`` after each change of the limits."""
-        self._listeners.append(notify)
 
     def close(self) -> None:
         for limiter in (self.reads, self.single_reads, self.adds):
@@ -273,11 +263,8 @@ class FlowControl:
             flow.close()
 
     def _limits(self, bookie: BookieId) -> FlowLimits:
-        return flow_limits(
-            self._activity_of(bookie),
-            yields=self._yields,
-            sharer_count=self._sharer_count,
-        )
+        activity = self._activity_of(bookie)
+        return flow_limits(activity, yields=self._yields, sharer_count=self._sharer_count)
 
     def _allow(self) -> None:
         for bookie, flow in self._flows.items():

@@ -62,33 +62,27 @@ class Applicant(Protocol):
     @property
     def quantum(self) -> int:
         """The number of entries that the part may request in its next turn."""
-        ...
 
     def enqueue(self) -> None:
         """Give the part a turn at its source. It then applies again."""
-        ...
 
 
 class LimiterChain:
     """The limiters that the entries of a transfer must pass, in order, to be requested."""
 
-    __slots__ = ("_limiters",)
+    __slots__ = ("limiters",)
 
     def __init__(self, *limiters: Limiter) -> None:
-        self._limiters = limiters
-
-    def preceded_by(self, *limiters: Limiter) -> LimiterChain:
-        """Return a chain of these limiters, followed by the limiters of this chain."""
-        return LimiterChain(*limiters, *self._limiters)
+        self.limiters = limiters
 
     def admit(self, part: Applicant, count: int) -> int:
         """Return how many of ``count`` entries pass. 0: the part waits at a limiter."""
         expected_bytes = part.state.expected_bytes
-        for passed_count, limiter in enumerate(self._limiters):
+        for passed_count, limiter in enumerate(self.limiters):
             granted_count = limiter.admit(part, count)
             if granted_count < count:
                 spare_count = count - granted_count
-                for passed in self._limiters[:passed_count]:
+                for passed in self.limiters[:passed_count]:
                     passed.refund(spare_count * expected_bytes, count=spare_count)
             if granted_count == 0:
                 limiter.wait(part)
@@ -98,17 +92,17 @@ class LimiterChain:
 
     def refund(self, entry_bytes: int, *, count: int) -> None:
         """Return the credit of admitted entries that were not requested, or not received."""
-        for limiter in self._limiters:
+        for limiter in self.limiters:
             limiter.refund(entry_bytes, count=count)
 
     def release(self, entry_bytes: int, *, count: int) -> None:
         """Record the end of entries in flight: acknowledged, or read if only verified."""
-        for limiter in self._limiters:
+        for limiter in self.limiters:
             limiter.release(entry_bytes, count=count)
 
     def resize(self, difference_bytes: int) -> None:
         """Correct the size of entries in flight, which is now known."""
-        for limiter in self._limiters:
+        for limiter in self.limiters:
             limiter.resize(difference_bytes)
 
 
@@ -168,15 +162,13 @@ class Limiter(ABC):
 
     @abstractmethod
     def refund(self, entry_bytes: int, *, count: int) -> None:
-        """Do what ``LimiterChain`` specifies."""
+        """Do what ``LimiterChain`` specifies, as do the next two methods."""
 
     @abstractmethod
-    def release(self, entry_bytes: int, *, count: int) -> None:
-        """Do what ``LimiterChain`` specifies."""
+    def release(self, entry_bytes: int, *, count: int) -> None: ...
 
     @abstractmethod
-    def resize(self, difference_bytes: int) -> None:
-        """Do what ``LimiterChain`` specifies."""
+    def resize(self, difference_bytes: int) -> None: ...
 
 
 class WindowLimiter(Limiter):
@@ -232,7 +224,8 @@ class WindowLimiter(Limiter):
 
     def _wake_waiting(self) -> None:
         self._is_waking = False
-        self._wake(self.window.free_count, self.window.bytes_max - self.window.entry_bytes)
+        window = self.window
+        self._wake(window.count_max - window.count, window.bytes_max - window.entry_bytes)
 
 
 class RateLimiter(Limiter):
@@ -379,21 +372,14 @@ class Window:
         """Take credit for up to ``count`` entries of this size. Returns for how many."""
         taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         if taken_count > self.count_max or taken_bytes > self.bytes_max:
-            count = self._fitting(count, entry_bytes)
+            room_bytes = max(0, self.bytes_max - self.entry_bytes)
+            room_count = self.count_max - self.count
+            count = min(count, room_count, room_bytes // max(1, entry_bytes))
+            if count <= 0:  # an entry larger than the window passes alone
+                count = 0 if self.count else 1
             taken_count, taken_bytes = self.count + count, self.entry_bytes + count * entry_bytes
         self.count, self.entry_bytes = taken_count, taken_bytes
         return count
-
-    def _fitting(self, count: int, entry_bytes: int) -> int:
-        """Return for how many of ``count`` entries there is room."""
-        fitting_count = min(
-            count,
-            self.count_max - self.count,
-            max(0, self.bytes_max - self.entry_bytes) // max(1, entry_bytes),
-        )
-        if fitting_count > 0:
-            return fitting_count
-        return 0 if self.count else 1  # an entry larger than the window passes alone
 
     def release(self, entry_bytes: int, *, count: int = 1) -> None:
         """Return the credit of ``count`` entries. ``entry_bytes``: as taken for them together."""
@@ -401,10 +387,6 @@ class Window:
         self.entry_bytes -= entry_bytes
         assert self.count >= 0, self.count
         assert self.entry_bytes >= 0, self.entry_bytes
-
-    @property
-    def free_count(self) -> int:
-        return self.count_max - self.count
 
     @property
     def is_half_free(self) -> bool:
@@ -545,7 +527,7 @@ class ReadBudget(Window):
 
     async def acquire(self, entry_bytes: int) -> None:
         """Wait for the credit of one read of about that many bytes, and take it."""
-        if self.try_acquire(entry_bytes):
+        if self.take(1, entry_bytes):
             return
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -561,12 +543,10 @@ class ReadBudget(Window):
             if granted.done() and not granted.cancelled():
                 # 1. ``turn`` took the credit. 2. The task was cancelled before it resumed.
                 self.release(entry_bytes)
-            self.leave_line(waiter)
+            elif waiter in self._waiters:
+                self._waiters.remove(waiter)
+                self._serve_line()
             raise
-
-    def try_acquire(self, entry_bytes: int) -> bool:
-        """Take the credit of one read, if there is enough. Return True if it was taken."""
-        return self.take(1, entry_bytes) == 1
 
     def take(self, count: int, entry_bytes: int) -> int:
         """Like Window, but while others wait in line, only the caller whose turn it is gets any."""
@@ -592,25 +572,17 @@ class ReadBudget(Window):
         self._waiters.append(waiter)
         return waiter
 
-    def leave_line(self, waiter: Waiter) -> None:
-        """Give up the place in line. Harmless after the turn."""
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-            self._serve_line()
-
     def _serve_line(self) -> None:
-        while self._waiters and self._fits(self._waiters[0].entry_bytes):
+        while self._waiters:
+            entry_bytes = self.entry_bytes + self._waiters[0].entry_bytes
+            if self.count and (self.count >= self.count_max or entry_bytes > self.bytes_max):
+                break
             waiter = self._waiters.popleft()
             self._is_turn = True
             try:
                 waiter.turn()
             finally:
                 self._is_turn = False
-
-    def _fits(self, entry_bytes: int) -> bool:
-        if self.count == 0:
-            return True
-        return self.count < self.count_max and self.entry_bytes + entry_bytes <= self.bytes_max
 
 
 class Budgets:

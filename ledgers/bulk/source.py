@@ -1,41 +1,51 @@
 """Reading from one bookie: which transfer may request entries next, and what replies lead to.
 
-``SourceConnection`` has the parts that both kinds of reading share: turns, credit, back-pressure
-and timeouts. ``single_reads`` requests entries one by one, ``batch_reads`` requests runs of
-consecutive entries. ``ReadPart`` is the part of one transfer that is read here.
+``SourceConnection`` requests entries one by one, which every bookie supports: turns, credit,
+back-pressure and timeouts. ``batch_reads`` requests runs of consecutive entries instead.
+``ReadPart`` is the part of one transfer that is read here.
 
-All code in this module runs once per turn or per arrival of bytes. Nothing here runs per entry.
+A good reply becomes a recovery add in place, where its bytes lie in the receive buffer.
+``SourceConnection._receive_run`` is the only loop that runs for every entry. All other code runs
+once per turn or per arrival of bytes.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ledgers.bookies import Answer
-from ledgers.bulk.connection import (
-    LATE_REPLY_TIMEOUTS,
-    BulkConnection,
-    BulkProtocol,
-    SharedState,
-    Stopwatch,
-)
+from ledgers.bulk.connection import LATE_REPLY_TIMEOUTS, BulkConnection, BulkProtocol, SharedState
 from ledgers.bulk.flow_control import BookieFlow, ReplyTimes
+from ledgers.bulk.frames import (
+    READ_REPLY,
+    READ_WORD,
+    REPLY,
+    REPLY_BYTES,
+    REPLY_PACKET_BYTES,
+    read_requests,
+)
 from ledgers.bulk.limiters import (
     ASKED_BYTES_MAX,
     BookieWindow,
     Limiter,
-    RateLimiter,
+    LimiterChain,
     ReadBudget,
     Waiter,
 )
 from ledgers.bulk.target import TargetConnection, WritePart
-from ledgers.bulk.transfer import QUANTUM_BYTES, TransferPart, TransferState, remove_part
+from ledgers.bulk.transfer import (
+    QUANTUM_BYTES,
+    QUANTUM_COUNT,
+    TransferPart,
+    TransferState,
+    has_first_claim,
+)
 from ledgers.errors import (
     BookmenderError,
+    CorruptionError,
     LocalLimitError,
     NoAnswerError,
     NoSuchEntryError,
@@ -49,11 +59,10 @@ IMPATIENT_CHECKS = 4
 """Entries that other sources may have are given up after this silence, in so many checks."""
 READ_ENTRIES_MAX = 8_192
 """Limit on one connection: a quarter of the entries that the process may have in flight."""
+_NEVER = 1 << 62
 
-R = TypeVar("R", bound="ReadPart")
 
-
-class SourceConnection(BulkConnection, Generic[R]):
+class SourceConnection(BulkConnection["ReadPart"]):
     """Reads from one bookie for all transfers that read there. They take turns, a quantum each.
 
     A read needs credit twice: from the limiters of its transfer, and from the bookie's read budget,
@@ -64,12 +73,11 @@ class SourceConnection(BulkConnection, Generic[R]):
     def __init__(
         self, bookie: BookieId, shared: SharedState, budget: ReadBudget, flow: BookieFlow
     ) -> None:
-        super().__init__(bookie, shared)
+        super().__init__(bookie, shared, flow, ReplyTimes(cap=budget.count_max))
+        self.rate_limit = flow.single_reads
+        """The first limiter that entries to be written must pass."""
         self._budget = budget
-        self._flow = flow
-        self._parts: dict[int, list[R]] = {}
-        """By ledger id, in the order in which they began."""
-        self._turns: deque[R] = deque()
+        self._turns: deque[ReadPart] = deque()
         """Parts that may request more, next turn first."""
         self._in_line: Waiter | None = None
         """The place in the line of the budget, while the connection waits there."""
@@ -77,8 +85,6 @@ class SourceConnection(BulkConnection, Generic[R]):
         """Requests of this connection that the bookie has not answered."""
         self._window = BookieWindow(count_max=READ_ENTRIES_MAX, bytes_max=ASKED_BYTES_MAX)
         """The entries of these requests."""
-        self._reply_times = ReplyTimes(cap=budget.count_max)
-        self._stopwatch = Stopwatch()
         self._is_awake = False
         """True if ``_wake_up`` is scheduled."""
         self._full_targets: dict[TargetConnection, None] = {}
@@ -92,25 +98,20 @@ class SourceConnection(BulkConnection, Generic[R]):
 
     # --- Requests ------------------------------------------------------------------------------
 
-    @abstractmethod
     def make_part(
         self, state: TransferState, entry_ids: Sequence[int], write_part: WritePart | None
-    ) -> R:
-        """Return a part of a transfer for ``begin``. ``write_part``: None if the entries are only
-        verified."""
+    ) -> ReadPart:
+        """Return a part for ``begin``. ``write_part``: None if the entries are only verified."""
+        return ReadPart(state, self, entry_ids, write_part)
 
-    @property
-    @abstractmethod
-    def rate_limit(self) -> RateLimiter:
-        """The first limiter that entries to be written must pass."""
-
-    @abstractmethod
     def _take_reads(self, count: int, entry_bytes: int) -> int:
         """Take credit of the read budget for up to ``count`` entries of one turn. Returns for how
-        many.
-
-        On 0 the connection has taken its place in line.
-        """
+        many. On 0 the connection has taken its place in line."""
+        room_count = self._limit() - self._in_flight
+        granted_count = self._budget.take(min(count, room_count), entry_bytes)
+        if granted_count == 0:
+            self._wait_in_line(entry_bytes)
+        return granted_count
 
     def _limit(self) -> int:
         """Return how many requests may be in flight, apart from the read budget."""
@@ -121,12 +122,11 @@ class SourceConnection(BulkConnection, Generic[R]):
         """Return True if another request may be made now. If not, a reply will change that."""
         return self._window.has_room
 
-    def begin(self, part: R) -> None:
-        self._used_s = self._loop.time()
-        self._parts.setdefault(part.ledger_id, []).append(part)
+    def begin(self, part: ReadPart) -> None:
+        self._add(part)
         self.enqueue(part)
 
-    def enqueue(self, part: R) -> None:
+    def enqueue(self, part: ReadPart) -> None:
         """Give the part a turn after all parts that have one already."""
         part.is_queued = True
         self._turns.append(part)
@@ -189,7 +189,116 @@ class SourceConnection(BulkConnection, Generic[R]):
 
     # --- Replies -------------------------------------------------------------------------------
 
-    def _settle(self, part: R, run: ReplyRun) -> None:
+    def consume(self, view: memoryview, end: int) -> int:
+        position = 0
+        packet_bytes_max = self._shared.frame_bytes_max - 4
+        try:
+            while end - position >= REPLY_BYTES:
+                length, word, code, ledger_id, entry_id = REPLY.unpack_from(view, position)
+                if (
+                    not REPLY_PACKET_BYTES <= length <= packet_bytes_max
+                    or word != READ_WORD
+                    or (code != 0 and length != REPLY_PACKET_BYTES)
+                ):
+                    raise CorruptionError("not a reply to a read", bookie=self.bookie)
+                stop = position + 4 + length
+                if stop > end:
+                    break
+                parts = self._parts.get(ledger_id, ())
+                part = next((r for r in parts if entry_id in r.outstanding), None)
+                if part is None:
+                    self._ignore_unrequested()
+                    position = stop
+                else:
+                    # If several parts wait for this entry, the reply belongs to the first of them.
+                    run_end = end if has_first_claim(parts, part) else stop
+                    position = self._receive_run(part, view, position, run_end)
+        finally:
+            # Also after an error: the adds to send are slices of the receive buffer, which the next
+            # arrival on any connection overwrites.
+            self._finish_arrival()
+        return position
+
+    def _receive_run(self, part: ReadPart, view: memoryview, position: int, end: int) -> int:
+        """Process consecutive replies to one part. Returns the position after them.
+
+        Turns good entries into recovery adds in place. Stops at anything that is not a whole reply
+        to this part. ``consume`` decides what that is.
+        """
+        state, write_part = part.state, part.write_part
+        prefix = write_part.prefix if write_part is not None else b""
+        unacknowledged = write_part.unacknowledged if write_part is not None else {}
+        unpack, pop, is_good = READ_REPLY.unpack_from, part.outstanding.pop, part.digest_check
+        own_ledger_id = part.ledger_id
+        # A part that is over waits for its replies, but does not use them.
+        length_min = _NEVER if part.is_over else REPLY_PACKET_BYTES + state.entry_bytes_min
+        good_count = good_lengths = largest_length = replied_count = credit_bytes_sum = 0
+        failures: list[Failure] = []
+        runs: list[memoryview | bytes] = []
+        good_start = position  # start of the good frames that are not in ``runs`` yet
+        while end - position >= REPLY_BYTES:
+            (
+                length,
+                word,
+                code,
+                ledger_id,
+                entry_id,
+                inner_ledger_id,
+                inner_entry_id,
+                first,
+                second,
+            ) = unpack(view, position)
+            stop = position + 4 + length
+            if (
+                ledger_id != own_ledger_id
+                or stop > end
+                or word != READ_WORD
+                or length < REPLY_PACKET_BYTES
+                or (code and length != REPLY_PACKET_BYTES)
+                or not (credit_bytes := pop(entry_id, 0))
+            ):
+                break
+            replied_count += 1
+            credit_bytes_sum += credit_bytes
+            if (
+                length >= length_min
+                and code == 0
+                and inner_entry_id == entry_id
+                and inner_ledger_id == ledger_id
+                and is_good(view, position + REPLY_BYTES, stop, first, second)
+            ):
+                good_count += 1
+                good_lengths += length
+                if length > largest_length:
+                    largest_length = length
+                if prefix:
+                    view[position + 4 : position + REPLY_BYTES] = prefix
+                    unacknowledged[entry_id] = length - REPLY_PACKET_BYTES
+            else:
+                if good_start < position:
+                    runs.append(view[good_start:position])
+                good_start = stop
+                failures.append((entry_id, code, credit_bytes))
+            position = stop
+        if good_start < position:
+            runs.append(view[good_start:position])
+
+        self._settle(
+            part,
+            ReplyRun(
+                request_count=replied_count,
+                entry_count=replied_count,
+                credit_bytes=credit_bytes_sum,
+                good_count=good_count,
+                good_bytes=good_lengths - good_count * REPLY_PACKET_BYTES,
+                largest_bytes=largest_length - REPLY_PACKET_BYTES,
+                frames=runs,
+                failures=failures,
+            ),
+        )
+        return position
+
+    def _settle(self, part: ReadPart, run: ReplyRun) -> None:
         """Account for consecutive replies to one part."""
         self._is_proven = True
         self._unrequested_count = 0
@@ -197,36 +306,31 @@ class SourceConnection(BulkConnection, Generic[R]):
         self._replied_entry_count += run.entry_count
         self._replied_bytes += run.credit_bytes
         part.progress_s = self._loop.time()
+        state, write_part = part.state, part.write_part
         if run.good_count:
-            self._pass_on(part, run)
-            part.state.add_read(part, run.good_count, run.good_bytes)
+            state.note_size(run.largest_bytes)
+            failed_bytes = sum(credit_bytes for _, _, credit_bytes in run.failures)
+            good_credit_bytes = run.credit_bytes - failed_bytes - run.left_out_bytes
+            if write_part is None:
+                part.limiters.release(good_credit_bytes, count=run.good_count)
+            else:  # the entries are adds by now, to be sent at the end of this arrival
+                part.limiters.resize(run.good_bytes - good_credit_bytes)
+                if len(write_part.unacknowledged) == run.good_count:
+                    write_part.progress_s = self._loop.time()
+                write_part.connection.start_timing(write_part)
+                self._outgoing.setdefault(write_part.connection, []).extend(run.frames)
+            state.add_read(part, run.good_count, run.good_bytes)
         if not part.is_over:
             for entry_id, code, credit_bytes in run.failures:
                 if code == Status.ETOOMANYREQUESTS.v2_code:
                     self._reply_times.note_busy()
                 part.limiters.refund(credit_bytes, count=1)
-                part.state.add_failure(part, entry_id, _answer(code))
+                state.add_failure(part, entry_id, _answer(code))
             if run.left_out_count:
                 part.limiters.refund(run.left_out_bytes, count=run.left_out_count)
-        if part.is_idle:
-            remove_part(self._parts, part)
-        elif not part.is_queued and part.has_pending:
+        self.forget_if_idle(part)
+        if not part.is_queued and part.has_pending:
             self.enqueue(part)  # it needed replies before it could request more
-
-    def _pass_on(self, part: R, run: ReplyRun) -> None:
-        """Schedule the good entries, which are adds by now, for the end of this arrival."""
-        state, write_part = part.state, part.write_part
-        state.note_size(run.largest_bytes)
-        failed_bytes = sum(credit_bytes for _, _, credit_bytes in run.failures)
-        good_credit_bytes = run.credit_bytes - failed_bytes - run.left_out_bytes
-        if write_part is None:
-            part.limiters.release(good_credit_bytes, count=run.good_count)
-            return
-        part.limiters.resize(run.good_bytes - good_credit_bytes)
-        if len(write_part.unacknowledged) == run.good_count:
-            write_part.progress_s = self._loop.time()
-        write_part.connection.start_timing(write_part)
-        self._outgoing.setdefault(write_part.connection, []).extend(run.frames)
 
     def _finish_arrival(self) -> None:
         """Send the adds of one arrival, and release the credit of its replies."""
@@ -263,29 +367,21 @@ class SourceConnection(BulkConnection, Generic[R]):
             del self._full_targets[target]
             if not self._full_targets and self._transport is not None:
                 self._transport.resume_reading()
-                self._restart_clocks()
-
-    def _restart_clocks(self) -> None:
-        """Restart all timeouts: the pause was ours, not the bookie's."""
-        self._stopwatch.stop()
-        now_s = self._loop.time()
-        for part in self._all_parts():
-            part.progress_s = now_s
-            part.restart_measurement()
+                # Restart all timeouts: the pause was ours, not the bookie's.
+                self._stopwatch.stop()
+                for part in self._all_parts():
+                    part.progress_s = self._loop.time()
+                    part.restart_measurement()
 
     def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:
         """Do nothing: requests are small, and the budget limits their number."""
 
     # --- Ends ----------------------------------------------------------------------------------
 
-    def forget_if_idle(self, part: R) -> None:
+    def forget_if_idle(self, part: ReadPart) -> None:
         """Remove a part that has nothing to request and to which no replies may come."""
         if part.is_idle:
-            remove_part(self._parts, part)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._parts)
+            self._remove(part)
 
     def check_progress(self, now_s: float) -> None:
         """Fail parts that have waited too long. Four cases, by what arrived on the connection:
@@ -337,10 +433,7 @@ class SourceConnection(BulkConnection, Generic[R]):
     def reply_s(self) -> float:
         return self._reply_times.reply_s
 
-    def _all_parts(self) -> list[R]:
-        return [part for parts in self._parts.values() for part in parts]
-
-    def _give_up(self, part: R) -> None:
+    def _give_up(self, part: ReadPart) -> None:
         """Stop waiting for replies to a part that is over."""
         count, entry_bytes = part.request_count, part.outstanding_bytes
         entry_count = part.outstanding_count
@@ -387,7 +480,7 @@ class ReadPart(TransferPart):
     def __init__(
         self,
         state: TransferState,
-        connection: SourceConnection[Any],
+        connection: SourceConnection,
         entry_ids: Sequence[int],
         write_part: WritePart | None,
     ) -> None:
@@ -404,7 +497,7 @@ class ReadPart(TransferPart):
         self.limiters = (
             state.check_limiters
             if write_part is None
-            else state.limiters.preceded_by(connection.rate_limit)
+            else LimiterChain(connection.rate_limit, *state.limiters.limiters)
         )
         self.digest_check = state.digest_check_for(connection.bookie)
         self.is_queued = False
@@ -412,18 +505,19 @@ class ReadPart(TransferPart):
         self.woken_by: set[Limiter] = set()
         """See ``limiters.Applicant``."""
         self.outstanding: dict[int, Any] = {}
-        """Outstanding requests by the key of their reply, oldest first."""
+        """Outstanding requests by the key of their reply, oldest first: here the bytes of credit by
+        entry id."""
         self._entry_ids = entry_ids
         self._next = 0
 
     @property
-    @abstractmethod
-    def has_pending(self) -> bool:
-        """True if entries remain to be requested."""
-
-    @property
     def awaited(self) -> Mapping[int, Any]:
         return self.outstanding
+
+    @property
+    def has_pending(self) -> bool:
+        """True if entries remain to be requested."""
+        return self._next < len(self._entry_ids)
 
     @property
     def request_count(self) -> int:
@@ -431,28 +525,35 @@ class ReadPart(TransferPart):
         return len(self.outstanding)
 
     @property
-    @abstractmethod
     def outstanding_count(self) -> int:
         """Outstanding entries."""
+        return len(self.outstanding)
 
     @property
-    @abstractmethod
     def outstanding_bytes(self) -> int:
         """The credit taken for the outstanding entries."""
+        return sum(self.outstanding.values())
 
     @property
-    @abstractmethod
     def quantum(self) -> int:
-        """The number of entries that may be requested in one turn. 0: wait for the first
-        replies."""
+        """The number of entries to request in one turn. 0: wait for the first replies."""
+        state = self.state
+        count = state.quantum if state.has_measured_size else QUANTUM_COUNT - len(self.outstanding)
+        pending_count = len(self._entry_ids) - self._next
+        return count if count < pending_count else pending_count
 
-    @abstractmethod
     def requests_for(self, count: int) -> int:
         """Return how many requests are sent for ``count`` entries, which are at most a quantum."""
+        return count
 
-    @abstractmethod
     def ask(self, count: int, now_s: float) -> bytes:
         """Return the requests for the next ``count`` entries, and make these outstanding."""
+        entry_ids = self._entry_ids[self._next : self._next + count]
+        self._next += count
+        if not self.outstanding:
+            self.progress_s = now_s
+        self.outstanding.update(dict.fromkeys(entry_ids, self.state.expected_bytes))
+        return read_requests(self.ledger_id, entry_ids)
 
     @property
     def is_idle(self) -> bool:
@@ -473,9 +574,11 @@ class ReadPart(TransferPart):
         self.connection.forget_if_idle(self)
         return entry_ids
 
-    @abstractmethod
     def _drop_all(self) -> list[int]:
         """Make nothing pending. Returns the entries that were pending or are outstanding."""
+        entry_ids = [*self.outstanding, *self._entry_ids[self._next :]]
+        self._next = len(self._entry_ids)
+        return entry_ids
 
 
 Failure = tuple[int, int, int]

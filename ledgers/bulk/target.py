@@ -11,13 +11,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from ledgers.bulk.connection import (
-    LATE_REPLY_TIMEOUTS,
-    BulkConnection,
-    BulkProtocol,
-    SharedState,
-    Stopwatch,
-)
+from ledgers.bulk.connection import LATE_REPLY_TIMEOUTS, BulkConnection, BulkProtocol, SharedState
 from ledgers.bulk.flow_control import BookieFlow, ReplyTimes
 from ledgers.bulk.frames import (
     ADD_REPLY_WORD,
@@ -27,7 +21,7 @@ from ledgers.bulk.frames import (
     recovery_add_prefix,
 )
 from ledgers.bulk.limiters import BookieWindow, WindowLimiter
-from ledgers.bulk.transfer import TransferPart, TransferState, has_first_claim, remove_part
+from ledgers.bulk.transfer import TransferPart, TransferState, has_first_claim
 from ledgers.errors import (
     BookmenderError,
     BusyError,
@@ -51,7 +45,7 @@ class PausableSource(Protocol):
     def resume_for(self, target: TargetConnection) -> None: ...
 
 
-class TargetConnection(BulkConnection):
+class TargetConnection(BulkConnection["WritePart"]):
     """Sends the adds of all transfers that write to one bookie.
 
     The window of ``limiter`` counts an entry from before it is requested from its source until it
@@ -59,18 +53,13 @@ class TargetConnection(BulkConnection):
     """
 
     def __init__(self, bookie: BookieId, shared: SharedState, flow: BookieFlow) -> None:
-        super().__init__(bookie, shared)
-        self._flow = flow
+        super().__init__(bookie, shared, flow, ReplyTimes(cap=shared.writes_in_flight_max))
         self._window = BookieWindow(
             count_max=shared.writes_in_flight_max,
             bytes_max=shared.writes_bytes_max,
             start=WINDOW_START,
         )
         self.limiter = WindowLimiter(self._window, is_open=False)
-        self._parts: dict[int, list[WritePart]] = {}
-        """By ledger id, in the order in which they began."""
-        self._reply_times = ReplyTimes(cap=shared.writes_in_flight_max)
-        self._stopwatch = Stopwatch()
         self._is_full = False
         self._paused_sources: dict[PausableSource, None] = {}
         self.apply_limit()
@@ -78,8 +67,7 @@ class TargetConnection(BulkConnection):
     # --- Sending -------------------------------------------------------------------------------
 
     def begin(self, part: WritePart) -> None:
-        self._used_s = self._loop.time()
-        self._parts.setdefault(part.ledger_id, []).append(part)
+        self._add(part)
         self.connect()
 
     def start_timing(self, part: WritePart) -> None:
@@ -134,7 +122,13 @@ class TargetConnection(BulkConnection):
                 # If several parts wait for this entry, the reply belongs to the first of them.
                 run_end = end if has_first_claim(parts, part) else position + REPLY_BYTES
                 position = self._acknowledge(part, view[:run_end], position)
-        self._note_reply_time()
+        now_s = self._loop.time()
+        reply_s = self._stopwatch.read(now_s)
+        if reply_s is not None:
+            self._window.note_reply_time(reply_s)
+            is_limiting = self.limiter.is_limiting
+            self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
+            self.apply_limit()
         return end
 
     def _acknowledge(self, part: WritePart, view: memoryview, position: int) -> int:
@@ -156,29 +150,17 @@ class TargetConnection(BulkConnection):
                 refusal = self._refusal(code, ledger_id, entry_id)
                 break
             good_bytes += entry_bytes
-        self._settle(part, count, replied_bytes)
+        self._is_proven = True
+        self._unrequested_count = 0
+        part.progress_s = self._loop.time()
+        self._window.note_replies(replied_bytes, count=count)
+        part.state.limiters.release(replied_bytes, count=count)
         if not part.is_over:
             part.state.add_written(count - (refusal is not None), good_bytes)
             if refusal is not None:
                 part.state.fail_write_part(refusal, entry_id)
         self.forget_if_idle(part)
         return position + count * REPLY_BYTES
-
-    def _settle(self, part: WritePart, count: int, replied_bytes: int) -> None:
-        self._is_proven = True
-        self._unrequested_count = 0
-        part.progress_s = self._loop.time()
-        self._window.note_replies(replied_bytes, count=count)
-        part.state.limiters.release(replied_bytes, count=count)
-
-    def _note_reply_time(self) -> None:
-        now_s = self._loop.time()
-        reply_s = self._stopwatch.read(now_s)
-        if reply_s is not None:
-            self._window.note_reply_time(reply_s)
-            is_limiting = self.limiter.is_limiting
-            self._reply_times.note_reply(reply_s, is_limiting=is_limiting, now_s=now_s)
-            self.apply_limit()
 
     def apply_limit(self) -> None:
         """Set the window to the limit that applies to the bookie at present."""
@@ -205,11 +187,7 @@ class TargetConnection(BulkConnection):
     def forget_if_idle(self, part: WritePart) -> None:
         """Remove a part that is over and to which no replies may come."""
         if part.is_over and not part.unacknowledged:
-            remove_part(self._parts, part)
-
-    @property
-    def is_busy(self) -> bool:
-        return bool(self._parts)
+            self._remove(part)
 
     def check_progress(self, now_s: float) -> None:
         """Fail parts that have waited too long: without a reply, or at a bookie that is too slow
@@ -238,9 +216,6 @@ class TargetConnection(BulkConnection):
             part.state.fail_write_part(error)
             if now_s - part.progress_s > LATE_REPLY_TIMEOUTS * self._shared.timeout_s:
                 self._give_up(part)
-
-    def _all_parts(self) -> list[WritePart]:
-        return [part for parts in self._parts.values() for part in parts]
 
     def _give_up(self, part: WritePart) -> None:
         """Stop waiting for replies to a part that is over."""

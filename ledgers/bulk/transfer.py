@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.bulk.frames import DigestCheck, digest_check, fingerprinting_check
@@ -279,10 +279,7 @@ class TransferPart(ABC):
         """End the part. Returns the entries that were undecided here; nothing if it was over."""
 
 
-P = TypeVar("P", bound=TransferPart)
-
-
-def has_first_claim(parts: Sequence[P], part: P) -> bool:
+def has_first_claim(parts: Sequence[TransferPart], part: TransferPart) -> bool:
     """Return True if no earlier part can wait for the same entries.
 
     Replies to single reads and adds carry no request id. If several parts wait for an entry, its
@@ -301,12 +298,3 @@ def has_first_claim(parts: Sequence[P], part: P) -> bool:
         if other.first_id <= part.last_id and part.first_id <= other.last_id:
             return False
     return False
-
-
-def remove_part(parts: dict[int, list[P]], part: P) -> None:
-    """Remove a part from a connection's table by ledger id. Harmless if it is not there."""
-    siblings = parts.get(part.ledger_id, [])
-    if part in siblings:
-        siblings.remove(part)
-        if not siblings:
-            del parts[part.ledger_id]

@@ -98,7 +98,7 @@ async def test_a_bookie_without_a_recent_record_is_unknown() -> None:
 @in_virtual_time
 async def test_users_are_told_when_limits_change_and_only_then() -> None:
     flow, told = FlowControl(), []
-    flow.of(A).on_change(lambda: told.append(flow.of(A).limits))
+    flow.of(A).listeners.append(lambda: told.append(flow.of(A).limits))
 
     flow.set_activity(everywhere(Activity.ACTIVE), sharer_count=1)  # as good as unknown
     assert told == []

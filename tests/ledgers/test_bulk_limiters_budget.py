@@ -31,29 +31,29 @@ def test_the_bound_is_the_setting_or_the_fair_share(
 def test_no_more_reads_are_admitted_than_the_count_allows() -> None:
     budget = ReadBudget(count_max=3)
 
-    assert [budget.try_acquire(1) for _ in range(4)] == [True, True, True, False]
+    assert [budget.take(1, 1) for _ in range(4)] == [1, 1, 1, 0]
 
     budget.release(1)
-    assert budget.try_acquire(1)
+    assert budget.take(1, 1)
 
 
 def test_no_more_bytes_are_admitted_than_the_window_allows() -> None:
     budget = ReadBudget(count_max=100, bytes_max=1_000)
 
     assert budget.take(50, 300) == 3
-    assert not budget.try_acquire(200)
-    assert budget.try_acquire(100)
+    assert not budget.take(1, 200)
+    assert budget.take(1, 100)
 
 
 def test_an_entry_larger_than_the_window_is_admitted_alone() -> None:
     budget = ReadBudget(count_max=100, bytes_max=1_000)
 
     assert budget.take(5, 5_000) == 1
-    assert not budget.try_acquire(1)
+    assert not budget.take(1, 1)
 
     budget.release(5_000)
-    assert budget.try_acquire(1)
-    assert not budget.try_acquire(5_000)
+    assert budget.take(1, 1)
+    assert not budget.take(1, 5_000)
 
 
 async def _settle() -> None:
@@ -77,7 +77,7 @@ def test_waiters_are_served_in_order() -> None:
             for number in range(5):
                 group.create_task(wait(number))
             await _settle()
-            assert not budget.try_acquire(1)
+            assert not budget.take(1, 1)
             budget.release(10)
 
         assert served == [0, 1, 2, 3, 4]
@@ -93,11 +93,11 @@ def test_no_waiter_overtakes_a_large_read() -> None:
         large = asyncio.create_task(budget.acquire(90))
         await _settle()
 
-        assert not budget.try_acquire(1)
+        assert not budget.take(1, 1)
 
         budget.release(50)
         await large
-        assert budget.try_acquire(10)
+        assert budget.take(1, 10)
 
     asyncio.run(run())
 
@@ -145,9 +145,9 @@ def test_a_lower_bound_applies_to_later_requests() -> None:
     budgets.reads_in_flight_max = 2
 
     budget.release(8, count=8)
-    assert not budget.try_acquire(1)
+    assert not budget.take(1, 1)
     budget.release(1)
-    assert budget.try_acquire(1)
+    assert budget.take(1, 1)
     assert budgets.reads(BookieId("bookie-2:3181")).count_max == 2
 
 
@@ -183,9 +183,9 @@ def test_a_turn_grants_a_part_when_others_wait_behind() -> None:
 def test_bookies_have_separate_budgets() -> None:
     budgets = Budgets(reads_in_flight_max=1)
 
-    assert budgets.reads(BookieId("bookie-1:3181")).try_acquire(1)
-    assert budgets.reads(BookieId("bookie-2:3181")).try_acquire(1)
-    assert not budgets.reads(BookieId("bookie-1:3181")).try_acquire(1)
+    assert budgets.reads(BookieId("bookie-1:3181")).take(1, 1)
+    assert budgets.reads(BookieId("bookie-2:3181")).take(1, 1)
+    assert not budgets.reads(BookieId("bookie-1:3181")).take(1, 1)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -1,10 +1,10 @@
 """The buffers of incomplete frames: no length is believed before it is checked."""
 
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
-from ledgers.bulk.connection import RECEIVE_BYTES, BulkConnection, BulkProtocol, ReceiveBuffer
+from ledgers.bulk.connection import RECEIVE_BYTES, BulkConnection, BulkProtocol, receive_view
 from ledgers.bulk.frames import BATCH_REPLY_BYTES
 
 
@@ -28,7 +28,7 @@ def feed(inbox: BulkProtocol, data: bytes) -> None:
 @pytest.mark.parametrize("length", [0x7FFF_FFFF, -1])
 def test_no_buffer_is_allocated_for_an_unchecked_length(byte_count: int, length: int) -> None:
     judge = Judge()
-    inbox = BulkProtocol(cast(BulkConnection, judge), ReceiveBuffer())
+    inbox = BulkProtocol(cast("BulkConnection[Any]", judge), receive_view())
     head = length.to_bytes(4, "big", signed=True)
 
     feed(inbox, head + bytes(byte_count - 4))
@@ -40,7 +40,7 @@ def test_no_buffer_is_allocated_for_an_unchecked_length(byte_count: int, length:
 
 
 def test_a_long_frame_is_completed_in_its_own_buffer() -> None:
-    inbox = BulkProtocol(cast(BulkConnection, Judge()), ReceiveBuffer())
+    inbox = BulkProtocol(cast("BulkConnection[Any]", Judge()), receive_view())
 
     feed(inbox, (1_000_000).to_bytes(4, "big") + bytes(BATCH_REPLY_BYTES))
 
