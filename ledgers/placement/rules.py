@@ -14,13 +14,12 @@ of ledgers are alike, and each is judged several times.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations, permutations
 from math import comb, perm
 from random import Random
-from typing import ClassVar, Protocol
 
 from msgspec import Struct
 
@@ -34,64 +33,46 @@ WriteSet = Sequence[str | None]
 """Locations of the bookies that store one entry."""
 
 
-class Rule(Hashable, Protocol):
-    """A rule for every write set of an ensemble. Rules are hashable values."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """A rule for every write set of an ensemble. Rules are hashable values. The base class accepts
+    any bookies (DefaultEnsemblePlacementPolicy)."""
 
-    @property
-    def is_enforced(self) -> bool:
-        """True if a choice fails rather than break the rule."""
-        ...
+    is_enforced: bool = False
+    """True if a choice fails rather than break the rule."""
 
     @property
     def words(self) -> str:
         """The rule in words, for error messages: "at least 2 racks in each write set"."""
-        ...
+        return "any bookies"
 
     def admits(self, location: str) -> bool:
         """True if the rule accepts a bookie at this location. A bookie elsewhere is chosen only if
         no accepted bookie is left, and never if the rule is enforced."""
-        ...
-
-    def fits(self, *, size: int, write_quorum: int) -> bool:
-        """True if an ensemble of this size and write quorum can follow the rule."""
-        ...
-
-    def keeps(self, write_set: WriteSet, *, ack_quorum: int) -> bool: ...
-
-    def is_ideal(self, write_set: WriteSet) -> bool:
-        """True if a write set that keeps the rule also meets all that the rule desires."""
-        ...
-
-    def domains(self, location: str) -> tuple[str, ...]:
-        """Return the failure domains of a location, the widest first: region, rack."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoRule:
-    """Accepts any bookies (DefaultEnsemblePlacementPolicy)."""
-
-    is_enforced: ClassVar[bool] = False
-    words: ClassVar[str] = "any bookies"
-
-    def admits(self, location: str) -> bool:
         return True
 
     def fits(self, *, size: int, write_quorum: int) -> bool:
+        """True if an ensemble of this size and write quorum can follow the rule."""
         return True
 
     def keeps(self, write_set: WriteSet, *, ack_quorum: int) -> bool:
         return True
 
     def is_ideal(self, write_set: WriteSet) -> bool:
+        """True if a write set that keeps the rule also meets all that the rule desires."""
         return True
 
     def domains(self, location: str) -> tuple[str, ...]:
+        """Return the failure domains of a location, the widest first: region, rack."""
         return ()
 
 
+class NoRule(Rule):
+    """Accepts any bookies."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RackRule:
+class RackRule(Rule):
     """Each write set covers at least ``min_racks`` racks, or as many racks as it has bookies.
 
     If enforced, the rule accepts no bookie of the default rack, because its location is unknown.
@@ -112,22 +93,16 @@ class RackRule:
     def admits(self, location: str) -> bool:
         return not self.is_enforced or location != DEFAULT_RACK
 
-    def fits(self, *, size: int, write_quorum: int) -> bool:
-        return True
-
     def keeps(self, write_set: WriteSet, *, ack_quorum: int) -> bool:
         racks = len(set(write_set) - {None}) + write_set.count(None)
         return racks >= min(self.min_racks, len(write_set))
-
-    def is_ideal(self, write_set: WriteSet) -> bool:
-        return True
 
     def domains(self, location: str) -> tuple[str, ...]:
         return (location,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RegionRule:
+class RegionRule(Rule):
     """Any ``min_regions - 1`` regions of a write set hold fewer bookies than the ack quorum.
 
     So an acknowledged entry is in at least ``min_regions`` regions, or in as many regions as the
@@ -152,24 +127,18 @@ class RegionRule:
     def admits(self, location: str) -> bool:
         return not self.regions or _region(location) in self.regions
 
-    def fits(self, *, size: int, write_quorum: int) -> bool:
-        return True
-
     def keeps(self, write_set: WriteSet, *, ack_quorum: int) -> bool:
         counts = Counter(_region(location) for location in write_set if location is not None)
         unknown = write_set.count(None)
         fullest = sorted((*counts.values(), *(1,) * unknown), reverse=True)
         return sum(fullest[: min(self.min_regions, ack_quorum) - 1]) < ack_quorum
 
-    def is_ideal(self, write_set: WriteSet) -> bool:
-        return True
-
     def domains(self, location: str) -> tuple[str, ...]:
         return _region(location), location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZoneRule:
+class ZoneRule(Rule):
     """Each write set covers at least ``min_zones`` zones, and if possible ``desired_zones``.
 
     Bookies of a write set that share a zone are in at least two upgrade domains of it. Locations
