@@ -95,7 +95,7 @@ async def keep_to_requests_per_s(
     live: LiveSettings, views: ViewSource, store: ZooKeeperStore
 ) -> None:
     async for limits in _each_in_force(live, views):
-        store.requests_per_s = limits.requests_per_s
+        store.outbox.requests_per_s = limits.requests_per_s
 
 
 async def keep_to_pace(

@@ -75,7 +75,7 @@ async def open_session(
     settings = live.current
     store = await open_store(settings, ends_with_loop=True)
     try:
-        store.requests_per_s = settings.zookeeper.requests_per_s
+        store.outbox.requests_per_s = settings.zookeeper.requests_per_s
         session = await _join(store, live, role, journal)
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -110,7 +110,7 @@ def publish(role: RoleState) -> None:
     """Set the metrics of one service."""
     READY.labels(role=role.name).set(role.is_ready)
     store = role.store
-    usage = None if store is None else store.usage
+    usage = None if store is None else store.outbox.usage
     IN_FLIGHT.labels(role=role.name).set(usage.in_flight_count if usage else 0)
     QUEUED.labels(role=role.name).set(usage.waiting_count if usage else 0)
     WINDOW.labels(role=role.name).set(usage.in_flight_max if usage else 0)

@@ -94,7 +94,7 @@ async def open_cluster(live: LiveSettings) -> AsyncIterator[AdminSession]:
     settings = live.current
     async with admin_session(settings) as cluster:
         if isinstance(cluster.store, ZooKeeperStore):
-            cluster.store.requests_per_s = settings.zookeeper.requests_per_s
+            cluster.store.outbox.requests_per_s = settings.zookeeper.requests_per_s
         yield cluster
 
 

@@ -109,7 +109,8 @@ class Outbox:
 
     @property
     def requests_per_s(self) -> int:
-        """Rate limit of requests; 0: no limit. May be changed at any time."""
+        """Rate limit of requests; 0: no limit. May be changed at any time. A transaction counts as
+        one request, and so do reads that were joined."""
         return self._rate.per_s
 
     @requests_per_s.setter
@@ -133,11 +134,9 @@ class Outbox:
 
     def _send_in(self, delay_s: float) -> None:
         if self._alarm is None:
-            loop = asyncio.get_running_loop()
+            loop, send_all = asyncio.get_running_loop(), self._send_all
             self._alarm = (
-                loop.call_later(delay_s, self._send_all)
-                if delay_s
-                else loop.call_soon(self._send_all)
+                loop.call_later(delay_s, send_all) if delay_s else loop.call_soon(send_all)
             )
 
     def _send_all(self) -> None:
@@ -290,10 +289,8 @@ class RequestWindow:
             return
         self._answered += 1
         self._slow += latency_s > self.slow_s
-        if self._answered >= max(ROUND_MIN, self.size):
-            self._judge_round()
-
-    def _judge_round(self) -> None:
+        if self._answered < max(ROUND_MIN, self.size):
+            return
         if 2 * self._slow > self._answered:
             self.size = max(REQUESTS_MIN, self.size // 2)
             self._passed_over = self.in_flight
@@ -311,7 +308,6 @@ class RequestRate:
     """
 
     def __init__(self, per_s: int = 0) -> None:
-        assert per_s >= 0, per_s
         self._per_s = per_s
         self._due_s = 0.0
         """Due time of the next request if requests are spaced evenly."""
@@ -329,9 +325,7 @@ class RequestRate:
 
     def wait_s(self, now_s: float) -> float:
         """Return the seconds until the next request may be sent; 0: now."""
-        if self._per_s == 0:
-            return 0.0
-        return max(0.0, self._due_s - BURST_S - now_s)
+        return max(0.0, self._due_s - BURST_S - now_s) if self._per_s else 0.0
 
     def took(self, now_s: float) -> None:
         """Count a request that is sent now."""

@@ -34,7 +34,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Protocol
+from typing import Any, ClassVar, NoReturn
 
 import structlog
 from kazoo.client import KazooClient
@@ -141,8 +141,9 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         self._has_event = False
         """True if events were handled since the last wait."""
 
-    def submit(self, request: Any, result: AsyncResult) -> None:
-        """Queue a request and return at once. May be called on any thread.
+    def submit(self, request: Any, result: Any) -> None:
+        """Queue a request and return at once. May be called on any thread. ``result``: its method
+        ``set`` or ``set_exception`` gets the reply, on the connection's thread.
 
         kazoo writes a wake-up byte for each request. After a few hundred unread bytes the pipe is
         full and the caller blocks. Here only the first waiting request writes one.
@@ -174,13 +175,6 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         self._read_sock.recv(4096)
         # Cleared before the queue is read: a request queued after that sends a new wake-up byte.
         self._is_woken = False
-        message = self._next_message()
-        if message:
-            self._write(message, connect_timeout)
-        if self.client._queue:
-            self._wake()
-
-    def _next_message(self) -> bytearray:
         queue, pending = self.client._queue, self.client._pending
         message = bytearray()
         while queue and len(message) < SEND_BYTES_MAX:
@@ -190,20 +184,21 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             except Exception as error:  # the request is wrong; the connection is still good
                 result.set_exception(error)
                 continue
-            xid = AUTH_XID if request.type == Auth.type else self._next_xid()
+            xid = AUTH_XID
+            if request.type != Auth.type:
+                xid = self._xid = self._xid % XID_MAX + 1
             message += _HEADER.pack(len(body) + 8, xid, request.type)
             message += body
             # Pending before the write: a write that fails may still have delivered the request.
             pending.append((request, result, xid))
-        return message
+        if message:
+            self._write(message, connect_timeout)
+        if queue:
+            self._wake()
 
     def _send_ping(self, connect_timeout: float) -> None:
         self._on_ping()
         super()._send_ping(connect_timeout)
-
-    def _next_xid(self) -> int:
-        self._xid = self._xid % XID_MAX + 1
-        return self._xid
 
     def _expand_client_hosts(self) -> Any:
         """Look up the servers. Without a free file, names seem not to exist, or lookups raise."""
@@ -231,7 +226,12 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         ConnectionDropped, after which kazoo tries again, if the connection breaks. A server may
         also break it to refuse, so that is recorded as the possible reason.
         """
-        mechanism = self._mechanism()
+        try:
+            credentials = self.sasl_options.zookeeper_credentials()
+        except SettingsError as error:
+            self.handler.failure = str(error)
+            raise ConnectionDropped(str(error)) from error
+        mechanism = DigestMd5(credentials, service="zookeeper", server="zk-sasl-md5")
         token: bytes | None = mechanism.first()
         xid = 0
         timeout = min(timeout, self.handler.connect_timeout_s)
@@ -254,14 +254,6 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
                 raise ConnectionDropped("not an answer to SASL") from error
             except UnauthorizedError as error:
                 self._fail_authentication(f"because {error.args[0]}: {_CHECK_SASL}")
-
-    def _mechanism(self) -> DigestMd5:
-        try:
-            credentials = self.sasl_options.zookeeper_credentials()
-        except SettingsError as error:
-            self.handler.failure = str(error)
-            raise ConnectionDropped(str(error)) from error
-        return DigestMd5(credentials, service="zookeeper", server="zk-sasl-md5")
 
     def _fail_authentication(self, why: str) -> NoReturn:
         failure = f"ZooKeeper refuses our SASL credentials {why}"
@@ -329,9 +321,6 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             (length,) = _LENGTH.unpack_from(self._received)
             if len(self._received) >= _LENGTH.size + length:
                 return True
-        return self._has_decrypted()
-
-    def _has_decrypted(self) -> bool:
         return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def _read(self, length: int, timeout: float) -> bytes:
@@ -362,14 +351,6 @@ _REFUSED = (
     "because of a wrong user or password: check security.zookeeper_user and "
     "security.zookeeper_password_file"
 )
-
-
-class AsyncResult(Protocol):
-    """Receives a reply on the connection's thread. The part of kazoo's ``IAsyncResult`` we use."""
-
-    def set(self, value: Any = None) -> None: ...
-
-    def set_exception(self, error: BaseException) -> None: ...
 
 
 class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types

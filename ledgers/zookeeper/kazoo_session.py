@@ -120,7 +120,8 @@ class KazooSession(Session):
         security = security or security_for(OPEN)
         self._handler = OneSessionHandler(
             security=security,
-            connect_timeout_s=connect_timeout_s(hosts, session_timeout_s),
+            # One session timeout suffices to try every server, and one of them twice.
+            connect_timeout_s=session_timeout_s / (hosts.count(",") + 2),
             on_crash=self._crashed,
         )
         try:
@@ -220,7 +221,12 @@ class KazooSession(Session):
         self._is_closed = True
         goodbye_max_s = GOODBYE_MAX_S if self._client.connected else 0
         self._handle_lost(session_lost)
-        stopping = asyncio.ensure_future(in_daemon_thread(self._stop_client))
+
+        def stop() -> None:
+            self._client.stop()  # waits for kazoo's thread
+            self._client.close()
+
+        stopping = asyncio.ensure_future(in_daemon_thread(stop))
         _, late = await asyncio.wait([stopping], timeout=goodbye_max_s)
         has_no_thread = not late and stopping.exception() is not None
         if has_no_thread:  # the session, and kazoo's thread, must end all the same
@@ -232,10 +238,6 @@ class KazooSession(Session):
             stopping.cancel()
         else:
             stopping.result()
-
-    def _stop_client(self) -> None:
-        self._client.stop()  # waits for kazoo's thread
-        self._client.close()
 
     # --- On kazoo's thread -------------------------------------------------------------------
 
@@ -348,13 +350,6 @@ class KazooSession(Session):
     def _refused(self) -> UnauthorizedError:
         return UnauthorizedError(self._handler.failure or "ZooKeeper refuses our credentials")
 
-    def _too_old(self) -> UnsupportedError:
-        return UnsupportedError(
-            "this ZooKeeper server is older than 3.6, and bookmender needs 3.6 or later: upgrade "
-            "all ZooKeeper servers",
-            hosts=self._hosts,
-        )
-
     def _stop_timer(self) -> None:
         if self._suspended_timer is not None:
             self._suspended_timer.cancel()
@@ -365,7 +360,13 @@ class KazooSession(Session):
         if isinstance(error, UnimplementedError):
             # Servers before 3.6 know neither joined reads nor persistent watches. The session ends
             # also if it moved to such a server: there it would miss changes.
-            self._handle_lost(self._too_old)
+            self._handle_lost(
+                lambda: UnsupportedError(
+                    "this ZooKeeper server is older than 3.6, and bookmender needs 3.6 or later: "
+                    "upgrade all ZooKeeper servers",
+                    hosts=self._hosts,
+                )
+            )
         if reply in self._in_flight:  # else the session was lost before the reply arrived
             self._in_flight.discard(reply)
             reply.on_reply(value, error, latency_s)
@@ -382,7 +383,6 @@ class _Reply:
         self.on_reply = on_reply
 
     def latency_s(self) -> float:
-        """Return the seconds since the request was sent."""
         return time.monotonic() - self._sent_s
 
     def set(self, value: Any = None) -> None:
@@ -390,14 +390,6 @@ class _Reply:
 
     def set_exception(self, error: BaseException) -> None:
         self._session._inbox.post(self._session._settle, self, None, error, self.latency_s())
-
-
-def connect_timeout_s(hosts: str, session_timeout_s: float) -> float:
-    """Return the timeout of one connection attempt.
-
-    One session timeout suffices to try every server, and one of them twice.
-    """
-    return session_timeout_s / (hosts.count(",") + 2)
 
 
 async def unresolved_names(hosts: Collection[tuple[str, int]]) -> list[str]:

@@ -61,7 +61,7 @@ from ledgers.store import (
     Stat,
 )
 from ledgers.tasks import in_daemon_thread, until_answered
-from ledgers.zookeeper.flow import Outbox, RequestUsage
+from ledgers.zookeeper.flow import Outbox
 from ledgers.zookeeper.kazoo_internals import AddWatch, MultiRead, RemoveWatches, WatchMode
 from ledgers.zookeeper.kazoo_session import SASL_REQUIRED, KazooSession
 
@@ -89,7 +89,7 @@ class ZooKeeperStore(MetadataStore):
         self._session: KazooSession = session
         self._is_secured = is_secured
         self._clock = SystemClock()
-        self._outbox = Outbox(session)
+        self.outbox = Outbox(session)
 
     @classmethod
     async def open(
@@ -126,24 +126,6 @@ class ZooKeeperStore(MetadataStore):
             request_bytes_max=request_bytes_max,
         )
 
-    @property
-    def usage(self) -> RequestUsage:
-        """Return the present use of the limits on requests. May be read on any thread."""
-        return self._outbox.usage
-
-    @property
-    def requests_per_s(self) -> int:
-        """Rate limit of requests; 0: limited only by ZooKeeper's latency. May be changed at any
-        time.
-
-        A transaction counts as one request, and so do reads that were joined into one.
-        """
-        return self._outbox.requests_per_s
-
-    @requests_per_s.setter
-    def requests_per_s(self, per_s: int) -> None:
-        self._outbox.requests_per_s = per_s
-
     async def get(self, path: str) -> tuple[bytes, Stat]:
         data, stat = await self._read(GetData(path, None), path)
         return data or b"", stat_of(stat)  # None: a znode that was created without data
@@ -153,7 +135,7 @@ class ZooKeeperStore(MetadataStore):
     ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
         size = READ_TOGETHER_MAX
         parts = [paths[start : start + size] for start in range(0, len(paths), size)]
-        await self._outbox.give_way()
+        await self.outbox.give_way()
         replies = await asyncio.gather(*(self._read(MultiRead(part), part[0]) for part in parts))
         return [
             _got(reply, path)
@@ -212,7 +194,7 @@ class ZooKeeperStore(MetadataStore):
         for _ in range(READ_TRIES_MAX):
             break_count = self._session.break_count
             try:
-                return await self._outbox.ask(request)
+                return await self.outbox.ask(request)
             except ConnectionLoss as error:
                 lost = error
                 await self._session.wait_break_reported(break_count)
@@ -228,9 +210,9 @@ class ZooKeeperStore(MetadataStore):
         requests = [request_of(each, is_secured=self._is_secured) for each in operations]
         try:
             if is_multi:
-                replies = await self._outbox.ask(Transaction(requests))
+                replies = await self.outbox.ask(Transaction(requests))
             else:
-                replies = [await self._outbox.ask(requests[0])]
+                replies = [await self.outbox.ask(requests[0])]
         except REPLY_ERRORS as error:
             raise error_of(error, path=operations[0].path, is_write=True) from error
         return results_of(operations, replies)
@@ -267,8 +249,7 @@ def request_of(operation: Operation, *, is_secured: bool) -> Any:
 def _got(reply: Any, path: str) -> tuple[bytes, Stat] | NoNodeError | UnauthorizedError:
     """Return one element of the reply to a MultiRead."""
     if not isinstance(reply, Exception):
-        data, stat = reply
-        return data or b"", stat_of(stat)  # None: a znode that was created without data
+        return reply[0] or b"", stat_of(reply[1])
     error = error_of(reply, path=path, is_write=False)
     if not isinstance(error, NoNodeError | UnauthorizedError):
         raise error from reply
@@ -298,22 +279,19 @@ def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[
     for index, reply in enumerate(replies):
         if isinstance(reply, Exception) and not isinstance(reply, _BYSTANDERS):
             raise MultiFailed(index, error_of(reply, path=operations[index].path, is_write=True))
-    return [
-        _result_of(operation, reply) for operation, reply in zip(operations, replies, strict=True)
-    ]
+    results: list[OperationResult] = []
+    for operation, reply in zip(operations, replies, strict=True):
+        match operation:
+            case Create():
+                results.append(str(reply))
+            case SetData():
+                results.append(stat_of(reply))
+            case Delete() | Check():
+                results.append(None)
+    return results
 
 
 _BYSTANDERS = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
-
-
-def _result_of(operation: Operation, reply: Any) -> OperationResult:
-    match operation:
-        case Create():
-            return str(reply)
-        case SetData():
-            return stat_of(reply)
-        case Delete() | Check():
-            return None
 
 
 def error_of(error: Exception, *, path: str, is_write: bool) -> BookmenderError:
@@ -346,11 +324,7 @@ _ERRORS: tuple[tuple[type[Exception], type[BookmenderError], str], ...] = (
         "security.zookeeper_user, or security.zookeeper_tls with a certificate",
     ),
     (kazoo.AuthFailedError, UnauthorizedError, "ZooKeeper refuses our credentials"),
-    (
-        kazoo.SessionClosedRequireSaslError,
-        UnauthorizedError,
-        SASL_REQUIRED,
-    ),
+    (kazoo.SessionClosedRequireSaslError, UnauthorizedError, SASL_REQUIRED),
     (
         kazoo.QuotaExceededError,
         QuotaError,

@@ -91,7 +91,7 @@ async def _acls(store: MetadataStore, path: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     assert isinstance(store, ZooKeeperStore)
     with suppress(NoNodeError):
-        acls, _ = await store._outbox.ask(GetACL(path))
+        acls, _ = await store.outbox.ask(GetACL(path))
         found[path] = {(acl.perms, acl.id.scheme, acl.id.id) for acl in acls}
         for name in await store.children(path):
             found |= await _acls(store, f"{path}/{name}")

@@ -82,7 +82,7 @@ async def test_both_services_follow_the_setting_and_an_order(
 
         async def wait_paced(requests_per_s: int) -> None:
             await wait_for(
-                lambda: all(store.requests_per_s == requests_per_s for store in stores),
+                lambda: all(store.outbox.requests_per_s == requests_per_s for store in stores),
                 f"pace of {requests_per_s} in both services",
             )
 
