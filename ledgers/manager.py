@@ -262,10 +262,8 @@ class LedgerManager:
             await self._store.delete(path, version=version)
         except NoNodeError:
             return
-        if self.layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
-            await self._delete_empty_parents(path)
-
-    async def _delete_empty_parents(self, path: str) -> None:
+        if self.layout not in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
+            return
         while (path := path.rpartition("/")[0]) != self.root:
             try:
                 await self._store.delete(path)
@@ -308,7 +306,10 @@ class LedgerManager:
                 for child in sorted(f"{path}/{name}" for name in others):
                     if layout.is_parent(root, child):
                         directories.append(child)
-                    elif path != root or not _is_reserved(child[len(root) + 1 :]):
+                        continue
+                    name = child[len(root) + 1 :]
+                    is_reserved = name in RESERVED or name.startswith(COUNTER_PREFIX)
+                    if path != root or not is_reserved:
                         on_stray(child)
                 if ledger_ids:
                     yield sorted(ledger_ids)
@@ -390,10 +391,6 @@ class LedgerManager:
 
 
 _HIGH_ORDER = re.compile(r"HOB-[0-9]{10}")
-
-
-def _is_reserved(name: str) -> bool:
-    return name in RESERVED or name.startswith(COUNTER_PREFIX)
 
 
 LAYOUT = "LAYOUT"

@@ -65,7 +65,7 @@ class RegisteredBookie:
 
     bookie_id: BookieId
     address: Address | None
-    """None if the registration yields no address (``_address``)."""
+    """None if neither the registration nor the id yields one."""
     czxid: int
     is_writable: bool
     endpoints: frozenset[Address] = frozenset()
@@ -237,14 +237,6 @@ class Registration:
         self._known_since_s = {key: known.get(key, now_s) for key in keys}
         return placed
 
-    async def is_as_in(self, view: BookieView, bookie: BookieId) -> bool:
-        """True if the bookie's registration, as this session reads it now, is the znode of the
-        view. Also True if the view could not read the znode (ACL)."""
-        registered = view.available[bookie]
-        if registered.czxid == 0:  # an ACL hides the znode: nothing to compare
-            return True
-        return await self.czxid_now(registered) == registered.czxid
-
     async def czxid_now(self, registered: RegisteredBookie) -> int:
         """Return the czxid of the registration's znode, as this session reads it now; 0 if the
         znode does not exist or an ACL hides it."""
@@ -273,12 +265,19 @@ class Registration:
         for each bookie, and one for each new bookie. Raises UnavailableError.
         """
         await self._store.sync(self._available)
-        doubts = {
-            bookie: "its registration changed"
-            for bookie in bookies
-            if bookie not in view.available or not await self.is_as_in(view, bookie)
-        }
-        newcomers = sorted(await self._listed() - view.available.keys())
+        doubts: dict[BookieId, str] = {}
+        for bookie in bookies:
+            seen = view.available.get(bookie)
+            # If an ACL hid the znode from the view (czxid 0), there is nothing to compare.
+            if seen is None or (seen.czxid and await self.czxid_now(seen) != seen.czxid):
+                doubts[bookie] = "its registration changed"
+        # A bookie that becomes read-only between the two listings is in both of them. A bookie that
+        # becomes writable is in neither. This is rare; ``read`` lists the writable bookies twice to
+        # exclude it.
+        listed = await self._writable_names()
+        read_only = await children_if_any(self._store, self._read_only)
+        listed |= self._ids(self._read_only, read_only)
+        newcomers = sorted(listed - view.available.keys())
         found = [await self._find(newcomer, is_read_only=False) for newcomer in newcomers]
         placed = await self._placed(
             [*view.available.values(), *(each for each in found if each is not None)]
@@ -314,17 +313,6 @@ class Registration:
             and self._known_since_s[each.bookie_id, each.czxid] > since_s
         )
 
-    async def _listed(self) -> set[BookieId]:
-        """Return every id in the two lists of bookies.
-
-        A bookie that becomes read-only between the two listings is in both of them. A bookie that
-        becomes writable is in neither. This is rare; ``read`` lists the writable bookies twice to
-        exclude it.
-        """
-        writable = await self._writable_names()
-        read_only = await children_if_any(self._store, self._read_only)
-        return writable | self._ids(self._read_only, read_only)
-
     async def cookies(self) -> Mapping[BookieId, Stat]:
         """Return the cookie znodes of all bookies that were formatted and not decommissioned.
 
@@ -332,27 +320,26 @@ class Registration:
         """
         # ``cookies`` does not exist before the first bookie.
         names = await children_if_any(self._store, self._cookies)
-        return await self._cookies_of(sorted(self._ids(self._cookies, names)))
+        return await self._cookies_of(self._ids(self._cookies, names))
 
     async def cookies_now(self, bookies: Collection[BookieId]) -> Mapping[BookieId, Stat]:
         """Return the cookies of these bookies, read after a sync: no older than this call."""
         await self._store.sync(self._cookies)
-        return await self._cookies_of(sorted(bookies))
+        return await self._cookies_of(bookies)
 
-    async def _cookies_of(self, bookies: Sequence[BookieId]) -> Mapping[BookieId, Stat]:
-        found = await asyncio.gather(*map(self._cookie, bookies))
-        return {
-            bookie: stat for bookie, stat in zip(bookies, found, strict=True) if stat is not None
-        }
+    async def _cookies_of(self, bookies: Collection[BookieId]) -> Mapping[BookieId, Stat]:
+        async def read(bookie: BookieId) -> Stat | None:
+            path = f"{self._cookies}/{bookie}"
+            try:
+                znode = await self._get(path)
+            except UnauthorizedError as error:
+                self._log_once("cookie.access_denied", path, bookie=bookie, error=str(error))
+                return Stat(version=0, czxid=HIDDEN_CZXID)
+            return None if znode is None else znode[1]
 
-    async def _cookie(self, bookie: BookieId) -> Stat | None:
-        path = f"{self._cookies}/{bookie}"
-        try:
-            znode = await self._get(path)
-        except UnauthorizedError as error:
-            self._log_once("cookie.access_denied", path, bookie=bookie, error=str(error))
-            return Stat(version=0, czxid=HIDDEN_CZXID)
-        return None if znode is None else znode[1]
+        names = sorted(bookies)
+        stats = zip(names, await asyncio.gather(*map(read, names)), strict=True)
+        return {bookie: stat for bookie, stat in stats if stat is not None}
 
     async def changes(self) -> AsyncGenerator[None, None]:
         """Yield once at the start, and after changes below ``available``.
@@ -404,35 +391,27 @@ class Registration:
 
     async def _registered(self, bookie: BookieId, *, is_writable: bool) -> RegisteredBookie | None:
         path = f"{self._parent(is_writable)}/{bookie}"
+        known = self._known.get(path)
         try:
             znode = await self._get(path)
         except UnauthorizedError as error:
-            return self._access_denied(bookie, path, error)
+            # It is listed, so it is present. But a restart of the bookie cannot be detected, so it
+            # must not become a target (rule S3): it counts as read-only, with czxid 0.
+            self._log_once("registration.access_denied", path, bookie=bookie, error=str(error))
+            address = parse_address(bookie) if known is None else known.address
+            return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
         if znode is None:
             return None
         data, stat = znode
-        known = self._known.get(path)
         if known is not None and known.czxid == stat.czxid:
             return known
+        try:
+            registered = registered_address(bookie, data)
+        except CorruptionError:
+            registered = parse_address(bookie)
         return RegisteredBookie(
-            bookie_id=bookie,
-            address=_address(bookie, data),
-            czxid=stat.czxid,
-            is_writable=is_writable,
+            bookie_id=bookie, address=registered, czxid=stat.czxid, is_writable=is_writable
         )
-
-    def _access_denied(
-        self, bookie: BookieId, path: str, error: UnauthorizedError
-    ) -> RegisteredBookie:
-        """Return a bookie whose registration an ACL hides, as read-only with czxid 0.
-
-        It is listed, so it is present. But a restart of the bookie cannot be detected, so it must
-        not become a target (rule S3).
-        """
-        self._log_once("registration.access_denied", path, bookie=bookie, error=str(error))
-        known = self._known.get(path)
-        address = parse_address(bookie) if known is None else known.address
-        return RegisteredBookie(bookie_id=bookie, address=address, czxid=0, is_writable=False)
 
     def _log_once(self, event: str, path: str, **fields: str) -> None:
         """Log the event as an error, once per path."""
@@ -456,14 +435,6 @@ class Registration:
 
     def _parent(self, is_writable: bool) -> str:
         return self._available if is_writable else self._read_only
-
-
-def _address(bookie: BookieId, data: bytes) -> Address | None:
-    """Return the registered address; if that cannot be parsed, the address in the bookie's id."""
-    try:
-        return registered_address(bookie, data)
-    except CorruptionError:
-        return parse_address(bookie)
 
 
 async def read_instance_id(store: MetadataStore, root: str) -> str | None:
