@@ -103,7 +103,9 @@ class QuorumAppender:
 
     async def wait_for_room(self, entry_bytes: int) -> None:
         """Wait for room for an entry of this size. Raises the error that ended appending."""
-        while self._pending and not self._has_room(entry_bytes):
+        while self._pending and (
+            len(self._pending) >= ENTRIES_MAX or self._pending_bytes + entry_bytes > BYTES_MAX
+        ):
             await self._progress.wait()
         self._raise_if_ended()
 
@@ -112,7 +114,7 @@ class QuorumAppender:
         for index, bookie in enumerate(self._ensemble.bookies):
             if bookie in failed:
                 self._ensemble.note_failure(index, bookie, failed[bookie])
-        if self._ensemble.has_failures:
+        if self._ensemble.failed:
             await self._replace_failed()
 
     def add(self, entry_id: int, entry: bytes) -> asyncio.Future[int]:
@@ -127,8 +129,13 @@ class QuorumAppender:
 
     async def settle(self, within_s: float) -> None:
         """Wait at most ``within_s`` for the acknowledgements beyond the ack quorum."""
+
+        async def wait_idle() -> None:
+            while self._flying_count:
+                await self._progress.wait()
+
         async with task_scope() as scope:
-            waits = (scope.start(self._clock.sleep(within_s)), scope.start(self._wait_idle()))
+            waits = (scope.start(self._clock.sleep(within_s)), scope.start(wait_idle()))
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
     def fail(self, error: BookmenderError) -> None:
@@ -190,23 +197,20 @@ class QuorumAppender:
     def _look_after(self) -> None:
         """Confirm entries, unless bookies must be replaced first. Called after each event."""
         if self._error is None and not self._is_changing:
-            if self._ensemble.has_failures and self._pending:
+            if self._ensemble.failed and self._pending:
                 self._is_changing = True
                 self._scope.start(self._change_ensemble())
             else:
                 for entry_id in self._acks.confirm():
-                    self._confirmed(entry_id)
+                    pending = self._pending.pop(entry_id)
+                    self._pending_bytes -= len(pending.entry)
+                    if not pending.confirmed.done():  # else its caller was cancelled
+                        pending.confirmed.set_result(entry_id)
         self._notify()
-
-    def _confirmed(self, entry_id: int) -> None:
-        pending = self._pending.pop(entry_id)
-        self._pending_bytes -= len(pending.entry)
-        if not pending.confirmed.done():  # else its caller was cancelled
-            pending.confirmed.set_result(entry_id)
 
     async def _change_ensemble(self) -> None:
         try:
-            while self._ensemble.has_failures and self._pending:
+            while self._ensemble.failed and self._pending:
                 await self._replace_failed()
         except BookmenderError as error:
             self.fail(error)
@@ -232,13 +236,6 @@ class QuorumAppender:
                 self._send(entry_id, index)
 
     # --- Waiting ----------------------------------------------------------------------------------
-
-    def _has_room(self, entry_bytes: int) -> bool:
-        return len(self._pending) < ENTRIES_MAX and self._pending_bytes + entry_bytes <= BYTES_MAX
-
-    async def _wait_idle(self) -> None:
-        while self._flying_count:
-            await self._progress.wait()
 
     def _raise_if_ended(self) -> None:
         if self._error is not None:
@@ -314,13 +311,9 @@ class CurrentEnsemble:
         self.dead: frozenset[int] = frozenset()
         self._metadata = metadata
         self._pool, self._clock = pool, clock
-        self._failed: set[int] = set()
+        self.failed: set[int] = set()
+        """Indexes of bookies that failed and were neither replaced nor given up yet."""
         self._failures: dict[BookieId, tuple[float, BookmenderError]] = {}
-
-    @property
-    def has_failures(self) -> bool:
-        """True if a bookie failed and was neither replaced nor given up yet."""
-        return bool(self._failed)
 
     @property
     def is_broken(self) -> bool:
@@ -342,13 +335,13 @@ class CurrentEnsemble:
     def note_failure(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
         """Record a failure, unless the bookie was replaced or given up there before."""
         if self.bookies[index] == bookie and index not in self.dead:
-            self._failed.add(index)
+            self.failed.add(index)
             self._failures[bookie] = (self._clock.now_s(), error)
 
     async def choose(self) -> tuple[tuple[BookieId, ...], frozenset[int]]:
         """Return an ensemble, with new bookies as far as possible, and the indexes to replace."""
         candidates = await self._pool.writable()
-        wanted = self.dead.union(self._failed)
+        wanted = self.dead.union(self.failed)
         excluded = self._resting().union(self.bookies)
         chosen = list(self.bookies)
         for index in sorted(wanted):
@@ -370,7 +363,7 @@ class CurrentEnsemble:
         that failed since ``choose`` still count as failed."""
         self.dead = frozenset(i for i in wanted if bookies[i] == self.bookies[i])
         self.bookies = bookies
-        self._failed -= wanted
+        self.failed -= wanted
 
     def _resting(self) -> frozenset[BookieId]:
         since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S

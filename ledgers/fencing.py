@@ -1,8 +1,8 @@
 """Fencing: the part of a recovery that talks to bookies.
 
 ``EndFinder`` fences the last ensemble of a ledger, finds the last entry that may be acknowledged,
-and stores all entries up to it on A bookies. ``Rescue`` runs if the end cannot be proven. Both
-change no metadata; ``recovery`` does. Earlier segments are complete and are not read.
+and stores all entries up to it on A bookies. If the end cannot be proven, it rescues what is left.
+It changes no metadata; ``recovery`` does. Earlier segments are complete and are not read.
 
 Every read that searches for the end also fences. Otherwise this could happen:
 
@@ -39,7 +39,7 @@ This includes entries up to the LAC, and entries beyond missing ones, because th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import count
@@ -176,9 +176,7 @@ class EndFinder:
             members=ensemble,
             trusted=frozenset(self._counted),
             segments=tuple(self._changed.values()),
-            given_up=given_up
-            if given_up and given_up.first_entry_id == last_entry_id + 1
-            else None,
+            given_up=given_up,
         )
 
     @property
@@ -199,16 +197,7 @@ class EndFinder:
         if self._may_have_lost.isdisjoint(results):
             kind = DamagedEndError if any(map(is_damaged, results.values())) else UnavailableError
             return kind(cause, ledger_id=self._ledger_id, **self._who_answered(results))
-        rescue = Rescue(
-            self._metadata,
-            read=self._read_fencing,
-            add=self._add_again,
-            shown=max(self._shown.values(), default=LAC_NONE),
-            withheld=() if is_every_answer else self._latecomers,
-            unregistered=self._unregistered,
-            clock=self._clock,
-        )
-        saved = await rescue.run()
+        saved = await self._rescue(withheld=() if is_every_answer else self._latecomers)
         log.warning("recovery.end_unproven", ledger_id=self._ledger_id, cause=cause, entries=saved)
         return UnprovenEndError(
             f"{cause}; {saved}",
@@ -366,8 +355,10 @@ class EndFinder:
             awaited=[b for b in replicas if self._shown.get(b, LAC_NONE) >= entry_id],
             gives_up_damaged=self._gives_up_damaged,
         )
+        # Bookies that returned an entry when they were fenced come first, silent ones last.
+        ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
         verdict, results = await ask(
-            sorted(replicas, key=self._promise),
+            sorted(replicas, key=lambda b: ranks.get(self._answers.get(b, Answer.UNKNOWN), 2)),
             partial(self._read_fencing, entry_id=entry_id),
             decide,
             clock=self._clock,
@@ -399,11 +390,6 @@ class EndFinder:
         return replicas_in(
             self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
         )
-
-    def _promise(self, bookie: BookieId) -> int:
-        """Sort key: bookies with an entry come first, bookies that did not answer last."""
-        ranks = {Answer.PRESENT: 0, Answer.ABSENT: 1}
-        return ranks.get(self._answers.get(bookie, Answer.UNKNOWN), 2)
 
     async def _read_fencing(self, bookie: BookieId, entry_id: int) -> bytes:
         entry = await self._bookies.read_fencing(
@@ -455,112 +441,79 @@ class EndFinder:
             return otherwise
         return EntryHeader.of(entry).length
 
+    async def _rescue(self, *, withheld: Collection[BookieId]) -> str:
+        """Copy the remaining entries of the last segment to their write sets. Returns a text.
 
-Read = Callable[[BookieId, int], Awaitable[bytes]]
-"""Reads an entry from one bookie and verifies its digest."""
-Add = Callable[[BookieId, bytes], Awaitable[None]]
-
-
-class Rescue:
-    """One rescue of one ledger. Call ``run`` once."""
-
-    def __init__(
-        self,
-        metadata: LedgerMetadata,
-        *,
-        read: Read,
-        add: Add,
-        shown: int,
-        withheld: Collection[BookieId],
-        unregistered: Collection[BookieId] = (),
-        clock: Clock,
-    ) -> None:
-        """``shown``: the highest entry that any bookie is known to store. ``withheld``: bookies
-        that do not receive their first entry, because later entries may be unreadable now.
-        ``unregistered``: bookies that receive nothing, because another bookie may answer at their
-        address."""
-        self._metadata = metadata
-        self._read, self._add = read, add
-        self._shown = shown
-        self._withheld = frozenset(withheld)
-        self._unregistered = frozenset(unregistered)
-        self._clock = clock
-        self._unable: set[BookieId] = set()
-        """Bookies that failed an add. They receive no further entries."""
-
-    async def run(self) -> str:
-        """Run the rescue and return a text about the saved entries."""
-        first_entry_id = self._metadata.last_segment.first_entry_id
-        last_entry_id, entry_count = first_entry_id - 1, 0
-        async with aclosing(self._save_each(first_entry_id)) as entries:
-            async for entry in entries:
-                last_entry_id = max(last_entry_id, EntryHeader.of(entry).entry_id)
-                entry_count += 1
-        left = range(first_entry_id, last_entry_id + 1)
-        return rescue_text(left, entry_count=entry_count, unable=self._unable)
-
-    async def _save_each(self, first_entry_id: int) -> AsyncGenerator[bytes, None]:
-        """Save and yield all remaining entries.
-
-        The first entry of each bookie comes last. Once a bookie stores it, recovery trusts the
-        bookie to store all of its entries (``EndFinder``), so an interrupted rescue must not leave
-        it alone.
+        ``withheld``: bookies that do not receive their first entry, because later entries may be
+        unreadable now. For the others the first entry comes last. Once a bookie stores it, recovery
+        trusts the bookie to store all of its entries, so an interrupted rescue must not leave it
+        alone.
         """
+        unable: set[BookieId] = set()
+
+        def save(entry_id: int) -> Awaitable[bytes | None]:
+            return self._save(entry_id, withheld=withheld, unable=unable)
+
+        first_entry_id = self._metadata.last_segment.first_entry_id
         inner_id = first_entry_id + self._metadata.ensemble_size
-        async with aclosing(read_ahead(count(inner_id), self._save)) as entries:
+        last_entry_id, entry_count = first_entry_id - 1, 0
+        async with aclosing(read_ahead(count(inner_id), save)) as entries:
             async for entry in entries:
                 if entry:
-                    yield entry
+                    last_entry_id = EntryHeader.of(entry).entry_id
+                    entry_count += 1
         for entry_id in reversed(range(first_entry_id, inner_id)):
-            if first := await self._save(entry_id):
-                yield first
+            if await save(entry_id):
+                last_entry_id = max(last_entry_id, entry_id)
+                entry_count += 1
+        if not entry_count:
+            return "no bookie returned an entry"
+        lost_count = last_entry_id - first_entry_id + 1 - entry_count
+        lost = f", except {lost_count} that no bookie returned" if lost_count else ""
+        not_on = f", except on {', '.join(sorted(unable))}" if unable else ""
+        return (
+            f"entries {first_entry_id} to {last_entry_id} remain{lost}; their copies are restored"
+            f"{not_on}"
+        )
 
-    async def _save(self, entry_id: int) -> bytes | None:
+    async def _save(
+        self, entry_id: int, *, withheld: Collection[BookieId], unable: set[BookieId]
+    ) -> bytes | None:
         """Copy one entry and return it. Empty if no bookie returned it; None if no later entry is
-        known either.
+        known either. ``unable``: bookies that failed an add; they receive no further entries.
 
         The bytes stay unchanged. With another LAC than the writer's, a later recovery could start
         from a lower LAC. No bookie is replaced, because the metadata is not changed.
         """
-        replicas = replicas_in(
-            self._metadata.last_segment, entry_id, write_quorum=self._metadata.write_quorum
-        )
+        replicas = self._replicas(entry_id)
         entry, results = await ask(
             replicas,
-            lambda bookie: self._read(bookie, entry_id),
+            partial(self._read_fencing, entry_id=entry_id),
             first_value,
             clock=self._clock,
             linger_s=LATE_REPLY_WAIT_S,
         )
         if entry is None:
-            return b"" if entry_id < self._shown else None
+            return b"" if entry_id < max(self._shown.values(), default=LAC_NONE) else None
+        saved = entry
+
+        async def add(bookie: BookieId) -> None:
+            if bookie in self._unregistered:
+                unable.add(bookie)
+            elif bookie not in unable:
+                try:
+                    await self._add_again(bookie, saved)
+                except BookmenderError:
+                    unable.add(bookie)
+
         lacking = [b for b in replicas if b not in results or results[b].value is None]
-        await asyncio.gather(
-            *(self._try_add(b, entry) for b in lacking if not self._is_withheld(b, entry_id))
-        )
+        takers = [
+            bookie
+            for bookie in lacking
+            if bookie not in withheld or entry_id != first_entry_of(self._metadata, bookie)
+        ]
+        await asyncio.gather(*map(add, takers))
         return entry
-
-    def _is_withheld(self, bookie: BookieId, entry_id: int) -> bool:
-        return bookie in self._withheld and entry_id == first_entry_of(self._metadata, bookie)
-
-    async def _try_add(self, bookie: BookieId, entry: bytes) -> None:
-        if bookie in self._unregistered:
-            self._unable.add(bookie)
-        elif bookie not in self._unable:
-            try:
-                await self._add(bookie, entry)
-            except BookmenderError:
-                self._unable.add(bookie)
-
-
-def rescue_text(left: Sequence[int], *, entry_count: int, unable: Collection[BookieId]) -> str:
-    """Return a text. ``left``: ids up to the last found. ``unable``: bookies that failed an add."""
-    if not left:
-        return "no bookie returned an entry"
-    lost_count = len(left) - entry_count
-    lost = f", except {lost_count} that no bookie returned" if lost_count else ""
-    not_on = f", except on {', '.join(sorted(unable))}" if unable else ""
-    return f"entries {left[0]} to {left[-1]} remain{lost}; their copies are restored{not_on}"
 
 
 def latecomers(metadata: LedgerMetadata, reformatted: Collection[BookieId]) -> frozenset[BookieId]:

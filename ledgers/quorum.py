@@ -22,7 +22,7 @@ from ledgers.errors import (
     UnreadableError,
 )
 from ledgers.model import BookieId, Segment
-from ledgers.tasks import TaskScope, task_scope
+from ledgers.tasks import task_scope
 
 LATE_REPLY_WAIT_S = 0.5
 """Time to wait for more replies after the decision, if one of them may report a higher entry."""
@@ -101,74 +101,56 @@ async def ask(
     A BookmenderError of ``request`` becomes the result of its bookie. An error of ``decide`` is
     raised.
     """
+    waiting = deque(dict.fromkeys(bookies))
+    assert waiting
+    bookie_count = len(waiting)
+    arrivals: asyncio.Queue[tuple[BookieId, Result[T]] | None] = asyncio.Queue()
+    hedge: asyncio.Task[None] | None = None
+
+    async def fly(bookie: BookieId) -> None:
+        try:
+            result: Result[T] = Result(value=await request(bookie))
+        except BookmenderError as error:
+            result = Result(error=error)
+        arrivals.put_nowait((bookie, result))
+
+    async def ask_next_later() -> None:
+        nonlocal hedge
+        await clock.sleep(hedge_s)
+        hedge = None
+        ask_next()
+
+    async def end_later() -> None:
+        await clock.sleep(linger_s)
+        arrivals.put_nowait(None)
+
+    def ask_next() -> None:
+        nonlocal hedge
+        if hedge is not None:
+            hedge.cancel()
+            hedge = None
+        while waiting:
+            scope.start(fly(waiting.popleft()))
+            if hedge_s > 0:
+                break
+        if waiting:
+            hedge = scope.start(ask_next_later())
+
     results: dict[BookieId, Result[T]] = {}
     async with task_scope() as scope:
-        asking = _Asking(bookies, request, scope=scope, clock=clock, hedge_s=hedge_s)
-        asking.ask_next()
+        ask_next()
         verdict = None
-        while len(results) < asking.bookie_count and (arrival := await asking.arrivals.get()):
+        while len(results) < bookie_count and (arrival := await arrivals.get()):
             bookie, results[bookie] = arrival
             is_first_verdict = verdict is None
             verdict = decide(results)
             if verdict is None:
-                asking.ask_next()
+                ask_next()
             elif linger_s <= 0:
                 break
             elif is_first_verdict:
-                asking.end_after(linger_s)
+                scope.start(end_later())
         return verdict, results
-
-
-class _Asking(Generic[T]):
-    """The requests of one ``ask``."""
-
-    def __init__(
-        self,
-        bookies: Iterable[BookieId],
-        request: Callable[[BookieId], Awaitable[T]],
-        *,
-        scope: TaskScope,
-        clock: Clock,
-        hedge_s: float,
-    ) -> None:
-        self.arrivals: asyncio.Queue[tuple[BookieId, Result[T]] | None] = asyncio.Queue()
-        """None in the queue ends the waiting."""
-        self._waiting = deque(dict.fromkeys(bookies))
-        self.bookie_count = len(self._waiting)
-        self._request, self._scope = request, scope
-        self._clock, self._hedge_s = clock, hedge_s
-        self._hedge: asyncio.Task[None] | None = None
-        assert self._waiting
-
-    def ask_next(self) -> None:
-        if self._hedge is not None:
-            self._hedge.cancel()
-            self._hedge = None
-        while self._waiting:
-            self._scope.start(self._fly(self._waiting.popleft()))
-            if self._hedge_s > 0:
-                break
-        if self._waiting:
-            self._hedge = self._scope.start(self._ask_next_later())
-
-    def end_after(self, linger_s: float) -> None:
-        self._scope.start(self._end_after(linger_s))
-
-    async def _end_after(self, linger_s: float) -> None:
-        await self._clock.sleep(linger_s)
-        self.arrivals.put_nowait(None)
-
-    async def _ask_next_later(self) -> None:
-        await self._clock.sleep(self._hedge_s)
-        self._hedge = None
-        self.ask_next()
-
-    async def _fly(self, bookie: BookieId) -> None:
-        try:
-            result: Result[T] = Result(value=await self._request(bookie))
-        except BookmenderError as error:
-            result = Result(error=error)
-        self.arrivals.put_nowait((bookie, result))
 
 
 Proof = bytes | Literal[Answer.ABSENT]

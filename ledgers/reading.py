@@ -18,7 +18,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
-from ledgers.bookies import LAST_ENTRY, Answer, Bookies, LacAnswer
+from ledgers.bookies import LAST_ENTRY, Answer, Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest, EntryHeader
 from ledgers.errors import (
@@ -175,12 +175,36 @@ async def find_end(
     ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if bookies deny access and none
     returns an entry, UnavailableError if too few bookies answer.
     """
-    metadata = versioned.metadata
+    metadata, ledger_id = versioned.metadata, versioned.ledger_id
     digest = ledger_digest(metadata, fallback)
+
+    async def read_lac(bookie: BookieId) -> Tail:
+        """Return the greater LAC: the explicit one or the last entry's."""
+        answer, tails = await bookies.read_lac(bookie, ledger_id), [Tail()]
+        if answer.last_entry is not None:
+            header = digest.check(answer.last_entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
+            tails.append(Tail(lac=header.lac, length=header.length))
+        if answer.lac_record is not None:
+            lac = digest.lac_of_record(answer.lac_record, ledger_id=ledger_id)
+            tails.append(Tail(lac=lac, length=tails[-1].length))
+        return max(tails, key=lambda tail: tail.lac)
+
     if metadata.is_closed:
-        tail = Tail(lac=metadata.last_entry_id, length=metadata.length)
-    else:
-        tail = await _ask_for_lac(versioned.ledger_id, metadata, digest, bookies, clock)
+        lac, length = metadata.last_entry_id, metadata.length
+        return OpenedLedger(versioned=versioned, lac=lac, length=length, digest=digest)
+    tail, results = await ask(
+        metadata.last_segment.ensemble,
+        read_lac,
+        lambda results: tail_verdict(results, metadata),
+        clock=clock,
+    )
+    if tail is None:
+        raise_if_denied(results)
+        raise UnavailableError(
+            "too few bookies answered to find the last entry",
+            ledger_id=ledger_id,
+            replies=replies_text(results),
+        )
     return OpenedLedger(versioned=versioned, lac=tail.lac, length=tail.length, digest=digest)
 
 
@@ -248,45 +272,6 @@ def tail_verdict(
     tails = [result.value for result in results.values() if result.value is not None]
     latest = max(tails, key=lambda tail: tail.lac, default=Tail())
     return replace(latest, lac=max(latest.lac, segment.first_entry_id - 1))
-
-
-async def _ask_for_lac(
-    ledger_id: int,
-    metadata: LedgerMetadata,
-    digest: EntryDigest,
-    bookies: Bookies,
-    clock: Clock,
-) -> Tail:
-    async def read_lac(bookie: BookieId) -> Tail:
-        answer = await bookies.read_lac(bookie, ledger_id)
-        return _tail_of(answer, ledger_id=ledger_id, digest=digest)
-
-    tail, results = await ask(
-        metadata.last_segment.ensemble,
-        read_lac,
-        lambda results: tail_verdict(results, metadata),
-        clock=clock,
-    )
-    if tail is None:
-        raise_if_denied(results)
-        raise UnavailableError(
-            "too few bookies answered to find the last entry",
-            ledger_id=ledger_id,
-            replies=replies_text(results),
-        )
-    return tail
-
-
-def _tail_of(answer: LacAnswer, *, ledger_id: int, digest: EntryDigest) -> Tail:
-    """Return the greater LAC: the explicit or the last entry's. Raises DigestMismatchError."""
-    tails = [Tail()]
-    if answer.last_entry is not None:
-        header = digest.check(answer.last_entry, ledger_id=ledger_id, entry_id=LAST_ENTRY)
-        tails.append(Tail(lac=header.lac, length=header.length))
-    if answer.lac_record is not None:
-        lac = digest.lac_of_record(answer.lac_record, ledger_id=ledger_id)
-        tails.append(Tail(lac=lac, length=tails[-1].length))
-    return max(tails, key=lambda tail: tail.lac)
 
 
 NO_ENTRY = -1

@@ -36,7 +36,7 @@ from ledgers.digest import EntryDigest
 from ledgers.errors import ConflictError, UnavailableError, UnknownOutcomeError, UnprovenEndError
 from ledgers.fencing import EndFinder
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.model import BookieId, LedgerMetadata, LedgerState
+from ledgers.model import BookieId, LedgerState
 from ledgers.quorum import RecoveredEnd
 from ledgers.reading import ledger_digest
 from ledgers.store import Operation
@@ -60,10 +60,6 @@ that the end is based on may be wrong. It defends against this interleaving:
 """
 
 
-async def nothing_to_confirm(end: RecoveredEnd) -> None:
-    """The ``Confirm`` of callers that trust every "no"."""
-
-
 Beside = Callable[[], Awaitable[Sequence[Operation]]]
 """Called before each attempt to write CLOSED. Returns operations for the same transaction."""
 
@@ -71,10 +67,6 @@ Beside = Callable[[], Awaitable[Sequence[Operation]]]
 async def nothing_beside() -> Sequence[Operation]:
     """The ``Beside`` of a recovery that writes only metadata."""
     return ()
-
-
-def tell_nothing(marked: VersionedMetadata) -> None:
-    """The ``on_marked`` of callers that need not know."""
 
 
 async def recover_ledger(
@@ -89,10 +81,10 @@ async def recover_ledger(
     distrusted: Collection[BookieId] = (),
     registered: Collection[BookieId] | None = None,
     gives_up_damaged: bool = False,
-    confirm: Confirm = nothing_to_confirm,
+    confirm: Confirm | None = None,
     guards: Sequence[Operation] = (),
     beside: Beside = nothing_beside,
-    on_marked: Callable[[VersionedMetadata], None] = tell_nothing,
+    on_marked: Callable[[VersionedMetadata], None] = lambda marked: None,
 ) -> VersionedMetadata:
     """Recover and close the ledger. Returns its CLOSED metadata, also if another recovery wrote it.
 
@@ -142,15 +134,9 @@ async def recover_ledger(
         gives_up_damaged=gives_up_damaged,
     )
     end = await finder.find_end()
-    await confirm(end)
+    if confirm is not None:
+        await confirm(end)
     return await _close(versioned, end, manager, guards, beside)
-
-
-def closed_at(metadata: LedgerMetadata, end: RecoveredEnd) -> LedgerMetadata:
-    """Return the closed metadata, with the changed ensembles."""
-    for segment in end.segments:
-        metadata = with_ensemble(metadata, segment)
-    return metadata.closed(last_entry_id=end.last_entry_id, length=end.length)
 
 
 async def _mark(
@@ -209,10 +195,12 @@ async def _close(
             return versioned
         if metadata.state is LedgerState.OPEN or metadata.last_segment != last_segment:
             raise ConflictError("the ensemble changed under a recovery", ledger_id=ledger_id)
+        for segment in end.segments:
+            metadata = with_ensemble(metadata, segment)
         try:
             return await manager.write(
                 ledger_id,
-                closed_at(metadata, end),
+                metadata.closed(last_entry_id=end.last_entry_id, length=end.length),
                 read_as=versioned,
                 guards=guards,
                 beside=await beside(),
