@@ -342,7 +342,9 @@ class CurrentEnsemble:
         """Return an ensemble, with new bookies as far as possible, and the indexes to replace."""
         candidates = await self._pool.writable()
         wanted = self.dead.union(self.failed)
-        excluded = self._resting().union(self.bookies)
+        since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S
+        resting = [b for b, (failed_at_s, _) in self._failures.items() if failed_at_s >= since_s]
+        excluded = frozenset(self.bookies).union(resting)
         chosen = list(self.bookies)
         for index in sorted(wanted):
             try:
@@ -364,12 +366,6 @@ class CurrentEnsemble:
         self.dead = frozenset(i for i in wanted if bookies[i] == self.bookies[i])
         self.bookies = bookies
         self.failed -= wanted
-
-    def _resting(self) -> frozenset[BookieId]:
-        since_s = self._clock.now_s() - FAILED_BOOKIE_REST_S
-        return frozenset(
-            bookie for bookie, (failed_at_s, _) in self._failures.items() if failed_at_s >= since_s
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -133,26 +133,24 @@ class BookieClient:
     async def _ask(self, bookie: BookieId, request: Request, codec: Codec = v3) -> Reply:
         if self._is_closed:
             raise UnavailableError("closed by us", bookie=bookie)
-        if (bookie, codec) not in self._channels:
-            self._channels[bookie, codec] = self._channel(bookie, codec)
-        connection = await self._channels[bookie, codec].connection()
-        return await connection.request(request)
+        channel, bulk = self._channels.get((bookie, codec)), self._bulk
+        if channel is None:
 
-    def _channel(self, bookie: BookieId, codec: Codec) -> Channel:
-        bulk = self._bulk
+            async def connect(on_broken: OnBroken) -> Connection:
+                return await Connection.open(
+                    bookie,
+                    bulk.resolve(bookie),
+                    codec=codec,
+                    reads=bulk.budgets.reads(bookie),
+                    settings=self._settings,
+                    on_broken=on_broken,
+                    connector=bulk.connector,
+                )
 
-        async def connect(on_broken: OnBroken) -> Connection:
-            return await Connection.open(
-                bookie,
-                bulk.resolve(bookie),
-                codec=codec,
-                reads=bulk.budgets.reads(bookie),
-                settings=self._settings,
-                on_broken=on_broken,
-                connector=bulk.connector,
-            )
-
-        return Channel(bookie, connect, locate=partial(bulk.resolve, bookie), health=bulk.health)
+            locate = partial(bulk.resolve, bookie)
+            channel = Channel(bookie, connect, locate=locate, health=bulk.health)
+            self._channels[bookie, codec] = channel
+        return await (await channel.connection()).request(request)
 
 
 def _check_keyless(reply: Reply, **context: object) -> Reply:

@@ -69,8 +69,12 @@ class HostNames:
 
     async def addresses(self, host: str) -> Sequence[str]:
         """Return the numeric addresses of a host. Raises NameNotResolvedError, LocalLimitError."""
-        if (numeric := _numeric(host)) is not None:
-            return [numeric]
+        try:
+            numeric = ipaddress.ip_address(host)
+        except ValueError:
+            pass
+        else:
+            return [str(getattr(numeric, "ipv4_mapped", None) or numeric)]
         name = self._names.setdefault(host, _Name())
         if name.addresses:
             if asyncio.get_running_loop().time() - name.resolved_at_s >= REFRESH_S:
@@ -157,12 +161,3 @@ async def connect(
     names.refresh(address.host)
     assert last is not None, address
     raise last
-
-
-def _numeric(host: str) -> str | None:
-    """Return the usual spelling of a numeric address; None for a name."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -57,7 +57,12 @@ class Layout(enum.Enum):
     ) -> tuple[list[int], list[str]]:
         """Return the ledgers among a znode's children, in the given order, and all other names."""
         names = list(names)
-        if not self._holds_ledgers(root, directory):
+        if directory == root:
+            holds_ledgers = self is Layout.FLAT
+        else:
+            is_leaf = len(_digits(root, directory)) in (6, 15)
+            holds_ledgers = is_leaf and self.is_parent(root, directory)
+        if not holds_ledgers:
             return [], names
         allowed = self.ids_below(root, directory)
         digits, leaf = _digits(root, directory), _LEAF if directory != root else _FLAT_LEAF
@@ -68,12 +73,6 @@ class Layout(enum.Enum):
             return ledger_ids, []
         leaves = {self.path(root, ledger_id).rpartition("/")[2] for ledger_id in ledger_ids}
         return ledger_ids, [name for name in names if name not in leaves]
-
-    def _holds_ledgers(self, root: str, directory: str) -> bool:
-        """Return True if the children of this directory are ledgers."""
-        if directory == root:
-            return self is Layout.FLAT
-        return self.is_parent(root, directory) and len(_digits(root, directory)) in (6, 15)
 
     def is_parent(self, root: str, path: str) -> bool:
         """Return True if this znode is ``root`` or a directory with ledgers at any depth."""
@@ -219,7 +218,9 @@ class MetadataUri:
 
         Raises SettingsError, whose text explains the problem and what is allowed.
         """
-        uri = _unquoted(uri)
+        uri = uri.strip()
+        if len(uri) >= 2 and uri[0] == uri[-1] and uri[0] in "'\"":
+            uri = uri[1:-1].strip()
         scheme, has_scheme, place = uri.partition("://")
         if uri.lower().startswith(_PULSAR_SCHEME):
             return cls._parse_pulsar(uri)
@@ -267,12 +268,6 @@ class MetadataUri:
 _PULSAR_SCHEME = "metadata-store:"
 _OTHER_STORE = re.compile(r"(etcd|memory|oxia|rocksdb)[:+]", re.IGNORECASE)
 """The start of URIs of BookKeeper's and Pulsar's other metadata drivers."""
-
-
-def _unquoted(uri: str) -> str:
-    uri = uri.strip()
-    is_quoted = len(uri) >= 2 and uri[0] == uri[-1] and uri[0] in "'\""
-    return uri[1:-1].strip() if is_quoted else uri
 
 
 def _refuse_other_store(uri: str, place: str) -> None:

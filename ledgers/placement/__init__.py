@@ -1,18 +1,22 @@
 """Placement: the choice of writable bookies for the entries of a ledger. No I/O.
 
-``policy`` defines the values. ``rules`` defines the rules (racks, regions,
-zones, or none), ranks replacements and judges existing ensembles. ``selection`` is the policy that
-follows one rule, and chooses among bookies that are equally good for it. ``topology`` remembers the
+``rules`` defines the values and the rules (racks, regions, zones, or none), ranks replacements and
+judges existing ensembles. ``selection`` is the policy that follows one rule, and chooses among
+bookies that are equally good for it. ``topology`` remembers the
 rack of each bookie. ``pulsar`` parses the racks and the isolation groups that Apache Pulsar stores.
 """
 
-from ledgers.placement.policy import (
+from ledgers.placement.rules import (
     DEFAULT_RACK,
     Adherence,
     Candidate,
     Move,
+    NoRule,
+    RackRule,
+    RegionRule,
+    Rule,
+    ZoneRule,
 )
-from ledgers.placement.rules import NoRule, RackRule, RegionRule, Rule, ZoneRule
 from ledgers.placement.selection import (
     Locate,
     LocateIfKnown,

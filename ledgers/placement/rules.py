@@ -13,6 +13,7 @@ an existing ensemble follows the rule. All functions are pure and cached, becaus
 of ledgers are alike, and each is judged several times.
 """
 
+import enum
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +24,42 @@ from random import Random
 
 from msgspec import Struct
 
-from ledgers.model import write_set
-from ledgers.placement.policy import DEFAULT_RACK, Adherence
+from ledgers.model import BookieId, write_set
+
+DEFAULT_RACK = "/default-rack"
+"""The location that BookKeeper's policies assume for a bookie whose location is unknown."""
+
+
+class Candidate(Struct, frozen=True, kw_only=True):
+    """A bookie that may be chosen, with its location, load and free space."""
+
+    bookie: BookieId
+    rack: str = DEFAULT_RACK
+    """Location as in BookKeeper: ``/rack``, ``/region/rack`` or ``/zone/upgrade-domain``."""
+    load_bytes: int = 0
+    """The load to be balanced, such as bytes in flight to the bookie; 0 without balancing."""
+    free_bytes: int | None = None
+    """Free disk space; None if unknown. Used only in disk-weighted choices."""
+
+
+class Adherence(enum.Enum):
+    """Does an existing ensemble follow the rule (BookKeeper's PlacementPolicyAdherence)?"""
+
+    FAIL = "fail"
+    SOFT = "soft"
+    """The ensemble meets what the rule requires, but not all that the rule desires."""
+    STRICT = "strict"
+    UNKNOWN = "unknown"
+    """The result depends on the location of a member whose location was never known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """The replacement of the bookie at ``index`` of an ensemble by ``target``."""
+
+    index: int
+    target: BookieId
+
 
 DEFAULT_REGION = "/default-region"
 """The region of a location that is not of the form ``/region/rack``."""

@@ -15,10 +15,13 @@ from statistics import median
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId
-from ledgers.placement.policy import DEFAULT_RACK, Adherence, Candidate, Move
 from ledgers.placement.rules import (
+    DEFAULT_RACK,
     MOVES_MAX,
+    Adherence,
     Arrangements,
+    Candidate,
+    Move,
     NoRule,
     Rule,
     Shape,
@@ -162,26 +165,15 @@ class PlacementPolicy:
             raise self._no_bookie(
                 "none of the writable bookies may take over without breaking", pools
             )
-        best = self._preferred(
-            spreading=[each for rack in ranking.spreading for each in pools[rack]],
-            keeping=[each for rack in ranking.keeping for each in pools[rack]],
-        )
+        spreading = [each for rack in ranking.spreading for each in pools[rack]]
+        best = keeping = [each for rack in ranking.keeping for each in pools[rack]]
+        # Few spreading candidates are preferred only in part of the choices, and only while their
+        # load is at most ``FAIR_SHARES_MAX`` times the average.
+        if self._rng.random() * len(keeping) < FAIR_SHARES_MAX * len(spreading):
+            average_bytes = sum([each.load_bytes for each in keeping]) / len(keeping)
+            most_bytes = FAIR_SHARES_MAX * average_bytes
+            best = [each for each in spreading if each.load_bytes <= most_bytes] or keeping
         return self._draw(best, self._weights(allowed)).bookie
-
-    def _preferred(
-        self, *, spreading: Sequence[Candidate], keeping: Sequence[Candidate]
-    ) -> Sequence[Candidate]:
-        """Return the candidates to draw from: ``spreading``, or sometimes all of ``keeping``.
-
-        ``keeping``: candidates that keep the rule best. ``spreading``: those of them that spread
-        the copies most. Few spreading candidates are preferred only in part of the choices, and
-        only while their load is at most ``FAIR_SHARES_MAX`` times the average.
-        """
-        if self._rng.random() * len(keeping) >= FAIR_SHARES_MAX * len(spreading):
-            return keeping
-        average_bytes = sum([each.load_bytes for each in keeping]) / len(keeping)
-        most_bytes = FAIR_SHARES_MAX * average_bytes
-        return [each for each in spreading if each.load_bytes <= most_bytes] or keeping
 
     def _no_bookie(self, what: str, pools: _Pools) -> NotEnoughBookiesError:
         return NotEnoughBookiesError(

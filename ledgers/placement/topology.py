@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ledgers.codec.registration import Address, parse_address
 from ledgers.model import BookieId
-from ledgers.placement.policy import DEFAULT_RACK
+from ledgers.placement.rules import DEFAULT_RACK
 
 
 def clean_rack(text: str) -> str | None:

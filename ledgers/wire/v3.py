@@ -51,12 +51,16 @@ def decode(packet: bytes) -> Reply:
     """Decode a reply. Raises CorruptionError."""
     response = _parse(packet)
     code = _code(response)
-    status, lac = Status.of_v3(code), response.readLacResponse
+    status, lac, entry = Status.of_v3(code), response.readLacResponse, b""
+    if status is Status.EOK and response.header.operation == wire.READ_ENTRY:
+        if not response.readResponse.HasField("body"):
+            raise CorruptionError("good reply to a read, without an entry")
+        entry = response.readResponse.body
     return Reply(
         key=(response.header.operation, response.header.txnId),
         status=status,
         code=code,
-        entry=_entry(response) if status is Status.EOK else b"",
+        entry=entry,
         # Both fields with any status, because an error may concern only one of them.
         lac=LacAnswer(
             lac_record=lac.lacBody if lac.HasField("lacBody") else None,
@@ -120,14 +124,6 @@ def _code(response: wire.Response) -> int:
         if inner.status != Status.EOK.v3_code:  # 0 as well where the message is absent
             return inner.status
     return response.status
-
-
-def _entry(response: wire.Response) -> bytes:
-    if response.header.operation != wire.READ_ENTRY:
-        return b""
-    if not response.readResponse.HasField("body"):
-        raise CorruptionError("good reply to a read, without an entry")
-    return response.readResponse.body
 
 
 def _room(response: wire.Response) -> DiskSpace | None:
