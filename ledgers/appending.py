@@ -387,10 +387,8 @@ def with_ensemble(metadata: LedgerMetadata, segment: Segment) -> LedgerMetadata:
 async def can_go_on_without(
     metadata: LedgerMetadata, failed: Collection[BookieId], *, pool: BookiePool, clock: Clock
 ) -> bool:
-    """Return True if entries can be added to the last segment without these bookies.
-
-    Either replacements exist, or every write set keeps an ack quorum.
-    """
+    """Return True if entries can be added to the last segment without these bookies. Either
+    replacements exist, or every write set keeps an ack quorum."""
     ensemble = CurrentEnsemble(metadata, pool=pool, clock=clock)
     for index, bookie in enumerate(ensemble.bookies):
         if bookie in failed:

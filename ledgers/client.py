@@ -21,16 +21,7 @@ from ledgers.errors import AuthenticationRequiredError, UnavailableError
 from ledgers.host_names import Connector, connect
 from ledgers.model import BookieId
 from ledgers.wire import v2, v3
-from ledgers.wire.messages import (
-    Add,
-    Codec,
-    Read,
-    ReadDiskSpace,
-    ReadLac,
-    Reply,
-    Request,
-    Status,
-)
+from ledgers.wire.messages import Add, Codec, Read, ReadDiskSpace, ReadLac, Reply, Request, Status
 
 V3_ENTRY_BYTES_MAX = 4 * 1024 * 1024
 """Larger entries are added over V2. A V3 frame is longer, so an entry that just fitted into the
@@ -41,10 +32,7 @@ class BookieClient:
     """The ``Bookies`` for real bookies. Belongs to one event loop, which must also ``close`` it."""
 
     def __init__(
-        self,
-        bulk: BulkTransfers,
-        *,
-        settings: ConnectionSettings = DEFAULT_SETTINGS,
+        self, bulk: BulkTransfers, *, settings: ConnectionSettings = DEFAULT_SETTINGS
     ) -> None:
         """``bulk``: its addresses, read budgets, health and connector are those of the client."""
         self._bulk, self._settings = bulk, settings
@@ -154,10 +142,8 @@ class BookieClient:
 
 
 def _check_keyless(reply: Reply, **context: object) -> Reply:
-    """Check the reply to a request without a master key.
-
-    EUA then cannot mean a wrong key, so the bookie requires authentication.
-    """
+    """Check the reply to a request without a master key. EUA then cannot mean a wrong key, so the
+    bookie requires authentication."""
     if reply.status is Status.EUA:
         raise AuthenticationRequiredError(
             "the bookie requires authentication: set security.bookie_user and "
@@ -169,10 +155,7 @@ def _check_keyless(reply: Reply, **context: object) -> Reply:
 
 @asynccontextmanager
 async def open_bookies(
-    resolve: Resolve = spelled_address,
-    *,
-    reads_in_flight_max: int,
-    connector: Connector = connect,
+    resolve: Resolve = spelled_address, *, reads_in_flight_max: int, connector: Connector = connect
 ) -> AsyncIterator[BookieClient]:
     """Yield a client, and close it at the end.
 

@@ -301,10 +301,8 @@ class Channel:
         self._is_closed = False
 
     async def connection(self) -> Connection:
-        """Return the connection, made if needed.
-
-        Raises UnavailableError: at once during a pause, or if the bookie's address is unknown.
-        """
+        """Return the connection, made if needed. Raises UnavailableError: at once during a pause,
+        or if the bookie's address is unknown."""
         async with self._attempt:
             await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:

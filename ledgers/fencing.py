@@ -50,12 +50,7 @@ from ledgers.appending import BookiePool, QuorumAppender, can_go_on_without
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest, EntryHeader
-from ledgers.errors import (
-    BookmenderError,
-    DamagedEndError,
-    UnavailableError,
-    UnprovenEndError,
-)
+from ledgers.errors import BookmenderError, DamagedEndError, UnavailableError, UnprovenEndError
 from ledgers.model import LAC_NONE, BookieId, LedgerMetadata, Segment, first_of
 from ledgers.quorum import (
     LATE_REPLY_WAIT_S,

@@ -150,10 +150,8 @@ class BookieHealth:
         }
 
     def admits(self, bookie: BookieId) -> bool:
-        """Return True if the caller may send a request. If the wait is over, this is the probe.
-
-        The caller must then call ``note_answer``, ``note_silence`` or ``note_nothing``.
-        """
+        """Return True if the caller may send a request. If the wait is over, this is the probe. The
+        caller must then call ``note_answer``, ``note_silence`` or ``note_nothing``."""
         if self.is_shut(bookie):
             return False
         if (stay := self._stay(bookie)) is not None:
@@ -200,10 +198,8 @@ class BookieHealth:
 
 @dataclass(frozen=True, slots=True)
 class Shut:
-    """Why and until when a bookie gets no requests.
-
-    ``until_ms``: wall-clock time in milliseconds. ``reason``: why the bookie did not answer, or "".
-    """
+    """Why and until when a bookie gets no requests. ``until_ms``: wall-clock time in milliseconds.
+    ``reason``: why the bookie did not answer, or ""."""
 
     until_ms: int
     reason: str = ""

@@ -91,9 +91,7 @@ class HostNames:
 
     def refresh(self, host: str) -> None:
         """Start to look the host up, unless a lookup runs, or the last one failed a short time ago.
-
-        Call it when no connection could be made, because the addresses may have changed.
-        """
+        Call it when no connection could be made, because the addresses may have changed."""
         loop, name = asyncio.get_running_loop(), self._names.get(host)
         if name is not None and name.lookup is None and loop.time() >= name.retry_at_s:
             # No TaskGroup lives as long as a lookup. Callers share the task; it ends by itself.
@@ -144,10 +142,8 @@ class Connector(Protocol):
 async def connect(
     factory: Callable[[], P], address: Address, *, names: HostNames | None = None
 ) -> tuple[asyncio.Transport, P]:
-    """Connect to the first address of the host that accepts the connection.
-
-    Raises NameNotResolvedError, LocalLimitError, or the OSError of the last address.
-    """
+    """Connect to the first address of the host that accepts the connection. Raises
+    NameNotResolvedError, LocalLimitError, or the OSError of the last address."""
     names = names or host_names()
     loop = asyncio.get_running_loop()
     last: OSError | None = None

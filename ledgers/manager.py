@@ -167,10 +167,8 @@ class LedgerManager:
             return None
 
     async def create(self, ledger_id: int, metadata: LedgerMetadata) -> VersionedMetadata:
-        """Create the metadata of a new ledger.
-
-        Raises NodeExistsError if the id is in use, possibly by this client after a lost reply.
-        """
+        """Create the metadata of a new ledger. Raises NodeExistsError if the id is in use, possibly
+        by this client after a lost reply."""
         data = serialize_metadata(metadata)
         await self._store.create(self.path(ledger_id), data, with_parents=True)
         return VersionedMetadata(
@@ -244,19 +242,15 @@ class LedgerManager:
     async def put_back_operation(
         self, ledger_id: int, data: bytes, *, present: bytes, version: int
     ) -> SetData:
-        """Journal and return an operation that replaces the bytes ``present`` by ``data``.
-
-        ``data`` may be earlier metadata of the ledger, which is restored unchanged.
-        """
+        """Journal and return an operation that replaces the bytes ``present`` by ``data``. ``data``
+        may be earlier metadata of the ledger, which is restored unchanged."""
         if self._journal is not None:
             await self._journal(ledger_id, present, data)
         return SetData(path=self.path(ledger_id), data=data, version=version)
 
     async def delete(self, ledger_id: int, *, version: int) -> None:
         """Delete the metadata of a ledger, and parents that become empty, as BookKeeper does.
-
-        Succeeds if the ledger does not exist. Raises ConflictError, UnknownOutcomeError.
-        """
+        Succeeds if the ledger does not exist. Raises ConflictError, UnknownOutcomeError."""
         path = self.path(ledger_id)
         try:
             await self._store.delete(path, version=version)

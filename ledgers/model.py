@@ -210,12 +210,7 @@ def stores(index: int, entry_id: int, *, ensemble_size: int, write_quorum: int) 
 
 @lru_cache(maxsize=4096)  # small ledgers are alike, and each needs several calls
 def entries_of(
-    index: int,
-    *,
-    first_entry_id: int,
-    last_entry_id: int,
-    ensemble_size: int,
-    write_quorum: int,
+    index: int, *, first_entry_id: int, last_entry_id: int, ensemble_size: int, write_quorum: int
 ) -> "StripedEntries":
     """Return the entries of an inclusive range that the bookie at ``index`` stores."""
     assert 0 <= index < ensemble_size, (index, ensemble_size)

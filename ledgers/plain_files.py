@@ -1,7 +1,5 @@
-"""Writes files in folders that other users may write to, without following a link.
-
-A link in such a folder may lead to any file of the user who runs this process.
-"""
+"""Writes files in folders that other users may write to, without following a link. A link in such a
+folder may lead to any file of the user who runs this process."""
 
 import os
 import stat

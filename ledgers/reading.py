@@ -86,10 +86,8 @@ class LedgerReader:
     async def entries(
         self, first_entry_id: int, last_entry_id: int, *, is_latest_first: bool = False
     ) -> AsyncGenerator[LedgerEntry, None]:
-        """Yield the entries of a range, inclusive at both ends. Reads a limited number ahead.
-
-        Use it within ``contextlib.aclosing`` if the loop over it may end early.
-        """
+        """Yield the entries of a range, inclusive at both ends. Reads a limited number ahead. Use
+        it within ``contextlib.aclosing`` if the loop over it may end early."""
         entry_ids = range(first_entry_id, last_entry_id + 1)
         if is_latest_first:
             entry_ids = entry_ids[::-1]
@@ -154,10 +152,8 @@ class OpenedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The end of a ledger according to the header of an entry.
-
-    ``length`` includes the payload of this entry, which lies beyond the LAC.
-    """
+    """The end of a ledger according to the header of an entry. ``length`` includes the payload of
+    this entry, which lies beyond the LAC."""
 
     lac: int = LAC_NONE
     length: int = 0
@@ -289,10 +285,8 @@ class LastEntry:
 async def last_entry_of(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> LastEntry | None:
-    """Return the last entry that the bookie reports; None without an answer.
-
-    With a ``digest``, an entry with a bad digest counts as no answer.
-    """
+    """Return the last entry that the bookie reports; None without an answer. With a ``digest``, an
+    entry with a bad digest counts as no answer."""
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:

@@ -314,10 +314,8 @@ class Registration:
         )
 
     async def cookies(self) -> Mapping[BookieId, Stat]:
-        """Return the cookie znodes of all bookies that were formatted and not decommissioned.
-
-        The czxid is ``HIDDEN_CZXID`` if an ACL hides the cookie.
-        """
+        """Return the cookie znodes of all bookies that were formatted and not decommissioned. The
+        czxid is ``HIDDEN_CZXID`` if an ACL hides the cookie."""
         # ``cookies`` does not exist before the first bookie.
         names = await children_if_any(self._store, self._cookies)
         return await self._cookies_of(self._ids(self._cookies, names))
@@ -342,10 +340,8 @@ class Registration:
         return {bookie: stat for bookie, stat in stats if stat is not None}
 
     async def changes(self) -> AsyncGenerator[None, None]:
-        """Yield once at the start, and after changes below ``available``.
-
-        Changes are merged while the caller is busy. The caller then gets one or two items for them.
-        """
+        """Yield once at the start, and after changes below ``available``. Changes are merged while
+        the caller is busy. The caller then gets one or two items for them."""
         async with aclosing(
             self._store.watch(self._available, is_recursive=True, events_max=1)
         ) as events:

@@ -130,9 +130,7 @@ def security_for(settings: SecuritySettings) -> Security:
 
 class Security:
     """The present content of the files. May be used by any thread. All methods may block on a disk.
-
-    The methods raise SettingsError if a file is unusable and no earlier content is known.
-    """
+    The methods raise SettingsError if a file is unusable and no earlier content is known."""
 
     def __init__(self, settings: SecuritySettings) -> None:
         self.settings = settings

@@ -273,10 +273,8 @@ class MetadataStore(ABC):
         await self._write([Delete(path=path, version=version)])
 
     async def multi(self, operations: Sequence[Operation]) -> list[OperationResult]:
-        """Apply all operations or none, and return their results in order.
-
-        Raises MultiFailed, whose cause is the error that the single call would have raised.
-        """
+        """Apply all operations or none, and return their results in order. Raises MultiFailed,
+        whose cause is the error that the single call would have raised."""
         return await self._write(operations, is_multi=True)
 
     async def _write(
@@ -465,10 +463,8 @@ class Subscription:
         self.reset()
 
     def wants(self, event: Event) -> bool:
-        """True if ZooKeeper's persistent watch of this mode covers the event.
-
-        A recursive watch gets no CHILDREN events, because it gets the events of the children.
-        """
+        """True if ZooKeeper's persistent watch of this mode covers the event. A recursive watch
+        gets no CHILDREN events, because it gets the events of the children."""
         if not self.is_recursive:
             return event.path == self.path
         is_covered = event.path == self.path or event.path.startswith(self._below)

@@ -108,10 +108,8 @@ async def task_scope() -> AsyncIterator[TaskScope]:
 
 
 class Changing:
-    """Base of objects that count their changes. Belongs to one event loop.
-
-    A waiting task passes the count that it has seen, so it misses no change.
-    """
+    """Base of objects that count their changes. Belongs to one event loop. A waiting task passes
+    the count that it has seen, so it misses no change."""
 
     def __init__(self) -> None:
         self.change_count = 0

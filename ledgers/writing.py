@@ -85,21 +85,11 @@ class LedgerWriter:
     ) -> AsyncIterator[LedgerWriter]:
         """Create a ledger and yield its writer. Raises the errors of ``create_ledger``."""
         versioned = await create_ledger(
-            options,
-            manager=manager,
-            pool=pool,
-            clock=clock,
-            random=random,
-            ledger_id=ledger_id,
+            options, manager=manager, pool=pool, clock=clock, random=random, ledger_id=ledger_id
         )
         async with task_scope() as scope:
             writer = cls(
-                versioned,
-                manager=manager,
-                bookies=bookies,
-                pool=pool,
-                clock=clock,
-                scope=scope,
+                versioned, manager=manager, bookies=bookies, pool=pool, clock=clock, scope=scope
             )
             yield writer
             await writer._appender.settle(STRAGGLERS_S)
@@ -241,9 +231,7 @@ async def create_ledger(
     ledger_id: int | None = None,
 ) -> VersionedMetadata:
     """Create an open ledger without entries. ``ledger_id`` None: the next free id of the cluster.
-
-    Raises NotEnoughBookiesError. Raises NodeExistsError if the given id is in use.
-    """
+    Raises NotEnoughBookiesError. Raises NodeExistsError if the given id is in use."""
     ensemble = pool.placement.choose_ensemble(
         await pool.writable(),
         options.ensemble_size,
@@ -301,9 +289,7 @@ def closed_by_writer(
     metadata: LedgerMetadata, *, last_entry_id: int, length: int
 ) -> LedgerMetadata:
     """Return the metadata closed at the writer's end; unchanged if it is closed there already.
-
-    Raises LedgerClosedError if another client closed the ledger with another end.
-    """
+    Raises LedgerClosedError if another client closed the ledger with another end."""
     if not metadata.is_closed:
         return metadata.closed(last_entry_id=last_entry_id, length=length)
     if (metadata.last_entry_id, metadata.length) != (last_entry_id, length):

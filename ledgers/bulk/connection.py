@@ -246,10 +246,8 @@ class BulkConnection(ABC, Generic[P]):
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Measures reply times of a connection, one request at a time.
-
-    ``outstanding`` contains ``key`` until the reply to the measured request has arrived.
-    """
+    """Measures reply times of a connection, one request at a time. ``outstanding`` contains ``key``
+    until the reply to the measured request has arrived."""
 
     outstanding: dict[int, Any] = field(default_factory=dict)
     key: int = 0

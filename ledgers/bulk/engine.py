@@ -52,10 +52,8 @@ MEMORY_ENTRIES_MAX = 32_768
 
 
 class BulkTransfers:
-    """Runs transfers. Belongs to one event loop.
-
-    ``flow`` is informed of the bookies with active clients. ``rate_limit`` is the operator's.
-    """
+    """Runs transfers. Belongs to one event loop. ``flow`` is informed of the bookies with active
+    clients. ``rate_limit`` is the operator's."""
 
     def __init__(
         self,
@@ -108,10 +106,8 @@ class BulkTransfers:
         )
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        """Run one transfer. Errors of bookies are part of the result and never raised.
-
-        Cancelling ends the transfer at once.
-        """
+        """Run one transfer. Errors of bookies are part of the result and never raised. Cancelling
+        ends the transfer at once."""
         limiters = self._check_limiters
         if transfer.target is not None:  # without the rate limit of its sources: ``flow_control``
             adds = self.flow.of(transfer.target).adds

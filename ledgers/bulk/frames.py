@@ -36,9 +36,7 @@ SLACK_BYTES = READ_REPLY.size
 BATCH_WORD = 0x0207_0000
 BATCH_REPLY = struct.Struct(">iiiqqq")
 """The start of a reply to a batch read: REPLY with the id of the first entry, then the request id.
-
-If the code is good, the entries follow, each after its size.
-"""
+If the code is good, the entries follow, each after its size."""
 BATCH_REPLY_BYTES = BATCH_REPLY.size
 BATCH_ENTRY = struct.Struct(">iqq16xII")
 """The start of an entry in a batch: size, ledger id, entry id, first 8 bytes of the digest."""

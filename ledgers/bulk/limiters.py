@@ -352,10 +352,8 @@ class _TokenBucket:
 
 
 class Window:
-    """Entries that may be in flight at a time: their number, and their bytes.
-
-    A single entry larger than ``bytes_max`` passes when nothing else is in flight.
-    """
+    """Entries that may be in flight at a time: their number, and their bytes. A single entry larger
+    than ``bytes_max`` passes when nothing else is in flight."""
 
     __slots__ = ("bytes_max", "count", "count_max", "entry_bytes")
 

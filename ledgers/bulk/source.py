@@ -587,10 +587,8 @@ Failure = tuple[int, int, int]
 
 @dataclass(slots=True, kw_only=True)
 class ReplyRun:
-    """The outcome of consecutive replies to one read part.
-
-    ``entry_count``, ``credit_bytes``: of all entries in the replies: good, failed and left out.
-    """
+    """The outcome of consecutive replies to one read part. ``entry_count``, ``credit_bytes``: of
+    all entries in the replies: good, failed and left out."""
 
     request_count: int
     entry_count: int

@@ -16,12 +16,7 @@ from typing import Any
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.bulk.frames import DigestCheck, digest_check, fingerprinting_check
-from ledgers.bulk.limiters import (
-    WINDOW_BYTES_MIN,
-    WINDOW_ENTRIES_MIN,
-    BookieWindow,
-    LimiterChain,
-)
+from ledgers.bulk.limiters import WINDOW_BYTES_MIN, WINDOW_ENTRIES_MIN, BookieWindow, LimiterChain
 from ledgers.digest import HEADER_BYTES, Fingerprints
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId

@@ -84,9 +84,7 @@ class Layout(enum.Enum):
 
     def ids_below(self, root: str, directory: str) -> range:
         """Return the ids of all ledgers that may lie below a directory, at any depth.
-
-        ``directory``: the root, or a directory for which ``is_parent`` is true.
-        """
+        ``directory``: the root, or a directory for which ``is_parent`` is true."""
         if directory == root:
             return range(self.ledger_id_stop)
         digits = _digits(root, directory)

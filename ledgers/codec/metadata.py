@@ -71,10 +71,8 @@ def parse_metadata(data: bytes) -> LedgerMetadata:
 
 
 def parse_outline(data: bytes) -> LedgerOutline:
-    """Return what the znode's bytes say about the places of the copies.
-
-    Accepts and refuses the same bytes as ``parse_metadata``, and takes half the time for version 3.
-    """
+    """Return what the znode's bytes say about the places of the copies. Accepts and refuses the
+    same bytes as ``parse_metadata``, and takes half the time for version 3."""
     if not data.startswith(_VERSION_3):
         return outline_of(parse_metadata(data))
     message = parse_binary(undelimited(data[len(_VERSION_3) :]), LedgerMetadataFormat)
@@ -86,9 +84,7 @@ def parse_outline(data: bytes) -> LedgerOutline:
 
 def split_version(data: bytes) -> tuple[int, bytes]:
     """Return the version in the first line of the znode's bytes, and the bytes after that line.
-
-    Raises CorruptionError.
-    """
+    Raises CorruptionError."""
     header = _HEADER.match(data)
     if header is None:
         # No more of the bytes: what follows may contain the ledger's password.
@@ -166,9 +162,7 @@ def _segment_of(data: bytes) -> Segment:
 
 def _custom(message: LedgerMetadataFormat) -> tuple[tuple[tuple[str, bytes], ...], bytes]:
     """Return the custom metadata, and, serialised, its entries that are not just a key and a value.
-
-    These are kept with the unknown fields, so that a rewrite preserves them.
-    """
+    These are kept with the unknown fields, so that a rewrite preserves them."""
     if not message.customMetadata:  # the common case
         return (), b""
     plain, odd = [], LedgerMetadataFormat()

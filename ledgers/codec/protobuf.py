@@ -19,10 +19,8 @@ _Message = TypeVar("_Message", bound=Message)
 
 
 def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
-    """Parse a message. Raises CorruptionError, also if a required field is missing.
-
-    Strings are not checked: pass those that matter to ``decoded``.
-    """
+    """Parse a message. Raises CorruptionError, also if a required field is missing. Strings are not
+    checked: pass those that matter to ``decoded``."""
     try:
         message = message_class.FromString(data)
     except DecodeError as error:

@@ -72,10 +72,8 @@ class _Config(msgspec.Struct):
 
 
 def isolation_of(metadata: LedgerMetadata) -> Isolation | None:
-    """Return the isolation of a ledger; None if it may be on any bookie.
-
-    A configuration that cannot be parsed also means any bookie, as in Pulsar.
-    """
+    """Return the isolation of a ledger; None if it may be on any bookie. A configuration that
+    cannot be parsed also means any bookie, as in Pulsar."""
     data = dict(metadata.custom).get(CONFIG_KEY)
     if data is None:
         return None

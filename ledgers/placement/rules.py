@@ -108,10 +108,8 @@ class NoRule(Rule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RackRule(Rule):
-    """Each write set covers at least ``min_racks`` racks, or as many racks as it has bookies.
-
-    If enforced, the rule accepts no bookie of the default rack, because its location is unknown.
-    """
+    """Each write set covers at least ``min_racks`` racks, or as many racks as it has bookies. If
+    enforced, the rule accepts no bookie of the default rack, because its location is unknown."""
 
     min_racks: int = 2
     """BookKeeper's minNumRacksPerWriteQuorum."""
@@ -350,9 +348,7 @@ class Arrangements:
 
     def makeshift(self, stocks: Mapping[str, Stock], rng: Random) -> list[str]:
         """Return an arrangement that gives each index in turn the rack that breaks the rule least.
-
-        The stocks must hold at least as many bookies as the ensemble.
-        """
+        The stocks must hold at least as many bookies as the ensemble."""
         left = dict(stocks)
         places: list[str | None] = [None] * self._shape.size
         chosen: list[str] = []
@@ -411,11 +407,7 @@ class Ranking:
 
 @lru_cache(maxsize=8_192)
 def rank_racks(
-    rule: Rule,
-    shape: Shape,
-    others: tuple[str | None, ...],
-    index: int,
-    racks: tuple[str, ...],
+    rule: Rule, shape: Shape, others: tuple[str | None, ...], index: int, racks: tuple[str, ...]
 ) -> Ranking:
     """Return the best racks for a replacement at ``index``.
 

@@ -13,10 +13,8 @@ from ledgers.placement.rules import DEFAULT_RACK
 
 
 def clean_rack(text: str) -> str | None:
-    """Return a location in normal form, ``/rack`` or ``/region/rack``; None if it is empty.
-
-    The leading slash may be missing, as in Pulsar's BookieRackAffinityMapping.
-    """
+    """Return a location in normal form, ``/rack`` or ``/region/rack``; None if it is empty. The
+    leading slash may be missing, as in Pulsar's BookieRackAffinityMapping."""
     parts = [part for part in text.strip().split("/") if part]
     return f"/{'/'.join(parts)}" if parts else None
 

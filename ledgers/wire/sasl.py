@@ -37,10 +37,8 @@ class Mechanism(Protocol):
         ...
 
     def answer(self, token: bytes) -> bytes | None:
-        """Return the answer to a token of the peer; None: the exchange is complete.
-
-        Raises UnauthorizedError if the peer's token is not acceptable.
-        """
+        """Return the answer to a token of the peer; None: the exchange is complete. Raises
+        UnauthorizedError if the peer's token is not acceptable."""
         ...
 
 

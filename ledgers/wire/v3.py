@@ -13,16 +13,7 @@ from google.protobuf.message import DecodeError
 from ledgers.bookies import DiskSpace, LacAnswer
 from ledgers.errors import CorruptionError
 from ledgers.wire import bookkeeper_wire_pb2 as wire
-from ledgers.wire.messages import (
-    Add,
-    Encoded,
-    Read,
-    ReadDiskSpace,
-    ReadLac,
-    Reply,
-    Request,
-    Status,
-)
+from ledgers.wire.messages import Add, Encoded, Read, ReadDiskSpace, ReadLac, Reply, Request, Status
 
 HIGH_PRIORITY = 100
 """Any value above 0 has the same effect. Java's client sends this one."""

@@ -26,11 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from kazoo.exceptions import (
-    ConnectionLoss,
-    SessionExpiredError,
-    ThrottledOpError,
-)
+from kazoo.exceptions import ConnectionLoss, SessionExpiredError, ThrottledOpError
 from kazoo.protocol.serialization import GetData
 from prometheus_client import Counter, Histogram
 

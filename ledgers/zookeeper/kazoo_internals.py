@@ -45,12 +45,7 @@ from kazoo.exceptions import (
     SessionClosedRequireSaslError,
 )
 from kazoo.handlers.threading import SequentialThreadingHandler
-from kazoo.protocol.connection import (
-    AUTH_XID,
-    CLOSE_RESPONSE,
-    WATCH_XID,
-    ConnectionHandler,
-)
+from kazoo.protocol.connection import AUTH_XID, CLOSE_RESPONSE, WATCH_XID, ConnectionHandler
 from kazoo.protocol.serialization import (
     SASL,
     Auth,
@@ -102,9 +97,7 @@ def replace_connection(
     on_ping: Callable[[], None] = lambda: None,
 ) -> PipelinedConnection:
     """Give the client, which is not started yet, a PipelinedConnection with the same settings.
-
-    ``security``: says whether the connection authenticates itself with SASL.
-    """
+    ``security``: says whether the connection authenticates itself with SASL."""
     replaced = client._connection
     connection = PipelinedConnection(
         replaced.client,
@@ -123,11 +116,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
     """kazoo's connection to a server, with ``submit`` in place of ``KazooClient._call``."""
 
     def __init__(
-        self,
-        *args: Any,
-        on_events: EventListener,
-        on_ping: Callable[[], None],
-        **options: Any,
+        self, *args: Any, on_events: EventListener, on_ping: Callable[[], None], **options: Any
     ) -> None:
         """``on_events``: called on kazoo's thread, before later replies are handled. ``on_ping``:
         called before each ping. kazoo pings when it has sent no request for a while."""
@@ -290,9 +279,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
 
     def _take_events(self) -> list[tuple[int, str, int]]:
         """Remove the complete events from the head of the received bytes, and return them.
-
-        Thousands of ledgers may change in a second, so events have this path of their own.
-        """
+        Thousands of ledgers may change in a second, so events have this path of their own."""
         received, position = self._received, 0
         events: list[tuple[int, str, int]] = []
         while len(received) - position >= _EVENT.size:
@@ -445,10 +432,8 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
             raise ConnectionDropped("the session is over")
 
     def _with_tls(self, connection: socket.socket, host: str) -> socket.socket:
-        """Return the connection after a TLS handshake within the timeout of the connection.
-
-        Raises ConnectionDropped.
-        """
+        """Return the connection after a TLS handshake within the timeout of the connection. Raises
+        ConnectionDropped."""
         try:
             context = self._security.zookeeper_tls()
             assert context is not None

@@ -84,10 +84,8 @@ _kazoo_log.setLevel(logging.CRITICAL)
 
 
 class KazooSession(Session):
-    """A session that follows the state of a kazoo client, which it owns.
-
-    Call ``open`` once, and ``close`` any number of times.
-    """
+    """A session that follows the state of a kazoo client, which it owns. Call ``open`` once, and
+    ``close`` any number of times."""
 
     def __init__(
         self,
@@ -139,10 +137,7 @@ class KazooSession(Session):
         if self._client.chroot:
             raise SettingsError("the path belongs in the metadata service URI", hosts=hosts)
         self._connection = replace_connection(
-            self._client,
-            security=security,
-            on_events=self._events_came,
-            on_ping=self._ping_is_due,
+            self._client, security=security, on_events=self._events_came, on_ping=self._ping_is_due
         )
         self._client.add_listener(self._state_changed)
 
@@ -212,10 +207,8 @@ class KazooSession(Session):
             self.send(request, lambda value, error, latency_s: None)
 
     async def close(self) -> None:
-        """End the session on the server, if connected, and kazoo's thread.
-
-        A thread that looks up a host name ends later: it may make no new connection.
-        """
+        """End the session on the server, if connected, and kazoo's thread. A thread that looks up a
+        host name ends later: it may make no new connection."""
         if self._is_closed:
             return
         self._is_closed = True

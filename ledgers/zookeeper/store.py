@@ -72,17 +72,11 @@ REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 
 
 class ZooKeeperStore(MetadataStore):
-    """A ``MetadataStore`` on one ZooKeeper session.
-
-    Create it with ``open``. Call ``close`` even after the session is lost.
-    """
+    """A ``MetadataStore`` on one ZooKeeper session. Create it with ``open``. Call ``close`` even
+    after the session is lost."""
 
     def __init__(
-        self,
-        session: KazooSession,
-        *,
-        is_secured: bool,
-        request_bytes_max: int = REQUEST_BYTES_MAX,
+        self, session: KazooSession, *, is_secured: bool, request_bytes_max: int = REQUEST_BYTES_MAX
     ) -> None:
         """``is_secured``: only our identity may access the znodes that we create."""
         super().__init__(session, request_bytes_max=request_bytes_max)
