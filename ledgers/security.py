@@ -85,11 +85,10 @@ class SecuritySettings:
             if getattr(self, key) and not self.certificate_file:
                 raise _missing(key, "security.certificate_file")
         for server in ("zookeeper", "bookie"):
-            user, file = f"{server}_user", f"{server}_password_file"
-            if getattr(self, user) and not getattr(self, file):
-                raise _missing(user, f"security.{file}")
-            if getattr(self, file) and not getattr(self, user):
-                raise _missing(file, f"security.{user}")
+            keys = (f"{server}_user", f"{server}_password_file")
+            for key, other in (keys, keys[::-1]):
+                if getattr(self, key) and not getattr(self, other):
+                    raise _missing(key, f"security.{other}")
         if self.bookie_user and self.bookie_mechanism == "PLAIN" and not self.bookie_tls:
             raise SettingsError(
                 "security.bookie_mechanism is 'PLAIN', which sends the password as it is: "
@@ -134,16 +133,9 @@ class Security:
 
     def __init__(self, settings: SecuritySettings) -> None:
         self.settings = settings
-        self._tls = FromFiles(
-            "tls",
-            [
-                settings.ca_file,
-                settings.certificate_file,
-                settings.key_file,
-                settings.key_password_file,
-            ],
-            lambda: _client_context(settings),
-        )
+        files = (settings.ca_file, settings.certificate_file)
+        keys = (settings.key_file, settings.key_password_file)
+        self._tls = FromFiles("tls", [*files, *keys], lambda: _client_context(settings))
         self._zookeeper = FromFiles(
             "zookeeper_password",
             [settings.zookeeper_password_file],
@@ -337,7 +329,6 @@ def _unusable(setting: str, path: str, fault: str) -> SettingsError:
 
 # --- Failed handshakes ---------------------------------------------------------------------------
 
-_EXPIRED, _NOT_YET_VALID = 10, 9
 _UNTRUSTED = {2, 18, 19, 20, 21}
 _WRONG_HOST = {62, 64}
 """Codes of OpenSSL's verification (X509_V_ERR_...)."""
@@ -391,16 +382,15 @@ def _check_ours(settings: SecuritySettings) -> str:
 def _certificate_fault(
     error: ssl.SSLCertVerificationError, settings: SecuritySettings, host: str
 ) -> str:
-    code = error.verify_code
-    if code == _EXPIRED:
-        return "has expired: renew it on the server"
-    if code == _NOT_YET_VALID:
-        return "is not valid yet: check the clocks of both hosts"
-    if code in _UNTRUSTED:
-        trusted = f"security.ca_file ({settings.ca_file})" if settings.ca_file else "the system"
-        return f"is not signed by a CA of {trusted}: add its CA there (security.ca_file)"
-    if code in _WRONG_HOST:
-        return (
-            f"does not name {host}: issue one that does, or set security.verify_host_names = false"
-        )
+    match error.verify_code:
+        case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
+            return "has expired: renew it on the server"
+        case 9:  # X509_V_ERR_CERT_NOT_YET_VALID
+            return "is not valid yet: check the clocks of both hosts"
+        case code if code in _UNTRUSTED:
+            trusted = f"security.ca_file ({settings.ca_file})" if settings.ca_file else "the system"
+            return f"is not signed by a CA of {trusted}: add its CA there (security.ca_file)"
+        case code if code in _WRONG_HOST:
+            fix = "issue one that does, or set security.verify_host_names = false"
+            return f"does not name {host}: {fix}"
     return f"was refused ({error.verify_message})"

@@ -250,30 +250,26 @@ class Stopwatch:
     until the reply to the measured request has arrived."""
 
     outstanding: dict[int, Any] = field(default_factory=dict)
-    key: int = 0
+    key: int | None = None
+    """None if no measurement is running."""
     since_s: float = 0.0
-    is_running: bool = False
 
     def start(self, outstanding: dict[int, Any], now_s: float) -> None:
         """Measure the latest of these requests, unless a measurement is running."""
-        if not self.is_running and outstanding:
-            self.outstanding, self.key, self.since_s = (
-                outstanding,
-                next(reversed(outstanding)),
-                now_s,
-            )
-            self.is_running = True
+        if self.key is None and outstanding:
+            self.outstanding, self.since_s = outstanding, now_s
+            self.key = next(reversed(outstanding))
 
     def read(self, now_s: float) -> float | None:
         """Return the reply time once the reply has arrived, and None before and after."""
-        if not self.is_running or self.key in self.outstanding:
+        if self.key is None or self.key in self.outstanding:
             return None
-        self.is_running = False
+        self.key = None
         return now_s - self.since_s
 
     def stop(self) -> None:
         """Discard the measurement, because the bookie alone did not determine the reply time."""
-        self.is_running = False
+        self.key = None
 
 
 class BulkProtocol(asyncio.BufferedProtocol):

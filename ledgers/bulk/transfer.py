@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ledgers.bookies import Answer, Transfer, TransferResult
@@ -31,18 +32,16 @@ SLOW_CHECKS_MIN = 3
 NOTHING_MEASURED = -1
 
 
+@dataclass(slots=True)
 class Totals:
     """Counts of all transfers since the start, for metrics and progress. They only grow."""
 
-    __slots__ = ("entries_read", "entries_written", "read_bytes", "written_bytes")
-
-    def __init__(self) -> None:
-        self.entries_read = 0
-        """Entries received with a good digest."""
-        self.read_bytes = 0
-        self.entries_written = 0
-        """Entries acknowledged by their target."""
-        self.written_bytes = 0
+    entries_read: int = 0
+    """Entries received with a good digest."""
+    read_bytes: int = 0
+    entries_written: int = 0
+    """Entries acknowledged by their target."""
+    written_bytes: int = 0
 
 
 class TransferState:
