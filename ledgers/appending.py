@@ -180,11 +180,8 @@ class QuorumAppender:
         self._look_after()
 
     def _refused(self, index: int, bookie: BookieId, error: BookmenderError) -> None:
-        """Record a failed bookie. An error that is not this bookie's own ends appending instead.
-
-        Denied access is its own. Recovery proved the key when it fenced the ledger, and a writer
-        chose the key. But a bookie may have adopted another key for the ledger.
-        """
+        """Record a failed bookie, or end appending if the error is not this bookie's own. Denied
+        access is its own: our key was proven, but a bookie may have adopted another one."""
         is_of_ledger = isinstance(error, FencedError) and not self._is_recovery
         is_unsendable = type(error) is RejectedError  # the entry is too large for every bookie
         if is_of_ledger or is_unsendable:
@@ -300,11 +297,8 @@ class AckWindow:
 
 
 class CurrentEnsemble:
-    """The ensemble that a ledger is being written to, and its failures.
-
-    A bookie without a replacement keeps its place and is ``dead``: it receives nothing more. At
-    each further failure a replacement for it is looked for again.
-    """
+    """The ensemble that a ledger is being written to, and its failures. A ``dead`` bookie has no
+    replacement and receives nothing; one is looked for again at each further failure."""
 
     def __init__(self, metadata: LedgerMetadata, *, pool: BookiePool, clock: Clock) -> None:
         self.bookies = metadata.last_segment.ensemble

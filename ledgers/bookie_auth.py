@@ -73,11 +73,8 @@ class SecureConnector:
     async def connect(
         self, factory: Callable[[], P], address: Address
     ) -> tuple[asyncio.Transport, P]:
-        """Connect, secure the connection and give it to a new protocol.
-
-        Raises what ``host_names.connect`` raises, and SecureConnectionError. A bookie that sends
-        nothing at all, because it starts or hangs, is an OSError and no question of security.
-        """
+        """Connect, secure the connection and give it to a new protocol. Raises what ``connect``
+        raises, and SecureConnectionError. A bookie that sends nothing at all is only an OSError."""
         try:
             async with self._reading:
                 tls, credentials = await in_daemon_thread(
@@ -163,11 +160,8 @@ class SecureConnector:
     async def _authenticate(
         self, exchange: _Exchange, credentials: Credentials | None, address: Address
     ) -> None:
-        """Exchange AUTH messages until both sides are satisfied.
-
-        A bookie without a plugin answers with ``NO_PLUGIN`` and counts as authenticated, as in
-        Java's client: so clients can be given credentials before bookies ask for them.
-        """
+        """Exchange AUTH messages until both sides are satisfied. A bookie that answers with
+        ``NO_PLUGIN`` counts as authenticated, as in Java: so clients may get credentials first."""
         if credentials is None:
             # Does the bookie accept us by our certificate, or does it accept everybody?
             reply = await self._ask(exchange, v3.Auth(plugin=NO_PLUGIN, payload=b""), address)
@@ -262,11 +256,8 @@ class _Exchange(asyncio.Protocol):
 
     def check_idle(self) -> None:
         """Raise CorruptionError if bytes were received that are part of no reply, OSError if the
-        connection is lost.
-
-        Before TLS this is a defence: an attacker could add clear text behind the bookie's reply,
-        and it would be taken for a part of what TLS protects.
-        """
+        connection is lost. Before TLS an attacker could add clear text behind the bookie's
+        reply."""
         if self._frames.has_bytes:
             raise CorruptionError("bytes that were not asked for")
         if self._error is not None:

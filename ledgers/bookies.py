@@ -129,12 +129,9 @@ class SourceHealth(Struct, frozen=True, kw_only=True):
 
 
 class Bookies(Protocol):
-    """Requests to bookies, which are named by id. The implementation resolves the addresses.
-
-    Every call may raise UnavailableError (timeout, broken connection, unresolvable id, EIO, and
-    every other code that proves nothing), BusyError, UnauthorizedError. The implementation applies
-    the limits of rule S10.
-    """
+    """Requests to bookies, which are named by id, within the limits of rule S10. Every call may
+    raise UnavailableError (also for every code that proves nothing), BusyError,
+    UnauthorizedError."""
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
         """Return the stored entry without verifying it. Raises NoSuchEntryError."""

@@ -157,11 +157,9 @@ def _check_keyless(reply: Reply, **context: object) -> Reply:
 async def open_bookies(
     resolve: Resolve = spelled_address, *, reads_in_flight_max: int, connector: Connector = connect
 ) -> AsyncIterator[BookieClient]:
-    """Yield a client, and close it at the end.
-
-    ``resolve``: by default ids are read as ``host:port``. ``reads_in_flight_max``: at one bookie,
-    including the reads of transfers (rule S10). ``connector``: opens all connections.
-    """
+    """Yield a client, and close it at the end. ``resolve``: by default ids are read as
+    ``host:port``. ``reads_in_flight_max``: at one bookie, with the reads of transfers (rule
+    S10)."""
     bookies = BookieClient(
         BulkTransfers(
             Budgets(reads_in_flight_max=reads_in_flight_max), resolve=resolve, connector=connector

@@ -104,11 +104,8 @@ class Connection(asyncio.Protocol):
         on_broken: Callable[[Connection, Exception], None],
         connector: Connector = connect,
     ) -> Connection:
-        """Connect. ``reads`` is the bookie's budget; ``on_broken`` is called once, with the cause.
-        ``connector``: opens the connection.
-
-        Raises UnavailableError.
-        """
+        """Connect. ``reads``: the bookie's budget. ``on_broken``: called once, with the cause.
+        ``connector``: opens the connection. Raises UnavailableError."""
         connection = cls(bookie, codec=codec, reads=reads, settings=settings, on_broken=on_broken)
         connection.address = address
         try:
@@ -132,11 +129,9 @@ class Connection(asyncio.Protocol):
         return self._received_at_s >= 0
 
     async def request(self, request: Request) -> Reply:
-        """Send the request when the limits allow it, and return its reply, with any status.
-
-        Raises UnavailableError (BrokenConnectionError if the connection broke), RejectedError if
-        the request is too large for a frame, ValueError if this protocol has no such request.
-        """
+        """Send the request when the limits allow it. Returns its reply, with any status. Raises
+        UnavailableError, RejectedError (too large for a frame), ValueError (not in this
+        protocol)."""
         if isinstance(request, Add):
             room, room_bytes = self._adds, len(request.entry)
         else:
@@ -349,11 +344,8 @@ class Channel:
                 await self._connection.close()
 
     def _broke(self, connection: Connection, cause: Exception) -> None:
-        """Record a broken connection. Two kinds count as a failure to connect:
-
-        - It never delivered a reply. A bookie that is starting accepts connections and resets them.
-        - The bookie stopped replying. It may accept the next connection and not reply there either.
-        """
+        """Record a broken connection. It counts as a failure to connect if it never delivered a
+        reply, or if the bookie stopped replying: it may not reply on the next connection either."""
         if connection.has_answered:
             self._health.note_connected(self._bookie)
         if not connection.has_answered or isinstance(cause, NoAnswerError):

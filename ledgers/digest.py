@@ -35,11 +35,8 @@ if google_crc32c.implementation != "c":  # 1,000 times slower: a repair would ta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryHeader:
-    """The header of an entry.
-
-    ``lac``: the LAC known to the writer when it sent the entry. ``length``: payload bytes of the
-    ledger up to and including this entry.
-    """
+    """The header of an entry. ``lac``: as the writer knew it. ``length``: payload bytes of the
+    ledger up to and including this entry."""
 
     ledger_id: int
     entry_id: int

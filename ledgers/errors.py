@@ -33,11 +33,8 @@ class UnavailableError(BookmenderError):
 
 
 class UnprovenEndError(UnavailableError):
-    """The end of a ledger cannot be proven, because bookies may have lost entries. Absent bookies
-    may still have them.
-
-    ``has_unresponsive``: True if a bookie of the ledger did not answer.
-    """
+    """The end of a ledger cannot be proven, because bookies may have lost entries.
+    ``has_unresponsive``: True if a bookie, which may still have them, did not answer."""
 
     def __init__(self, message: str, *, has_unresponsive: bool, **context: object) -> None:
         super().__init__(message, **context)
@@ -45,11 +42,8 @@ class UnprovenEndError(UnavailableError):
 
 
 class DamagedEndError(UnavailableError):
-    """No bookie returns a good copy of an entry at the end of an open ledger, and some return a
-    damaged one.
-
-    The entry may be acknowledged, so recovery must not skip it. Only an operator can give it up.
-    """
+    """No bookie returns a good copy of an entry at the end of an open ledger, and some a damaged
+    one. The entry may be acknowledged, so that only an operator can give it up."""
 
 
 class NoAnswerError(UnavailableError):
@@ -109,11 +103,8 @@ class LocalLimitError(UnavailableError):
 
     @classmethod
     def now(cls) -> "LocalLimitError | None":
-        """Try to open a file, and return the error if that is impossible.
-
-        For callers of the C library, which reports a missing file as something else:
-        ``getaddrinfo`` says that the name does not exist.
-        """
+        """Try to open a file, and return the error if that is impossible. For callers of the C
+        library: ``getaddrinfo`` then says that a name does not exist."""
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -129,12 +120,8 @@ class NotEnoughBookiesError(UnavailableError):
 
 
 class SessionLostError(BookmenderError):
-    """The ZooKeeper session is lost, and with it all its ephemeral znodes: locks, vote,
-    registration as a node.
-
-    Not an ``UnavailableError``, because no retry can succeed within the session. The service ends
-    and restarts.
-    """
+    """The ZooKeeper session is lost, and with it its ephemeral znodes: locks, vote, registration.
+    Not an ``UnavailableError``: no retry within the session can succeed. The service restarts."""
 
 
 class LockLostError(BookmenderError):
@@ -227,9 +214,7 @@ class DigestMismatchError(CorruptionError):
 
 class SettingsError(BookmenderError):
     """A setting, argument or URI is not allowed. The message names it and the allowed values.
-
-    ``setting``: the full key (``section.key``), so that the source of the setting can be reported.
-    """
+    ``setting``: the full key (``section.key``)."""
 
     def __init__(self, message: str, *, setting: str | None = None, **context: object) -> None:
         super().__init__(message, **context)

@@ -306,11 +306,8 @@ class EndFinder:
     async def _add_all_except(
         self, firsts: Mapping[BookieId, int], lac: int
     ) -> dict[BookieId, BookmenderError]:
-        """Write all entries after the LAC to their write sets, except that these bookies do not get
-        their first entry.
-
-        Returns the bookies of ``firsts`` that failed.
-        """
+        """Write all entries after the LAC to their write sets, but not to these bookies their first
+        entry. Returns the bookies of ``firsts`` that failed."""
         failed: dict[BookieId, BookmenderError] = {}
 
         async def add(bookie: BookieId, entry: bytes) -> None:
@@ -415,12 +412,9 @@ class EndFinder:
         return min([confirmed, *(first_entry_id - 1 for first_entry_id in self._changed)])
 
     async def _length_at(self, entry_id: int, *, otherwise: int) -> int:
-        """Return the length up to this entry from its header; ``otherwise`` if no bookie returns
-        the entry.
-
-        A wrong length does less harm than a ledger that cannot be closed. These reads do not fence:
-        they do not decide the end, and may go to bookies of an earlier segment.
-        """
+        """Return the length up to this entry from its header; else ``otherwise``, because a wrong
+        length does less harm than a ledger that cannot be closed. These reads need not fence: they
+        do not decide the end."""
         if entry_id == LAC_NONE:
             return 0
         reader = LedgerReader(
@@ -512,11 +506,8 @@ class EndFinder:
 
 
 def latecomers(metadata: LedgerMetadata, reformatted: Collection[BookieId]) -> frozenset[BookieId]:
-    """Return those of the ``reformatted`` bookies that joined by an ensemble change.
-
-    A latecomer that still stores its ``first_entry_of`` the last segment was not wiped since it
-    joined.
-    """
+    """Return the ``reformatted`` bookies that joined by an ensemble change. One that still stores
+    its ``first_entry_of`` the last segment was not wiped since then."""
     return frozenset(reformatted).difference(metadata.segments[0].ensemble)
 
 

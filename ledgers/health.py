@@ -165,11 +165,8 @@ class BookieHealth:
             log.info("bookie.answered_again", bookie=bookie, silent_s=silent_s)
 
     def note_silence(self, bookie: BookieId, reason: str = "") -> None:
-        """Record that the bookie did not answer. A registered bookie goes into quarantine.
-
-        Requests that were in flight when the quarantine began also stay unanswered. Only an
-        unanswered probe makes the quarantine longer.
-        """
+        """Record that the bookie did not answer, which begins a quarantine if it is registered.
+        Only an unanswered probe makes it longer, not the other requests in flight."""
         now_s, stay, life = self._clock.now_s(), self._stay(bookie), self._life(bookie)
         if stay is None and life:
             self._stays[bookie] = _Stay(life, now_s, until_s=now_s + WAIT_MIN_S, reason=reason)

@@ -108,11 +108,8 @@ class LedgerManager:
     async def open(
         cls, store: MetadataStore, uri: MetadataUri, *, journal: Journal | None = None
     ) -> LedgerManager:
-        """Return the manager of the cluster that ``uri`` names.
-
-        Raises what ``find_cluster`` raises, and SettingsError if LAYOUT differs from the URI (rule
-        S8).
-        """
+        """Return the manager of the cluster that ``uri`` names. Raises what ``find_cluster``
+        raises, and SettingsError if LAYOUT differs from the URI (rule S8)."""
         uri = await find_cluster(store, uri)
         layout = uri.layout
         with suppress(NoNodeError):
@@ -152,11 +149,8 @@ class LedgerManager:
         return VersionedMetadata(ledger_id=ledger_id, metadata=metadata, stat=stat, data=data)
 
     async def find(self, ledger_id: int) -> VersionedMetadata | None:
-        """Return the metadata of a ledger; None if it does not exist.
-
-        That a ledger does not exist is believed only after a sync and a second read (rule S8).
-        Raises CorruptionError.
-        """
+        """Return the metadata of a ledger; None if it does not exist, which is believed only after
+        a sync and a second read (rule S8). Raises CorruptionError."""
         try:
             return await self.read(ledger_id)
         except NoSuchLedgerError:
@@ -311,11 +305,8 @@ class LedgerManager:
             raise refusal
 
     async def trees(self) -> list[str]:
-        """Return the directories directly below the root that hold all ledgers, and nothing else.
-
-        For a flat layout, return the root. The other directories hold no ledgers, but marks, locks
-        and lists of bookies, which change all the time. Raises UnavailableError.
-        """
+        """Return the directories directly below the root that hold all ledgers, but no marks, locks
+        and lists of bookies; the root of a flat layout. Raises UnavailableError."""
         if self.layout is Layout.FLAT:
             return [self.root]
         await self._store.sync(self.root)

@@ -54,13 +54,9 @@ class DigestType(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """An ensemble and its first entry. The segment ends before the next segment, or at the end of
-    the ledger.
-
-    The position of a bookie in ``ensemble`` is its bookie index, which decides the entries that it
-    stores. Never reorder an ensemble. ``unknown_fields``: serialised unknown protobuf fields,
-    preserved unchanged.
-    """
+    """An ensemble and its first entry. The place of a bookie in ``ensemble`` is its bookie index,
+    which decides the entries that it stores: never reorder it. ``unknown_fields``: serialised
+    protobuf fields, preserved unchanged."""
 
     first_entry_id: int
     ensemble: tuple[BookieId, ...]
@@ -424,11 +420,8 @@ def closed_fragments(ledger_id: int, metadata: LedgerMetadata) -> tuple[Fragment
 
 
 def _ends(metadata: LedgerMetadata) -> tuple[int | None, ...]:
-    """Return the last entry id of each segment; None if it is unknown.
-
-    In a closed ledger no segment extends beyond the last entry id. An ensemble change just before
-    the end leaves an empty last segment.
-    """
+    """Return the last entry id of each segment; None if it is unknown. In a closed ledger none is
+    beyond the ledger's: an ensemble change just before the end leaves an empty segment."""
     starts = [segment.first_entry_id for segment in metadata.segments]
     ends = [start - 1 for start in starts[1:]]
     if not metadata.is_closed:

@@ -42,12 +42,9 @@ def refuse_links(folder: Path) -> None:
 
 @contextmanager
 def in_place(path: Path) -> Iterator[IO[bytes]]:
-    """Yield a file to write the new content to. At the end of the block the content is synced to
-    disk and takes its place: after any crash, either the old or the new content is there.
-
-    The temporary name starts with a dot: readers of Parquet folders ignore such files. What has
-    this name is deleted: the rest of a crash, or a link that another user made.
-    """
+    """Yield a file to write the new content to. At the end of the block it is synced and takes its
+    place: after any crash either content is there. Readers of Parquet folders ignore its name with
+    a dot. A file or link of that name is deleted before."""
     beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)
     with beside.open("xb") as file:  # x follows no link

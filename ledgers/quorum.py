@@ -67,12 +67,8 @@ def replies_text(results: Results[T]) -> str:
 
 
 def raise_if_denied(results: Results[T]) -> None:
-    """Raise UnauthorizedError if bookies denied access and none returned a value, which would prove
-    our key (rule S7).
-
-    If the key is proven, a bookie that denies access is only out of reach: its authentication may
-    be set up differently, or it may store another key for the ledger.
-    """
+    """Raise UnauthorizedError if bookies denied access and no value proves our key (rule S7). If it
+    is proven, such a bookie is only out of reach: it may know another key for the ledger."""
     denials = [r.error for r in results.values() if isinstance(r.error, UnauthorizedError)]
     if denials and first_value(results) is None:
         raise denials[0]
@@ -159,12 +155,9 @@ Proof = bytes | Literal[Answer.ABSENT]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredEnd:
-    """The end of a ledger, as found by recovery. ``segments``: segments whose ensembles recovery
-    changed.
-
+    """The end of a ledger, as found by recovery. ``segments``: those with changed ensembles.
     ``members``: the last ensemble as it was fenced. ``trusted``: members whose answers the end is
-    based on, because they counted as fenced or their "no" counted.
-    """
+    based on."""
 
     last_entry_id: int
     length: int
@@ -181,11 +174,8 @@ class RecoveredEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenUp:
-    """Entries cut off by an operator's order although they may be acknowledged.
-
-    The range is inclusive: from ``first_entry_id``, which has no good copy, to the last entry that
-    any bookie returned. ``replies``: the reply of each bookie for the first entry.
-    """
+    """Entries cut off by an operator's order although they may be acknowledged: from one without a
+    good copy to the last that any bookie returned, inclusive. ``replies``: for the first entry."""
 
     first_entry_id: int
     last_entry_id: int

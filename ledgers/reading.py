@@ -62,12 +62,9 @@ class LedgerReader:
         self._bookies, self._clock = bookies, clock
 
     async def read(self, entry_id: int) -> bytes:
-        """Return the stored entry, with header and digest. After an error the next replica is
-        asked.
-
-        Raises NoSuchEntryError if every replica answered "no", DigestMismatchError if some have a
-        bad copy and the others answered "no", else UnavailableError.
-        """
+        """Return the stored entry. After an error the next replica is asked. Raises
+        NoSuchEntryError if all answered "no", DigestMismatchError if some have a bad copy instead,
+        else UnavailableError."""
         entry, results = await ask(
             replicas_in(
                 self._metadata.segment_of(entry_id),
@@ -130,11 +127,8 @@ def _unreadable(results: Results[bytes], *, ledger_id: int, entry_id: int) -> Bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedLedger:
-    """The state of a ledger when it was opened.
-
-    ``lac``: the last entry of a closed ledger, else the last entry known to be acknowledged.
-    ``length``: payload bytes, approximate if the ledger is not closed.
-    """
+    """The state of a ledger when it was opened. ``lac``: the last entry if it is closed, else the
+    last known to be acknowledged. ``length``: payload bytes, approximate if it is not closed."""
 
     versioned: VersionedMetadata
     lac: int
@@ -166,11 +160,9 @@ async def find_end(
     clock: Clock,
     fallback: EntryDigest | None = None,
 ) -> OpenedLedger:
-    """Open the ledger with this metadata. Sends no request if it is closed.
-
-    ``fallback``: see ``ledger_digest``. Raises UnauthorizedError if bookies deny access and none
-    returns an entry, UnavailableError if too few bookies answer.
-    """
+    """Open the ledger with this metadata, without a request if it is closed. Raises
+    UnauthorizedError if bookies deny access and none returns an entry, UnavailableError (too few
+    answer)."""
     metadata, ledger_id = versioned.metadata, versioned.ledger_id
     digest = ledger_digest(metadata, fallback)
 
@@ -205,12 +197,9 @@ async def find_end(
 
 
 def ledger_digest(metadata: LedgerMetadata, fallback: EntryDigest | None = None) -> EntryDigest:
-    """Return the digest with the ledger's key, which is stored in its metadata.
-
-    Metadata version 1 stores none; then ``fallback`` applies, the operator's setting. The key is
-    never guessed: a bookie may adopt a wrong key and deny access to the right one. Raises
-    UnauthorizedError if neither is known.
-    """
+    """Return the digest with the key in the metadata; ``fallback``, the operator's setting, for
+    version 1, which stores none. It is never guessed: a bookie may adopt a wrong key and deny
+    access to the right one. Raises UnauthorizedError if neither is known."""
     if metadata.password is not None and metadata.digest_type is not None:
         return _shared_digest(metadata.digest_type, metadata.password)
     if fallback is None:

@@ -183,11 +183,8 @@ async def _close(
     guards: Sequence[Operation],
     beside: Beside,
 ) -> VersionedMetadata:
-    """Write CLOSED, or adopt the CLOSED metadata of a faster recovery.
-
-    Earlier segments may be repaired meanwhile. The last segment must not change, because the end
-    that was found is based on it.
-    """
+    """Write CLOSED, or adopt the CLOSED metadata of a faster recovery. Earlier segments may be
+    repaired meanwhile; the last must not change, because the end is based on it."""
     ledger_id, last_segment = versioned.ledger_id, versioned.metadata.last_segment
     for _ in range(METADATA_TRIES_MAX):
         metadata = versioned.metadata

@@ -57,11 +57,8 @@ proves nothing about any ledger (rule S5)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredBookie:
-    """A bookie that is registered.
-
-    ``czxid``: czxid of its registration znode, which differs for each new registration; 0 if an ACL
-    hides the znode.
-    """
+    """A registered bookie. ``czxid``: of its registration znode, which differs for each new
+    registration; 0 if an ACL hides the znode."""
 
     bookie_id: BookieId
     address: Address | None
@@ -186,13 +183,9 @@ class Registration:
         """Paths already reported: an ACL denies access, or the name cannot be a bookie id."""
 
     async def read(self) -> BookieView:
-        """Return all registered bookies.
-
-        The writable bookies are listed before and after the read-only ones. So a bookie that
-        changes between the two lists meanwhile is in at least one listing, and ``_find`` then looks
-        for it in both. Raises UnavailableError if a list cannot be read, or if no bookie is
-        registered.
-        """
+        """Return all registered bookies. Writable ones are listed before and after the read-only
+        ones, so that a bookie that changes meanwhile is in a list; ``_find`` looks for it in both.
+        Raises UnavailableError if a list cannot be read, or if no bookie is registered."""
         await self._store.sync(self._available)
         before = await self._writable_names()
         read_only = self._ids(self._read_only, await children_if_any(self._store, self._read_only))
@@ -247,23 +240,17 @@ class Registration:
         return 0 if znode is None else znode[1].czxid
 
     def check_of(self, registered: RegisteredBookie) -> Check:
-        """Return a check that succeeds while the bookie is registered.
-
-        The bookie may have restarted and registered again, because a transaction cannot check a
-        czxid.
-        """
+        """Return a check that succeeds while the bookie is registered, perhaps again: a transaction
+        cannot check a czxid."""
         return Check(path=self._path(registered), version=ANY_VERSION)
 
     async def doubtful_since(
         self, view: BookieView, bookies: Collection[BookieId]
     ) -> Mapping[BookieId, str]:
         """Return which of these bookies may not have answered at their addresses since ``view``,
-        and why.
-
-        There is no doubt if the bookie's registration is still the znode of the view, and no other
-        bookie registered at its address later, or may have. Costs a sync, two listings, one read
-        for each bookie, and one for each new bookie. Raises UnavailableError.
-        """
+        and why: its registration changed, or another bookie registered there later, or may have.
+        Costs a sync, two listings, and a read for each bookie and each new one. Raises
+        UnavailableError."""
         await self._store.sync(self._available)
         doubts: dict[BookieId, str] = {}
         for bookie in bookies:
@@ -294,11 +281,8 @@ class Registration:
         self, registered: RegisteredBookie | None, others: Iterable[RegisteredBookie]
     ) -> list[BookieId]:
         """Return the bookies that may be at the address of this one although their hosts do not
-        resolve: they use the same port, and registered later.
-
-        Such a bookie is at the address only if the process of the earlier bookie has ended. Then
-        the registration of the earlier bookie is deleted when its session expires.
-        """
+        resolve: on the same port, registered later, and not longer ago than the registration of an
+        ended process is kept."""
         if registered is None or registered.address is None:
             return []
         since_s = asyncio.get_running_loop().time() - SESSION_EXPIRED_S
@@ -416,11 +400,8 @@ class Registration:
             log.error(event, path=path, **fields)
 
     async def _get(self, path: str) -> tuple[bytes, Stat] | None:
-        """Return data and state of a znode; None if it does not exist.
-
-        This uses ``get`` and not ``exists``, because the store joins ``get`` requests. That matters
-        when one bookie changes: every node then reads all registrations.
-        """
+        """Return data and state of a znode; None if it does not exist. Not by ``exists``, because
+        the store joins ``get`` requests, and every node reads all registrations after a change."""
         try:
             return await self._store.get(path)
         except NoNodeError:

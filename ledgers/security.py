@@ -172,11 +172,9 @@ class Security:
 
 
 class FromFiles(Generic[T]):
-    """A value that is made from files, and made again after one of them changed.
-
-    Files are often replaced one after the other, a certificate before its key. If the value cannot
-    be made, the former value stays, and the next call tries again.
-    """
+    """A value that is made from files, and again after one of them changed. If that fails, the
+    former value stays: a certificate is often replaced before its key. The next call tries
+    again."""
 
     def __init__(self, what: str, paths: Sequence[str], make: Callable[[], T]) -> None:
         self._what, self._make = what, make

@@ -165,9 +165,8 @@ class MetadataStore(ABC):
         self.request_bytes_max = request_bytes_max
 
     def as_read_only(self) -> Self:
-        """Return a store on this session that only reads, for programs that observe: a defect in
-        them cannot change anything. Each write, also a transaction of checks only, raises
-        AssertionError and is not sent."""
+        """Return a store on this session that only reads, for programs that observe. Each write,
+        also a transaction of checks only, raises AssertionError and is not sent."""
         reader = copy.copy(self)
         reader._is_read_only = True
         return reader
@@ -209,9 +208,8 @@ class MetadataStore(ABC):
     async def get_each(
         self, paths: Sequence[str]
     ) -> list[tuple[bytes, Stat] | NoNodeError | UnauthorizedError]:
-        """Return what ``get`` returns or raises for each of these znodes, in order. For thousands
-        of znodes this costs a fraction of as many calls of ``get``. The reads are not atomic, and
-        give way to other requests for a moment."""
+        """Return what ``get`` returns or raises for each znode, in order, at a fraction of the
+        cost. The reads are not atomic, and give way to other requests for a moment."""
 
         async def get(path: str) -> tuple[bytes, Stat] | NoNodeError | UnauthorizedError:
             try:
@@ -228,10 +226,7 @@ class MetadataStore(ABC):
     @abstractmethod
     async def children(self, path: str) -> list[str]:
         """Return the names of all children, unordered. An incomplete listing raises an error (rule
-        S8).
-
-        Raises NoNodeError.
-        """
+        S8). Raises NoNodeError."""
 
     async def create(
         self,
@@ -242,11 +237,8 @@ class MetadataStore(ABC):
         is_sequential: bool = False,
         with_parents: bool = False,
     ) -> str:
-        """Create a znode and return its path. Parents are created persistent and empty.
-
-        Raises NodeExistsError, NoNodeError; UnavailableError if other clients delete its parents
-        again and again.
-        """
+        """Create a znode and return its path. Parents are created persistent and empty. Raises
+        NodeExistsError, NoNodeError; UnavailableError if others keep deleting the parents."""
         create = Create(
             path=path, data=data, is_ephemeral=is_ephemeral, is_sequential=is_sequential
         )
@@ -336,11 +328,8 @@ def session_lost() -> SessionLostError:
 
 
 class Session:
-    """The state of a session and its watch subscriptions.
-
-    A session starts connected and may be suspended and resumed any number of times. A lost session
-    stays lost.
-    """
+    """The state of a session and its subscriptions. A session starts connected, and may be
+    suspended and resumed any number of times. A lost session stays lost."""
 
     def __init__(self) -> None:
         self.state = SessionState.CONNECTED
@@ -426,11 +415,9 @@ class Session:
     def subscription(
         self, path: str, *, is_recursive: bool, events_max: int
     ) -> Iterator[Subscription]:
-        """Open a subscription for the ``with`` block. Its first event is a RESET.
-
-        ZooKeeper keeps one watch mode per path and session. So all subscriptions to a path must
-        agree on ``is_recursive``. Raises SessionLostError.
-        """
+        """Open a subscription for the ``with`` block. Its first event is a RESET. All subscriptions
+        to a path must agree on ``is_recursive``: ZooKeeper keeps one mode. Raises
+        SessionLostError."""
         self.raise_if_lost()
         others = self._by_path.setdefault(path, [])
         assert all(each.is_recursive == is_recursive for each in others), path

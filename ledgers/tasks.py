@@ -90,12 +90,9 @@ class TaskScope:
 
 @asynccontextmanager
 async def task_scope() -> AsyncIterator[TaskScope]:
-    """A TaskGroup that cancels its remaining tasks at the end of the block, and raises errors
-    unwrapped.
-
-    A question to several bookies often ends before all tasks have ended. Callers sort errors by
-    class, so with a plain TaskGroup each would have to unwrap the ExceptionGroup.
-    """
+    """A TaskGroup that cancels its remaining tasks at the end of the block, because a question to
+    several bookies often ends before all tasks, and raises errors unwrapped, because callers sort
+    them by class."""
     try:
         async with asyncio.TaskGroup() as group:
             scope = TaskScope(group)
@@ -209,12 +206,9 @@ async def until_answered(
     retry_max_s: float = RETRY_MAX_S,
     **fields: object,
 ) -> T:
-    """Repeat ``call`` until it succeeds, and return its result.
-
-    ``call`` is a read, or a write that may safely happen twice. ``errors``: errors after which the
-    call is repeated. Each is logged as ``event`` with ``fields``. Other errors are raised, such as
-    SessionLostError.
-    """
+    """Repeat ``call``, a read or a write that may safely happen twice, until it succeeds. Returns
+    its result. ``errors``: errors after which it is repeated; each is logged as ``event`` with
+    ``fields``."""
     retry_s = retry_min_s
     while True:
         try:
@@ -226,11 +220,9 @@ async def until_answered(
 
 
 class Watching(Changing):
-    """Base of objects that read a value again whenever it may have changed.
-
-    A failed read is repeated, and changes nothing: what was read before stays in force, because
-    unreadable is never "gone" (rule S8). Of a series of failures only the first is logged.
-    """
+    """Base of objects that read a value again whenever it may have changed. A failed read is
+    repeated and changes nothing: unreadable is never "gone" (rule S8). The first of a series is
+    logged."""
 
     def __init__(
         self,
@@ -328,12 +320,9 @@ async def read_ahead(
 
 
 async def in_daemon_thread(call: Callable[[], T], *, name: str | None = None) -> T:
-    """Run ``call`` in a daemon thread and return its result.
-
-    Unlike with ``asyncio.to_thread``, neither the loop nor the process waits for the thread at its
-    end. Use it for calls that may hang, for example on a disk or in the resolver of host names.
-    Raises LocalLimitError if no thread can be started.
-    """
+    """Run ``call`` in a daemon thread and return its result. Neither the loop nor the process waits
+    for the thread at its end: for calls that may hang. Raises LocalLimitError if none can be
+    started."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

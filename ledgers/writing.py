@@ -43,11 +43,8 @@ STRAGGLERS_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerOptions:
-    """The properties of a new ledger.
-
-    ``metadata_version``: 2 or 3. ``has_ctime``: True if the metadata contains the creation time
-    (BookKeeper's ``storeSystemTimeAsLedgerCreationTime``).
-    """
+    """The properties of a new ledger. ``metadata_version``: 2 or 3. ``has_ctime``: whether it
+    contains its creation time (``storeSystemTimeAsLedgerCreationTime``)."""
 
     ensemble_size: int = 3
     write_quorum: int = 2
@@ -172,11 +169,9 @@ class LedgerWriter:
             return acknowledged
 
     async def close(self) -> VersionedMetadata:
-        """Close the ledger after its last acknowledged entry. Unacknowledged entries fail.
-
-        If another client recovers the ledger at the same time, it adopts this end. Raises
-        LedgerClosedError if the ledger was closed with another end.
-        """
+        """Close the ledger after its last acknowledged entry; the others fail. A recovery at the
+        same time adopts this end. Raises LedgerClosedError if the ledger was closed with another
+        end."""
         self._appender.fail(LedgerClosedError("the writer closed the ledger"))
         async with self._metadata_turn:
             for _ in range(METADATA_TRIES_MAX):

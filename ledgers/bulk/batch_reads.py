@@ -148,11 +148,9 @@ class BatchReadConnection(SourceConnection):
     def _receive_batch(
         self, batch: Batch, code: int, view: memoryview, position: int, end: int
     ) -> tuple[ReplyRun, int]:
-        """Process one reply. Returns what it brought, and the position up to which it is valid.
-
-        The loop runs for every entry. It stops before ``end`` if a size is impossible, or if there
-        are more entries than were requested.
-        """
+        """Process one reply. Returns what it brought, and the position up to which it is valid,
+        which is before ``end`` after an impossible size or too many entries. The loop runs for
+        every entry."""
         part, ledger_id = batch.part, batch.part.ledger_id
         state, write_part = part.state, part.write_part
         add_prefix = write_part.prefix if write_part is not None else b""
@@ -265,11 +263,8 @@ class Batch:
 
 
 class BatchReadPart(ReadPart):
-    """Entries that are requested in runs. ``outstanding``: by request id.
-
-    A reply may contain fewer entries than requested, because it was full or because an entry is
-    missing. The others are requested again before new ones.
-    """
+    """Entries requested in runs. ``outstanding``: by request id. What a reply left out, because it
+    was full or an entry is missing, is requested again before new entries."""
 
     __slots__ = ("again",)
 

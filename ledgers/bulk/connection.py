@@ -106,12 +106,9 @@ class BulkConnection(ABC, Generic[P]):
 
     @abstractmethod
     def consume(self, view: memoryview, end: int) -> int:
-        """Process the whole frames of ``view[:end]``. Returns where the incomplete frame after them
-        begins.
-
-        If at least ``BATCH_REPLY_BYTES`` of that frame are there, its length was checked. Up to
-        ``SLACK_BYTES`` beyond ``end`` may be read. Raises CorruptionError.
-        """
+        """Process the whole frames of ``view[:end]``. Returns where the incomplete frame begins. Up
+        to ``SLACK_BYTES`` beyond ``end`` may be read. Raises CorruptionError, also if
+        ``BATCH_REPLY_BYTES`` of a frame are there and its length is wrong."""
 
     @abstractmethod
     def write_buffer_changed(self, protocol: BulkProtocol, *, is_full: bool) -> None:

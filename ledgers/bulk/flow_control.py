@@ -112,11 +112,8 @@ class FlowLimits:
 
 
 def flow_limits(activity: Activity, *, yields: bool, sharer_count: int) -> FlowLimits:
-    """Return what one process may ask of a bookie.
-
-    ``yields``: False if copies never wait for clients. ``sharer_count``: number of processes that
-    copy now, at least 1; they share the rates.
-    """
+    """Return what one process may ask of a bookie. ``yields``: False if copies never wait for
+    clients. ``sharer_count``: processes that copy now and share the rates, at least 1."""
     assert sharer_count >= 1, sharer_count
     if activity is Activity.QUIET or not yields:
         return FlowLimits(is_by_reply_times=False)
@@ -162,11 +159,8 @@ class ReplyTimes:
         return max(1, min(self.cap, int(limit)))
 
     def note_reply(self, latency_s: float, *, is_limiting: bool, now_s: float) -> None:
-        """Record one reply time. ``is_limiting``: whether the limit delayed requests.
-
-        If nothing was delayed, a short reply time does not show that a higher limit would be
-        harmless.
-        """
+        """Record one reply time. ``is_limiting``: whether the limit delayed requests; else a short
+        time does not show that a higher limit would be harmless."""
         self._samples.append(latency_s)
         if len(self._samples) < ROUND_SAMPLES:
             return

@@ -46,11 +46,8 @@ _READ_BATCH = struct.Struct(">iiqqqiq")
 _IDS = struct.Struct(">qq")
 
 DigestCheck = Callable[[memoryview, int, int, int, int], bool]
-"""Returns True if an entry's digest is good. Arguments: the buffer, start and stop of the entry in
-it, and the first two words of the digest.
-
-The entry is at least as long as its header and digest. The caller checks its ids.
-"""
+"""Returns True if an entry's digest is good. Arguments: the buffer, start and stop of the entry,
+and the first two words of its digest. The caller checks its length and ids."""
 
 
 def read_requests(ledger_id: int, entry_ids: Iterable[int]) -> bytes:

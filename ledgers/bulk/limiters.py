@@ -128,11 +128,8 @@ class Limiter(ABC):
         return granted_count
 
     def wait(self, part: Applicant) -> None:
-        """Put the part into the waiting line.
-
-        A part whose turn came while credit was short goes back to the head of the line. So credit
-        accumulates for it, and a large entry is not starved by small ones.
-        """
+        """Put the part into the waiting line: at its head if its turn came while credit was short.
+        So credit accumulates for it, and small entries do not starve a large one."""
         if self in part.woken_by:
             part.woken_by.remove(self)
             self._waiting.appendleft(part)
@@ -140,11 +137,8 @@ class Limiter(ABC):
             self._waiting.append(part)
 
     def _wake(self, free_count: float, free_bytes: float) -> None:
-        """Give a turn to the parts that have waited longest, as many as the free credit suffices
-        for.
-
-        A woken part takes its credit later, in the next turn of the event loop.
-        """
+        """Give a turn to the parts that have waited longest, as far as the free credit suffices. A
+        part takes its credit in the next turn of the event loop."""
         while self._waiting and free_count > 0 and free_bytes > 0:
             part = self._waiting.popleft()
             free_count -= self._entries_per_turn(part)
@@ -172,11 +166,8 @@ class Limiter(ABC):
 
 
 class WindowLimiter(Limiter):
-    """Limits the entries in flight, and their bytes: to one target, or of the whole process.
-
-    Waiting parts are woken when half of the window is free, so that each can request many entries
-    at once.
-    """
+    """Limits the entries in flight, and their bytes: to one target, or of the whole process. Parts
+    are woken when half of it is free, so that each can request many entries at once."""
 
     def __init__(self, window: Window, *, is_open: bool = True) -> None:
         super().__init__()
@@ -456,11 +447,9 @@ class BookieWindow(Window):
         self._reply_s = min(self._reply_s or reply_s, reply_s)
 
     def adapt(self, waiting_count: int, now_s: float) -> None:
-        """Narrow the window if the bookie is slow. Called at each check.
-
-        ``waiting_count``: how many of the entries in flight wait for this bookie, and not for
-        another one. The rate falls slowly, because a bookie may pause for a moment.
-        """
+        """Narrow the window if the bookie is slow. Called at each check. ``waiting_count``: entries
+        in flight that wait for this bookie. The rate falls slowly: a bookie may pause for a
+        moment."""
         if now_s - self._adapted_s < 2 * self._reply_s:
             return
         self._adapted_s = now_s
@@ -503,11 +492,8 @@ class Waiter:
 
 
 class ReadBudget(Window):
-    """The reads that this process may have in flight at one bookie, and the bytes they request.
-
-    First come, first served: while others wait in line, no newcomer gets credit. Used by one event
-    loop only.
-    """
+    """The reads, and their bytes, that this process may have in flight at one bookie. First come,
+    first served: no newcomer overtakes those in line. Used by one event loop only."""
 
     __slots__ = ("_is_turn", "_waiters")
 
@@ -562,10 +548,7 @@ class ReadBudget(Window):
 
     def wait_in_line(self, entry_bytes: int, turn: Callable[[], None]) -> Waiter:
         """Call ``turn`` once, when ``entry_bytes`` are free and all earlier waiters are served.
-
-        Within that call ``take`` grants credit. Credit that the caller does not take goes to the
-        next waiter.
-        """
+        Within the call ``take`` grants credit; the next waiter gets what is left."""
         waiter = Waiter(entry_bytes, turn)
         self._waiters.append(waiter)
         return waiter

@@ -220,11 +220,8 @@ class SourceConnection(BulkConnection["ReadPart"]):
         return position
 
     def _receive_run(self, part: ReadPart, view: memoryview, position: int, end: int) -> int:
-        """Process consecutive replies to one part. Returns the position after them.
-
-        Turns good entries into recovery adds in place. Stops at anything that is not a whole reply
-        to this part. ``consume`` decides what that is.
-        """
+        """Process consecutive replies to one part, and turn good entries into recovery adds in
+        place. Returns the position after them: ``consume`` decides what follows."""
         state, write_part = part.state, part.write_part
         prefix = write_part.prefix if write_part is not None else b""
         unacknowledged = write_part.unacknowledged if write_part is not None else {}

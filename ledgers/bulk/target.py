@@ -46,11 +46,9 @@ class PausableSource(Protocol):
 
 
 class TargetConnection(BulkConnection["WritePart"]):
-    """Sends the adds of all transfers that write to one bookie.
-
-    The window of ``limiter`` counts an entry from before it is requested from its source until it
-    is acknowledged. So the window has room for every entry that was read.
-    """
+    """Sends the adds of all transfers that write to one bookie. The window of ``limiter`` counts an
+    entry from before it is requested until it is acknowledged, so it has room for all that is
+    read."""
 
     def __init__(self, bookie: BookieId, shared: SharedState, flow: BookieFlow) -> None:
         super().__init__(bookie, shared, flow, ReplyTimes(cap=shared.writes_in_flight_max))

@@ -120,11 +120,8 @@ class TransferState:
         self._decide(1)
 
     def fail_read_part(self, part: TransferPart, *, is_unresponsive: bool = False) -> None:
-        """End a part whose source does not reply or is disconnected. Entries without an answer are
-        UNKNOWN.
-
-        ``is_unresponsive``: report the source as unresponsive in the result.
-        """
+        """End a part whose source does not reply: its entries without an answer are UNKNOWN.
+        ``is_unresponsive``: report the source as unresponsive in the result."""
         entry_ids = part.end()
         if entry_ids:
             if is_unresponsive:

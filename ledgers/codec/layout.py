@@ -136,12 +136,9 @@ _PULSAR_CLASS_NAME = "org.apache.pulsar.metadata.bookkeeper.PulsarLedgerManagerF
 
 
 def parse_layout(data: bytes) -> Layout:
-    """Return the layout that the content of LAYOUT names.
-
-    Raises CorruptionError if it cannot be parsed, SettingsError if the layout is not supported.
-    Only the end of the class name is compared, because applications that relocate BookKeeper's
-    classes put a prefix before it.
-    """
+    """Return the layout that the content of LAYOUT names. Raises CorruptionError, SettingsError
+    (not supported). Only the end of the class name counts: some applications relocate BookKeeper's
+    classes."""
     match = _LAYOUT_CONTENT.fullmatch(data)
     if match is None:
         raise CorruptionError(
@@ -211,11 +208,8 @@ class MetadataUri:
 
     @classmethod
     def parse(cls, uri: str) -> "MetadataUri":
-        """Parse a metadata service URI. Ignores surrounding blanks, and one pair of quotes as in
-        environment files.
-
-        Raises SettingsError, whose text explains the problem and what is allowed.
-        """
+        """Parse a metadata service URI, without surrounding blanks, and quotes as in environment
+        files. Raises SettingsError, whose text explains the problem and what is allowed."""
         uri = uri.strip()
         if len(uri) >= 2 and uri[0] == uri[-1] and uri[0] in "'\"":
             uri = uri[1:-1].strip()

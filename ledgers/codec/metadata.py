@@ -367,11 +367,8 @@ def _check(ledger: LedgerOutline) -> None:
 
 
 def may_name(data: bytes, bookie: BookieId) -> bool:
-    """Return True if metadata that cannot be parsed may name the bookie.
-
-    That the bytes do not contain the id proves nothing by itself: they may be cut short, or empty.
-    So ``named_bookies`` must show that the metadata names other bookies only.
-    """
+    """Return True if metadata that cannot be parsed may name the bookie. That the bytes do not
+    contain the id proves nothing: they may be cut short. ``named_bookies`` must prove it."""
     if bookie.encode() in data:  # every format contains ids as plain text
         return True
     named = named_bookies(data)
@@ -379,12 +376,9 @@ def may_name(data: bytes, bookie: BookieId) -> bool:
 
 
 def named_bookies(data: bytes) -> frozenset[BookieId] | None:
-    """Return all bookies that the ensembles name; None if that cannot be proven.
-
-    Only a record that contains its own length can be proven complete: version 3, and later versions
-    with the same structure. Its ensembles must be valid. Other fields need not be, for example a
-    state or a digest type may be unknown.
-    """
+    """Return all bookies that the ensembles name; None if that cannot be proven. Only a record with
+    its own length can be proven complete: version 3, and later ones of the same structure. Its
+    ensembles must be valid; other values need not be known."""
     try:
         version, body = split_version(data)
         if version < 3:

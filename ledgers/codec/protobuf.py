@@ -29,22 +29,16 @@ def parse_binary(data: bytes, message_class: type[_Message]) -> _Message:
 
 
 def decoded(value: str) -> str:
-    """Return a string of a parsed message. Raises CorruptionError if it is not UTF-8.
-
-    In this case protobuf's C implementation returns bytes in spite of the declared type, because
-    proto2 does not forbid them.
-    """
+    """Return a string of a parsed message. Raises CorruptionError if it is not UTF-8: protobuf's C
+    implementation then returns bytes, because proto2 does not forbid them."""
     if not isinstance(value, str):
         raise CorruptionError("a string that is not UTF-8", value=value[:200])
     return value
 
 
 def parse_text(data: bytes, message_class: type[_Message]) -> _Message:
-    """Parse a message in text form. Raises CorruptionError, also for missing or unknown fields.
-
-    Unknown fields are rejected, as in Java before 4.18. A rewrite could not preserve them, and
-    dropping them could lose data that other software relies on.
-    """
+    """Parse a message in text form. Raises CorruptionError, also for missing fields, and for
+    unknown ones, as Java before 4.18: a rewrite could not preserve them."""
     message, name = message_class(), message_class.__name__
     try:
         text = data.decode("utf-8")

@@ -19,10 +19,8 @@ _HOST_AND_PORT = re.compile(r"(.+):([0-9]{1,5})")
 @lru_cache(maxsize=65_536)
 def parse_bookie_id(text: str) -> BookieId:
     """Return the text as a bookie id. Raises CorruptionError if it is not valid
-    (BookieId.validate).
-
-    Because of the cache, equal ids are one object. A million ledgers name the same few bookies.
-    """
+    (BookieId.validate). Because of the cache, equal ids are one object: a million ledgers name few
+    bookies."""
     if not _BOOKIE_ID.fullmatch(decoded(text)) or text.lower() == "readonly":
         raise CorruptionError("not a bookie id", text=text[:200])
     return BookieId(text)
@@ -60,11 +58,8 @@ def spelled_address(bookie: BookieId) -> Address:
 
 
 def registered_address(bookie_id: str, data: bytes) -> Address | None:
-    """Return the address in a registration (``available/<id>`` or ``available/readonly/<id>``);
-    None if it has none.
-
-    Old bookies register without data. Then the id is the address. Raises CorruptionError.
-    """
+    """Return the address in a registration; None if it has none. Old bookies register without data,
+    and their id is the address. Raises CorruptionError."""
     if not data:
         return parse_address(bookie_id)
     for endpoint in parse_binary(data, BookieServiceInfoFormat).endpoints:

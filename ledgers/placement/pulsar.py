@@ -21,11 +21,8 @@ _UNDECODABLE = (ValueError, RecursionError)
 
 
 def parse_pulsar_racks(data: bytes) -> dict[str, str]:
-    """Return the racks by the names of bookies in the znode. Raises CorruptionError.
-
-    A bookie in two groups has the rack of the last one. Bookies without a rack are left out. A host
-    name is included unless a bookie has this name.
-    """
+    """Return the racks by the names of bookies, and by host names that no bookie has as its name. A
+    bookie in two groups has the rack of the last one. Raises CorruptionError."""
     racks: dict[str, str] = {}
     hosts: dict[str, str] = {}
     for bookies in _decode(data).values():

@@ -237,9 +237,7 @@ STEPS_MAX = 2_000
 
 
 class Shape(Struct, frozen=True, kw_only=True):
-    """Ensemble size (E), write quorum (W) and ack quorum (A) of a ledger.
-
-    ``1 <= write_quorum <= size``. An ack quorum below 1 counts as 1."""
+    """E, W and A of a ledger. ``1 <= write_quorum <= size``. An ack quorum below 1 counts as 1."""
 
     size: int
     write_quorum: int
@@ -307,11 +305,8 @@ class Arrangements:
         )
 
     def crowding(self, arrangement: Arrangement, index: int) -> tuple[int, ...]:
-        """Return how many pairs of bookies may fail together in the write sets with ``index``.
-
-        There is one number for each width of failure domain, the widest first: the pairs of bookies
-        that share a domain. Lower is better.
-        """
+        """Return how many pairs of bookies share a failure domain in the write sets with ``index``,
+        for each width of domain, the widest first. Lower is better."""
         rows: list[tuple[int, ...]] = []
         for members in self._shape.write_sets_with(index).values():
             racks = [rack for at in members if (rack := arrangement[at]) is not None]
@@ -361,11 +356,8 @@ class Arrangements:
     def _tries(
         self, places: Arrangement, index: int, left: Mapping[str, Stock], rng: Random
     ) -> list[tuple[int, str]]:
-        """Return the racks for ``index``, best first, each with the number of write sets that
-        would break the rule.
-
-        Equally good racks are in random order, weighted by the weight of their bookies.
-        """
+        """Return the racks for ``index``, best first, each with the number of write sets that would
+        break the rule. Equally good racks are in random order, weighted by their bookies."""
         tries = []
         for rack in sorted(rack for rack, stock in left.items() if stock.count):
             arrangement = replaced(places, index, rack)
@@ -409,11 +401,8 @@ class Ranking:
 def rank_racks(
     rule: Rule, shape: Shape, others: tuple[str | None, ...], index: int, racks: tuple[str, ...]
 ) -> Ranking:
-    """Return the best racks for a replacement at ``index``.
-
-    ``others``: the racks of the ensemble, None at ``index``. ``racks``: the racks of the
-    candidates. Write sets that break the rule with any replacement are not counted.
-    """
+    """Return the best racks for a replacement at ``index``. ``others``: the racks of the ensemble,
+    None at ``index``. ``racks``: those of the candidates."""
     arrangements = Arrangements(rule, shape)
     admitted = tuple(filter(rule.admits, racks))
     hopeless = arrangements.broken(others, index)
@@ -438,12 +427,9 @@ def rank_racks(
 def better_arrangements(
     rule: Rule, shape: Shape, arrangement: tuple[str, ...], racks: tuple[str, ...]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the best arrangements that the fewest moves can make of a failing one.
-
-    The results are equally good: they have the fewest offences and, among these, the most even
-    spread. Empty if no moves improve the arrangement. ``racks``: the racks of the candidates; a
-    rack occurs once per candidate, ``MOVES_MAX`` times at most.
-    """
+    """Return the equally good arrangements, of fewest offences and most even spread, that the
+    fewest moves can make of a failing one. ``racks``: of the candidates, each once per candidate,
+    ``MOVES_MAX`` times at most."""
     arrangements = Arrangements(rule, shape)
     least = arrangements.offences(arrangement)
     admitted = tuple(filter(rule.admits, racks))
@@ -473,12 +459,8 @@ def _moved(
 
 @lru_cache(maxsize=8_192)
 def judge_racks(rule: Rule, shape: Shape, racks: tuple[str | None, ...]) -> Adherence:
-    """Return how well an ensemble in these racks follows the rule. None is an unknown rack.
-
-    The result is UNKNOWN only if it depends on the unknown racks. At best, each unknown rack is
-    ideal. At worst, all of them are the rack of another bookie, or one that the rule does not admit
-    (the default rack).
-    """
+    """Return how well an ensemble in these racks follows the rule. None is an unknown rack: ideal
+    at best; at worst the rack of another bookie, or the default rack. UNKNOWN if that decides."""
     best = _judge(rule, shape, racks)
     if None not in racks or best is Adherence.FAIL:
         return best

@@ -64,9 +64,8 @@ _Pools = dict[str, list[Candidate]]
 """Candidates by rack."""
 
 FAIR_SHARES_MAX = 3
-"""A bookie that spreads copies over more racks than the rule requires is preferred. But it gets at
-most about this many times its random share. Otherwise the last bookie of a rack would replace all
-the others."""
+"""A bookie that spreads copies over more racks is preferred, but gets at most about this many times
+its random share. Else the last bookie of a rack would replace all the others."""
 
 
 class PlacementPolicy:
@@ -193,11 +192,8 @@ class PlacementPolicy:
         ack_quorum: int,
         excluded: Collection[BookieId] = (),
     ) -> tuple[Move, ...]:
-        """Return replacements that bring an ensemble closer to the rule.
-
-        The result is one move, or as many as must be made together. Raises NotEnoughBookiesError
-        also if no move improves the ensemble.
-        """
+        """Return replacements that bring an ensemble closer to the rule: one move, or as many as
+        must be made together. Raises NotEnoughBookiesError also if no move improves it."""
         # A move to an unknown location cannot be shown to be an improvement.
         known = [each for each in candidates if each.rack != DEFAULT_RACK]
         allowed = _allowed(known, {*excluded, *ensemble})
@@ -241,11 +237,8 @@ class PlacementPolicy:
         *,
         prefers_local: bool = True,
     ) -> Candidate:
-        """Return the least loaded candidate; of several, the local one, else a random one.
-
-        With weighting, two candidates are drawn by weight, and the less loaded one is returned. So
-        free space decides in the long run, and load at the moment. ``candidates`` is not empty.
-        """
+        """Return the least loaded of candidates; of several, the local one, else a random one. With
+        weighting, of two that are drawn by weight: so free space decides in the long run."""
         allowed = candidates
         if weights:
             allowed = self._rng.choices(allowed, [weights[each.bookie] for each in allowed], k=2)

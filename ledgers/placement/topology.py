@@ -20,11 +20,8 @@ def clean_rack(text: str) -> str | None:
 
 
 def names_of(bookie: BookieId, address: Address | None, ip: str | None = None) -> tuple[str, ...]:
-    """Return the names that a source may use for the bookie, the most exact first.
-
-    These are id, ``host:port``, host and IP address. ``address``: the registered address; if None,
-    the address in the bookie's id is used.
-    """
+    """Return the names that a source may use for the bookie, the most exact first: id,
+    ``host:port``, host and IP address. ``address``: as registered; None: the address in the id."""
     address = address or parse_address(bookie)
     names: list[str] = [bookie]
     if address is not None:
@@ -58,11 +55,8 @@ class Racks:
         return self._racks
 
     def learn(self, found: Mapping[BookieId, str], *, present: Collection[BookieId]) -> bool:
-        """Update the racks and return True if anything changed.
-
-        ``found``: all racks that are known now. A present bookie that is not in ``found`` no longer
-        has a rack; an absent one keeps its rack.
-        """
+        """Update the racks, and return True if any changed. A present bookie that is not in
+        ``found`` no longer has a rack; an absent one keeps its rack."""
         away = {bookie: rack for bookie, rack in self._racks.items() if bookie not in present}
         before, self._racks = self._racks, {**away, **found}
         return before != self._racks

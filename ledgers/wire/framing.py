@@ -26,11 +26,8 @@ def frame(packet: bytes, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into packets, independent of how the stream was split in transit.
-
-    Stores at most one incomplete frame and the bytes fed since. A length is checked as soon as it
-    is received, before its packet.
-    """
+    """Cuts a stream of bytes into packets, however it was split. Keeps at most one incomplete frame
+    and the bytes fed since. A length is checked as soon as it is received."""
 
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._packet_bytes_max = frame_bytes_max - _LENGTH.size
@@ -45,11 +42,8 @@ class FrameReader:
         self._buffer += data
 
     def next_packet(self) -> bytes | None:
-        """Return the next whole packet; None if more bytes are needed.
-
-        Raises CorruptionError if a length is not positive or exceeds the limit. The start of the
-        next frame is then unknown, so the stream cannot be used any more.
-        """
+        """Return the next whole packet; None if more bytes are needed. Raises CorruptionError if a
+        length is impossible; the stream cannot be used after that."""
         if len(self._buffer) < _LENGTH.size:
             return None
         (packet_bytes,) = _LENGTH.unpack_from(self._buffer)

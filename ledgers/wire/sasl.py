@@ -56,11 +56,8 @@ class Plain:
 
 
 class DigestMd5:
-    """Proves that this side knows the password, and checks that the peer knows it, too.
-
-    ``service`` and ``server`` are fixed names, not host names: ``zookeeper`` and ``zk-sasl-md5`` at
-    ZooKeeper, ``bookkeeper`` and ``bookkeeper`` at bookies.
-    """
+    """Proves that this side knows the password, and checks that the peer does. ``service``,
+    ``server``: fixed names: ``zookeeper``, ``zk-sasl-md5``; at bookies ``bookkeeper`` twice."""
 
     def __init__(
         self,

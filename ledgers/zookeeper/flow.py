@@ -247,9 +247,9 @@ class RequestWindow:
         """The shortest latency of this period, and of the one before it."""
         self._period_end_s = -math.inf
         self._passed_over = 0
-        """Number of coming replies that are not judged: replies to requests sent before the window
-        was halved. They are slow for the same reason, which must not count twice. ZooKeeper replies
-        in order, so these are the next ones."""
+        """Number of coming replies that are not judged: to requests sent before the window was
+        halved. They are slow for the same reason. ZooKeeper replies in order, so they are the next
+        ones."""
         self._was_full = False
         self._answered = self._slow = 0
 
@@ -297,11 +297,8 @@ class RequestWindow:
 
 
 class RequestRate:
-    """Limits the requests of a session to ``per_s`` per second; 0: no limit.
-
-    After a pause, a burst may have as many requests as the rate allows in ``BURST_S``, and one
-    more. Times are monotonic seconds.
-    """
+    """Limits the requests of a session to ``per_s`` per second; 0: no limit. After a pause, as many
+    as the rate allows in ``BURST_S``, and one more, may be sent at once."""
 
     def __init__(self, per_s: int = 0) -> None:
         self._per_s = per_s

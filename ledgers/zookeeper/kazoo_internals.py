@@ -131,12 +131,9 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         """True if events were handled since the last wait."""
 
     def submit(self, request: Any, result: Any) -> None:
-        """Queue a request and return at once. May be called on any thread. ``result``: its method
-        ``set`` or ``set_exception`` gets the reply, on the connection's thread.
-
-        kazoo writes a wake-up byte for each request. After a few hundred unread bytes the pipe is
-        full and the caller blocks. Here only the first waiting request writes one.
-        """
+        """Queue a request, on any thread. ``result``: its ``set`` or ``set_exception`` gets the
+        reply, on the connection's thread. Only the first waiting request writes a wake-up byte:
+        after a few hundred unread bytes, one for each as in kazoo, the caller would block."""
         self.client._queue.append((request, result))
         if not self._is_woken:
             self._is_woken = True
@@ -209,12 +206,10 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
             raise
 
     def _authenticate_with_sasl(self, host: str, timeout: float) -> None:
-        """Authenticate a new connection with DIGEST-MD5, before any other request.
-
-        Raises AuthFailedError, which ends the session, if ZooKeeper refuses. Raises
-        ConnectionDropped, after which kazoo tries again, if the connection breaks. A server may
-        also break it to refuse, so that is recorded as the possible reason.
-        """
+        """Authenticate a new connection with DIGEST-MD5, before any other request. Raises
+        AuthFailedError, which ends the session, or ConnectionDropped if the connection breaks,
+        after which kazoo tries again. A server may break it to refuse, so the reason is
+        recorded."""
         try:
             credentials = self.sasl_options.zookeeper_credentials()
         except SettingsError as error:
@@ -250,11 +245,9 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         raise AuthFailedError(failure)
 
     def _invoke(self, timeout: float, *request: Any, **options: Any) -> Any:
-        """Send a request of the handshake, and wait ``connect_timeout_s`` at most for its answer.
-
-        A server that is starting may never answer a client that connects too early, because closing
-        the connection fails there (seen with 3.9.5).
-        """
+        """Send a request of the handshake, and wait ``connect_timeout_s`` at most for its answer: a
+        server that is starting may never answer a client that connects too early (seen with
+        3.9.5)."""
         return super()._invoke(min(timeout, self.handler.connect_timeout_s), *request, **options)
 
     def _read_socket(self, read_timeout: float) -> Any:
@@ -489,11 +482,8 @@ _ERROR = -1
 
 @dataclass(frozen=True, slots=True)
 class MultiRead:
-    """Request for the data of several znodes. The reply is a list in the same order.
-
-    Each element is the result of kazoo's ``GetData`` (data, ZnodeStat), or the exception that it
-    would raise.
-    """
+    """Request for the data of several znodes. The reply is a list in this order, of results of
+    kazoo's ``GetData`` (data, ZnodeStat) and of exceptions that it would raise."""
 
     type: ClassVar[int] = 22
 

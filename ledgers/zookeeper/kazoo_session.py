@@ -47,10 +47,9 @@ log = structlog.get_logger()
 
 RECONNECT_DELAY_MIN_S, RECONNECT_DELAY_MAX_S = 0.05, 1.0
 SUSPENDED_TIMEOUTS_MAX = 3
-"""Number of session timeouts without a connection, or with our loop blocked, after which we treat
-the session as lost, even if a server would still accept it. More than one, because a new ZooKeeper
-leader restarts the timeout of every session: sessions and their locks survive an outage of all of
-ZooKeeper."""
+"""Session timeouts without a connection, or with our loop blocked, after which we treat the session
+as lost. More than one, because a new ZooKeeper leader restarts the timeout of every session:
+sessions and their locks survive an outage of all of ZooKeeper."""
 EVENTS_WAITING_MAX = 100_000
 """Events that wait for our loop. Further ones break the connection; watchers then read again."""
 RESOLVE_MAX_S = 1.0
@@ -96,10 +95,8 @@ class KazooSession(Session):
         ends_with_loop: bool = False,
     ) -> None:
         """``hosts``: ``host:port`` joined by commas. ``ends_with_loop``: see
-        ``ZooKeeperStore.open``.
-
-        Raises SettingsError if ``hosts`` is malformed or contains a path.
-        """
+        ``ZooKeeperStore.open``. Raises SettingsError if ``hosts`` is malformed or contains a
+        path."""
         super().__init__()
         self._loop = asyncio.get_running_loop()
         self._inbox = LoopInbox(self._loop)
@@ -142,12 +139,9 @@ class KazooSession(Session):
         self._client.add_listener(self._state_changed)
 
     async def open(self, *, timeout_s: float) -> None:
-        """Connect to a server. After an error the session is closed.
-
-        Raises UnavailableError if no server answers, SecureConnectionError if TLS fails,
-        UnauthorizedError if ZooKeeper refuses our credentials, UnsupportedError if the server is
-        older than 3.6.
-        """
+        """Connect to a server. After an error the session is closed. Raises UnavailableError (no
+        answer), SecureConnectionError, UnauthorizedError, UnsupportedError (server older than
+        3.6)."""
         try:
             self._client.start_async()
         except (OSError, RuntimeError) as error:  # kazoo's thread does not run yet
@@ -179,21 +173,15 @@ class KazooSession(Session):
             raise UnavailableError("no ZooKeeper server answers", **context) from error
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
-        """Send a request and return the future of its reply.
-
-        The future fails with kazoo's exception, or with the reason why the session was lost. If the
-        session is already lost, ``ask`` itself raises this reason.
-        """
+        """Send a request and return the future of its reply, or of kazoo's exception, or of the
+        reason why the session was lost. If that is known already, ``ask`` itself raises it."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self.send(request, lambda value, error, latency_s: resolve(future, value, error))
         return future
 
     def send(self, request: Any, on_reply: OnReply) -> None:
         """Send a request. ``on_reply`` is called exactly once, with the result that a future of
-        ``ask`` would have.
-
-        Raises the same errors as ``ask``.
-        """
+        ``ask`` would have. Raises the same errors as ``ask``."""
         if self.state is SessionState.LOST:
             raise self._why_lost()
         reply = _Reply(self, on_reply)
@@ -410,11 +398,8 @@ def resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None
 
 
 class LoopInbox:
-    """A queue of calls that other threads post and the loop runs, in the order of posting.
-
-    Each ``call_soon_threadsafe`` costs a system call and a handle. Here only the first waiting call
-    costs one.
-    """
+    """A queue of calls that other threads post and the loop runs, in this order. Only the first
+    waiting call costs a system call and a handle."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -218,11 +218,8 @@ _ALWAYS_OPEN = re.compile(r"/(lostBookieRecoveryDelay|idgen-long|idgen-long/HOB-
 
 
 def request_of(operation: Operation, *, is_secured: bool) -> Any:
-    """Return kazoo's request for this operation, to be sent alone or in a transaction.
-
-    ``is_secured``: only our authenticated identity may access a created znode, as with Java's
-    ``zkEnableSecurity``.
-    """
+    """Return kazoo's request for this operation, alone or in a transaction. ``is_secured``: only
+    our identity may access a created znode, as with Java's ``zkEnableSecurity``."""
     match operation:
         case Create(path=path, data=data):
             is_open = not is_secured or _ALWAYS_OPEN.search(path)
@@ -265,11 +262,8 @@ def stat_of(stat: ZnodeStat) -> Stat:
 
 
 def results_of(operations: Sequence[Operation], replies: Sequence[Any]) -> list[OperationResult]:
-    """Return the results of a transaction. Raises MultiFailed.
-
-    If a transaction failed, every reply is an error. Operations before the failed one were rolled
-    back (RolledBackError), and operations after it were not tried (RuntimeInconsistency).
-    """
+    """Return the results of a transaction. Raises MultiFailed: then every reply is an error,
+    RolledBackError before the failed operation and RuntimeInconsistency after it."""
     for index, reply in enumerate(replies):
         if isinstance(reply, Exception) and not isinstance(reply, _BYSTANDERS):
             raise MultiFailed(index, error_of(reply, path=operations[index].path, is_write=True))
