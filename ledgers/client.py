@@ -125,15 +125,15 @@ class BookieClient:
         if channel is None:
 
             async def connect(on_broken: OnBroken) -> Connection:
-                return await Connection.open(
+                connection = Connection(
                     bookie,
                     bulk.resolve(bookie),
                     codec=codec,
                     reads=bulk.budgets.reads(bookie),
                     settings=self._settings,
                     on_broken=on_broken,
-                    connector=bulk.connector,
                 )
+                return await connection.open(bulk.connector)
 
             locate = partial(bulk.resolve, bookie)
             channel = Channel(bookie, connect, locate=locate, health=bulk.health)

@@ -67,19 +67,19 @@ class Connection(asyncio.Protocol):
     def __init__(
         self,
         bookie: BookieId,
+        address: Address,
         *,
         codec: Codec,
         reads: ReadBudget,
         settings: ConnectionSettings,
-        on_broken: Callable[[Connection, Exception], None],
+        on_broken: OnBroken,
     ) -> None:
-        self._bookie, self._codec, self._settings = bookie, codec, settings
-        self._reads = reads
+        """``reads``: the bookie's budget. ``on_broken``: called once, with the cause."""
+        self._bookie, self.address, self._codec = bookie, address, codec
+        self._settings, self._reads = settings, reads
         self._adds = ReadBudget(
             count_max=settings.adds_in_flight_max, bytes_max=settings.added_bytes_in_flight_max
         )
-        self.address: Address | None = None
-        """The address that it is connected to."""
         self._on_broken = on_broken
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(frame_bytes_max=settings.frame_bytes_max)
@@ -92,32 +92,17 @@ class Connection(asyncio.Protocol):
         """Loop time of the last received byte, and of the last reply that came in time."""
         self._request_id = 0
 
-    @classmethod
-    async def open(
-        cls,
-        bookie: BookieId,
-        address: Address,
-        *,
-        codec: Codec,
-        reads: ReadBudget,
-        settings: ConnectionSettings,
-        on_broken: Callable[[Connection, Exception], None],
-        connector: Connector = connect,
-    ) -> Connection:
-        """Connect. ``reads``: the bookie's budget. ``on_broken``: called once, with the cause.
-        ``connector``: opens the connection. Raises UnavailableError."""
-        connection = cls(bookie, codec=codec, reads=reads, settings=settings, on_broken=on_broken)
-        connection.address = address
+    async def open(self, connector: Connector = connect) -> Connection:
+        """Connect. Returns this connection. Raises UnavailableError."""
+        context = {"bookie": self._bookie, "address": self.address}
         try:
-            async with asyncio.timeout(settings.connect_timeout_s):
-                await connector(lambda: connection, address)
+            async with asyncio.timeout(self._settings.connect_timeout_s):
+                await connector(lambda: self, self.address)
         except NameNotResolvedError as error:
-            raise NameNotResolvedError(
-                "host name does not resolve", bookie=bookie, address=address
-            ) from error
+            raise NameNotResolvedError("host name does not resolve", **context) from error
         except (OSError, UnicodeError) as error:  # OSError includes timeouts
-            raise NoAnswerError("cannot connect", bookie=bookie, address=address) from error
-        return connection
+            raise NoAnswerError("cannot connect", **context) from error
+        return self
 
     @property
     def is_broken(self) -> bool:

@@ -15,7 +15,7 @@ Nothing here fences or writes; ``fencing`` does.
 import asyncio
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import lru_cache, partial
 
 from ledgers.bookies import LAST_ENTRY, Answer, Bookies
@@ -46,20 +46,16 @@ class LedgerEntry:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True)
 class LedgerReader:
     """Reads entries of one ledger from the ensembles of one version of its metadata."""
 
-    def __init__(
-        self,
-        ledger_id: int,
-        metadata: LedgerMetadata,
-        *,
-        digest: EntryDigest,
-        bookies: Bookies,
-        clock: Clock,
-    ) -> None:
-        self._ledger_id, self._metadata, self._digest = ledger_id, metadata, digest
-        self._bookies, self._clock = bookies, clock
+    ledger_id: int
+    metadata: LedgerMetadata
+    _: KW_ONLY
+    digest: EntryDigest
+    bookies: Bookies
+    clock: Clock
 
     async def read(self, entry_id: int) -> bytes:
         """Return the stored entry. After an error the next replica is asked. Raises
@@ -67,17 +63,17 @@ class LedgerReader:
         else UnavailableError."""
         entry, results = await ask(
             replicas_in(
-                self._metadata.segment_of(entry_id),
+                self.metadata.segment_of(entry_id),
                 entry_id,
-                write_quorum=self._metadata.write_quorum,
+                write_quorum=self.metadata.write_quorum,
             ),
             partial(self._read, entry_id=entry_id),
             first_value,
-            clock=self._clock,
+            clock=self.clock,
             hedge_s=SPECULATIVE_S,
         )
         if entry is None:
-            raise _unreadable(results, ledger_id=self._ledger_id, entry_id=entry_id)
+            raise _unreadable(results, ledger_id=self.ledger_id, entry_id=entry_id)
         return entry
 
     async def entries(
@@ -94,12 +90,12 @@ class LedgerReader:
                 yield LedgerEntry(
                     entry_id=header.entry_id,
                     length=header.length,
-                    payload=self._digest.payload(entry),
+                    payload=self.digest.payload(entry),
                 )
 
     async def _read(self, bookie: BookieId, *, entry_id: int) -> bytes:
-        entry = await self._bookies.read(bookie, self._ledger_id, entry_id)
-        self._digest.check(entry, ledger_id=self._ledger_id, entry_id=entry_id)
+        entry = await self.bookies.read(bookie, self.ledger_id, entry_id)
+        self.digest.check(entry, ledger_id=self.ledger_id, entry_id=entry_id)
         return entry
 
 

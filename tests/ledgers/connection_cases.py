@@ -22,14 +22,14 @@ async def connected(
     settings: ConnectionSettings = SETTINGS,
 ) -> AsyncIterator[Connection]:
     async with scripted_bookie(script) as bookie:
-        connection = await Connection.open(
+        connection = await Connection(
             bookie.id,
             bookie.address,
             codec=codec,
             reads=reads or ReadBudget(count_max=64),
             settings=settings,
             on_broken=lambda connection, cause: None,
-        )
+        ).open()
         try:
             yield connection
         finally:

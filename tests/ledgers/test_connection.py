@@ -226,14 +226,14 @@ def test_a_port_without_listener_cannot_be_connected() -> None:
         async with scripted_bookie(Peer.is_left) as bookie:
             pass
         with pytest.raises(UnavailableError, match="cannot connect"):
-            await Connection.open(
+            await Connection(
                 bookie.id,
                 bookie.address,
                 codec=v3,
                 reads=ReadBudget(count_max=1),
                 settings=SETTINGS,
                 on_broken=lambda connection, cause: None,
-            )
+            ).open()
 
     run(main())
 
@@ -241,13 +241,13 @@ def test_a_port_without_listener_cannot_be_connected() -> None:
 def test_an_impossible_host_name_cannot_be_connected() -> None:
     async def main() -> None:
         with pytest.raises(UnavailableError, match="host name does not resolve"):
-            await Connection.open(
+            await Connection(
                 BookieId("x"),
                 Address("no..host", 3181),
                 codec=v3,
                 reads=ReadBudget(count_max=1),
                 settings=SETTINGS,
                 on_broken=lambda connection, cause: None,
-            )
+            ).open()
 
     run(main())
