@@ -76,8 +76,7 @@ class QuorumAppender:
         on_change: OnChange,
         unregistered: Collection[BookieId] = (),
     ) -> None:
-        """``unregistered``: bookies that receive nothing, because another bookie may answer at
-        their address."""
+        """``unregistered``: bookies that receive nothing: another may answer at their address."""
         self._bookies, self._clock, self._scope = bookies, clock, scope
         self._master_key, self._is_recovery = master_key, is_recovery
         self._on_change = on_change

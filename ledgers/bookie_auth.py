@@ -237,8 +237,7 @@ class _Exchange(asyncio.Protocol):
         self._has_news = asyncio.Event()
 
     async def ask(self, request: v3.Handshake) -> v3.HandshakeReply:
-        """Send a request and return its reply. Raises OSError if the connection is lost,
-        CorruptionError."""
+        """Send a request and return its reply. Raises OSError, CorruptionError."""
         assert self.transport is not None
         self._request_count += 1
         self.transport.write(frame(v3.encode_handshake(request, self._request_count)))

@@ -142,8 +142,7 @@ class BookieClient:
 
 
 def _check_keyless(reply: Reply, **context: object) -> Reply:
-    """Check the reply to a request without a master key. EUA then cannot mean a wrong key, so the
-    bookie requires authentication."""
+    """Check a reply. Without a master key, EUA means that the bookie requires authentication."""
     if reply.status is Status.EUA:
         raise AuthenticationRequiredError(
             "the bookie requires authentication: set security.bookie_user and "

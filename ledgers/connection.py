@@ -281,8 +281,7 @@ class Channel:
         self._is_closed = False
 
     async def connection(self) -> Connection:
-        """Return the connection, made if needed. Raises UnavailableError: at once during a pause,
-        or if the bookie's address is unknown."""
+        """Return the connection, made if needed. Raises UnavailableError, at once in a pause."""
         async with self._attempt:
             await self._leave_if_elsewhere()
             if self._connection is None or self._connection.is_broken:
@@ -300,14 +299,8 @@ class Channel:
 
     async def _leave_if_elsewhere(self) -> None:
         """Close the connection if the bookie has another address by now. Requests in flight fail.
-
-        1. Bookie B is formatted at the address of bookie A.
-        2. We connect to this address for A, before we see that B registered there.
-        3. We see the registration. Without this check, replies of B would count as replies of A for
-           as long as the connection lives.
-
-        Raises UnavailableError.
-        """
+        Else, if we connected for bookie A before we saw bookie B register at A's address, replies
+        of B would count as replies of A while the connection lives. Raises UnavailableError."""
         try:
             address = self._locate()
         except UnavailableError:

@@ -84,8 +84,7 @@ class QuotaError(UnavailableError):
 
 
 class LocalLimitError(UnavailableError):
-    """This process or its host can open no further file or start no further thread. The peer was
-    not asked, so the error says nothing about it."""
+    """No further file can be opened, or thread started. The peer was not asked."""
 
     @classmethod
     def of(cls, error: BaseException) -> "LocalLimitError | None":

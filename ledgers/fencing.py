@@ -124,10 +124,9 @@ class EndFinder:
         """Find the last entry that may be acknowledged, and store all entries up to it on A
         bookies.
 
-        Raises UnauthorizedError if bookies deny access and none returns an entry, and
-        UnavailableError if the end cannot be proven. If a "no" was not trusted, the remaining
-        entries of the last segment are first copied to their write sets, because one bookie may
-        hold the only copy.
+        Raises UnauthorizedError (denied, and no bookie returns an entry), UnavailableError (the end
+        cannot be proven). If a "no" was not trusted, the remaining entries are rescued first,
+        because one bookie may hold the only copy.
         """
         ensemble = self._metadata.last_segment.ensemble
         tail, results = await ask(
@@ -274,17 +273,14 @@ class EndFinder:
             return appender.confirmed, length
 
     async def _latecomers_to_skip(self, lac: int) -> dict[BookieId, BookmenderError]:
-        """Return the latecomers that receive no entries, and why.
-
-        A latecomer is trusted once it stores its first entry of the last segment. Therefore:
+        """Return the latecomers that receive no entries, and why. A latecomer is trusted once it
+        stores its first entry of the last segment:
 
         1. A recovery writes the first entry to a wiped latecomer, and is then killed.
-        2. The next recovery finds this entry, trusts the latecomer, and counts its "no" for later
-           entries.
-        3. The latecomer never received these entries, although the writer may have had them
-           acknowledged.
+        2. The next recovery trusts it for that, and counts its "no" for later entries.
+        3. It never received these entries, although they may be acknowledged.
 
-        So an untrusted latecomer receives nothing if the other bookies suffice. If it is needed, it
+        So an untrusted latecomer receives nothing if the other bookies suffice. Otherwise it
         receives all other entries before its first one (``_add_all_except``).
         """
         members = set(self._metadata.last_segment.ensemble)
@@ -433,10 +429,9 @@ class EndFinder:
     async def _rescue(self, *, withheld: Collection[BookieId]) -> str:
         """Copy the remaining entries of the last segment to their write sets. Returns a text.
 
-        ``withheld``: bookies that do not receive their first entry, because later entries may be
-        unreadable now. For the others the first entry comes last. Once a bookie stores it, recovery
-        trusts the bookie to store all of its entries, so an interrupted rescue must not leave it
-        alone.
+        ``withheld``: bookies without their first entry, because later entries may be unreadable
+        now. For the others it comes last: once a bookie stores it, recovery trusts the bookie, so
+        an interrupted rescue must not leave it alone.
         """
         unable: set[BookieId] = set()
 

@@ -161,8 +161,7 @@ class LedgerManager:
             return None
 
     async def create(self, ledger_id: int, metadata: LedgerMetadata) -> VersionedMetadata:
-        """Create the metadata of a new ledger. Raises NodeExistsError if the id is in use, possibly
-        by this client after a lost reply."""
+        """Create a ledger. Raises NodeExistsError, perhaps after a lost reply to this client."""
         data = serialize_metadata(metadata)
         await self._store.create(self.path(ledger_id), data, with_parents=True)
         return VersionedMetadata(
@@ -267,13 +266,12 @@ class LedgerManager:
         on_stray: OnStray = lambda path: None,
         on_hidden: OnHidden | None = None,
     ) -> AsyncIterator[Sequence[int]]:
-        """Yield the ids of all ledgers, one leaf directory at a time, ascending from one directory
-        to the next.
+        """Yield the ids of all ledgers, one leaf directory at a time, in the order of directories.
 
-        ``tree``: list only the ledgers below this one of ``trees``. ``on_stray`` gets each znode
-        that belongs to no ledger. An incomplete listing raises UnavailableError (rule S8). If an
-        ACL denied access to a directory, and ``on_hidden`` does not take this, raises
-        UnauthorizedError after all other directories.
+        ``tree``: one of ``trees``; None: all. ``on_stray`` gets each znode that belongs to no
+        ledger. An incomplete listing raises UnavailableError (rule S8), or, if an ACL hid a
+        directory and ``on_hidden`` does not take this, UnauthorizedError after all other
+        directories.
         """
         root, layout = self.root, self.layout
         await self._store.sync(tree or root)

@@ -73,16 +73,12 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
-    """The metadata of one ledger.
-
-    ``length`` (payload bytes) and ``last_entry_id`` are only meaningful when CLOSED; otherwise they
-    are 0 and -1. ``ctime_ms``, ``password`` and ``digest_type`` are None if they are not stored,
-    and remain so. ``segments`` ascend by first entry; the last one may start after
-    ``last_entry_id``.
+    """The metadata of one ledger. ``length`` (payload bytes) and ``last_entry_id`` are 0 and -1
+    unless CLOSED. ``ctime_ms``, ``password``, ``digest_type``: None if not stored, and they remain
+    so. ``segments`` ascend by first entry; the last one may start after ``last_entry_id``.
 
     ``ack_quorum`` may be 0 or negative: Java's client accepts that, and Pulsar did until the end of
-    2022. Closed ledgers of this kind are repaired like others. Nobody can recover open ones
-    (``recovery``).
+    2022. Closed ledgers of this kind are repaired like others; nobody can recover open ones.
     """
 
     metadata_version: int = 3

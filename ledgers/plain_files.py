@@ -31,8 +31,7 @@ def plain(path: str, flags: int) -> int:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise OSError if the folder contains a link that another user made, or may have made, for
-    example in the place of one of its folders."""
+    """Raise OSError if the folder contains a link that another user made, or may have made."""
     found, user = folder.stat(), os.geteuid()
     is_shared = found.st_uid != user or found.st_mode & stat.S_IWOTH
     for each in folder.iterdir():

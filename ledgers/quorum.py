@@ -88,14 +88,12 @@ async def ask(
     hedge_s: float = 0.0,
     linger_s: float = 0.0,
 ) -> tuple[V | None, Results[T]]:
-    """Send ``request`` to the bookies in order, until ``decide`` returns a value or all have
-    replied.
+    """Send ``request`` to the bookies in order, until ``decide`` returns a value or all replied.
 
-    The next bookie is asked if a result did not decide, or after ``hedge_s`` without reply. 0 asks
-    all at once. After the decision, replies within ``linger_s`` are still added and ``decide`` runs
-    again. Requests in flight at the end are cancelled, so a hanging bookie causes no further delay.
-    A BookmenderError of ``request`` becomes the result of its bookie. An error of ``decide`` is
-    raised.
+    The next bookie is asked if a result did not decide, or after ``hedge_s``; 0 asks all at once.
+    After the decision, replies within ``linger_s`` are added and ``decide`` runs again. Requests in
+    flight at the end are cancelled. A BookmenderError of ``request`` becomes its bookie's result;
+    an error of ``decide`` is raised.
     """
     waiting = deque(dict.fromkeys(bookies))
     assert waiting

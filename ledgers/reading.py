@@ -142,8 +142,7 @@ class OpenedLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tail:
-    """The end of a ledger according to the header of an entry. ``length`` includes the payload of
-    this entry, which lies beyond the LAC."""
+    """The end of a ledger by an entry's header. ``length`` includes the entry, beyond the LAC."""
 
     lac: int = LAC_NONE
     length: int = 0
@@ -270,8 +269,7 @@ class LastEntry:
 async def last_entry_of(
     bookies: Bookies, bookie: BookieId, ledger_id: int, *, digest: EntryDigest | None = None
 ) -> LastEntry | None:
-    """Return the last entry that the bookie reports; None without an answer. With a ``digest``, an
-    entry with a bad digest counts as no answer."""
+    """Return the last entry of the bookie; None without an answer with a good digest."""
     try:
         entry = await bookies.read(bookie, ledger_id, LAST_ENTRY)
         if digest is not None:

@@ -231,8 +231,7 @@ class Registration:
         return placed
 
     async def czxid_now(self, registered: RegisteredBookie) -> int:
-        """Return the czxid of the registration's znode, as this session reads it now; 0 if the
-        znode does not exist or an ACL hides it."""
+        """Return the czxid of the registration's znode now; 0: it is gone, or an ACL hides it."""
         try:
             znode = await self._get(self._path(registered))
         except UnauthorizedError:
@@ -240,8 +239,7 @@ class Registration:
         return 0 if znode is None else znode[1].czxid
 
     def check_of(self, registered: RegisteredBookie) -> Check:
-        """Return a check that succeeds while the bookie is registered, perhaps again: a transaction
-        cannot check a czxid."""
+        """Return a check that the bookie is registered. No transaction can check a czxid."""
         return Check(path=self._path(registered), version=ANY_VERSION)
 
     async def doubtful_since(
@@ -357,13 +355,9 @@ class Registration:
 
     async def _find(self, bookie: BookieId, *, is_read_only: bool) -> RegisteredBookie | None:
         """Return the current registration of a bookie; None if it is not registered.
-
-        ``is_read_only``: the list in which it was found. A bookie that changes lists registers in
-        the new one before it leaves the old one. So if it is not where it was listed:
-
-        1. It is in the other list,
-        2. or, if it is not there any more, it is back in the first list.
-        """
+        ``is_read_only``: the list it was in. A bookie registers in the new list before it leaves
+        the old one, so it may be in the other list, or, if it left that again, back in the first
+        one."""
         for is_writable in (not is_read_only, is_read_only, not is_read_only):
             if registered := await self._registered(bookie, is_writable=is_writable):
                 return registered

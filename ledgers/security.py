@@ -254,8 +254,7 @@ def load_certificate(
     password_file: str = "",
     section: str,
 ) -> None:
-    """Load a certificate and its key. ``section``: of the settings that name the files. Raises
-    SettingsError that names the wrong file."""
+    """Load a certificate and its key, of the settings in ``section``. Raises SettingsError."""
     certificate_setting = f"{section}.certificate_file"
     key_setting = f"{section}.key_file" if key_file else certificate_setting
     key_file = key_file or certificate_file

@@ -149,14 +149,11 @@ class Event(Struct, frozen=True, kw_only=True):
 
 
 class MetadataStore(ABC):
-    """One session: asynchronous, pipelined access. A store belongs to one event loop, and only that
-    loop calls it.
-
-    A write of more than ``request_bytes_max`` bytes raises RejectedError and is not sent.
+    """One session: asynchronous, pipelined access. Only the event loop of the store calls it.
 
     Every call may raise ``UnavailableError`` (timeout, connection lost), ``UnknownOutcomeError``
-    (the reply to a write was lost), ``SessionLostError`` or ``UnauthorizedError`` (ACLs). Further
-    errors are listed with each call. Calls made while SUSPENDED wait for the session.
+    (the reply to a write was lost), ``SessionLostError``, ``UnauthorizedError`` (ACLs), and
+    RejectedError for a write above ``request_bytes_max``. Calls made while SUSPENDED wait.
     """
 
     def __init__(self, session: Session, *, request_bytes_max: int = REQUEST_BYTES_MAX) -> None:
@@ -225,8 +222,7 @@ class MetadataStore(ABC):
 
     @abstractmethod
     async def children(self, path: str) -> list[str]:
-        """Return the names of all children, unordered. An incomplete listing raises an error (rule
-        S8). Raises NoNodeError."""
+        """Return the names of all children, or raise an error (rule S8). Raises NoNodeError."""
 
     async def create(
         self,
@@ -384,15 +380,8 @@ class Session:
 
     async def wait_break_reported(self, break_count: int) -> None:
         """Wait until the break that failed a request is reported, ``BREAK_REPORT_MAX_S`` at most.
-
-        ``break_count``: the count when the request was sent. When a connection breaks, kazoo:
-
-        1. fails the requests in flight;
-        2. reports the state change, which suspends this session.
-
-        A request that is sent again between 1 and 2 fails at once because of the same break, each
-        time that it is sent.
-        """
+        kazoo first fails the requests in flight and then reports the break. A request that is sent
+        again in between fails at once, each time. ``break_count``: when the request was sent."""
         if self.break_count == break_count:
             with suppress(TimeoutError):
                 async with asyncio.timeout(BREAK_REPORT_MAX_S):

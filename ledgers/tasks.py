@@ -231,8 +231,7 @@ class Watching(Changing):
         errors: type[BookmenderError] = UnavailableError,
         retry_s: float = RETRY_MIN_S,
     ) -> None:
-        """``errors``: what counts as a failed read; other errors, and SessionLostError, are raised.
-        ``retry_s``: pause after a failed read."""
+        """``errors``: what counts as a failed read. ``retry_s``: pause after a failed read."""
         super().__init__()
         self._clock, self._errors, self._retry_s = clock, errors, retry_s
         self._is_failing = False
@@ -284,13 +283,12 @@ async def read_ahead(
     entries_max: int = ENTRIES_MAX,
     bytes_max: int = BYTES_MAX,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the results of ``read`` for these ids, in order, until ``read`` returns None or raises.
+    """Yield the results of ``read`` for these ids, in order, until it returns None or raises.
 
-    A failed read counts only in its turn, because reads run beyond the end. The number in flight
-    grows as in TCP's slow start: two at first, one more with each entry that arrived, up to a limit
-    in entries and in bytes. So the short tail of an abandoned ledger costs few reads beyond its
-    end, and entries of 5 MB do not fill the memory. Use it within ``contextlib.aclosing``, so that
-    reads in flight end with the loop over it.
+    A failed read counts only in its turn. The number in flight grows as in TCP's slow start: two at
+    first, one more with each entry, up to a limit in entries and in bytes. So the tail of an
+    abandoned ledger costs few reads beyond its end. Use it within ``aclosing``, which ends reads in
+    flight.
     """
     remaining = iter(entry_ids)
     # Not a TaskGroup, which must not stay open across a yield, because another task may close the

@@ -143,10 +143,9 @@ class LedgerWriter:
     async def send(self, payload: bytes) -> asyncio.Future[int]:
         """Add an entry and return the future of its id. Waits while too much is unacknowledged.
 
-        The call or the future raises FencedError or LedgerClosedError if another client recovers or
-        closes the ledger, and UnavailableError if too few bookies are left. Then the writer accepts
-        no more entries, and ``close`` or a recovery decides whether this entry is stored. Raises
-        RejectedError if the payload exceeds ``PAYLOAD_BYTES_MAX``; the writer can go on.
+        The call or the future raises FencedError or LedgerClosedError if another client took over,
+        UnavailableError if too few bookies are left. Then the writer accepts no more entries.
+        Raises RejectedError above ``PAYLOAD_BYTES_MAX``; the writer can go on.
         """
         if len(payload) > PAYLOAD_BYTES_MAX:
             raise RejectedError("the payload is too large", payload_bytes=len(payload))
@@ -264,12 +263,11 @@ async def create_ledger(
 def changed_by_writer(
     metadata: LedgerMetadata, segment: Segment, *, before: Segment
 ) -> LedgerMetadata:
-    """Return the metadata with the writer's new ensemble.
+    """Return the metadata with the writer's new ensemble, which it may have already after a lost
+    reply. ``before``: the last segment that the writer wrote to.
 
-    Returns it unchanged if it has the new ensemble already, because a write with a lost reply
-    succeeded. ``before``: the last segment that the writer wrote to. Raises LedgerClosedError if
-    the ledger is no longer open. Raises ConflictError if another client changed the ensemble: then
-    bookies that the metadata does not name may have acknowledged entries.
+    Raises LedgerClosedError if the ledger is not open, ConflictError if another client changed the
+    ensemble: then bookies that the metadata does not name may have acknowledged entries.
     """
     if metadata.state is not LedgerState.OPEN:
         raise LedgerClosedError("another client is recovering the ledger, or has closed it")

@@ -350,7 +350,6 @@ def run_length(entry_ids: Sequence[int], start: int, count_max: int) -> int:
 
 
 def has_runs(entry_ids: Sequence[int]) -> bool:
-    """Return True if most of the ascending ids are consecutive, so that batches are worthwhile.
-    Looks at the first two runs only."""
+    """Return True if the first two runs of the ids show that batches are worthwhile."""
     first_run = run_length(entry_ids, 0, 2)
     return first_run == 2 or run_length(entry_ids, first_run, 2) == 2

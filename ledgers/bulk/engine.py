@@ -52,8 +52,7 @@ MEMORY_ENTRIES_MAX = 32_768
 
 
 class BulkTransfers:
-    """Runs transfers. Belongs to one event loop. ``flow`` is informed of the bookies with active
-    clients. ``rate_limit`` is the operator's."""
+    """Runs transfers. Belongs to one event loop. ``rate_limit`` is the operator's."""
 
     def __init__(
         self,
@@ -71,14 +70,11 @@ class BulkTransfers:
         connector: Connector = connect,
         health: BookieHealth | None = None,
     ) -> None:
-        """``resolve``: returns the address of a bookie. By default its id is read as ``host:port``.
-        ``timeout_s``: maximum time without a reply to a transfer, and to connect.
-        ``writes_in_flight_max``, ``writes_bytes_max``: per target, from before an entry is
-        requested until the target acknowledged it. ``memory_entries_max``, ``memory_bytes_max``:
-        the same for all targets together. ``reads_batches``: whether runs of entries are read in
-        batches from bookies that support them. ``yields``: see ``FlowControl``.
-        ``limits_check_rate``: True if ``rate_limit`` also applies to entries that are only
-        verified. ``connector``: opens the connections. ``health``: None for one of its own."""
+        """``timeout_s``: maximum time without a reply to a transfer, and to connect. ``writes_*``:
+        per target, from before an entry is requested until it is acknowledged. ``memory_*``: the
+        same for all targets together. ``reads_batches``: whether runs of entries are read in
+        batches. ``limits_check_rate``: whether ``rate_limit`` applies to entries that are only
+        verified."""
         self.budgets, self.resolve, self.connector = budgets, resolve, connector
         self.health = health or BookieHealth()
         self._reads_batches = reads_batches
@@ -106,8 +102,7 @@ class BulkTransfers:
         )
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
-        """Run one transfer. Errors of bookies are part of the result and never raised. Cancelling
-        ends the transfer at once."""
+        """Run one transfer. Errors of bookies are in the result. Cancelling ends it at once."""
         limiters = self._check_limiters
         if transfer.target is not None:  # without the rate limit of its sources: ``flow_control``
             adds = self.flow.of(transfer.target).adds

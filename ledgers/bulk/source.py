@@ -502,8 +502,7 @@ class ReadPart(TransferPart):
         self.woken_by: set[Limiter] = set()
         """See ``limiters.Applicant``."""
         self.outstanding: dict[int, Any] = {}
-        """Outstanding requests by the key of their reply, oldest first: here the bytes of credit by
-        entry id."""
+        """Outstanding requests, oldest first: the bytes of credit by the key of the reply."""
         self._entry_ids = entry_ids
         self._next = 0
 

@@ -186,13 +186,9 @@ _ROOT = re.compile(r"(?:/[A-Za-z0-9._:@=+~-]+)+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataUri:
-    """The place where the metadata of a cluster is stored.
-
-    ``hosts``: ZooKeeper's connect string, ``host:port`` joined by commas. ``layout``: None if the
-    URI does not name one. Otherwise LAYOUT must agree (rule S8). ``pulsar_root``: the ledgers root
-    that Pulsar's metadata driver uses for this URI, if it differs from ``root``; else empty.
-    ``manager.find_cluster`` tells which of the two holds the cluster.
-    """
+    """Where the metadata of a cluster is stored. ``hosts``: ZooKeeper's connect string. ``layout``:
+    None if the URI names none; else LAYOUT must agree (rule S8). ``pulsar_root``: the other root
+    that the URI means for Pulsar's driver, or empty; ``manager.find_cluster`` decides."""
 
     hosts: str
     root: str

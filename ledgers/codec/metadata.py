@@ -83,8 +83,7 @@ def parse_outline(data: bytes) -> LedgerOutline:
 
 
 def split_version(data: bytes) -> tuple[int, bytes]:
-    """Return the version in the first line of the znode's bytes, and the bytes after that line.
-    Raises CorruptionError."""
+    """Return the version in the first line, and the bytes after it. Raises CorruptionError."""
     header = _HEADER.match(data)
     if header is None:
         # No more of the bytes: what follows may contain the ledger's password.

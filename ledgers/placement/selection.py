@@ -69,13 +69,9 @@ its random share. Else the last bookie of a rack would replace all the others.""
 
 
 class PlacementPolicy:
-    """Chooses among writable bookies by one rule. If none suits, each choice raises
-    NotEnoughBookiesError.
-
-    ``excluded`` may name members of the ensemble, and bookies that are not candidates. An
-    ``ack_quorum`` of None is equal to the write quorum. The policy knows the location of a member
-    even while the member is absent.
-    """
+    """Chooses among writable bookies by one rule, or raises NotEnoughBookiesError. ``excluded`` may
+    name any bookies. ``ack_quorum`` None: the write quorum. It also knows where absent members
+    are."""
 
     def __init__(
         self,

@@ -12,8 +12,7 @@ import struct
 from ledgers.errors import CorruptionError, RejectedError
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""Limit in both directions, including the length field. It exceeds any sensible setting of a
-bookie, so a greater length is an error."""
+"""Limit in both directions, with the length field. It exceeds any sensible setting of a bookie."""
 
 _LENGTH = struct.Struct(">i")
 

@@ -158,8 +158,7 @@ class Codec(Protocol):
     """The interface of ``v2`` and ``v3``. Pure functions, without memory of earlier requests."""
 
     def encode(self, request: Request, request_id: int) -> Encoded:
-        """Encode a request. ``request_id``: unique on the connection, 0 <= id < 2^63. Raises
-        ValueError if the protocol has no such request."""
+        """Encode a request. ``request_id``: unique, 0 <= id < 2^63. Raises ValueError: unknown."""
         ...
 
     def decode(self, packet: bytes) -> Reply:

@@ -295,8 +295,7 @@ class PipelinedConnection(ConnectionHandler):  # type: ignore[misc]  # kazoo has
         self._on_events([(event.type, event.path, header.zxid)])
 
     def _has_reply(self) -> bool:
-        """True if another reply or event can be read now. ``select`` reports neither buffered
-        bytes nor bytes that TLS has decrypted."""
+        """True if another reply or event is buffered or decrypted: ``select`` reports neither."""
         if len(self._received) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._received)
             if len(self._received) >= _LENGTH.size + length:
@@ -392,15 +391,12 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
     def create_connection(
         self, address: tuple[str, int], *, timeout: float, hostname: str = "", **_: Any
     ) -> Any:
-        """Connect within ``connect_timeout_s``. A dead host must leave time to try the other
-        servers before the session expires.
+        """Connect within ``connect_timeout_s``, which leaves time to try the other servers.
+        ``hostname``: the name in the connect string, which the certificate must name.
 
-        ``hostname``: the name of the server in the connect string, which its certificate must name.
-        kazoo's own options for TLS are ignored.
-
-        Connecting and the TLS handshake may take seconds, in which the loop may give the session
-        up. So each is followed by another check. ``break_connection`` forbids before it looks for
-        the socket, and here the socket is stored before the check: no connection slips through.
+        Connecting and the handshake may take seconds, in which the loop may give the session up. So
+        each is followed by a check. ``break_connection`` forbids before it looks for the socket,
+        which is stored here before the check: no connection slips through.
         """
         self._check_allowed()
         self.out_of_files = None
@@ -425,8 +421,7 @@ class OneSessionHandler(SequentialThreadingHandler):  # type: ignore[misc]  # ka
             raise ConnectionDropped("the session is over")
 
     def _with_tls(self, connection: socket.socket, host: str) -> socket.socket:
-        """Return the connection after a TLS handshake within the timeout of the connection. Raises
-        ConnectionDropped."""
+        """Return the connection after a TLS handshake. Raises ConnectionDropped."""
         try:
             context = self._security.zookeeper_tls()
             assert context is not None

@@ -83,8 +83,7 @@ _kazoo_log.setLevel(logging.CRITICAL)
 
 
 class KazooSession(Session):
-    """A session that follows the state of a kazoo client, which it owns. Call ``open`` once, and
-    ``close`` any number of times."""
+    """A session on its own kazoo client. Call ``open`` once, ``close`` any number of times."""
 
     def __init__(
         self,

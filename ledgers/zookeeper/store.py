@@ -72,8 +72,7 @@ REPLY_ERRORS = (kazoo.KazooException, RuntimeError, struct.error)
 
 
 class ZooKeeperStore(MetadataStore):
-    """A ``MetadataStore`` on one ZooKeeper session. Create it with ``open``. Call ``close`` even
-    after the session is lost."""
+    """A ``MetadataStore`` on one session. ``open`` it, and ``close`` it even if it is lost."""
 
     def __init__(
         self, session: KazooSession, *, is_secured: bool, request_bytes_max: int = REQUEST_BYTES_MAX
@@ -96,14 +95,12 @@ class ZooKeeperStore(MetadataStore):
         ends_with_loop: bool = False,
         request_bytes_max: int = REQUEST_BYTES_MAX,
     ) -> ZooKeeperStore:
-        """Open a new session and return its store.
+        """Open a new session and return its store. ``hosts``: ``host:port`` joined by commas.
+        ``ends_with_loop``: end the session if the event loop is blocked for three session timeouts,
+        so that its locks become free. ``request_bytes_max``: the servers' jute.maxbuffer.
 
-        ``hosts``: ``host:port`` joined by commas; any of them may be tried first. ``security``:
-        TLS, SASL and ACLs. ``ends_with_loop``: end the session if the event loop is blocked for
-        three session timeouts, so that its locks become free for other nodes.
-        ``request_bytes_max``: limit given by the servers' jute.maxbuffer. Raises UnavailableError
-        if no server answers, UnauthorizedError, SettingsError, UnsupportedError if the server is
-        older than 3.6.
+        Raises UnavailableError (no answer), UnauthorizedError, SettingsError, UnsupportedError
+        (before 3.6).
         """
         if security != OPEN:
             await in_daemon_thread(security_for(security).check)
