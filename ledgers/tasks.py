@@ -77,15 +77,12 @@ class TaskScope:
     def start(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = self._group.create_task(coroutine)
         self._running[task] = None
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._running.pop)
         return task
 
     def cancel(self) -> None:
         for task in list(self._running):
             task.cancel()
-
-    def _forget(self, task: asyncio.Task[Any]) -> None:
-        del self._running[task]
 
 
 @asynccontextmanager

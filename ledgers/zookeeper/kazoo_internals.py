@@ -539,12 +539,8 @@ class RemoveWatches:
     path: str
 
     def serialize(self) -> bytes:
-        return bytes(write_string(self.path) + int_struct.pack(_ANY_KIND))
+        return bytes(write_string(self.path) + int_struct.pack(3))  # any kind
 
     @classmethod
     def deserialize(cls, reply: bytes, offset: int) -> bool:
         return True
-
-
-_ANY_KIND = 3
-"""ZooKeeper's Watcher.WatcherType.Any."""
