@@ -135,7 +135,6 @@ class Bookies(Protocol):
 
     async def read(self, bookie: BookieId, ledger_id: int, entry_id: int) -> bytes:
         """Return the stored entry without verifying it. Raises NoSuchEntryError."""
-        ...
 
     async def read_fencing(
         self,
@@ -147,11 +146,9 @@ class Bookies(Protocol):
         is_high_priority: bool = False,
     ) -> bytes:
         """Fence the ledger, then read. Raises NoSuchEntryError, with the ledger fenced."""
-        ...
 
     async def read_lac(self, bookie: BookieId, ledger_id: int) -> LacAnswer:
         """Read the LAC without fencing. NoSuchEntryError may also mean that it is unknown."""
-        ...
 
     async def add(
         self,
@@ -163,18 +160,14 @@ class Bookies(Protocol):
         is_high_priority: bool = False,
     ) -> None:
         """Store a packed entry (its ids come from its bytes). Raises FencedError, ReadOnlyError."""
-        ...
 
     async def room(self, bookie: BookieId) -> DiskSpace:
         """Return the disk space of the bookie (GET_BOOKIE_INFO, over V3)."""
-        ...
 
     async def transfer(self, transfer: Transfer) -> TransferResult:
         """Run a bulk transfer. Errors of bookies are part of the result and never raised."""
-        ...
 
     def source_health(self, bookie: BookieId) -> SourceHealth:
         """Return the health of the bookie as a source. Sends no request."""
-        ...
 
     async def close(self) -> None: ...

@@ -10,11 +10,9 @@ class Clock(Protocol):
 
     def now_s(self) -> float:
         """Monotonic seconds from an arbitrary start."""
-        ...
 
     def wall_ms(self) -> int:
         """Milliseconds since 1970, as BookKeeper stores them."""
-        ...
 
     async def sleep(self, duration_s: float) -> None: ...
 

@@ -18,7 +18,6 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -321,14 +320,9 @@ class Registration:
         stats = zip(names, await asyncio.gather(*map(read, names)), strict=True)
         return {bookie: stat for bookie, stat in stats if stat is not None}
 
-    async def changes(self) -> AsyncGenerator[None, None]:
-        """Yield once at the start, and after changes below ``available``. Changes are merged while
-        the caller is busy. The caller then gets one or two items for them."""
-        async with aclosing(
-            self._store.watch(self._available, is_recursive=True, events_max=1)
-        ) as events:
-            async for _ in events:
-                yield
+    def changes(self) -> AsyncGenerator[object, None]:
+        """Watch the bookies: an event at the start, and one or two after changes while busy."""
+        return self._store.watch(self._available, is_recursive=True, events_max=1)
 
     def cookie_changes(self) -> AsyncGenerator[Event, None]:
         """Watch the list of cookies: a decommission deletes one, and nothing at ``available``."""

@@ -213,16 +213,12 @@ class BookieFlow:
 ActivityOf = Callable[[BookieId], Activity]
 
 
-def _unknown(bookie: BookieId) -> Activity:
-    return Activity.UNKNOWN
-
-
 class FlowControl:
     """The flows of one process, by bookie. Used by one event loop only."""
 
     def __init__(self, *, yields: bool = True) -> None:
         self._yields = yields
-        self._activity_of: ActivityOf = _unknown
+        self._activity_of: ActivityOf | None = None
         self._sharer_count = 1
         self._flows: dict[BookieId, BookieFlow] = {}
 
@@ -244,7 +240,7 @@ class FlowControl:
 
     def set_activity(self, activity_of: ActivityOf | None, *, sharer_count: int) -> None:
         """Apply this client activity from now on. None: the activity of all bookies is unknown."""
-        self._activity_of, self._sharer_count = activity_of or _unknown, sharer_count
+        self._activity_of, self._sharer_count = activity_of, sharer_count
         self._allow()
 
     @property
@@ -257,7 +253,7 @@ class FlowControl:
             flow.close()
 
     def _limits(self, bookie: BookieId) -> FlowLimits:
-        activity = self._activity_of(bookie)
+        activity = self._activity_of(bookie) if self._activity_of else Activity.UNKNOWN
         return flow_limits(activity, yields=self._yields, sharer_count=self._sharer_count)
 
     def _allow(self) -> None:

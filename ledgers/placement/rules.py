@@ -311,7 +311,8 @@ class Arrangements:
         for members in self._shape.write_sets_with(index).values():
             racks = [rack for at in members if (rack := arrangement[at]) is not None]
             widths = zip(*map(self._rule.domains, racks), strict=True)
-            rows.append(tuple(map(_pairs, widths)))
+            counts = [Counter(domains).values() for domains in widths]
+            rows.append(tuple([sum(n * (n - 1) // 2 for n in each) for each in counts]))
         return tuple(map(sum, zip(*rows, strict=True)))
 
     def _keeps(self, arrangement: Arrangement, members: Sequence[int]) -> bool:
@@ -373,10 +374,6 @@ class Arrangements:
 
 def replaced(arrangement: Arrangement, index: int, rack: str | None) -> Arrangement:
     return [*arrangement[:index], rack, *arrangement[index + 1 :]]
-
-
-def _pairs(domains: Sequence[str]) -> int:
-    return sum(count * (count - 1) // 2 for count in Counter(domains).values())
 
 
 MOVES_MAX = 2

@@ -159,8 +159,6 @@ class Codec(Protocol):
 
     def encode(self, request: Request, request_id: int) -> Encoded:
         """Encode a request. ``request_id``: unique, 0 <= id < 2^63. Raises ValueError: unknown."""
-        ...
 
     def decode(self, packet: bytes) -> Reply:
         """Decode a reply. Raises CorruptionError if it is malformed."""
-        ...

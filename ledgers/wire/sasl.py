@@ -34,12 +34,10 @@ class Mechanism(Protocol):
 
     def first(self) -> bytes:
         """Return the first token, which may be empty."""
-        ...
 
     def answer(self, token: bytes) -> bytes | None:
         """Return the answer to a token of the peer; None: the exchange is complete. Raises
         UnauthorizedError if the peer's token is not acceptable."""
-        ...
 
 
 class Plain:
