@@ -173,11 +173,9 @@ class SecureConnector:
                     address=address,
                 )
             return
-        mechanism: Mechanism = (
-            Plain(credentials)
-            if self._settings.bookie_mechanism == "PLAIN"
-            else DigestMd5(credentials, service="bookkeeper", server="bookkeeper")
-        )
+        mechanism: Mechanism = Plain(credentials)
+        if self._settings.bookie_mechanism != "PLAIN":
+            mechanism = DigestMd5(credentials, service="bookkeeper", server="bookkeeper")
         token: bytes | None = mechanism.first()
         for _ in range(ROUNDS_MAX):
             assert token is not None

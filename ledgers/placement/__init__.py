@@ -10,7 +10,6 @@ from ledgers.placement.rules import (
     DEFAULT_RACK,
     Adherence,
     Candidate,
-    Move,
     NoRule,
     RackRule,
     RegionRule,
@@ -19,7 +18,6 @@ from ledgers.placement.rules import (
 )
 from ledgers.placement.selection import (
     Locate,
-    LocateIfKnown,
     PlacementPolicy,
     RandomPlacement,
     Weighting,
@@ -30,8 +28,6 @@ __all__ = [
     "Adherence",
     "Candidate",
     "Locate",
-    "LocateIfKnown",
-    "Move",
     "NoRule",
     "PlacementPolicy",
     "RackRule",
