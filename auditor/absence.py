@@ -167,26 +167,6 @@ class Outage:
 NO_OUTAGE = Outage()
 
 
-def lost_bookies(
-    absent_since_s: Mapping[BookieId, float],
-    *,
-    now_s: float,
-    delay_s: float,
-    overruled_s: float = -math.inf,
-    outage: Outage = NO_OUTAGE,
-) -> frozenset[BookieId]:
-    """Return the bookies that are absent for at least the recovery delay, or since ``overruled_s``
-    or before.
-
-    Times are monotonic seconds. ``overruled_s``: when an operator last asked not to wait any
-    longer. ``outage``: the last outage of our own connection.
-    """
-    left_s = delay_left_s(
-        absent_since_s, now_s=now_s, delay_s=delay_s, overruled_s=overruled_s, outage=outage
-    )
-    return frozenset(absent_since_s.keys() - left_s.keys())
-
-
 def delay_left_s(
     absent_since_s: Mapping[BookieId, float],
     *,
@@ -195,8 +175,13 @@ def delay_left_s(
     overruled_s: float = -math.inf,
     outage: Outage = NO_OUTAGE,
 ) -> dict[BookieId, float]:
-    """Return, by bookie that is not lost yet, the seconds until it counts as lost. The arguments
-    are those of ``lost_bookies``."""
+    """Return, by absent bookie that is not lost yet, the seconds until it counts as lost. The other
+    absent bookies are lost: absent for at least the recovery delay, or since ``overruled_s`` or
+    before.
+
+    Times are monotonic seconds. ``overruled_s``: when an operator last asked not to wait any
+    longer. ``outage``: the last outage of our own connection.
+    """
     assert delay_s >= 0
     lost_at_s = {
         bookie: max(since_s + delay_s, outage.excuses_until_s(since_s))
@@ -213,7 +198,7 @@ def excused_until_s(
     outage: Outage = NO_OUTAGE,
 ) -> dict[BookieId, float]:
     """Return, by bookie, the time until which the outage keeps it from counting as lost, for any
-    recovery delay. The arguments are those of ``lost_bookies``."""
+    recovery delay. The arguments are those of ``delay_left_s``."""
     return {
         bookie: outage.excuses_until_s(since_s)
         for bookie, since_s in absent_since_s.items()
@@ -258,7 +243,8 @@ class LossTracker:
         """An operator asked to treat all bookies that are absent now as lost."""
         self._looked_s: float | None = None
         """Time of the caller's last decision about lost bookies."""
-        self._was_updated = asyncio.Event()
+        self.was_updated = asyncio.Event()
+        """Set when the absences or the counts of ledgers have changed: they are written soon."""
         self._has_view = False
         self._written = StoredAbsences()
         self._written_excused_s: Mapping[BookieId, float] = {}
@@ -310,9 +296,13 @@ class LossTracker:
                 await until_answered(
                     self._read_delay, event="recovery_delay.read_failed", clock=self.clock
                 )
-                if self.delay != before:
-                    log.info("recovery_delay.changed", delay_s=self.delay.delay_s)
-                    self._is_overruled |= self.delay.is_asking_for_audit(before)
+                if (now := self.delay) != before:
+                    log.info("recovery_delay.changed", delay_s=now.delay_s)
+                    # As with Java (Auditor's LostBookieRecoveryDelayChangedCb), a write of the same
+                    # delay asks to treat absent bookies as lost at once. Operators trigger an audit
+                    # this way. A readable delay after an unreadable one only corrects a mistake.
+                    is_written = now.is_stored and now.mzxid != before.mzxid and not before.refusal
+                    self._is_overruled |= is_written and now.delay_s == before.delay_s
                     yield
 
     async def _read_delay(self) -> None:
@@ -348,7 +338,6 @@ class LossTracker:
         return view
 
     def update(self, view: ClusterView) -> None:
-        """Update the states from ``view``."""
         self.states = step(
             self.states,
             view,
@@ -357,7 +346,7 @@ class LossTracker:
             now_s=self.clock.now_s(),
         )
         self._has_view = True
-        self._was_updated.set()
+        self.was_updated.set()
 
     async def update_hold(self, view: ClusterView) -> None:
         """Begin, extend or end a safety hold if that is due. Raises UnavailableError if it is
@@ -373,16 +362,9 @@ class LossTracker:
 
     def losses(self, view: ClusterView) -> BookieLosses:
         """Return the lost and the reformatted bookies, whether or not a hold is in force."""
-        absent = self.states.absent_since_s
-        lost = lost_bookies(
-            absent,
-            now_s=self.clock.now_s(),
-            delay_s=self.delay.delay_s,
-            overruled_s=self.states.overruled_s,
-            outage=self._outage,
-        )
+        left_s = self.delay_left_s()
         return BookieLosses(
-            lost_since_s={bookie: absent[bookie] for bookie in lost},
+            lost_since_s={b: s for b, s in self.states.absent_since_s.items() if b not in left_s},
             reformatted=reformatted_bookies(
                 view.cookies,
                 self.identities,
@@ -454,10 +436,6 @@ class LossTracker:
         self._losses, self._are_losses_corrupt = after, False
         return loss_events(before, after, registered=self.views.current.available)
 
-    def write_soon(self) -> None:
-        """Write the absences soon, because the counts of ledgers have changed."""
-        self._was_updated.set()
-
     async def keep_recorded(
         self,
         records: Records,
@@ -471,8 +449,8 @@ class LossTracker:
         SessionLostError or LeadershipLostError.
         """
         while True:
-            await wait_woken(self._was_updated, timeout_s=self._write_due_s - self.clock.now_s())
-            self._was_updated.clear()
+            await wait_woken(self.was_updated, timeout_s=self._write_due_s - self.clock.now_s())
+            self.was_updated.clear()
             try:
                 await self._write_if_due(records, unavailable(self.states.all_absent))
             except UnavailableError as error:
@@ -516,15 +494,15 @@ class LossTracker:
 # --- Outages of our own connection ----------------------------------------------------------------
 
 
+@dataclass
 class Outages:
     """Tracks outages across the sessions of the auditor, because an outage may end a session.
     ``return_s``: the time that bookies have to return."""
 
-    def __init__(self, clock: Clock, *, return_s: float) -> None:
-        self._clock = clock
-        self._return_s = return_s
-        self._began_s: float | None = None
-        self._ended = Outage()
+    clock: Clock
+    return_s: float
+    _began_s: float | None = field(default=None, init=False)
+    _ended: Outage = field(default_factory=Outage, init=False)
 
     @property
     def last(self) -> Outage:
@@ -551,7 +529,7 @@ class Outages:
         bookies that were about to return.
         """
         if self._began_s is None:
-            now_s, last = self._clock.now_s(), self._ended
+            now_s, last = self.clock.now_s(), self._ended
             is_joined = now_s <= last.settled_s and now_s - last.began_s < JOINED_MAX_S
             self._began_s = last.began_s if is_joined else now_s
 
@@ -560,10 +538,10 @@ class Outages:
         if self._began_s is not None:
             self._ended = self._ending(self._began_s)
             self._began_s = None
-            log.info("outage.ended", return_s=self._return_s)
+            log.info("outage.ended", return_s=self.return_s)
 
     def _ending(self, began_s: float) -> Outage:
-        return Outage(began_s=began_s, settled_s=self._clock.now_s() + self._return_s)
+        return Outage(began_s=began_s, settled_s=self.clock.now_s() + self.return_s)
 
 
 # --- The recovery delay ---------------------------------------------------------------------------
@@ -582,14 +560,6 @@ class Delay:
     """False: the znode is missing, so ``delay_s`` is the setting, or it cannot be read."""
     refusal: str = ""
     """Why the znode cannot be read, for people; empty if it can be read or is missing."""
-
-    def is_asking_for_audit(self, before: Delay) -> bool:
-        """True if the delay was written again unchanged. As with Java (Auditor's
-        LostBookieRecoveryDelayChangedCb), this asks to treat absent bookies as lost at once.
-        Operators trigger an audit this way. A readable delay after an unreadable one corrects a
-        mistake, and asks for nothing."""
-        is_written = self.is_stored and self.mzxid != before.mzxid and not before.refusal
-        return is_written and self.delay_s == before.delay_s
 
 
 async def read_delay(

@@ -19,21 +19,15 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.absence import LossTracker
-from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.marker import LossMarker, Marker
 from auditor.records import UNREADABLE_KEPT_MAX, AuditRecord, Identities, Records
-from auditor.settings import AuditorSettings
 from auditor.unavailable_ledgers import UnavailableLedgerCounter
 from auditor.underreplication import BookieLosses, LossId
-from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
-from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
-from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, History
 from replication.orders import DisableSwitch
-from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 BOOKIES = Gauge(
@@ -86,38 +80,30 @@ timeout."""
 class Auditor:
     """The leader's audit loop. ``run`` ends only by cancellation or with the session."""
 
-    store: MetadataStore
-    paths: ClusterPaths
-    updater: LedgerMapUpdater
-    """Run by the caller."""
-    views: ViewSource
     tracker: LossTracker
-    """Used for nothing else."""
+    """Used for nothing else. The caller runs its ``updater`` and its ``views``."""
     marker: Marker
     records: Records
-    settings: AuditorSettings
-    clock: Clock
     standstill_max_s: float = STANDSTILL_MAX_S
     """How long a worker may be paused and still keep its session. What such a worker writes when it
     resumes relies on the bookies as they were before."""
     history: History = NO_HISTORY
 
     def __post_init__(self) -> None:
+        tracker = self.tracker
+        self.updater, self.views, self.clock = tracker.updater, tracker.views, tracker.clock
         self._marks = LossMarker(
-            store=self.store,
-            paths=self.paths,
-            updater=self.updater,
             marker=self.marker,
-            clock=self.clock,
+            updater=self.updater,
             on_gone=self._mark_again,
             history=self.history,
         )
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
         self._unavailable = UnavailableLedgerCounter(
-            self.updater, self.clock, on_count=self.tracker.write_soon
+            self.updater, self.clock, on_count=tracker.was_updated.set
         )
-        self._switch = DisableSwitch(self.store, self.paths, self.clock)
+        self._switch = DisableSwitch(tracker.store, tracker.paths, self.clock)
         self._wake = asyncio.Event()
         self.is_deciding = False
         """True during a round."""
@@ -176,12 +162,6 @@ class Auditor:
                 gauge.set(0)
 
     @property
-    def is_loss_pending(self) -> bool:
-        """True if the recovery delay of an absent bookie is not over, or if no round has looked
-        yet."""
-        return self.tracker.is_loss_pending
-
-    @property
     def losses(self) -> BookieLosses:
         """Return the lost and reformatted bookies, whether or not a hold is in force; none before
         the first round."""
@@ -201,13 +181,20 @@ class Auditor:
         await tracker.update_hold(view)
         self._has_looked = True
         losses = tracker.losses(view)
-        self._count_bookies(losses.lost_since_s.keys())
+        delayed, lost = frozenset(tracker.delay_left_s()), losses.lost_since_s.keys()
+        ended = self._delayed - delayed
+        DELAYS.labels(event="began").inc(len(delayed - self._delayed))
+        DELAYS.labels(event="expired").inc(len(ended & lost))
+        DELAYS.labels(event="cancelled").inc(len(ended - lost))
+        self._delayed = delayed
+        _ABSENT.set(len(delayed))
+        _LOST.set(len(lost))
         if tracker.hold:  # nothing is marked during a safety hold
             losses = BookieLosses()
         self._marks.update(losses)  # also if the last audit was interrupted
         self._inherited &= losses.lost_since_s.keys()
-        if ended := self._marked_ids - losses.ids:
-            self._marked_ids -= ended
+        if ended_ids := self._marked_ids - losses.ids:
+            self._marked_ids -= ended_ids
             await self._record_losses(losses)
         await self._mark(losses)
         await self._settle(losses)
@@ -215,17 +202,6 @@ class Auditor:
         check_s = self._check_due_s - now_s if self._switch.may_lease else math.inf
         settling_s = (until_s - now_s for until_s in self._settling.values() if until_s > now_s)
         return max(0.0, min(tracker.wait_s, check_s, *settling_s))
-
-    def _count_bookies(self, lost: Collection[BookieId]) -> None:
-        """Set the metrics of absent bookies."""
-        absent = frozenset(self.tracker.delay_left_s())
-        ended = self._delayed - absent
-        DELAYS.labels(event="began").inc(len(absent - self._delayed))
-        DELAYS.labels(event="expired").inc(len(ended.intersection(lost)))
-        DELAYS.labels(event="cancelled").inc(len(ended.difference(lost)))
-        self._delayed = absent
-        _ABSENT.set(len(absent))
-        _LOST.set(len(lost))
 
     # --- Audits -----------------------------------------------------------------------------------
 
@@ -254,7 +230,7 @@ class Auditor:
         is_complete, completed_count = updater.is_complete, updater.completed_count
         if started_s >= self._check_due_s:
             # Set before the audit: a request during this audit then leads to another one.
-            self._check_due_s = started_s + self.settings.bookie_check_interval_s
+            self._check_due_s = started_s + self.tracker.settings.bookie_check_interval_s
             self._marks.forget_all()
         if completed_count != self._seen_count:
             # All metadata was read again, perhaps after a lost connection. Bookies may have been

@@ -9,8 +9,8 @@ created there while no node watched are missing, so the map is not complete unti
 
 The ledgers root also holds marks, locks and lists of bookies, many of which change during repairs.
 So there is one watch for each directory of ledgers right below the root (a *tree*), and one for the
-root's own children. A tree is the unit of a scan (``TreeScan``): if a scan fails, its tree is
-scanned again, and the map stays in use as it was.
+root's own children. A tree is the unit of a scan: if a scan fails, its tree is scanned again, and
+the map stays in use as it was.
 
 An observer may follow all changes of the map (``LedgerMapObserver``). ``wait_known`` tells it when
 every change up to some zxid is in the map. The ledgers that must be read wait in ``StaleLedgers``,
@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Protocol, TypeVar
 
@@ -43,11 +43,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.manager import LedgerManager, OnStray, VersionedMetadata
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.store import UNTOLD, Event, EventKind, MetadataStore, Stat, children_if_any
 from ledgers.tasks import Changing, until_answered
-from replication.records import Count, Record, TimeMs, read_record
-from replication.znodes import ClusterPaths
+from replication.records import Count, Record, TimeMs
 
 log = structlog.get_logger()
 LEDGERS = Gauge("bookmender_ledger_map_ledgers", "Ledgers in the ledger map of this node.")
@@ -183,15 +182,13 @@ class LedgerMapUpdater(Changing):
         """True while the bookies are read again, and during an audit round. ZooKeeper answers the
         requests of a session in order, so the first mark after a loss would wait behind each part
         of changed ledgers that is read meanwhile."""
-        self._urgent_since_s: float | None = None
-        """Since when ``is_urgent`` was true whenever reads were due."""
         self._refusal_logged_s = -REFUSAL_LOG_INTERVAL_S
 
     @property
     def is_complete(self) -> bool:
         """True if every ledger is known, as far as events say: no scan is in progress or due, and
         no directory is hidden."""
-        return self.completed_count > 0 and not (self._is_unfinished or self._hidden)
+        return self.completed_count > 0 and self.is_up_to_date and not self._hidden
 
     @property
     def hidden(self) -> Sequence[str]:
@@ -200,13 +197,14 @@ class LedgerMapUpdater(Changing):
 
     def is_current(self, ledger_id: int) -> bool:
         """True if the map has the ledger as of the last event."""
-        return self.is_up_to_date and ledger_id not in self._stale
+        return self.is_up_to_date and ledger_id not in self._stale.zxids
 
     @property
     def is_up_to_date(self) -> bool:
         """True if no scan is in progress or due. There may be ledgers in hidden directories that
         are not known."""
-        return not self._is_unfinished
+        is_due = self._due or self._unwatched or self.progress
+        return self._is_listed and not is_due
 
     # --- For observers ------------------------------------------------------------------------
 
@@ -261,34 +259,23 @@ class LedgerMapUpdater(Changing):
             target, failure_count = stale.added_count, stale.failure_count
             seen = stale.change_count
             while (
-                self.is_gapless
-                and stale.read_count < target
-                and stale.failure_count == failure_count
-            ):
+                is_valid := self.is_gapless and stale.failure_count == failure_count
+            ) and stale.read_count < target:
                 await stale.wait_change(seen, timeout_s=GAP_CHECK_S)
                 seen = stale.change_count
-            if (
-                self.is_gapless
-                and stale.read_count >= target
-                and stale.failure_count == failure_count
-                and self._store.break_count == break_count
-            ):
+            if is_valid and self._store.break_count == break_count:
                 return
-            self._log_refusal()
+            refusal, now_s = self.refusal, self._clock.now_s()
+            if refusal is not None and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
+                self._refusal_logged_s = now_s
+                log.warning(
+                    "ledger_map.changes_unknown",
+                    path=refusal.context.get("path"),
+                    error=str(refusal),
+                    next_step="grant this node read access to the path; until then the change feed "
+                    "publishes nothing",
+                )
             await stale.wait_change(seen, timeout_s=GAP_CHECK_S)
-
-    def _log_refusal(self) -> None:
-        """Log why ``wait_known`` waits if an ACL is the reason, once a minute at most."""
-        refusal, now_s = self.refusal, self._clock.now_s()
-        if refusal is not None and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
-            self._refusal_logged_s = now_s
-            log.warning(
-                "ledger_map.changes_unknown",
-                path=refusal.context.get("path"),
-                error=str(refusal),
-                next_step="grant this node read access to the path; until then the change feed "
-                "publishes nothing",
-            )
 
     async def run(self) -> None:
         """Raises SessionLostError when the session ends."""
@@ -314,10 +301,6 @@ class LedgerMapUpdater(Changing):
         first scan."""
         touched, self._touched = self._touched, set()
         return touched
-
-    @property
-    def _is_unfinished(self) -> bool:
-        return bool(self._due or self._unwatched or self.progress) or not self._is_listed
 
     # --- Events --------------------------------------------------------------------------------
 
@@ -357,7 +340,8 @@ class LedgerMapUpdater(Changing):
     def _handle(self, event: Event, tree: str) -> None:
         if event.kind is EventKind.RESET:
             self._break_counts[tree] = self._store.break_count
-            self._stale.doubt()  # events of later writes may be lost
+            # Events of later writes may be lost: read all changed ledgers in any case.
+            self._stale.zxids = dict.fromkeys(self._stale.zxids, UNTOLD)
             self._scan_soon(tree)
         elif (
             ledger_id := self._manager.layout.ledger_id(self._manager.root, event.path)
@@ -403,35 +387,6 @@ class LedgerMapUpdater(Changing):
             self.progress = None
         self._has_due.clear()  # also set by trees that became due meanwhile and were scanned
         SCAN_S.observe(self._clock.now_s() - progress.started_s)
-        self._report(progress, strays)
-        self.completed_count += 1
-        self._report_changes([])
-        self._stale.tell()
-
-    async def _scan_tree(self, tree: str, progress: ScanProgress, strays: list[str]) -> None:
-        scan = TreeScan(
-            self._store,
-            self._manager,
-            self._reader,
-            self.ledger_map,
-            tree=tree,
-            on_stray=strays.append,
-        )
-        async for read_count, changed in scan.run():
-            self._report_changes(changed)
-            if progress.add(read_count, now_s=self._clock.now_s()):
-                log.info("ledger_map.progressed", **progress.fields(self._clock.now_s()))
-        self._hidden.pop(tree, None)
-        if scan.hidden:
-            self._hidden[tree] = scan.hidden
-            log.warning(
-                "ledger_map.access_denied",
-                count=scan.hidden_count,
-                paths=[each.context["path"] for each in scan.hidden],
-                next_step="grant this node read access to these directories (setAcl)",
-            )
-
-    def _report(self, progress: ScanProgress, strays: list[str]) -> None:
         unreadable = sorted(self.ledger_map.unreadable)
         log.info(
             "ledger_map.built",
@@ -447,56 +402,107 @@ class LedgerMapUpdater(Changing):
             )
         if strays:
             log.warning("ledger_map.stray_znodes", count=len(strays), paths=strays[:LOGGED_MAX])
+        self.completed_count += 1
+        self._report_changes([])
+        self._stale.tell()
+
+    async def _scan_tree(self, tree: str, progress: ScanProgress, strays: list[str]) -> None:
+        """Read all ledgers of a tree into the map, and remove deleted ones. Raises UnavailableError
+        if the listing fails."""
+        hidden: list[UnauthorizedError] = []
+        """The first directories that ACLs hide. Their known ledgers are read like all others that
+        are not listed."""
+        hidden_count = 0
+        waiting: list[int] = []
+        """Listed ledgers. A directory may hold thousands of ledgers, or one."""
+        unlisted: list[int] = []
+        """Ledgers that the map knows and the listing, which is in the order of ids, did not
+        contain."""
+
+        def note_hidden(error: UnauthorizedError) -> None:
+            nonlocal hidden_count
+            hidden_count += 1
+            if hidden_count <= HIDDEN_MAX:
+                hidden.append(error)
+
+        async def read(part: Sequence[int], *, listed_count: int) -> None:
+            self._report_changes(await self._reader.read(part))
+            if progress.add(listed_count, now_s=self._clock.now_s()):
+                log.info("ledger_map.progressed", **progress.fields(self._clock.now_s()))
+
+        ids = self._manager.layout.ids_below(self._manager.root, tree)
+        passed_id = ids.start
+        async for listed in self._manager.ledger_ids(
+            tree, on_stray=strays.append, on_hidden=note_hidden
+        ):
+            known = self.ledger_map.ids_in(passed_id, listed[-1] + 1)
+            unlisted += sorted(set(known).difference(listed))
+            passed_id = listed[-1] + 1
+            waiting += listed
+            while len(waiting) >= READS_AT_ONCE:
+                await read(waiting[:READS_AT_ONCE], listed_count=READS_AT_ONCE)
+                del waiting[:READS_AT_ONCE]
+        if waiting:
+            await read(waiting, listed_count=len(waiting))
+        unlisted += self.ledger_map.ids_in(passed_id, ids.stop)
+        # A ledger may have been made since its directory was listed (rule S8).
+        await self._store.sync(tree)
+        for start in range(0, len(unlisted), READS_AT_ONCE):
+            await read(unlisted[start : start + READS_AT_ONCE], listed_count=0)
+        self._hidden.pop(tree, None)
+        if hidden:
+            self._hidden[tree] = hidden
+            log.warning(
+                "ledger_map.access_denied",
+                count=hidden_count,
+                paths=[each.context["path"] for each in hidden],
+                next_step="grant this node read access to these directories (setAcl)",
+            )
 
     # --- Single ledgers ---------------------------------------------------------------------------
 
     async def _read_what_is_stale(self) -> None:
+        """Read changed ledgers. Give way while ``is_urgent``, but not for long: a loss with many
+        marks must not stop the map."""
+        urgent_since_s: float | None = None
+        """Since when ``is_urgent`` was true whenever reads were due."""
         while True:
-            await self._stale.wait_any()
-            CHANGES_WAITING.set(len(self._stale))
-            if len(self._stale) < CHANGES_AT_ONCE:
+            await self._stale.is_filled.wait()
+            CHANGES_WAITING.set(len(self._stale.zxids))
+            if len(self._stale.zxids) < CHANGES_AT_ONCE:
                 await self._clock.sleep(self.changes_pause_s)
-            await self._give_way()
+            while is_urgent := self.is_urgent():
+                now_s = self._clock.now_s()
+                urgent_since_s = now_s if urgent_since_s is None else urgent_since_s
+                if now_s - urgent_since_s >= GIVE_WAY_MAX_S:
+                    break
+                await self._clock.sleep(GIVE_WAY_CHECK_S)
+            if not is_urgent:
+                urgent_since_s = None
             await self._retrying(self._read_stale, "ledgers that changed")
 
-    async def _give_way(self) -> None:
-        """Wait while ``is_urgent``, but not for long: a loss with many marks must not stop the
-        map."""
-        while self.is_urgent():
-            now_s = self._clock.now_s()
-            if self._urgent_since_s is None:
-                self._urgent_since_s = now_s
-            if now_s - self._urgent_since_s >= GIVE_WAY_MAX_S:
-                return
-            await self._clock.sleep(GIVE_WAY_CHECK_S)
-        self._urgent_since_s = None
-
     async def _read_stale(self) -> None:
-        """Read one part of the changed ledgers. Further changes meanwhile make them stale again."""
+        """Read one part of the changed ledgers, except those that this node wrote and those that
+        were read after their change. Further changes meanwhile make them stale again."""
         part = self._stale.take(CHANGES_AT_ONCE)
-        unread = self._put_own(part)
+        own, unread = [], []
+        for ledger_id, zxid in part:
+            if written := self._recent_writes.take(ledger_id, zxid):
+                if self._reader.put(ledger_id, written):
+                    own.append(ledger_id)
+            elif zxid == UNTOLD or not self.ledger_map.is_known(ledger_id, mzxid=zxid):
+                unread.append(ledger_id)
+        if own:
+            self._report_changes(own)
         try:
             if unread:
                 self._report_changes(await self._reader.read(unread))
         except BaseException:
             self._stale.put_back(unread)
             raise
-        self._stale.end(len(part))
-        CHANGES_WAITING.set(len(self._stale))
-
-    def _put_own(self, stale: Iterable[tuple[int, int]]) -> list[int]:
-        """Store what this node wrote. Return the ledgers that must be read: the others, unless they
-        were read after the change."""
-        changed, unread = [], []
-        for ledger_id, zxid in stale:
-            if written := self._recent_writes.take(ledger_id, zxid):
-                if self._reader.put(ledger_id, written):
-                    changed.append(ledger_id)
-            elif zxid == UNTOLD or not self.ledger_map.is_known(ledger_id, mzxid=zxid):
-                unread.append(ledger_id)
-        if changed:
-            self._report_changes(changed)
-        return unread
+        self._stale.read_count += len(part)
+        self._stale.tell()
+        CHANGES_WAITING.set(len(self._stale.zxids))
 
     async def _try_unreadable_again(self) -> None:
         while True:
@@ -514,11 +520,7 @@ class LedgerMapUpdater(Changing):
                         await children_if_any(self._store, str(error.context["path"]))
                         self._scan_soon(tree)
 
-    async def _retrying(
-        self,
-        read: Callable[[], Awaitable[T]],
-        what: str,
-    ) -> T:
+    async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
         """Repeat ``read`` after these errors, with growing pauses, and return its result. The map
         stays in use as it is."""
 
@@ -549,7 +551,7 @@ class LedgerMapUpdater(Changing):
             self.completed_count += 1
         LEDGERS.set(len(self.ledger_map))
         UNREADABLE.set(self.ledger_map.unreadable_count)
-        CHANGES_WAITING.set(len(self._stale))
+        CHANGES_WAITING.set(len(self._stale.zxids))
         COMPLETE.set(self.is_complete)
         self._notify_change()
 
@@ -566,35 +568,22 @@ class StaleLedgers(Changing):
     def __init__(self) -> None:
         super().__init__()
         self.added_count = self.read_count = self.failure_count = 0
-        self._zxids: dict[int, int] = {}
-        self._is_filled = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._zxids)
-
-    def __contains__(self, ledger_id: int) -> bool:
-        return ledger_id in self._zxids
+        self.zxids: dict[int, int] = {}
+        self.is_filled = asyncio.Event()
 
     def add(self, ledger_id: int, zxid: int) -> None:
         """Add a ledger. A ledger that is in the queue keeps its place."""
-        self.added_count += ledger_id not in self._zxids
-        self._zxids[ledger_id] = zxid
-        self._is_filled.set()
-
-    def doubt(self) -> None:
-        """Read all ledgers in any case."""
-        self._zxids = dict.fromkeys(self._zxids, UNTOLD)
-
-    async def wait_any(self) -> None:
-        await self._is_filled.wait()
+        self.added_count += ledger_id not in self.zxids
+        self.zxids[ledger_id] = zxid
+        self.is_filled.set()
 
     def take(self, count_max: int) -> list[tuple[int, int]]:
-        """Remove the first ledgers. The caller calls ``end`` when they are read."""
-        part = list(islice(self._zxids.items(), count_max))
+        """Remove the first ledgers. The caller adds to ``read_count`` when they are read."""
+        part = list(islice(self.zxids.items(), count_max))
         for ledger_id, _ in part:
-            del self._zxids[ledger_id]
-        if not self._zxids:
-            self._is_filled.clear()
+            del self.zxids[ledger_id]
+        if not self.zxids:
+            self.is_filled.clear()
         return part
 
     def put_back(self, ledger_ids: Collection[int]) -> None:
@@ -602,87 +591,15 @@ class StaleLedgers(Changing):
         before say nothing any more: ``failure_count`` grows."""
         again = dict.fromkeys(ledger_ids, UNTOLD)
         self.failure_count += 1
-        self._zxids = again | {i: zxid for i, zxid in self._zxids.items() if i not in again}
-        self.read_count = self.added_count - len(self._zxids)
-        if self._zxids:
-            self._is_filled.set()
-        self.tell()
-
-    def end(self, count: int) -> None:
-        """Count ledgers that were taken and are read."""
-        self.read_count += count
+        self.zxids = again | {i: zxid for i, zxid in self.zxids.items() if i not in again}
+        self.read_count = self.added_count - len(self.zxids)
+        if self.zxids:
+            self.is_filled.set()
         self.tell()
 
     def tell(self) -> None:
         """Wake the tasks that wait for changes."""
         self._notify_change()
-
-
-class TreeScan:
-    """One scan of the ledgers of one tree: reads all of them, and removes deleted ones from the
-    map. Run it once. ``tree``: one of ``LedgerManager.trees``."""
-
-    def __init__(
-        self,
-        store: MetadataStore,
-        manager: LedgerManager,
-        reader: LedgerMapReader,
-        ledger_map: LedgerMap,
-        *,
-        tree: str,
-        on_stray: OnStray,
-    ) -> None:
-        self._store, self._manager = store, manager
-        self._reader, self._ledger_map = reader, ledger_map
-        self._tree, self._on_stray = tree, on_stray
-        self._unlisted: list[int] = []
-        """Ledgers that the map knows and the listing did not contain."""
-        self.hidden: list[UnauthorizedError] = []
-        """The first directories that ACLs hide. Their known ledgers are read like all others that
-        are not listed."""
-        self.hidden_count = 0
-
-    async def run(self) -> AsyncIterator[tuple[int, Sequence[int]]]:
-        """Yield, for each part, how many ledgers were read and which of them changed in the map.
-
-        Raises UnavailableError if the listing fails.
-        """
-        async for part in self._parts():
-            yield len(part), await self._reader.read(part)
-        # A ledger may have been made since its directory was listed (rule S8).
-        await self._store.sync(self._tree)
-        for start in range(0, len(self._unlisted), READS_AT_ONCE):
-            yield 0, await self._reader.read(self._unlisted[start : start + READS_AT_ONCE])
-
-    async def _parts(self) -> AsyncIterator[Sequence[int]]:
-        """Yield the listed ledgers in parts. A directory may hold thousands of ledgers, or one."""
-        waiting: list[int] = []
-        ids = self._manager.layout.ids_below(self._manager.root, self._tree)
-        passed_id = ids.start
-        async for listed in self._manager.ledger_ids(
-            self._tree, on_stray=self._on_stray, on_hidden=self._note_hidden
-        ):
-            self._note_unlisted(passed_id, listed[-1] + 1, listed)
-            passed_id = listed[-1] + 1
-            waiting += listed
-            while len(waiting) >= READS_AT_ONCE:
-                yield waiting[:READS_AT_ONCE]
-                del waiting[:READS_AT_ONCE]
-        if waiting:
-            yield waiting
-        self._note_unlisted(passed_id, ids.stop, ())
-
-    def _note_hidden(self, error: UnauthorizedError) -> None:
-        self.hidden_count += 1
-        if len(self.hidden) < HIDDEN_MAX:
-            self.hidden.append(error)
-
-    def _note_unlisted(self, first: int, stop: int, listed: Sequence[int]) -> None:
-        """``listed``: all listed ledgers in this range of ids. The listing is in the order of
-        ids."""
-        known = self._ledger_map.ids_in(first, stop)
-        if known:
-            self._unlisted += sorted(set(known).difference(listed))
 
 
 class LedgerMapReader:
@@ -769,7 +686,14 @@ class LedgerMapReader:
 
     def _apply(self, ledger_id: int, found: tuple[bytes, Stat | None] | None) -> bool:
         if found is None:
-            return self._remove(ledger_id)
+            has_event = ledger_id in self.deleted  # so it existed, perhaps for a moment only
+            zxid = self.deleted.pop(ledger_id, UNTOLD)
+            if self.observer is not None and (has_event or ledger_id in self._ledger_map):
+                before = self._ledger_map.mzxid(ledger_id)
+                self.observer.ledger_removed(
+                    ledger_id, before=before, zxid=zxid if zxid > before else UNTOLD
+                )
+            return self._ledger_map.remove(ledger_id)
         data, stat = found
         if stat is None:
             return self._ledger_map.put_unreadable(ledger_id, None)
@@ -780,16 +704,6 @@ class LedgerMapReader:
             return self._ledger_map.put(ledger_id, parse_outline(data), stat)
         except CorruptionError:
             return self._ledger_map.put_unreadable(ledger_id, stat)
-
-    def _remove(self, ledger_id: int) -> bool:
-        has_event = ledger_id in self.deleted  # so it existed, perhaps for a moment only
-        zxid = self.deleted.pop(ledger_id, UNTOLD)
-        if self.observer is not None and (has_event or ledger_id in self._ledger_map):
-            before = self._ledger_map.mzxid(ledger_id)
-            self.observer.ledger_removed(
-                ledger_id, before=before, zxid=zxid if zxid > before else UNTOLD
-            )
-        return self._ledger_map.remove(ledger_id)
 
     def _tell_read(self, ledger_id: int, stat: Stat, data: bytes) -> None:
         if self.observer is not None:
@@ -815,17 +729,14 @@ class ScanProgress:
         self.report_after_s *= 2
         return True
 
-    def per_s(self, now_s: float) -> float:
-        """Return the ledgers read per second, on average."""
-        return self.read_count / max(now_s - self.started_s, 0.001)
-
     def fields(self, now_s: float) -> dict[str, object]:
         """Return the fields of a log event."""
+        duration_s = now_s - self.started_s
         return {
             "ledger_count": self.read_count,
             "expected_count": self.expected_count or None,
-            "ledgers_per_s": round(self.per_s(now_s)),
-            "duration_s": round(now_s - self.started_s, 3),
+            "ledgers_per_s": round(self.read_count / max(duration_s, 0.001)),
+            "duration_s": round(duration_s, 3),
         }
 
 
@@ -868,22 +779,16 @@ class RecentWrites:
 # --- The record for people ------------------------------------------------------------------------
 
 
+@dataclass
 class LedgerMapReporter:
     """Records when the map becomes complete or incomplete, and regularly during a scan."""
 
-    def __init__(
-        self,
-        updater: LedgerMapUpdater,
-        write: Callable[[LedgerMapRecord], Awaitable[None]],
-        *,
-        session_id: int,
-        clock: Clock,
-    ) -> None:
-        self._updater = updater
-        self._write = write
-        self._session_id = session_id
-        self._clock = clock
-        self._written: LedgerMapRecord | None = None
+    updater: LedgerMapUpdater
+    write: Callable[[LedgerMapRecord], Awaitable[None]]
+    _: KW_ONLY
+    session_id: int
+    clock: Clock
+    _written: LedgerMapRecord | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Run until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -892,20 +797,14 @@ class LedgerMapReporter:
                 await self.run_once()
             except UnavailableError as error:  # not essential: the next write contains everything
                 log.warning("ledger_map.record_write_failed", error=str(error))
-            await self._clock.sleep(LOOK_S)
+            await self.clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
         """Write if something has changed."""
-        record = self._current_record()
-        if self._is_due(record):
-            await self._write(record)
-            self._written = record
-
-    def _current_record(self) -> LedgerMapRecord:
-        updater, progress = self._updater, self._updater.progress
-        return LedgerMapRecord(
-            session_id=self._session_id,
-            written_ms=self._clock.wall_ms(),
+        updater, progress, before = self.updater, self.updater.progress, self._written
+        record = LedgerMapRecord(
+            session_id=self.session_id,
+            written_ms=self.clock.wall_ms(),
             is_complete=updater.is_complete,
             ledger_count=len(updater.ledger_map),
             unreadable_count=updater.ledger_map.unreadable_count,
@@ -913,15 +812,12 @@ class LedgerMapReporter:
             expected_count=progress.expected_count if progress else 0,
             hidden=() if progress else tuple(updater.hidden),
         )
-
-    def _is_due(self, record: LedgerMapRecord) -> bool:
-        before = self._written
-        if before is None or before.is_complete != record.is_complete:
-            return True
-        if before.hidden != record.hidden:
-            return True
-        is_due = record.written_ms - before.written_ms >= WRITE_INTERVAL_S * 1000
-        return is_due and not (record.is_complete or record.hidden)
+        if before and (before.is_complete, before.hidden) == (record.is_complete, record.hidden):
+            is_early = record.written_ms - before.written_ms < WRITE_INTERVAL_S * 1000
+            if is_early or record.is_complete or record.hidden:
+                return
+        await self.write(record)
+        self._written = record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -938,10 +834,3 @@ class LedgerMapRecord(Record):
     read_count: Count = 0
     expected_count: Count = 0
     hidden: tuple[str, ...] = ()
-
-
-async def read_ledger_map_record(
-    store: MetadataStore, paths: ClusterPaths
-) -> LedgerMapRecord | None:
-    """Return None if the record is absent or unreadable."""
-    return await read_record(store, paths.ledger_map, LedgerMapRecord.parse)

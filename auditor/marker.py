@@ -61,7 +61,7 @@ from replication import znodes
 from replication.history import NO_HISTORY, Cause, Event, History, Kind
 from replication.marks import marked_in_parts
 from replication.transactions import BATCH_BYTES_MAX, BATCH_TRANSACTIONS_MAX, Batcher
-from replication.znodes import ClusterPaths, Mark, MarkPaths, ensure_znode
+from replication.znodes import Mark, MarkPaths, ensure_znode
 
 log = structlog.get_logger()
 MARKS = Counter(
@@ -309,11 +309,8 @@ class LossMarker:
     """Keeps the ledgers of lost and reformatted bookies marked. Remembers the marks, to write none
     twice."""
 
-    store: MetadataStore
-    paths: ClusterPaths
-    updater: LedgerMapUpdater
     marker: Marker
-    clock: Clock
+    updater: LedgerMapUpdater
     on_gone: Callable[[Collection[int]], None]
     """Called with the ledgers whose marks disappeared and must be written again."""
     history: History = NO_HISTORY
@@ -384,24 +381,24 @@ class LossMarker:
         """List the marks regularly, until cancelled. Raises SessionLostError."""
         took_s = 0.0
         while True:
-            await self.clock.sleep(max(LIST_S, LIST_PAUSE_SHARE * took_s))
+            await self.marker.clock.sleep(max(LIST_S, LIST_PAUSE_SHARE * took_s))
             # In an outdated ledger map, a repaired ledger cannot be told from one that lost its
             # mark. A reformatted bookie proves nothing: its copies may have been restored.
             are_marked = self._losses.lost_since_s and any(self._marked.values())
             if not (are_marked and self.updater.is_up_to_date):
                 self._unlisted = BitMap64()
                 continue
-            began_s = self.clock.now_s()
+            began_s = self.marker.clock.now_s()
             try:
                 await self._find_gone()
             except (UnavailableError, UnauthorizedError) as error:
                 log.warning("marks.list_failed", error=str(error))
-            took_s = self.clock.now_s() - began_s
+            took_s = self.marker.clock.now_s() - began_s
 
     async def _find_gone(self) -> None:
         """Forget the marks that two listings in a row did not contain, and call ``on_gone``."""
         listed = BitMap64()
-        async for part in marked_in_parts(self.store, self.paths):
+        async for part in marked_in_parts(self.marker.store, self.marker.paths):
             listed.update(part)
         known = BitMap64().union(*self._marked.values())
         known &= self.updater.ledger_map.naming_any(self._losses.lost_since_s)

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 from auditor.absence import LossTracker
 from auditor.finding_marker import PrivateQueue, read_private_queue
-from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.underreplication import (
     BookieLosses,
     UnderreplicatedLedger,
@@ -28,12 +27,9 @@ from auditor.underreplication import (
     find_underreplicated,
     lost_bytes,
 )
-from ledgers.clock import Clock
 from ledgers.model import BookieId
-from ledgers.store import MetadataStore
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import HoldOrder
-from replication.znodes import ClusterPaths
 
 
 class BookieCondition(enum.Enum):
@@ -145,16 +141,12 @@ class Observation:
         return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Observer:
-    """Observes during one session. The caller runs ``updater`` and prepares ``tracker``, whose
-    holds write nothing."""
+    """Observes during one session. The caller prepares ``tracker``, whose holds write nothing, and
+    runs its ``updater``."""
 
-    store: MetadataStore
-    paths: ClusterPaths
-    updater: LedgerMapUpdater
     tracker: LossTracker
-    clock: Clock
     _found: tuple[object, Sequence[UnderreplicatedLedger], int] | None = field(
         default=None, init=False
     )
@@ -173,7 +165,8 @@ class Observer:
     async def observe(self) -> Observation:
         """Return what the leader would do now. Raises UnavailableError if something could not be
         read completely."""
-        tracker, ledger_map = self.tracker, self.updater.ledger_map
+        tracker, updater = self.tracker, self.tracker.updater
+        store, paths, ledger_map = tracker.store, tracker.paths, updater.ledger_map
         await tracker.read_records()  # a leader of ours may have changed them
         view = await tracker.refresh()
         await tracker.update_hold(view)
@@ -181,11 +174,11 @@ class Observer:
         underreplicated, weight = await self._underreplicated(losses)
         await self._read_marks(underreplicated)
         self._private = await read_private_queue(
-            self.store, self.paths, shared=self._marks, known_damaged=self._private.damaged
+            store, paths, shared=self._marks, known_damaged=self._private.damaged
         )
         return Observation(
-            seen_ms=self.clock.wall_ms(),
-            is_ledger_map_complete=self.updater.is_complete,
+            seen_ms=tracker.clock.wall_ms(),
+            is_ledger_map_complete=updater.is_complete,
             ledger_count=len(ledger_map),
             unreadable=tuple(sorted(ledger_map.unreadable)),
             writable_count=len(view.writable),
@@ -202,26 +195,21 @@ class Observer:
             marked_count=len(self._marks),
             difference=compare(underreplicated, self._marks),
             private=self._private,
-            is_disabled=await self.store.exists(self.paths.disable) is not None,
+            is_disabled=await store.exists(paths.disable) is not None,
             hold=tracker.hold,
             is_hold_ordered=tracker.hold is not None and view.orders.is_held,
         )
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until ``observe`` may return something else without any event."""
-        return self.tracker.wait_s
 
     async def _underreplicated(
         self, losses: BookieLosses
     ) -> tuple[Sequence[UnderreplicatedLedger], int]:
         """Return the under-replicated ledgers, most urgent first, and ``lost_bytes`` of all of
         them, whether or not a hold is in force. They are computed again only after a change."""
-        ledger_map, source = self.updater.ledger_map, (losses, self.updater.change_count)
+        updater, source = self.tracker.updater, (losses, self.tracker.updater.change_count)
         if self._found is None or self._found[0] != source:
             found: list[UnderreplicatedLedger] = []
             weight = 0.0
-            for part in find_underreplicated(ledger_map, losses):
+            for part in find_underreplicated(updater.ledger_map, losses):
                 for ledger, each in part:
                     found.append(each)
                     weight += lost_bytes(ledger, each.lost)
@@ -237,7 +225,8 @@ class Observer:
         If such a mark was deleted, its ledger was repaired and is no longer under-replicated. A
         later mark of it is then read again.
         """
-        listed = await marked_ledger_ids(self.store, self.paths)
+        store, paths = self.tracker.store, self.tracker.paths
+        listed = await marked_ledger_ids(store, paths)
         agreed = {
             each.ledger_id
             for each in underreplicated
@@ -245,7 +234,7 @@ class Observer:
         }
         marks = {i: self._marks[i] for i in listed if i in agreed}
         rest = [i for i in listed if i not in agreed]
-        for marked in await read_marks(self.store, self.paths, rest):
+        for marked in await read_marks(store, paths, rest):
             marks[marked.ledger_id] = () if marked.mark is None else marked.mark.replicas
         self._marks = marks
 

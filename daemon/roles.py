@@ -368,15 +368,9 @@ async def _lead(
         outages=outages,
     )
     auditor = Auditor(
-        store=store,
-        paths=paths,
-        updater=updater,
-        views=views,
         tracker=tracker,
         marker=Marker(store, batcher, paths, clock),
         records=records,
-        settings=settings.auditor,
-        clock=clock,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
         history=history,
     )
@@ -414,7 +408,7 @@ async def _lead(
             updater=updater,
             findings=findings,
             placement=placement,
-            is_audit_pending=lambda: auditor.is_loss_pending,
+            is_audit_pending=lambda: tracker.is_loss_pending,
             history=history,
         ),
         reporter.run(),

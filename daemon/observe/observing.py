@@ -89,7 +89,7 @@ class Observing:
                 log.warning("observe.failed", error=str(error))
             await self.clock.sleep(LOOK_INTERVAL_MIN_S)
             if was_complete:
-                wait_s = min(LOOK_INTERVAL_S, self.observer.wait_s)
+                wait_s = min(LOOK_INTERVAL_S, self.observer.tracker.wait_s)
                 await self.views.wait_change(seen, timeout_s=wait_s)
 
 
@@ -175,9 +175,7 @@ async def observe(
         outages=outages,
     )
     await tracker.prepare()
-    observer = Observer(
-        store=cluster.store, paths=cluster.paths, updater=updater, tracker=tracker, clock=clock
-    )
+    observer = Observer(tracker)
     async with task_scope() as beside:
         beside.start(updater.run())
         beside.start(observer.run())

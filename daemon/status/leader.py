@@ -8,9 +8,9 @@ from typing import Any
 
 from auditor.absence import read_delay
 from auditor.election import current_leader
-from auditor.ledger_map_updater import LedgerMapRecord, read_ledger_map_record
+from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import MarkExplainer
-from auditor.records import StoredAbsences, read_absences
+from auditor.records import StoredAbsences, read_absences, read_leader_record
 from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
@@ -154,7 +154,7 @@ async def gather_leader(
             untracked=_untracked(StoredAbsences(), absent, delay_s=delay.delay_s),
             by_cause=by_cause,
         )
-    index = await read_ledger_map_record(store, paths)
+    index = await read_leader_record(store, paths, LedgerMapRecord)
     is_its_own = index is not None and index.session_id == leader_session_id
     checks = await read_checks(cluster, clock=clock)
     absences, now_ms = await read_absences(store, paths), clock.wall_ms()

@@ -168,11 +168,11 @@ async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
         throttled = overload(leader.store, DELAY)
         auditor = asyncio.create_task(leader.auditor.run())
         await asyncio.sleep(60)
-        assert leader.auditor.is_loss_pending, "checks must wait, because they mark"
+        assert leader.auditor.tracker.is_loss_pending, "checks must wait, because they mark"
 
         throttled.clear()
         await asyncio.sleep(15)
-        assert not leader.auditor.is_loss_pending
+        assert not leader.auditor.tracker.is_loss_pending
         auditor.cancel()
         await asyncio.gather(auditor, return_exceptions=True)
 

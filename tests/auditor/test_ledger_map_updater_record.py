@@ -10,8 +10,8 @@ from auditor.ledger_map_updater import (
     LedgerMapReporter,
     LedgerMapUpdater,
     ScanProgress,
-    read_ledger_map_record,
 )
+from auditor.records import read_leader_record
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -62,7 +62,7 @@ async def test_the_next_leader_overwrites_it() -> None:
                 clock=cluster.clock,
             )
             await teller.run_once()
-            found = await read_ledger_map_record(cluster.store, PATHS)
+            found = await read_leader_record(cluster.store, PATHS, LedgerMapRecord)
 
         assert found is not None
         assert (found.session_id, found.is_complete, found.ledger_count) == (session_id, True, 2)
@@ -74,8 +74,8 @@ async def test_the_next_leader_overwrites_it() -> None:
 @in_virtual_time
 async def test_an_unreadable_record_counts_as_none(data: bytes) -> None:
     cluster = await Cluster.start()
-    assert await read_ledger_map_record(cluster.store, PATHS) is None
+    assert await read_leader_record(cluster.store, PATHS, LedgerMapRecord) is None
 
     await cluster.store.create(PATHS.ledger_map, data, with_parents=True)
 
-    assert await read_ledger_map_record(cluster.store, PATHS) is None
+    assert await read_leader_record(cluster.store, PATHS, LedgerMapRecord) is None

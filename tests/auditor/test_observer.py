@@ -69,9 +69,7 @@ async def observing(
         outages=outages,
     )
     await tracker.prepare()
-    observer = Observer(
-        store=store, paths=PATHS, updater=updater, tracker=tracker, clock=cluster.clock
-    )
+    observer = Observer(tracker)
     async with task_scope() as beside:
         for work in (views.run(), updater.run(), observer.run()):
             beside.start(work)
@@ -346,7 +344,7 @@ async def test_an_absence_counts_from_the_first_look() -> None:
             2,
         )
         assert 99 <= absent.left_s <= 100
-        assert observer.wait_s == absent.left_s
+        assert observer.tracker.wait_s == absent.left_s
 
         await asyncio.sleep(50)
         assert not (await look(cluster, observer)).would_mark
@@ -415,7 +413,7 @@ async def test_a_safety_hold_would_last_until_bookies_are_back() -> None:
         for bookie in BOOKIES[:4]:
             await cluster.revive(bookie)
         assert (await look(cluster, observer)).hold is not None, "they may disappear again"
-        assert observer.wait_s <= CALM_S
+        assert observer.tracker.wait_s <= CALM_S
         await asyncio.sleep(CALM_S)
 
         seen = await look(cluster, observer)

@@ -111,7 +111,7 @@ def test_the_answers_of_a_leader_s_cluster_are_as_described() -> None:
             await cluster.store.create(PATHS.check("replicas"), record.to_json(), with_parents=True)
 
             async def has_seen_loss() -> bool:
-                return leader.auditor.is_loss_pending
+                return leader.auditor.tracker.is_loss_pending
 
             await cluster.kill(B1)
             await until(cluster, has_seen_loss)
