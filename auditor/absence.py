@@ -214,17 +214,16 @@ class LossTracker:
     """The lost and reformatted bookies, as one leadership knows them. Call ``prepare`` first. The
     caller runs ``updater`` and ``views``."""
 
-    store: MetadataStore
-    paths: ClusterPaths
     updater: LedgerMapUpdater
     views: ViewSource
     holds: SafetyHolds
     settings: AuditorSettings
-    clock: Clock
     outages: Outages | None = None
     """Of the connection through which the bookies are watched; None: outages are ignored."""
 
     def __post_init__(self) -> None:
+        holds = self.holds
+        self.store, self.paths, self.clock = holds.store, holds.paths, holds.clock
         self._default_delay_s = self.settings.lost_bookie_recovery_delay_s
         self._is_delay_created = False
         self._last_delay_s: int | None = None

@@ -32,11 +32,9 @@ from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.reading import LastEntry, last_entry_of
-from ledgers.store import MetadataStore
 from replication.client_activity import WRITTEN_EVERY_S, ClientActivity
 from replication.cluster import ViewSource
 from replication.nodes import LiveNode, Role, live_nodes
-from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 
@@ -166,8 +164,6 @@ class ActivityWatch:
     """Watches client activity and publishes it. Runs on the leader until it is cancelled or the
     session is lost."""
 
-    store: MetadataStore
-    paths: ClusterPaths
     updater: LedgerMapUpdater
     views: ViewSource
     bookies: Bookies
@@ -285,9 +281,10 @@ class ActivityWatch:
 
     async def _count(self) -> None:
         """Count the locked ledgers and the workers."""
+        store, paths = self.records.store, self.records.paths
         try:
-            locks = await self.store.exists(self.paths.locks)
-            nodes = await live_nodes(self.store, self.paths, self._nodes)
+            locks = await store.exists(paths.locks)
+            nodes = await live_nodes(store, paths, self._nodes)
         except (UnavailableError, UnauthorizedError) as error:
             log.debug("activity.count_failed", error=str(error))
             return

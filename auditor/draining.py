@@ -22,16 +22,13 @@ from auditor.marker import MARKS, Marker
 from auditor.records import DrainProgress, DrainRecord, Records, read_drains
 from auditor.scan import may_be_named
 from auditor.underreplication import fewest_copies_first, underreplicated
-from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
-from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, Cause, Event, History, Kind
 from replication.marks import marked_ledger_ids
 from replication.orders import DrainOrder
-from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 LEFT = Gauge(
@@ -70,14 +67,11 @@ class Drainer:
     """Marks for the drains of a leader. The caller runs ``updater``. ``marker`` marks in the
     private queue. ``run`` ends by cancellation or with the session."""
 
-    store: MetadataStore
-    paths: ClusterPaths
     manager: LedgerManager
     updater: LedgerMapUpdater
     views: ViewSource
     marker: Marker
     records: Records
-    clock: Clock
     history: History = NO_HISTORY
     _listed: _Listed | None = field(default=None, init=False)
     _progress: Mapping[BookieId, DrainProgress] | None = field(default=None, init=False)
@@ -103,7 +97,7 @@ class Drainer:
             LEFT.set(0)
             await self._record({})
             return None
-        if await self.store.exists(self.paths.disable) is not None:
+        if await self.records.store.exists(self.records.paths.disable) is not None:
             return RETRY_S
         listed = await self._list(orders)
         named = ledger_map.naming_any(orders)
@@ -135,7 +129,7 @@ class Drainer:
         worker that did not know the order yet. Such a ledger is marked again, but not in a busy
         loop.
         """
-        last, now_s = self._listed, self.clock.now_s()
+        last, now_s, store = self._listed, self.marker.clock.now_s(), self.records.store
         unreadable = self.updater.ledger_map.unreadable
         if (
             last is not None
@@ -144,8 +138,8 @@ class Drainer:
             and now_s < last.due_s
         ):
             return last
-        marked = BitMap64(await marked_ledger_ids(self.store, self.paths.private))
-        doubtful = await may_be_named(self.store, self.manager, sorted(unreadable), orders.keys())
+        marked = BitMap64(await marked_ledger_ids(store, self.marker.paths))
+        doubtful = await may_be_named(store, self.manager, sorted(unreadable), orders.keys())
         self._listed = _Listed(
             orders=orders,
             marked=marked,
@@ -163,7 +157,7 @@ class Drainer:
         new = [each for ledger in ledgers if (each := underreplicated(ledger, orders)) is not None]
         if not new:
             return
-        began_s = self.clock.now_s()
+        began_s = self.marker.clock.now_s()
         since = {bookie: float(order.since_ms) for bookie, order in orders.items()}
         count = await self.marker.mark_all(fewest_copies_first(new, since))
         MARKS.labels(cause="drained").inc(count)
@@ -181,7 +175,7 @@ class Drainer:
             "drain.marked",
             bookies=sorted(orders),
             mark_count=count,
-            duration_s=round(self.clock.now_s() - began_s, 3),
+            duration_s=round(self.marker.clock.now_s() - began_s, 3),
         )
 
     async def _record(self, progress: Mapping[BookieId, DrainProgress]) -> None:
@@ -195,7 +189,7 @@ class Drainer:
                 log.info("drain.finished", bookie=bookie, ledger_count=now.ledgers_most)
         await self.records.write(
             DrainRecord(
-                scanned_ms=self.clock.wall_ms() if self.updater.is_complete else 0,
+                scanned_ms=self.marker.clock.wall_ms() if self.updater.is_complete else 0,
                 unreadable_count=len(self.updater.ledger_map.unreadable) if progress else 0,
                 bookies=progress,
             )
@@ -204,7 +198,7 @@ class Drainer:
 
     async def _recorded(self) -> Mapping[BookieId, DrainProgress]:
         if self._progress is None:
-            record = await read_drains(self.store, self.paths)
+            record = await read_drains(self.records.store, self.records.paths)
             self._progress = {} if record is None else record.bookies
         return self._progress
 

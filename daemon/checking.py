@@ -83,10 +83,9 @@ async def run_checks(
             reports=reports if ours.repairs_placement else None,
         ),
     ]
+    records = CheckRecords(store, batcher, paths)
     idle_open = IdleOpenCheck(
-        store=store,
-        batcher=batcher,
-        paths=paths,
+        records=records,
         ledger_map=updater.ledger_map,
         manager=session.manager,
         bookies=bookies,
@@ -99,12 +98,10 @@ async def run_checks(
         checks.append(idle_open)
     runner = CheckRunner(
         checks=checks,
-        store=store,
-        paths=paths,
         ledger_map=updater.ledger_map,
         is_ledger_map_ready=lambda: updater.completed_count > 0,
         views=views,
-        records=CheckRecords(store, batcher, paths),
+        records=records,
         is_audit_pending=is_audit_pending,
         settings=ours,
         clock=clock,

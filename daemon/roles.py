@@ -358,14 +358,7 @@ async def _lead(
         history=history,
     )
     tracker = LossTracker(
-        store=store,
-        paths=paths,
-        updater=updater,
-        views=views,
-        holds=holds,
-        settings=settings.auditor,
-        clock=clock,
-        outages=outages,
+        updater=updater, views=views, holds=holds, settings=settings.auditor, outages=outages
     )
     auditor = Auditor(
         tracker=tracker,
@@ -376,14 +369,11 @@ async def _lead(
     )
     updater.is_urgent = lambda: views.is_reading or auditor.is_deciding
     drainer = Drainer(
-        store=store,
-        paths=paths,
         manager=session.manager,
         updater=updater,
         views=views,
         marker=Marker(store, batcher, paths.private, clock),
         records=records,
-        clock=clock,
         history=history,
     )
     reporter = LedgerMapReporter(updater, records.write, session_id=store.session_id, clock=clock)
@@ -445,8 +435,6 @@ async def _watch_activity(session: Session, updater: LedgerMapUpdater, records: 
         connector=session.connector,
     ) as bookies:
         watch = ActivityWatch(
-            store=session.store,
-            paths=session.paths,
             updater=updater,
             views=session.views,
             bookies=bookies,

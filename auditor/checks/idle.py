@@ -20,7 +20,7 @@ import structlog
 from msgspec import Meta
 
 from auditor.checks.base import Check
-from auditor.checks.records import IDLE_OPEN, CheckRun
+from auditor.checks.records import IDLE_OPEN, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -31,7 +31,6 @@ from ledgers.reading import NO_ENTRY, highest_entry_id
 from ledgers.store import MetadataStore
 from replication.cluster import ViewSource
 from replication.records import Count, Record, Stored, TimeMs, read_stored
-from replication.transactions import Batcher
 from replication.znodes import INT_MAX, ClusterPaths
 
 KEPT_MAX = 10_000
@@ -120,10 +119,7 @@ class IdleOpenCheck(Check):
     kind = IDLE_OPEN
     part_size = 1_000
 
-    store: MetadataStore
-    batcher: Batcher
-    """Its guards prove the leadership (rule S9)."""
-    paths: ClusterPaths
+    records: CheckRecords
     ledger_map: LedgerMap
     manager: LedgerManager
     bookies: Bookies
@@ -143,7 +139,7 @@ class IdleOpenCheck(Check):
         """Start or continue a run. The sightings that an earlier leader made in this run are lost,
         so those of the previous run are used for its ledgers."""
         if self._started_ms != run.started_ms:
-            stored = await read_last_changes(self.store, self.paths)
+            stored = await read_last_changes(self.records.store, self.records.paths)
             self._known = stored.permitted_value.by_ledger() if stored.permitted_value else {}
             self._started_ms = run.started_ms
 
@@ -184,7 +180,7 @@ class IdleOpenCheck(Check):
         self._known = {i: each for i, each in self._known.items() if self._is_open(i)}
         order = sorted(self._known, key=lambda i: (self._known[i].since_ms, i))
         kept = {ledger_id: self._known[ledger_id] for ledger_id in order[:KEPT_MAX]}
-        await self.batcher.put(self.paths.idle, last_changes_to_json(kept))
+        await self.records.batcher.put(self.records.paths.idle, last_changes_to_json(kept))
         now_ms = self.clock.wall_ms()
         ages_s = {
             i: age_s

@@ -35,12 +35,10 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.store import MetadataStore
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
 from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, Event, History, Kind
 from replication.orders import Orders
-from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
 LEDGERS = Counter(
@@ -230,8 +228,6 @@ class CheckRunner:
 
     checks: InitVar[Sequence[Check]]
     """If several are due at the same time, the first runs first."""
-    store: MetadataStore
-    paths: ClusterPaths
     ledger_map: LedgerMap
     is_ledger_map_ready: Callable[[], bool]
     """Returns True if every ledger is known."""
@@ -244,6 +240,7 @@ class CheckRunner:
     history: History = NO_HISTORY
 
     def __post_init__(self, checks: Sequence[Check]) -> None:
+        self.store, self.paths = self.records.store, self.records.paths
         self._states = [CheckState(check=check) for check in checks]
         self._wake = asyncio.Event()
 

@@ -158,8 +158,6 @@ async def observe(
         clock=clock,
     )
     tracker = LossTracker(
-        store=cluster.store,
-        paths=cluster.paths,
         updater=updater,
         views=views,
         holds=SafetyHolds(
@@ -171,7 +169,6 @@ async def observe(
             rack_of=racks.rack,
         ),
         settings=settings.auditor,
-        clock=clock,
         outages=outages,
     )
     await tracker.prepare()

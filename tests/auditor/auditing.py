@@ -85,14 +85,7 @@ async def leading(
             history=history,
         )
         tracker = LossTracker(
-            store=store,
-            paths=PATHS,
-            updater=updater,
-            views=views,
-            holds=holds,
-            settings=settings,
-            clock=cluster.clock,
-            outages=outages,
+            updater=updater, views=views, holds=holds, settings=settings, outages=outages
         )
         beside += [asyncio.create_task(e.run()) for e in (batcher, views, updater, history)]
         if outages is not None:
@@ -108,14 +101,11 @@ async def leading(
             updater=updater,
             auditor=Auditor(tracker=tracker, marker=marker, records=records, history=history),
             drainer=Drainer(
-                store=store,
-                paths=PATHS,
                 manager=manager,
                 updater=updater,
                 views=views,
                 marker=Marker(store, batcher, PATHS.private, cluster.clock),
                 records=records,
-                clock=cluster.clock,
                 history=history,
             ),
             history=history,

@@ -169,8 +169,6 @@ async def checker(
         )
         made.runner = CheckRunner(
             checks=checks,
-            store=store,
-            paths=PATHS,
             ledger_map=made.ledger_map,
             is_ledger_map_ready=lambda: made.is_ledger_map_ready,
             views=views,

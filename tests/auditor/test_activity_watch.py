@@ -50,8 +50,6 @@ async def watching(
     writer = Writer(cluster)
     async with leading(cluster) as leader:
         watch = ActivityWatch(
-            store=leader.store,
-            paths=PATHS,
             updater=leader.updater,
             views=leader.views,
             bookies=cluster.bookies,

@@ -16,7 +16,7 @@ from auditor.checks.idle import (
     read_last_changes,
     updated_change,
 )
-from auditor.checks.records import CheckRun
+from auditor.checks.records import CheckRecords, CheckRun
 from ledgers.model import FEED_MARKER, LedgerState
 from ledgers.registration import Registration
 from replication.cluster import ViewSource
@@ -83,9 +83,7 @@ async def check(cluster: Cluster) -> AsyncIterator[IdleOpenCheck]:
         manager=cluster.manager,
         bookies=cluster.bookies,
         views=views,
-        store=cluster.store,
-        batcher=batcher,
-        paths=PATHS,
+        records=CheckRecords(cluster.store, batcher, PATHS),
         after_s=DAY_S,
         reads_per_s=1_000,
         clock=cluster.clock,

@@ -53,8 +53,6 @@ async def observing(
         clock=cluster.clock,
     )
     tracker = LossTracker(
-        store=store,
-        paths=PATHS,
         updater=updater,
         views=views,
         holds=SafetyHolds(
@@ -65,7 +63,6 @@ async def observing(
             clock=cluster.clock,
         ),
         settings=settings,
-        clock=cluster.clock,
         outages=outages,
     )
     await tracker.prepare()
