@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
+from auditor.backlog import UnavailableLedgers
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.mark_reasons import (
     LossKind,
@@ -42,7 +43,6 @@ from auditor.mark_reasons import (
 from auditor.records import Records, StoredAbsences, read_audit, read_identities
 from auditor.safety_hold import SafetyHolds
 from auditor.settings import AuditorSettings
-from auditor.unavailable_ledgers import UnavailableLedgers
 from auditor.underreplication import BookieLosses, reformatted_bookies
 from ledgers.clock import Clock
 from ledgers.errors import (

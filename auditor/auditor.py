@@ -19,9 +19,9 @@ import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
 from auditor.absence import LossTracker
+from auditor.backlog import UnavailableLedgerCounter
 from auditor.marker import LossMarker, Marker
 from auditor.records import UNREADABLE_KEPT_MAX, AuditRecord, Identities, Records
-from auditor.unavailable_ledgers import UnavailableLedgerCounter
 from auditor.underreplication import BookieLosses, LossId
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId

@@ -1,4 +1,5 @@
 """Measures how much is left to repair, for metrics: ledgers, bytes, marks, and the time left.
+Counts the ledgers that no client can read until a bookie returns.
 
 Only the leader measures. It counts ledgers in its ledger map, lists both queues and reads each new
 mark once. A measurement takes at most a twentieth of the time. The values are published as metrics
@@ -13,19 +14,28 @@ import math
 from array import array
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 import structlog
 from prometheus_client import Gauge
 
+from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.underreplication import BookieLosses, find_underreplicated, lost_bytes
+from auditor.underreplication import (
+    BookieLosses,
+    copies_left,
+    find_underreplicated,
+    lost_bytes,
+)
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
+from ledgers.model import BookieId
 from ledgers.store import MetadataStore
+from ledgers.tasks import wait_woken
 from replication.marks import marked_in_parts, marked_ledger_ids, read_marks
+from replication.records import Count
 from replication.znodes import ClusterPaths
 
 log = structlog.get_logger()
@@ -61,11 +71,16 @@ REMAINING_S = Gauge(
     "Estimated seconds until the last under-replicated ledger is repaired, at the pace of the last "
     "minutes; 0: none is left. NaN: unknown, or not the leader.",
 )
+UNAVAILABLE = Gauge(
+    "bookmender_unavailable_ledgers",
+    "Ledgers with an entry whose every copy is on bookies that are not registered. 0 on all nodes "
+    "except the leader.",
+)
 
 INTERVAL_S = 15.0
 PAUSE_SHARE = 20
-"""The pause between two measurements is also at least this many times as long as the last one
-took."""
+"""The pause between two measurements, or two counts, is also at least this many times as long as
+the last one took."""
 NEW_MARKS_MAX = 5_000
 """New marks that one measurement reads. While there are more, the age is that of the oldest mark
 read so far."""
@@ -74,6 +89,11 @@ MARKS_KEPT_MAX = 200_000
 PACE_WINDOW_S = 300.0
 """The estimate uses the pace of this time."""
 LABELS = ("0", "1", "2", "more")
+RECOUNT_S = 5.0
+"""Minimum pause between two counts of the unavailable ledgers for the same bookies, if ledgers have
+changed."""
+IDS_KEPT_MAX = 20
+"""Unavailable ledgers whose ids are kept for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,3 +293,110 @@ def publish_none() -> None:
 
 
 publish_none()  # so that every label exists from the start
+
+
+# --- Unavailable ledgers --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnavailableLedgers:
+    """The unavailable ledgers at one moment: those with an entry whose every copy is on absent
+    bookies. No client can read such an entry until a bookie returns.
+
+    ``first``: the lowest of their ids. ``restored_by``: by absent bookie that one of them names,
+    how many of these ledgers become available again if this bookie alone returns.
+    """
+
+    count: Count
+    first: tuple[Count, ...] = ()
+    restored_by: Mapping[BookieId, Count] = field(default_factory=dict)
+
+
+class UnavailableLedgerCounter:
+    """Counts the unavailable ledgers among those that the ledger map knows so far. Inspects only
+    ledgers that name at least a write quorum of the absent bookies, one block of the map at a time.
+    """
+
+    def __init__(
+        self, updater: LedgerMapUpdater, clock: Clock, *, on_count: Callable[[], None]
+    ) -> None:
+        """``on_count``: called when the result has changed."""
+        self._updater, self._clock = updater, clock
+        self._on_count = on_count
+        self.absent: frozenset[BookieId] = frozenset()
+        self._was_updated = asyncio.Event()
+        self._counted: tuple[frozenset[BookieId], UnavailableLedgers, bool] | None = None
+        """The absent bookies, the result of the last count, and whether the ledger map was complete
+        when the count began."""
+        self._change_count = -1
+        """``change_count`` of the ledger map when that count began."""
+
+    def update(self, absent: frozenset[BookieId]) -> None:
+        """Set the absent bookies. Call this also when the ledger map may have become complete."""
+        if absent != self.absent or not self._is_valid():
+            self.absent = absent
+            self._was_updated.set()
+
+    def found_for(self, absent: Collection[BookieId]) -> UnavailableLedgers | None:
+        """Return the result for exactly these bookies; None if there is none yet, or if the ledger
+        map became complete after the count."""
+        if self._counted is None or self._counted[0] != absent or not self._is_valid():
+            return None
+        return self._counted[1]
+
+    def _is_valid(self) -> bool:
+        return self._counted is not None and (self._counted[2] or not self._updater.is_complete)
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        try:
+            while True:
+                began_s = self._clock.now_s()
+                await self.run_once()
+                took_s = self._clock.now_s() - began_s
+                pause_s = max(RECOUNT_S, PAUSE_SHARE * took_s) if self.absent else math.inf
+                await wait_woken(self._was_updated, timeout_s=pause_s)
+        finally:
+            UNAVAILABLE.set(0)
+
+    async def run_once(self) -> None:
+        """Count if something has changed. If other bookies are absent meanwhile, the count ends
+        without a result, and starts over."""
+        self._was_updated.clear()
+        absent, updater, ledger_map = self.absent, self._updater, self._updater.ledger_map
+        change_count, is_complete = updater.change_count, updater.is_complete
+        if self.found_for(absent) is not None and change_count == self._change_count:
+            return
+        count, ids, restored_by = 0, list[int](), Counter[BookieId]()
+        count_least, first = ledger_map.write_quorum_least, 0
+        while True:
+            ledger_ids, next_first = ledger_map.naming_several(
+                absent, count_least=count_least, first=first
+            )
+            for ledger_id in ledger_ids:
+                ledger = ledger_map.get(ledger_id)
+                if ledger is None or not has_unavailable_entry(ledger, absent):
+                    continue
+                count += 1
+                ids += [ledger_id] if len(ids) < IDS_KEPT_MAX else []
+                named = ledger.bookies & absent
+                for bookie in named:  # a bookie that does not suffice alone is listed with 0
+                    restored_by[bookie] += not has_unavailable_entry(ledger, named - {bookie})
+            if next_first is None:
+                break
+            first = next_first
+            await asyncio.sleep(0)
+            if self.absent != absent:
+                return
+        UNAVAILABLE.set(count)
+        found = UnavailableLedgers(count=count, first=tuple(ids), restored_by=dict(restored_by))
+        counted = absent, found, is_complete
+        has_changed, self._counted = counted != self._counted, counted
+        self._change_count = change_count
+        if has_changed:
+            self._on_count()
+
+
+def has_unavailable_entry(ledger: MappedLedger, absent: Collection[BookieId]) -> bool:
+    """True if all copies of some entry are on the absent bookies."""
+    return copies_left(ledger, absent) == 0

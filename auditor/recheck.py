@@ -23,9 +23,8 @@ import structlog
 from prometheus_client import Counter as Metric
 from prometheus_client import Gauge
 
-from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyInspector
-from auditor.checks.records import RECENT_COPIES
+from auditor.checks.records import RECENT_COPIES, FindingReporter
 from ledgers.clock import Clock
 from ledgers.errors import (
     CorruptionError,

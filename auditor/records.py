@@ -21,9 +21,9 @@ from typing import Self, TypeVar
 
 import structlog
 
+from auditor.backlog import UnavailableLedgers
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import LossRecords
-from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId

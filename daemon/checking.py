@@ -8,11 +8,10 @@ disturbed.
 import asyncio
 from collections.abc import Callable
 
-from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
 from auditor.checks.idle import IdleOpenCheck
 from auditor.checks.placement import PlacementCheck
-from auditor.checks.records import CheckRecords
+from auditor.checks.records import Check, CheckRecords, FindingReporter
 from auditor.checks.runner import CheckRunner
 from auditor.finding_marker import FindingMarker
 from auditor.ledger_map_updater import LedgerMapUpdater

@@ -17,8 +17,8 @@ from auditor.absence import LossTracker, Outages
 from auditor.activity import ActivityWatch
 from auditor.auditor import Auditor
 from auditor.backlog import Backlog
-from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyInspector
+from auditor.checks.records import FindingReporter
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
 from auditor.finding_marker import FindingMarker

@@ -1,6 +1,6 @@
 """The periodic checks of the leader.
 
-``base`` is what a check is, and what all share; ``runner`` runs those that are due, and ``records``
-stores how far each is. The checks: ``copies`` reads and counts copies, ``placement`` compares them
-with the placement policy, and ``idle`` finds open ledgers without a writer.
+``records`` is what a check is, what all share, and how far each is; ``runner`` runs those that are
+due. The checks: ``copies`` reads and counts copies, ``placement`` compares them with the placement
+policy, and ``idle`` finds open ledgers without a writer.
 """

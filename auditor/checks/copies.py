@@ -20,8 +20,7 @@ from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
-from auditor.checks.base import Check, FindingReporter
-from auditor.checks.records import ALL_LEDGERS, REPLICAS
+from auditor.checks.records import ALL_LEDGERS, REPLICAS, Check, FindingReporter
 from auditor.finding_marker import Damage, JavaVisibility, java_visibility
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock

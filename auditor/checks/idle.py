@@ -19,8 +19,7 @@ from typing import Annotated
 import structlog
 from msgspec import Meta
 
-from auditor.checks.base import Check
-from auditor.checks.records import IDLE_OPEN, CheckRecords, CheckRun
+from auditor.checks.records import IDLE_OPEN, Check, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock

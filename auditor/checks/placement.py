@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from auditor.checks.base import Check, FindingReporter
-from auditor.checks.records import PLACEMENT, CheckRun
+from auditor.checks.records import PLACEMENT, Check, CheckRun, FindingReporter
 from auditor.finding_marker import JavaVisibility
 from auditor.ledger_map import LedgerMap, MappedLedger
 from ledgers.errors import NotEnoughBookiesError

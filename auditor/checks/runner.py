@@ -22,8 +22,7 @@ from typing import TypeVar
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
-from auditor.checks.base import Check
-from auditor.checks.records import CheckRecord, CheckRecords, CheckRun
+from auditor.checks.records import Check, CheckRecord, CheckRecords, CheckRun
 from auditor.ledger_map import LedgerMap
 from auditor.settings import ChecksSettings
 from ledgers.clock import Clock

@@ -16,9 +16,9 @@ from pathlib import Path
 import click
 
 from auditor.absence import read_delay
+from auditor.backlog import has_unavailable_entry
 from auditor.records import read_absences
 from auditor.scan import read_mapped_ledgers
-from auditor.unavailable_ledgers import has_unavailable_entry
 from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
 from daemon.cli.bookies import (
     BookieArgument,

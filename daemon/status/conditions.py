@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from auditor.backlog import UnavailableLedgers
 from auditor.fsck.verdicts import Grade
-from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.cli.bookies import BookieRow
 from daemon.cli.hold import hold_record
 from daemon.cli.progress import counted, duration_text, printable

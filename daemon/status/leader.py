@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from auditor.absence import read_delay
+from auditor.backlog import UnavailableLedgers
 from auditor.election import current_leader
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import MarkExplainer
 from auditor.records import StoredAbsences, read_absences, read_leader_record
-from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.admin_session import AdminSession
 from daemon.cli.bookies import loss_due_text
 from daemon.cli.check import CheckRow, read_checks, run_record

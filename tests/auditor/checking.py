@@ -8,16 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from auditor.checks.base import Check, FindingReporter
 from auditor.checks.copies import AllLedgersCheck, CopyInspector, ReplicasCheck
 from auditor.checks.records import (
     ALL_LEDGERS,
     PLACEMENT,
     REPLICAS,
+    Check,
     CheckKind,
     CheckRecord,
     CheckRecords,
     CheckRun,
+    FindingReporter,
     read_audit_time,
     read_check,
 )

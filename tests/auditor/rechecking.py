@@ -2,8 +2,8 @@
 
 import random
 
-from auditor.checks.base import FindingReporter
 from auditor.checks.copies import CopyInspector
+from auditor.checks.records import FindingReporter
 from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings
 from auditor.recheck import CopyRecheck

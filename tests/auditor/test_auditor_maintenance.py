@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from auditor.absence import COUNTS_WRITE_S, WRITE_S
+from auditor.backlog import UnavailableLedgers
 from auditor.records import read_absences
-from auditor.unavailable_ledgers import UnavailableLedgers
 from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing

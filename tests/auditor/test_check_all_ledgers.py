@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.checks.base import LOGGED_MAX
-from auditor.checks.records import ALL_LEDGERS
+from auditor.checks.records import ALL_LEDGERS, LOGGED_MAX
 from auditor.mark_reasons import read_findings
 from auditor.settings import ChecksSettings
 from ledgers.bookies import Transfer

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from auditor.checks import placement
-from auditor.checks.base import FindingReporter
 from auditor.checks.placement import PlacementCheck
-from auditor.checks.records import CheckRun
+from auditor.checks.records import CheckRun, FindingReporter
 from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId, LedgerState

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from prometheus_client import REGISTRY
 
-from auditor.checks.base import Check
 from auditor.checks.records import (
     ALL_LEDGERS,
     PLACEMENT,
     REPLICAS,
+    Check,
     CheckKind,
     CheckRecord,
     CheckRun,

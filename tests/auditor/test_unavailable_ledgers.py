@@ -5,14 +5,14 @@ from collections.abc import Collection, Sequence
 
 import pytest
 
-from auditor.ledger_map import LedgerMap, MappedLedger
-from auditor.unavailable_ledgers import (
+from auditor.backlog import (
     IDS_KEPT_MAX,
-    PAUSE_S,
+    RECOUNT_S,
     UnavailableLedgerCounter,
     UnavailableLedgers,
     has_unavailable_entry,
 )
+from auditor.ledger_map import LedgerMap, MappedLedger
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.ledger_map_scenes import SOON_S, closed, keeping, with_ledgers
@@ -143,7 +143,7 @@ async def test_changed_ledgers_are_counted_after_a_while() -> None:
         await asyncio.sleep(SOON_S)
         assert count_of(counter, away) == 0
         await ledgers.write(1, A, B)
-        await asyncio.sleep(PAUSE_S + SOON_S)
+        await asyncio.sleep(RECOUNT_S + SOON_S)
         assert count_of(counter, away) == 1
         counting.cancel()
 

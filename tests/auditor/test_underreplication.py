@@ -2,8 +2,8 @@
 
 import pytest
 
+from auditor.backlog import has_unavailable_entry
 from auditor.ledger_map import MappedLedger
-from auditor.unavailable_ledgers import has_unavailable_entry
 from auditor.underreplication import (
     MarkQueue,
     UnderreplicatedLedger,

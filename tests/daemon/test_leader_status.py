@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from structlog.testing import capture_logs
 
+from auditor.backlog import UnavailableLedgers
 from auditor.checks.records import KINDS, CheckRecord, CheckRun
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import NAMING_MAX_MS, StoredAbsences
 from auditor.settings import AuditorSettings
-from auditor.unavailable_ledgers import UnavailableLedgers
 from daemon.status.leader import (
     LeaderState,
     gather_leader,

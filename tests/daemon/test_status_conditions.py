@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from auditor.backlog import UnavailableLedgers
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
-from auditor.unavailable_ledgers import UnavailableLedgers
 from checkpoints.stalls import FeedStateRecord, StallReason
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.cli.feed_stall import FeedStall
