@@ -258,7 +258,7 @@ class Auditor:
             self._audited_count = -1
             return
         self._marked_ids = losses.ids
-        await self.records.write_urgent(audit.urgent, now_ms=self.clock.wall_ms())
+        await self.records.write_urgent(audit.queue.urgent, now_ms=self.clock.wall_ms())
         unreadable = sorted(updater.ledger_map.unreadable)
         took_s = self.clock.now_s() - started_s
         log.info(

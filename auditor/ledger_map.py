@@ -14,8 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, deque
-from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Generic, NamedTuple, TypeVar
 
@@ -95,9 +94,10 @@ class LedgerMap:
         looks its ledger up several times in a row."""
         self._unreadable: dict[int, int] = {}
         """By ledger id, the mzxid."""
-        self._open: set[int] = set()
+        self.open_ids: set[int] = set()
+        """Ledgers in state OPEN, without those of the change feed: clients may write to them."""
         self._opened: deque[int] = deque(maxlen=OPENED_MAX)
-        """The ledgers that entered ``_open`` last."""
+        """The ledgers that entered ``open_ids`` last."""
         self.opened_count = 0
         """Number of times that a ledger entered ``open_ids``, including the first scan."""
 
@@ -116,12 +116,12 @@ class LedgerMap:
         self._ids.add(ledger_id)
         row = self._row_of(metadata, stat)
         if metadata.state is LedgerState.OPEN and not metadata.is_of_feed:
-            if ledger_id not in self._open:
-                self._open.add(ledger_id)
+            if ledger_id not in self.open_ids:
+                self.open_ids.add(ledger_id)
                 self._opened.append(ledger_id)
                 self.opened_count += 1
         else:
-            self._open.discard(ledger_id)
+            self.open_ids.discard(ledger_id)
         if place is None:
             self._update_naming(ledger_id, was=None, now=row)
             self._insert(ledger_id, row)
@@ -156,7 +156,7 @@ class LedgerMap:
             del self._unreadable[ledger_id]
             return True
         block, position = place
-        self._open.discard(ledger_id)
+        self.open_ids.discard(ledger_id)
         self._update_naming(ledger_id, was=block.row(position), now=None)
         self._found = None
         block.delete(position)
@@ -185,7 +185,7 @@ class LedgerMap:
                 stop = block.ids[0]
                 break
             begin = bisect_left(block.ids, first)
-            found.update(zip(block.ids[begin:], block.mzxids(begin), strict=True))
+            found.update(zip(block.ids[begin:], block.mzxids[begin:], strict=True))
         for ledger_id, mzxid in self._unreadable.items():
             if ledger_id >= first and (stop is None or ledger_id < stop):
                 found[ledger_id] = mzxid
@@ -229,12 +229,6 @@ class LedgerMap:
     def unreadable_count(self) -> int:
         return len(self._unreadable)
 
-    @property
-    def open_ids(self) -> AbstractSet[int]:
-        """Ledgers in state OPEN, without those of the change feed: clients may write to them. The
-        set changes with the map."""
-        return self._open
-
     def opened_since(self, opened_count: int) -> list[int]:
         """Return the ledgers that entered ``open_ids`` since that count, at most ``OPENED_MAX``."""
         count = min(self.opened_count - opened_count, len(self._opened))
@@ -246,22 +240,18 @@ class LedgerMap:
         named = zip(self._bookies.values, self._naming, strict=True)
         return frozenset(bookie for bookie, ledger_ids in named if ledger_ids)
 
-    def naming(self, bookie: BookieId) -> list[int]:
-        """Return the ledgers that name the bookie, ascending."""
-        return list(self.naming_any((bookie,)))
-
     def naming_any(self, bookies: Iterable[BookieId]) -> BitMap64:
         """Return the ledgers that name at least one of the bookies. The caller may change the
         bitmap."""
         found = BitMap64()
         for bookie in bookies:
-            if (number := self._bookies.find(bookie)) is not None:
+            if (number := self._bookies.numbers.get(bookie)) is not None:
                 found |= self._naming[number]
         return found
 
     def naming_count(self, bookie: BookieId) -> int:
         """Return how many ledgers name the bookie."""
-        number = self._bookies.find(bookie)
+        number = self._bookies.numbers.get(bookie)
         return 0 if number is None else len(self._naming[number])
 
     def naming_several(
@@ -269,7 +259,7 @@ class LedgerMap:
     ) -> tuple[list[int], int | None]:
         """Return the ledgers of one block, from ``first`` on, that name at least ``count_least`` of
         these bookies, ascending; and where to continue, None at the end."""
-        found = [self._bookies.find(bookie) for bookie in bookies]
+        found = [self._bookies.numbers.get(bookie) for bookie in bookies]
         naming = [self._naming[number] for number in found if number is not None]
         block_number = bisect_right(self._firsts, first)
         if len(naming) < count_least or not self._blocks:
@@ -326,7 +316,7 @@ class LedgerMap:
         """Return -1 for an unknown ledger. ``place``: from ``_find``."""
         if place is not None:
             block, position = place
-            return block.mzxid(position)
+            return block.mzxids[position]
         return self._unreadable.get(ledger_id, -1)
 
     def _find(self, ledger_id: int) -> tuple[LedgerBlock, int] | None:
@@ -403,12 +393,12 @@ class Row(NamedTuple):
 class LedgerBlock:
     """Rows by ledger id, column by column. The words of all rows are in one array."""
 
-    __slots__ = ("_czxids", "_ends", "_lengths", "_mzxids", "_words", "ids")
+    __slots__ = ("_czxids", "_ends", "_lengths", "_words", "ids", "mzxids")
 
     def __init__(self) -> None:
         self.ids = array("q")
         """Ascending."""
-        self._czxids, self._mzxids, self._lengths = array("q"), array("q"), array("q")
+        self._czxids, self.mzxids, self._lengths = array("q"), array("q"), array("q")
         self._words, self._ends = array("I"), array("I")
         """The words of the rows, in order, and the position in ``_words`` after those of each
         row."""
@@ -422,17 +412,10 @@ class LedgerBlock:
         is_found = position < len(self.ids) and self.ids[position] == ledger_id
         return position if is_found else None
 
-    def mzxid(self, position: int) -> int:
-        return self._mzxids[position]
-
-    def mzxids(self, first: int) -> Sequence[int]:
-        """Return the mzxids from this position on."""
-        return self._mzxids[first:]
-
     def row(self, position: int) -> Row:
         return Row(
             self._czxids[position],
-            self._mzxids[position],
+            self.mzxids[position],
             self._lengths[position],
             self.words(position),
         )
@@ -445,20 +428,20 @@ class LedgerBlock:
         position = bisect_left(self.ids, ledger_id)
         self.ids.insert(position, ledger_id)
         self._czxids.insert(position, 0)
-        self._mzxids.insert(position, 0)
+        self.mzxids.insert(position, 0)
         self._lengths.insert(position, 0)
         self._ends.insert(position, self._begin(position))
         self.replace(position, row)
 
     def replace(self, position: int, row: Row) -> None:
         self._czxids[position] = row.czxid
-        self._mzxids[position] = row.mzxid
+        self.mzxids[position] = row.mzxid
         self._lengths[position] = row.length
         self._put_words(position, row.words)
 
     def delete(self, position: int) -> None:
         self._put_words(position, array("I"))
-        for column in (self.ids, self._czxids, self._mzxids, self._lengths, self._ends):
+        for column in (self.ids, self._czxids, self.mzxids, self._lengths, self._ends):
             del column[position]
 
     def split(self) -> tuple[LedgerBlock, LedgerBlock]:
@@ -469,7 +452,7 @@ class LedgerBlock:
         """Return some of the rows. A slice of an array takes no more memory than it needs."""
         part, begin = LedgerBlock(), self._begin(first)
         part.ids = self.ids[first:stop]
-        part._czxids, part._mzxids = self._czxids[first:stop], self._mzxids[first:stop]
+        part._czxids, part.mzxids = self._czxids[first:stop], self.mzxids[first:stop]
         part._lengths = self._lengths[first:stop]
         part._words = self._words[begin : self._begin(stop)]
         part._ends = array("I", [end - begin for end in self._ends[first:stop]])
@@ -493,14 +476,11 @@ class Numbering(Generic[T]):
     def __init__(self) -> None:
         self.values: list[T] = []
         """By number."""
-        self._numbers: dict[T, int] = {}
+        self.numbers: dict[T, int] = {}
 
     def number(self, value: T) -> int:
         """Return the value's number; a new one if it has none yet."""
-        number = self._numbers.setdefault(value, len(self.values))
+        number = self.numbers.setdefault(value, len(self.values))
         if number == len(self.values):
             self.values.append(value)
         return number
-
-    def find(self, value: T) -> int | None:
-        return self._numbers.get(value)

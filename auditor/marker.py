@@ -21,7 +21,7 @@ differently, the leader and they would otherwise repeat it for ever.
 
 import asyncio
 import collections
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -30,6 +30,7 @@ import structlog
 from prometheus_client import Counter
 from pyroaring import BitMap64
 
+from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.underreplication import (
     BookieLosses,
@@ -246,36 +247,24 @@ def _merged(data: bytes, new: Mark) -> Mark | None:
 # --- The ledgers of lost and reformatted bookies --------------------------------------------------
 
 
+@dataclass(slots=True, kw_only=True)
 class Audit:
     """One audit of the ledgers that miss copies, and its result. ``take`` hands out those whose
     marks are not known to exist."""
 
-    def __init__(
-        self,
-        updater: LedgerMapUpdater,
-        losses: BookieLosses,
-        *,
-        first: Collection[BookieId],
-        is_marked: Callable[[UnderreplicatedLedger], bool],
-        is_over: Callable[[], bool],
-    ) -> None:
-        """Arguments as for ``LossMarker.mark_naming``. ``is_marked``: True if the ledger needs no
-        mark."""
-        self._slices = find_underreplicated(updater.ledger_map, losses, first=first)
-        self._is_marked, self._is_over = is_marked, is_over
-        self._queue = MarkQueue(losses.lost_since_s)
-        self._is_all_found = False
-        self.is_complete = True
-        """False if the audit was ended before all ledgers were inspected."""
-        self.underreplicated_count = 0
-        self.underreplicated_bytes = 0
-        """Payload bytes of these ledgers, each counted once."""
-        self.mark_count = 0
-
-    @property
-    def urgent(self) -> Sequence[int]:
-        """As in ``MarkQueue``."""
-        return self._queue.urgent
+    slices: Iterator[Sequence[tuple[MappedLedger, UnderreplicatedLedger]]]
+    """The ledgers that miss copies, from ``find_underreplicated``."""
+    queue: MarkQueue
+    is_marked: Callable[[UnderreplicatedLedger], bool]
+    """Returns True if the ledger needs no mark."""
+    is_over: Callable[[], bool]
+    is_all_found: bool = False
+    is_complete: bool = True
+    """False if the audit was ended before all ledgers were inspected."""
+    underreplicated_count: int = 0
+    underreplicated_bytes: int = 0
+    """Payload bytes of these ledgers, each counted once."""
+    mark_count: int = 0
 
     async def take(self, count_max: int) -> Ledgers:
         """Look up the next slice, and return the most urgent of the ledgers found so far.
@@ -283,20 +272,20 @@ class Audit:
         A slice is much larger than what is marked meanwhile, so the order is soon right for all
         ledgers.
         """
-        while self._queue or not self._is_all_found:
-            self.is_complete = self.is_complete and not self._is_over()
+        while self.queue or not self.is_all_found:
+            self.is_complete = self.is_complete and not self.is_over()
             if not self.is_complete:
                 break
-            found = next(self._slices, None)
-            self._is_all_found = found is None
+            found = next(self.slices, None)
+            self.is_all_found = found is None
             for ledger, each in found or ():
-                self._queue.add(each)
+                self.queue.add(each)
                 self.underreplicated_count += 1
                 self.underreplicated_bytes += ledger.length
             part: list[UnderreplicatedLedger] = []
-            while self._queue and len(part) < count_max:
-                each = self._queue.take()
-                if not self._is_marked(each):
+            while self.queue and len(part) < count_max:
+                each = self.queue.take()
+                if not self.is_marked(each):
                     part.append(each)
             if part:
                 return part
@@ -352,7 +341,12 @@ class LossMarker:
         True ends the audit early. ``again``: bookies that had returned since they were lost the
         last time; marks that name them are renewed.
         """
-        audit = Audit(self.updater, losses, first=first, is_marked=self._is_marked, is_over=is_over)
+        audit = Audit(
+            slices=find_underreplicated(self.updater.ledger_map, losses, first=first),
+            queue=MarkQueue(losses.lost_since_s),
+            is_marked=self._is_marked,
+            is_over=is_over,
+        )
         audit.mark_count = await self.marker.mark_stream(
             audit.take,
             is_renewed=lambda each: any(bookie in again for bookie in each.lost),

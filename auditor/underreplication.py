@@ -131,14 +131,11 @@ class BookieLosses:
         """Return what these losses mean for one ledger; None if none of its copies is missing."""
         if not self.reformatted:
             return underreplicated(ledger, self.lost_since_s.keys())
-        missing = [bookie for bookie in ledger.bookies if self._is_copy_missing(bookie, ledger)]
+        lost, new = self.lost_since_s, self.reformatted
+        missing = [
+            b for b in ledger.bookies if b in lost or (b in new and new[b].is_newer_than(ledger))
+        ]
         return underreplicated(ledger, missing)
-
-    def _is_copy_missing(self, bookie: BookieId, ledger: MappedLedger) -> bool:
-        if bookie in self.lost_since_s:
-            return True
-        reformatted = self.reformatted.get(bookie)
-        return reformatted is not None and reformatted.is_newer_than(ledger)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ The metrics are set on the leader only.
 
 import asyncio
 import collections
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from math import inf
 from typing import TypeVar
@@ -340,8 +340,11 @@ class CheckRunner:
         state.written_s, state.logged_s = -inf, self.clock.now_s()
         log.info("check.began", check=kind.name, cursor=run.cursor, ledger_count=ledger_count)
         await check.begin(run)
-        for part in self._parts(run.cursor, check.part_size):
-            await self._check_part(state, part)
+        cursor, size = run.cursor, check.part_size
+        while ledger_ids := self.ledger_map.ledger_ids(cursor, count_max=IDS_AT_ONCE):
+            for start in range(0, len(ledger_ids), size):
+                await self._check_part(state, ledger_ids[start : start + size])
+            cursor = ledger_ids[-1] + 1
         await check.finish(state.run)
         finished = state.record.finished(self.clock.wall_ms())
         await self._retried(lambda: self.records.write(kind, finished))
@@ -365,13 +368,6 @@ class CheckRunner:
                 counts=counts,
             )
         )
-
-    def _parts(self, cursor: int, part_size: int) -> Iterator[list[int]]:
-        """Yield the ledgers from ``cursor`` on, one part at a time, as the ledger map is then."""
-        while ledger_ids := self.ledger_map.ledger_ids(cursor, count_max=IDS_AT_ONCE):
-            for start in range(0, len(ledger_ids), part_size):
-                yield ledger_ids[start : start + part_size]
-            cursor = ledger_ids[-1] + 1
 
     async def _check_part(self, state: CheckState, part: Sequence[int]) -> None:
         """Check one part. After an interruption by ZooKeeper or a pause, continue with the ledgers
