@@ -104,22 +104,25 @@ class Drainer:
         await self._mark(named - listed.marked, orders, listed)
         LEFT.set(len(named))
         recorded = await self._recorded()
-        if self.updater.is_complete:
-            await self._record(
-                {
-                    bookie: _progress(
-                        order,
-                        left=ledger_map.naming_count(bookie),
-                        before=recorded.get(bookie),
-                        doubtful=listed.doubtful.get(bookie, ()),
-                    )
-                    for bookie, order in orders.items()
-                }
+        progress, is_complete = dict[BookieId, DrainProgress](), self.updater.is_complete
+        for bookie, order in orders.items():
+            before = recorded.get(bookie)
+            if not is_complete:  # while the ledger map is being built, what was recorded stays
+                progress |= {} if before is None else {bookie: before}
+                continue
+            left, doubtful = ledger_map.naming_count(bookie), listed.doubtful.get(bookie, ())
+            most = before.ledgers_most if before and before.since_ms == order.since_ms else 0
+            progress[bookie] = DrainProgress(
+                since_ms=order.since_ms,
+                ledgers_left=left,
+                ledgers_most=max(left, most),
+                is_drained=not left and not doubtful,
+                is_in_doubt=not left and bool(doubtful),
+                unreadable_count=len(doubtful),
+                unreadable=tuple(doubtful[:DOUBTFUL_KEPT_MAX]),
             )
-            return LOOK_S + len(named) / LOOKED_AT_PER_S
-        # While the ledger map is being built, what was recorded stays.
-        await self._record({bookie: recorded[bookie] for bookie in orders if bookie in recorded})
-        return LOOK_SOON_S + len(named) / LOOKED_AT_PER_S
+        await self._record(progress)
+        return (LOOK_S if is_complete else LOOK_SOON_S) + len(named) / LOOKED_AT_PER_S
 
     async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
         """Return which ledgers are marked, and which are unreadable; from the last listing if that
@@ -201,19 +204,3 @@ class Drainer:
             record = await read_drains(self.records.store, self.records.paths)
             self._progress = {} if record is None else record.bookies
         return self._progress
-
-
-def _progress(
-    order: DrainOrder, *, left: int, before: DrainProgress | None, doubtful: Sequence[int]
-) -> DrainProgress:
-    """``left``: ledgers that name the bookie now. ``before``: the recorded progress."""
-    most = before.ledgers_most if before is not None and before.since_ms == order.since_ms else 0
-    return DrainProgress(
-        since_ms=order.since_ms,
-        ledgers_left=left,
-        ledgers_most=max(left, most),
-        is_drained=not left and not doubtful,
-        is_in_doubt=not left and bool(doubtful),
-        unreadable_count=len(doubtful),
-        unreadable=tuple(doubtful[:DOUBTFUL_KEPT_MAX]),
-    )

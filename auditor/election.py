@@ -19,7 +19,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import structlog
@@ -79,26 +79,21 @@ class Leadership:
         return (self.membership.guard, vote)
 
 
+@dataclass
 class Election:
     """The candidacy of one session. ``candidate``: content of the vote, a bookie id or a host
     name."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        paths: ClusterPaths,
-        membership: Membership,
-        *,
-        candidate: str,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._election = paths.election
-        self._leader = paths.pulsar_leader
-        self._membership = membership
-        self._vote = znodes.vote_to_bytes(candidate)
-        self._leader_value = znodes.pulsar_leader_to_bytes(candidate)
+    store: MetadataStore
+    paths: ClusterPaths
+    membership: Membership
+    _: KW_ONLY
+    candidate: str
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._election, self._leader = self.paths.election, self.paths.pulsar_leader
+        self._vote = znodes.vote_to_bytes(self.candidate)
 
     async def win(self) -> Leadership:
         """Create a vote, and return when it is the smallest and ``leader`` is ours. Raises
@@ -107,15 +102,22 @@ class Election:
         A node without a vote could not take over when the leader goes. So the loss of its own vote
         is noticed at once, too.
         """
-        await ensure_znode(self._store, self._election)
-        vote_path = await self._store.create(
+        await ensure_znode(self.store, self._election)
+        vote_path = await self.store.create(
             f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
         )
         log.info("election.entered", vote=vote_path)
-        while (predecessor := await self._predecessor(vote_path)) is not None:
+        own = vote_path.rpartition("/")[2]
+        while True:
+            votes = in_order(await self._answered(lambda: self.store.children(self._election)))
+            if own not in votes:
+                raise LeadershipLostError("our vote was deleted", path=vote_path)
+            if own == votes[0]:
+                break
+            predecessor = votes[votes.index(own) - 1]
             await self._wait_either_gone(f"{self._election}/{predecessor}", vote_path)
         leadership = Leadership(
-            vote_path=vote_path, leader_path=self._leader, membership=self._membership
+            vote_path=vote_path, leader_path=self._leader, membership=self.membership
         )
         while not await self._answered(lambda: self._take_lead(leadership)):
             await self._wait_either_gone(self._leader, vote_path)
@@ -126,21 +128,22 @@ class Election:
         """Create ``leader`` at version 1, and write our vote to the election znode, for people, as
         Java does. Return False if another session holds ``leader``. A leader's write like any other
         (rule S9)."""
+        data = znodes.pulsar_leader_to_bytes(self.candidate)
         lead: list[Operation] = [
-            Create(path=self._leader, data=self._leader_value, is_ephemeral=True),
-            SetData(path=self._leader, data=self._leader_value, version=0),
+            Create(path=self._leader, data=data, is_ephemeral=True),
+            SetData(path=self._leader, data=data, version=0),
             SetData(path=self._election, data=self._vote, version=ANY_VERSION),
         ]
         try:
-            await Batcher(self._store, leadership.candidacy).send(lead)
+            await Batcher(self.store, leadership.candidacy).send(lead)
         except MultiFailed as failure:
             if not isinstance(failure.cause, NodeExistsError):
                 raise failure.cause from failure
         else:
             return True
         with suppress(NoNodeError, UnauthorizedError):
-            data, held = await self._store.get(self._leader)
-            if held.ephemeral_owner == self._store.session_id:
+            data, held = await self.store.get(self._leader)
+            if held.ephemeral_owner == self.store.session_id:
                 return True  # the reply to an earlier attempt was lost
             if not znodes.is_our_leader(data):
                 log.warning(
@@ -155,17 +158,8 @@ class Election:
     async def wait_lost(self, leadership: Leadership) -> None:
         """Return when our vote or ``leader`` is gone: deleted by hand, or with the session."""
         await self._wait_either_gone(
-            leadership.vote_path, self._leader, owner=self._store.session_id
+            leadership.vote_path, self._leader, owner=self.store.session_id
         )
-
-    async def _predecessor(self, vote_path: str) -> str | None:
-        """Return the vote right before ours; None if ours is the first."""
-        votes = in_order(await self._answered(lambda: self._store.children(self._election)))
-        own = vote_path.rpartition("/")[2]
-        if own not in votes:
-            raise LeadershipLostError("our vote was deleted", path=vote_path)
-        position = votes.index(own)
-        return votes[position - 1] if position else None
 
     async def _wait_either_gone(self, *paths: str, owner: int | None = None) -> None:
         async with task_scope() as scope:
@@ -174,18 +168,18 @@ class Election:
 
     async def _wait_gone(self, path: str, owner: int | None) -> None:
         """Return when the znode is gone, or belongs to another session than ``owner``."""
-        async with aclosing(self._store.watch(path)) as events:
+        async with aclosing(self.store.watch(path)) as events:
             async for event in events:
                 if event.kind is EventKind.DELETED:
                     return
-                stat = await self._answered(lambda: self._store.exists(path))
+                stat = await self._answered(lambda: self.store.exists(path))
                 if stat is None or owner not in (None, stat.ephemeral_owner):
                     return
 
     async def _answered(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeat ``call`` until it is answered: without a reply a vote is neither known to exist
         nor known to be gone (rule S8)."""
-        return await until_answered(call, event="election.request_failed", clock=self._clock)
+        return await until_answered(call, event="election.request_failed", clock=self.clock)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

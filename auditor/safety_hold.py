@@ -108,62 +108,42 @@ def wanted_hold(
     ``is_calm``: True if too few bookies have been absent for long enough to end the current hold.
     """
     current = Orders(hold=current).at(now_ms).hold
+    named = frozenset(() if current is None else current.bookies)
     recent = {
         bookie: since_s
         for bookie, since_s in census.absent_since_s.items()
         if bookie not in census.settled or now_s - since_s <= settings.window_s
     }
-    if current is None or current.is_released:
-        return _after_release(census, recent, current, settings, now_ms=now_ms)
-    if current.is_by_operator:
-        return current
-    if is_calm or not settings.enabled:
-        return None
-    return replace(current, bookies=tuple(sorted(recent.keys() | set(current.bookies))))
+    if current is not None and not current.is_released:
+        if current.is_by_operator:
+            return current
+        if is_calm or not settings.enabled:
+            return None
+        return replace(current, bookies=tuple(sorted(recent.keys() | named)))
+    wave = {bookie: since_s for bookie, since_s in recent.items() if bookie not in named}
+    for start_s in sorted(set(wave.values())) if settings.enabled else ():
+        # The share is of the bookies that were present when the first of the wave disappeared.
+        later = {bookie for bookie, since_s in wave.items() if since_s >= start_s}
+        gone = {bookie for bookie in later if wave[bookie] <= start_s + settings.window_s}
+        if not _is_enough(gone, census, settings, bookie_count=len(census.present) + len(later)):
+            continue
+        racks = _whole_racks(gone, census)
+        including = f", including all of {', '.join(racks)}" if racks else ""
+        return HoldOrder(
+            since_ms=now_ms,
+            until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
+            bookies=tuple(sorted(wave)),
+            reason=f"{len(gone)} of {len(census.present) + len(gone)} bookies disappeared within "
+            f"{settings.window_s:g} s{including}",
+        )
+    bound = named & census.absent_since_s.keys()
+    return replace(current, bookies=tuple(sorted(bound))) if current and bound else None
 
 
 def is_warranted(hold: HoldOrder, census: BookieCensus, settings: HoldSettings) -> bool:
     """True if the bookies of the hold that are still absent suffice for a hold."""
     absent = census.absent_since_s.keys() & set(hold.bookies)
     return _is_enough(absent, census, settings, bookie_count=len(census.present) + len(absent))
-
-
-def _after_release(
-    census: BookieCensus,
-    recent: Mapping[BookieId, float],
-    released: HoldOrder | None,
-    settings: HoldSettings,
-    *,
-    now_ms: int,
-) -> HoldOrder | None:
-    named = set() if released is None else set(released.bookies)
-    wave = {bookie: since_s for bookie, since_s in recent.items() if bookie not in named}
-    if settings.enabled and (disappeared := _wave_of(wave, census, settings)):
-        return HoldOrder(
-            since_ms=now_ms,
-            until_ms=now_ms + int(settings.lasts_s * 1000) if settings.lasts_s else None,
-            bookies=tuple(sorted(wave)),
-            reason=_reason(disappeared, census, settings),
-        )
-    bound = named & census.absent_since_s.keys()
-    if released is None or not bound:
-        return None
-    return replace(released, bookies=tuple(sorted(bound)))
-
-
-def _wave_of(
-    wave: Mapping[BookieId, float], census: BookieCensus, settings: HoldSettings
-) -> frozenset[BookieId]:
-    """Return the bookies that disappeared within one window, if they suffice for a hold; else none.
-
-    The share is of the bookies that were present when the first of them disappeared.
-    """
-    for start_s in sorted(set(wave.values())):
-        later = {bookie: since_s for bookie, since_s in wave.items() if since_s >= start_s}
-        disappeared = {b for b, since_s in later.items() if since_s <= start_s + settings.window_s}
-        if _is_enough(disappeared, census, settings, bookie_count=len(census.present) + len(later)):
-            return frozenset(disappeared)
-    return frozenset()
 
 
 def _is_enough(
@@ -189,13 +169,6 @@ def _whole_racks(disappeared: Collection[BookieId], census: BookieCensus) -> lis
         for rack, bookies in members.items()
         if len(bookies) >= RACK_BOOKIES_MIN and rack not in inhabited
     )
-
-
-def _reason(disappeared: Collection[BookieId], census: BookieCensus, settings: HoldSettings) -> str:
-    count = len(census.present) + len(disappeared)
-    racks = _whole_racks(disappeared, census)
-    text = f", including all of {', '.join(racks)}" if racks else ""
-    return f"{len(disappeared)} of {count} bookies disappeared within {settings.window_s:g} s{text}"
 
 
 # --- Over time -----------------------------------------------------------------------------------
