@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 
@@ -58,7 +58,6 @@ from ledgers.store import MetadataStore
 from ledgers.tasks import until_answered, wait_woken
 from replication import znodes
 from replication.cluster import ClusterView, ViewSource
-from replication.history import Event
 from replication.orders import HoldOrder
 from replication.records import read_stored
 from replication.znodes import ClusterPaths
@@ -417,9 +416,12 @@ class LossTracker:
 
     # --- Writing ----------------------------------------------------------------------------------
 
-    async def record_losses(self, records: Records, losses: BookieLosses) -> Sequence[Event]:
-        """Write the losses if they changed: the ledgers of a bookie begin to be marked, or a loss
-        has ended. Return what is new."""
+    async def record_losses(self, records: Records, losses: BookieLosses) -> None:
+        """Write the losses if they changed, and tell the history: the ledgers of a bookie begin to
+        be marked, or a loss has ended. During a safety hold nothing is written: bookies that the
+        hold protects from marking are still losses."""
+        if self.hold is not None:
+            return
         now_s, now_ms = self.clock.now_s(), self.clock.wall_ms()
         current = {
             bookie: LossRecord(kind=LossKind.REFORMATTED, since_ms=now_ms)
@@ -433,7 +435,8 @@ class LossTracker:
         if after != before or self._are_losses_corrupt:
             await records.write(LossRecords(bookies=after))
         self._losses, self._are_losses_corrupt = after, False
-        return loss_events(before, after, registered=self.views.current.available)
+        for event in loss_events(before, after, registered=self.views.current.available):
+            self.holds.history.record(event)
 
     async def keep_recorded(
         self,

@@ -26,7 +26,6 @@ from auditor.underreplication import BookieLosses, LossId
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.tasks import task_scope, until_answered, wait_woken, wake_on
-from replication.history import NO_HISTORY, History
 from replication.orders import DisableSwitch
 
 log = structlog.get_logger()
@@ -87,7 +86,6 @@ class Auditor:
     standstill_max_s: float = STANDSTILL_MAX_S
     """How long a worker may be paused and still keep its session. What such a worker writes when it
     resumes relies on the bookies as they were before."""
-    history: History = NO_HISTORY
 
     def __post_init__(self) -> None:
         tracker = self.tracker
@@ -96,7 +94,7 @@ class Auditor:
             marker=self.marker,
             updater=self.updater,
             on_gone=self._mark_again,
-            history=self.history,
+            history=tracker.holds.history,
         )
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
@@ -195,7 +193,7 @@ class Auditor:
         self._inherited &= losses.lost_since_s.keys()
         if ended_ids := self._marked_ids - losses.ids:
             self._marked_ids -= ended_ids
-            await self._record_losses(losses)
+            await tracker.record_losses(self.records, losses)
         await self._mark(losses)
         await self._settle(losses)
         now_s = self.clock.now_s()
@@ -244,7 +242,7 @@ class Auditor:
             log.info("bookies.lost", bookies=sorted(lost), is_ledger_map_complete=is_complete)
         self._again = (self._again | (new_bookies - self._inherited)) & losses.bookies
         async with task_scope() as scope:  # the first mark does not wait for this record
-            recording = scope.start(self._record_losses(losses))
+            recording = scope.start(self.tracker.record_losses(self.records, losses))
             audit = await self._marks.mark_naming(
                 losses,
                 first=sorted(new_bookies),
@@ -308,13 +306,6 @@ class Auditor:
             or bool(tracker.states.absent_since_s.keys() - absent)
             or now.ids != losses.ids
         )
-
-    async def _record_losses(self, losses: BookieLosses) -> None:
-        """Record the causes, except during a safety hold: bookies that the hold protects from
-        marking are still losses."""
-        if self.tracker.hold is None:
-            for event in await self.tracker.record_losses(self.records, losses):
-                self.history.record(event)
 
     async def _settle(self, losses: BookieLosses) -> None:
         """Stop counting the copies of reformatted bookies as missing, once all their ledgers are

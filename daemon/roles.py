@@ -365,7 +365,6 @@ async def _lead(
         marker=Marker(store, batcher, paths, clock),
         records=records,
         standstill_max_s=2 * max(settings.zookeeper.session_timeout_s, SESSION_TIMEOUT_LEAST_S),
-        history=history,
     )
     updater.is_urgent = lambda: views.is_reading or auditor.is_deciding
     drainer = Drainer(

@@ -99,7 +99,7 @@ async def leading(
             views=views,
             records=records,
             updater=updater,
-            auditor=Auditor(tracker=tracker, marker=marker, records=records, history=history),
+            auditor=Auditor(tracker=tracker, marker=marker, records=records),
             drainer=Drainer(
                 manager=manager,
                 updater=updater,
