@@ -291,11 +291,6 @@ class LedgerMapUpdater(Changing):
             for gauge in (LEDGERS, UNREADABLE, CHANGES_WAITING, COMPLETE):
                 gauge.set(0)
 
-    def rescan(self) -> None:
-        """Read all metadata again. Returns at once; ``completed_count`` grows at the end."""
-        self._due |= dict.fromkeys(tree for tree in self._trees if tree not in self._unwatched)
-        self._has_due.set()
-
     def take_touched(self) -> Collection[int]:
         """Return the ledgers that were put or removed since the last call, except those of the
         first scan."""
@@ -655,8 +650,8 @@ class LedgerMapReader:
         results = await self._store.get_each(paths)
         refused = [
             path
-            for path, result in zip(paths, results, strict=True)
-            if isinstance(result, UnauthorizedError)
+            for path, each in zip(paths, results, strict=True)
+            if isinstance(each, UnauthorizedError)
         ]
         stats = await asyncio.gather(*map(self._find_refused, refused))
         of_refused = dict(zip(refused, stats, strict=True))

@@ -100,6 +100,12 @@ async def keeping(
         await store.close()
 
 
+def rescan(updater: LedgerMapUpdater) -> None:
+    """Read all metadata again, as after a reconnection."""
+    for tree in updater._trees:
+        updater._scan_soon(tree)
+
+
 def store_of(updater: LedgerMapUpdater) -> MemoryStore:
     assert isinstance(updater._store, MemoryStore)
     return updater._store

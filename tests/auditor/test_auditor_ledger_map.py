@@ -12,6 +12,7 @@ from auditor.underreplication import SLICE
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
 from tests.auditor.auditing import Leader, auditing, leading
+from tests.auditor.ledger_map_scenes import rescan
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -106,7 +107,7 @@ async def test_a_loss_during_a_rescan_is_marked_at_once(
         await asyncio.sleep(SOON_S)
         is_released = delay_reads(leader, monkeypatch)
         await cluster.write_ledger((B1, B4), ledger_id=3)
-        leader.updater.rescan()
+        rescan(leader.updater)
         await cluster.kill(B1)
         assert await marked_soon(cluster) == [0, 1]
 

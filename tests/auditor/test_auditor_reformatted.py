@@ -11,6 +11,7 @@ from ledgers.model import BookieId
 from ledgers.store import Operation
 from replication.orders import HoldOrder, hold_znode
 from tests.auditor.auditing import auditing, leading
+from tests.auditor.ledger_map_scenes import rescan
 from tests.auditor.scenes import (
     SOON_S,
     delayed,
@@ -131,7 +132,7 @@ async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
         await leader.auditor.run_once()
 
         await move(cluster, 0, B3)
-        leader.updater.rescan()
+        rescan(leader.updater)
         await asyncio.sleep(SOON_S)
         await leader.auditor.run_once()
 

@@ -15,6 +15,7 @@ from tests.auditor.ledger_map_scenes import (
     contents,
     keeping,
     read_all,
+    rescan,
     soon,
     store_of,
     with_ledgers,
@@ -202,7 +203,7 @@ async def test_a_directory_deleted_without_an_event_leaves_no_ledger() -> None:
 async def test_a_requested_rescan_reads_everything_again() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
-        updater.rescan()
+        rescan(updater)
         assert not updater.is_complete
         await asyncio.sleep(SOON_S)
 

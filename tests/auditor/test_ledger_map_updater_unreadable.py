@@ -10,12 +10,7 @@ from auditor import ledger_map_updater
 from auditor import ledger_map_updater as updater_module
 from ledgers.errors import UnavailableError
 from ledgers.store import Operation
-from tests.auditor.ledger_map_scenes import (
-    keeping,
-    soon,
-    store_of,
-    with_ledgers,
-)
+from tests.auditor.ledger_map_scenes import keeping, rescan, soon, store_of, with_ledgers
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B4
@@ -78,7 +73,7 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
                 yield ledger_ids
 
         updater._manager.ledger_ids = break_off  # type: ignore[method-assign]
-        updater.rescan()
+        rescan(updater)
         await asyncio.sleep(updater_module.RETRY_MIN_S - 0.1)
         assert not updater.is_complete
         assert len(updater.ledger_map) == 5
@@ -104,7 +99,7 @@ async def test_rule_s8_an_unlisted_ledger_is_read_before_it_is_removed(
                 yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
 
         updater._manager.ledger_ids = forget_some  # type: ignore[method-assign]
-        updater.rescan()
+        rescan(updater)
         assert await soon(updater) == list(range(9))
         assert updater.is_complete
 
@@ -135,11 +130,11 @@ async def test_a_known_ledger_with_denied_access_is_kept_if_unchanged() -> None:
         ledgers = await with_ledgers(3)
         async with keeping(ledgers) as updater:
             shut = shut_out(store_of(updater), ledgers.manager.path(1), is_stat_open=is_stat_open)
-            updater.rescan()
+            rescan(updater)
             await soon(updater)
             assert updater.ledger_map.unreadable == unreadable
             assert updater.take_touched() == unreadable
-            updater.rescan()
+            rescan(updater)
             await soon(updater)
             assert updater.take_touched() == set()
 
@@ -185,12 +180,12 @@ async def test_rule_s8_a_directory_with_denied_access_is_not_empty() -> None:
         assert updater.hidden == []
 
         shut.add(f"{ROOT}/00/0000")
-        updater.rescan()
+        rescan(updater)
         assert await soon(updater) == [0, 1, 2, *others]
         assert (updater.is_complete, updater.completed_count) == (False, 3)
 
         await ledgers.delete(1)
-        updater.rescan()
+        rescan(updater)
         assert await soon(updater) == [0, 2, *others], "known ledgers are read one by one"
 
 
@@ -207,7 +202,7 @@ async def test_denied_access_causes_no_repeated_reads_of_other_ledgers() -> None
         assert store.request_count - before < 100
 
         shut.clear()
-        updater.rescan()
+        rescan(updater)
         assert await soon(updater) == [0, 1, 2, 20_000], "it need not wait"
         assert updater.is_complete
 

@@ -10,7 +10,7 @@ from ledgers.errors import UnavailableError
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
-from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
 
@@ -19,6 +19,14 @@ async def unmark(cluster: Cluster, *ledger_ids: int) -> None:
         path = PATHS.mark(ledger_id)
         await cluster.store.delete(path)
         await cluster.store.delete(path.rpartition("/")[0])
+
+
+async def move_copy(cluster: Cluster) -> None:
+    """Move the first copy of ledger 0 to B3."""
+    versioned = await cluster.manager.read(0)
+    (segment,) = versioned.metadata.segments
+    moved = versioned.metadata.with_segment(segment.with_bookies({0: B3}))
+    await cluster.manager.write(0, moved, read_as=versioned)
 
 
 @in_virtual_time
@@ -49,13 +57,40 @@ async def test_a_repaired_ledger_is_not_marked_again() -> None:
         await unmark(cluster, 0)
         # During this sleep the leader looks, and finds no mark and the old metadata.
         await asyncio.sleep(3)
-        versioned = await cluster.manager.read(0)
-        (segment,) = versioned.metadata.segments
-        moved = versioned.metadata.with_segment(segment.with_bookies({0: B3}))
-        await cluster.manager.write(0, moved, read_as=versioned)
+        await move_copy(cluster)
         await asyncio.sleep(3 * LIST_S)
 
         assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_repair_that_the_ledger_map_did_not_read_yet_is_no_missing_mark() -> None:
+    cluster = await with_ledgers((B1, B2))
+    await cluster.kill(B1)
+    async with auditing(cluster) as leader:
+        assert await marked_soon(cluster) == [0]
+        leader.updater.changes_pause_s = 10 * LIST_S
+        await move_copy(cluster)
+        await unmark(cluster, 0)
+        await asyncio.sleep(5 * LIST_S)
+
+        assert await cluster.marked() == []
+
+
+@in_virtual_time
+async def test_a_mark_that_named_a_returned_bookie_too_is_restored_by_the_next_audit() -> None:
+    """A worker that saw both bookies registered may have deleted it."""
+    cluster = await with_ledgers((B1, B2), (B3, B4))
+    await cluster.kill(B1)
+    await cluster.kill(B2)
+    async with auditing(cluster):
+        assert await marked_soon(cluster) == [0]
+        await cluster.revive(B2)
+        await unmark(cluster, 0)
+        assert await marked_soon(cluster) == []
+        await cluster.kill(B3)
+
+        assert await marked_soon(cluster) == [0, 1]
 
 
 @in_virtual_time

@@ -16,7 +16,7 @@ from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.auditor.ledger_map_scenes import closed, contents, read_all
+from tests.auditor.ledger_map_scenes import closed, contents, read_all, rescan
 from tests.cluster.ledger_maps import running_updater, wait_complete
 from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
@@ -149,7 +149,7 @@ async def test_rule_s8_a_denied_ledger_is_unreadable_in_the_ledger_map(
         assert updater.ledger_map.get(open_one) is not None
 
         await manager.delete(shut, version=-1)
-        updater.rescan()
+        rescan(updater)
         await wait_complete(updater, 2)
         assert updater.ledger_map.unreadable == set()
     await ours.close()
