@@ -15,10 +15,9 @@
   leader was active for a while, a bookie may have returned and disappeared again unseen, so its
   absence starts over.
 
-``BookieStates`` is what a leader remembers of the bookies. ``step`` returns the next state, and the
-functions below it what the state means; none of them does I/O. ``LossTracker`` keeps the state of
-one leadership. It reads the records of the leader before, and writes the absences and the losses.
-The auditor acts on its decisions; observe mode reports them, and writes nothing.
+``step`` returns the next state of the bookies, and the functions below it what a state means; none
+of them does I/O. ``LossTracker`` keeps the state of one leadership, and its records. The auditor
+acts on its decisions; observe mode reports them, and writes nothing.
 """
 
 from __future__ import annotations
@@ -148,18 +147,14 @@ def still_absent(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """The last outage. ``settled_s``: a bookie that has not returned by then is absent for another
-    reason.
-
-    Times are monotonic seconds.
-    """
+    """The last outage. A bookie that is not back at ``settled_s`` is absent for another reason.
+    Times are monotonic seconds."""
 
     began_s: float = -math.inf
     settled_s: float = -math.inf
 
     def excuses_until_s(self, since_s: float) -> float:
-        """Return until when a bookie absent since ``since_s`` is not lost; -inf if the outage does
-        not explain its absence."""
+        """Return until when the outage excuses an absence since ``since_s``; -inf: it does not."""
         return self.settled_s if self.began_s <= since_s <= self.settled_s else -math.inf
 
 
@@ -251,8 +246,7 @@ class LossTracker:
     # --- Reading ----------------------------------------------------------------------------------
 
     async def create_delay(self) -> None:
-        """Create the znode of the recovery delay from the setting if it is missing. Only a leader
-        does so."""
+        """Create the znode of the recovery delay from the setting if it is missing, as a leader."""
         data = znodes.recovery_delay_to_bytes(self._default_delay_s)
         with suppress(NodeExistsError):
             await self.store.create(self.paths.recovery_delay, data, with_parents=True)
@@ -382,8 +376,7 @@ class LossTracker:
         }
 
     def delay_left_s(self, *, at_s: float | None = None) -> dict[BookieId, float]:
-        """Return, by bookie that is absent and not lost yet, the rest of its recovery delay at
-        ``at_s``; None: now."""
+        """Return, by absent bookie that is not lost yet, its delay left at ``at_s``; None: now."""
         return delay_left_s(
             self.states.absent_since_s,
             now_s=self.clock.now_s() if at_s is None else at_s,
@@ -394,8 +387,7 @@ class LossTracker:
 
     @property
     def is_loss_pending(self) -> bool:
-        """True if the recovery delay of an absent bookie is not over, or if no view was seen
-        yet."""
+        """True if some absent bookie is not lost yet, or if no view was seen yet."""
         return not self._has_view or bool(self.delay_left_s())
 
     @property
@@ -512,11 +504,8 @@ class Outages:
         return self._ended if self._began_s is None else self._ending(self._began_s)
 
     async def follow(self, store: MetadataStore) -> None:
-        """Track the outages of one session. Its start ends the outage that ended the session
-        before.
-
-        Raises SessionLostError.
-        """
+        """Track the outages of a session. Its start ends the outage that ended the session before.
+        Raises SessionLostError."""
         while True:
             self.end()
             await store.wait_disconnected()
@@ -551,10 +540,8 @@ class Outages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
-    """The recovery delay in force.
-
-    ``mzxid``: the last write of its znode; 0 if the znode is missing or access is denied.
-    """
+    """The recovery delay in force. ``mzxid``: the last write of its znode; 0 if that is missing or
+    access is denied."""
 
     delay_s: int
     mzxid: int

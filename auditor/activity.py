@@ -161,8 +161,7 @@ class LedgerGrowth:
 
 @dataclass(kw_only=True)
 class ActivityWatch:
-    """Watches client activity and publishes it. Runs on the leader until it is cancelled or the
-    session is lost."""
+    """Watches client activity and publishes it, on the leader."""
 
     updater: LedgerMapUpdater
     views: ViewSource
@@ -195,8 +194,7 @@ class ActivityWatch:
                 await self.views.wait_change(seen, timeout_s=IDLE_INTERVAL_S)
 
     def _is_expected(self) -> bool:
-        """True while ledgers are copied, and for ``GO_ON_S`` after that or after the loss of a
-        bookie."""
+        """True while ledgers are copied, and for ``GO_ON_S`` after copies or a lost bookie."""
         now_s, available = self.clock.now_s(), self.views.current.available
         if self._lock_count or self._available - available:
             self._last_reason_s = now_s

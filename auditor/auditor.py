@@ -161,8 +161,7 @@ class Auditor:
 
     @property
     def losses(self) -> BookieLosses:
-        """Return the lost and reformatted bookies, whether or not a hold is in force; none before
-        the first round."""
+        """The lost and reformatted bookies, also during a hold; none before the first round."""
         return self.tracker.losses(self.views.current) if self._has_looked else BookieLosses()
 
     async def _prepare(self) -> None:
@@ -288,10 +287,8 @@ class Auditor:
         )
 
     def _is_superseded(self, losses: BookieLosses) -> bool:
-        """True if the audit must start over, because what must be marked has changed.
-
-        Another absent bookie is a reason too, lost or not yet: a safety hold may be due.
-        """
+        """True if the audit must start over, because what must be marked changed. Another absent
+        bookie is a reason too, lost or not yet: a safety hold may be due."""
         if not self._wake.is_set():
             return False
         self._wake.clear()
@@ -345,8 +342,7 @@ class Auditor:
         self._wake.set()
 
     def _mark_again(self, ledger_ids: Collection[int]) -> None:
-        """Mark these ledgers in the next round. An audit in progress may have passed them
-        already."""
+        """Mark these ledgers in the next round: an audit in progress may have passed them."""
         self._marks_gone.update(ledger_ids)
         self._wake.set()
 
@@ -359,8 +355,7 @@ class Auditor:
             await self.clock.sleep(CHANGES_PAUSE_S)
 
     async def _wake_on_delay(self) -> None:
-        """Start an audit after each write of the recovery delay. A new delay takes effect at
-        once."""
+        """Start an audit after each write of the recovery delay: it takes effect at once."""
         async with aclosing(self.tracker.delay_changes()) as changes:
             async for _ in changes:
                 self._check_due_s = self.clock.now_s()

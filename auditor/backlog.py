@@ -119,10 +119,8 @@ class RepairPace:
     """Time, ledgers and bytes that were left."""
 
     def remaining_s(self, *, now_s: float, ledger_count: int, byte_count: int) -> float | None:
-        """Return the seconds left; None while the backlog does not shrink.
-
-        A backlog that grows starts the estimate over: another bookie was lost.
-        """
+        """Return the seconds left; None while the backlog does not shrink. A backlog that grows
+        starts the estimate over: another bookie was lost."""
         if self._samples and self._samples[-1][1] < ledger_count:
             self._samples.clear()
         self._samples.append((now_s, ledger_count, byte_count))
@@ -202,8 +200,8 @@ class Backlog:
         return self.size
 
     async def _count_underreplicated(self) -> tuple[Counter[int], float]:
-        """Return the under-replicated ledgers by copies left, and the bytes of their missing
-        copies. They are counted again only after a change."""
+        """Return the under-replicated ledgers by copies left, and the bytes of missing copies. They
+        are counted again only after a change."""
         updater, losses = self.updater, self.losses()
         source = losses, updater.change_count
         if self._counted is None or self._counted[0] != source:

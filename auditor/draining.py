@@ -89,8 +89,7 @@ class Drainer:
             await self.views.wait_change(seen, timeout_s=wait_s)
 
     async def run_once(self) -> float | None:
-        """Mark what is not marked yet. Return the seconds until the next round; None: when the
-        orders change."""
+        """Mark what is not marked yet. Return the seconds until the next round; None: no limit."""
         orders, ledger_map = self.views.current.orders.draining, self.updater.ledger_map
         if not orders:
             self._listed = None
@@ -125,8 +124,7 @@ class Drainer:
         return (LOOK_S if is_complete else LOOK_SOON_S) + len(named) / LOOKED_AT_PER_S
 
     async def _list(self, orders: Mapping[BookieId, DrainOrder]) -> _Listed:
-        """Return which ledgers are marked, and which are unreadable; from the last listing if that
-        is recent.
+        """Return which ledgers are marked and unreadable; from the last listing if that is recent.
 
         A mark may be deleted although the ledger still names the bookie: by an operator, or by a
         worker that did not know the order yet. Such a ledger is marked again, but not in a busy

@@ -81,8 +81,7 @@ class Leadership:
 
 @dataclass
 class Election:
-    """The candidacy of one session. ``candidate``: content of the vote, a bookie id or a host
-    name."""
+    """The candidacy of one session. ``candidate``: content of the vote, a bookie id or a host."""
 
     store: MetadataStore
     paths: ClusterPaths

@@ -41,8 +41,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class MappedLedger(Struct, frozen=True, kw_only=True):
-    """The part of a ledger's metadata that the map keeps. ``ensembles``: of its segments, in
-    order."""
+    """The part of a ledger's metadata that the map keeps. ``ensembles``: by segment, in order."""
 
     ledger_id: int
     state: LedgerState
@@ -133,11 +132,8 @@ class LedgerMap:
         return True
 
     def put_unreadable(self, ledger_id: int, stat: Stat | None) -> bool:
-        """Store that the ledger exists and that its bookies are unknown. Return True if that is
-        new.
-
-        ``stat``: None if ACLs deny access to it too. Then the known state may be outdated.
-        """
+        """Store that the ledger exists, and its bookies are unknown. Return True if that is new.
+        ``stat``: None if ACLs deny access to it too. Then the known state may be outdated."""
         known_mzxid = self._mzxid(ledger_id, self._find(ledger_id))
         if known_mzxid >= stat.mzxid if stat else ledger_id in self._unreadable:
             return False
@@ -241,8 +237,7 @@ class LedgerMap:
         return frozenset(bookie for bookie, ledger_ids in named if ledger_ids)
 
     def naming_any(self, bookies: Iterable[BookieId]) -> BitMap64:
-        """Return the ledgers that name at least one of the bookies. The caller may change the
-        bitmap."""
+        """Return the ledgers that name any of the bookies. The caller may change the bitmap."""
         found = BitMap64()
         for bookie in bookies:
             if (number := self._bookies.numbers.get(bookie)) is not None:
@@ -274,13 +269,11 @@ class LedgerMap:
         return min((shape[1] for shape in self._shapes.values), default=1)
 
     def ledger_ids(self, first: int = 0, *, count_max: int) -> list[int]:
-        """Return at most ``count_max`` known ids from ``first`` on, ascending, including unreadable
-        ledgers."""
+        """Return at most ``count_max`` ids from ``first`` on, ascending, unreadable ones too."""
         return list(islice(self._ids.iter_equal_or_larger(first), count_max))
 
     def ids_in(self, first: int, stop: int) -> list[int]:
-        """Return the known ids from ``first`` to before ``stop``, ascending, including unreadable
-        ledgers."""
+        """Return the ids from ``first`` to before ``stop``, ascending, also unreadable ledgers."""
         return list(_between(self._ids, first, stop))
 
     # --- Rows -------------------------------------------------------------------------------------
@@ -348,8 +341,7 @@ class LedgerMap:
 
 
 def used_write_sets(metadata: LedgerMetadata | LedgerOutline) -> WriteSets:
-    """Return which write sets of each segment have entries; a short segment does not use all of
-    them.
+    """Return which write sets of each segment have entries; a short segment does not use all.
 
     The last segment of a ledger that is not closed may have any number of entries, so all its write
     sets count as used.
@@ -470,8 +462,7 @@ class LedgerBlock:
 
 
 class Numbering(Generic[T]):
-    """Numbers values from 0 in the order in which they are first seen. No value is ever
-    forgotten."""
+    """Numbers values from 0 in the order in which they are first seen, and forgets none."""
 
     def __init__(self) -> None:
         self.values: list[T] = []

@@ -132,10 +132,7 @@ class LedgerMapObserver(Protocol):
 
 class LedgerMapUpdater(Changing):
     """Owns ``ledger_map``. Reports a change (``Changing``) when the map changes and when a scan
-    ends.
-
-    ``run`` ends by cancellation or with the session.
-    """
+    ends. ``run`` ends by cancellation or with the session."""
 
     def __init__(
         self,
@@ -226,8 +223,7 @@ class LedgerMapUpdater(Changing):
 
     @property
     def is_gapless(self) -> bool:
-        """True if the map has all that ACLs show, and every change since then was or will be
-        reported."""
+        """True if the map has all that ACLs show, and events report every later change."""
         break_count = self._store.break_count
         watched = {*self._trees, self._manager.root}
         return (
@@ -292,8 +288,7 @@ class LedgerMapUpdater(Changing):
                 gauge.set(0)
 
     def take_touched(self) -> Collection[int]:
-        """Return the ledgers that were put or removed since the last call, except those of the
-        first scan."""
+        """Return the ledgers that changed since the last call, except those of the first scan."""
         touched, self._touched = self._touched, set()
         return touched
 
@@ -516,8 +511,7 @@ class LedgerMapUpdater(Changing):
                         self._scan_soon(tree)
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
-        """Repeat ``read`` after these errors, with growing pauses, and return its result. The map
-        stays in use as it is."""
+        """Repeat ``read`` until it succeeds, and return its result. The map stays in use."""
 
         async def reading() -> T:
             try:

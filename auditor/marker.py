@@ -118,8 +118,7 @@ class Marker:
         return await self.mark_stream(take, is_renewed=is_renewed, on_marked=on_marked)
 
     async def mark_stream(self, take: Take, *, is_renewed: IsRenewed, on_marked: OnMarked) -> int:
-        """Mark the ledgers that ``take`` hands out. Return how many marks are new or name more
-        bookies."""
+        """Mark what ``take`` hands out. Return how many marks are new or name more bookies."""
 
         async def mark_next() -> int:
             count, are_new = 0, True
@@ -160,8 +159,7 @@ class Marker:
         raise UnavailableError("other clients keep changing the mark", ledger_id=ledger_id)
 
     async def _create_all(self, ledgers: Ledgers) -> bool:
-        """Create all marks in one transaction. Return False if none was created, or if the outcome
-        is unknown."""
+        """Create all marks in one transaction. Return True if they are known to exist now."""
         ctime_ms = self.clock.wall_ms()
         paths = [self.paths.mark(ledger.ledger_id) for ledger in ledgers]
         creations: list[Operation] = []
@@ -231,8 +229,7 @@ def _creations(path: str, mark: Mark) -> tuple[Create, Create]:
 
 
 def _merged(data: bytes, new: Mark) -> Mark | None:
-    """Return the stored mark with the missing replicas added; None if none is missing. The creation
-    time stays."""
+    """Return the stored mark with the missing replicas added; None if none is missing."""
     try:
         old = znodes.parse_mark(data)
     except CorruptionError:  # unreadable for Java too: replace it
@@ -267,11 +264,8 @@ class Audit:
     mark_count: int = 0
 
     async def take(self, count_max: int) -> Ledgers:
-        """Look up the next slice, and return the most urgent of the ledgers found so far.
-
-        A slice is much larger than what is marked meanwhile, so the order is soon right for all
-        ledgers.
-        """
+        """Look up the next slice, and return the most urgent ledgers found so far. A slice is much
+        larger than what is marked meanwhile, so the order is soon right for all ledgers."""
         while self.queue or not self.is_all_found:
             self.is_complete = self.is_complete and not self.is_over()
             if not self.is_complete:
@@ -295,8 +289,7 @@ class Audit:
 
 @dataclass(kw_only=True)
 class LossMarker:
-    """Keeps the ledgers of lost and reformatted bookies marked. Remembers the marks, to write none
-    twice."""
+    """Keeps the ledgers of lost and reformatted bookies marked, and writes no mark twice."""
 
     marker: Marker
     updater: LedgerMapUpdater

@@ -75,8 +75,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """The state at one moment. ``underreplicated``: ledgers that miss copies, most urgent
-    first."""
+    """The state at one moment. ``underreplicated``: ledgers that lack copies, most urgent first."""
 
     seen_ms: int
     """Wall clock."""
@@ -136,8 +135,7 @@ class Observation:
 
     @property
     def by_copies_left(self) -> dict[int, int]:
-        """Number of under-replicated ledgers by the copies left of their worst entry, fewest
-        first."""
+        """Number of under-replicated ledgers by the copies left of their worst entry, ascending."""
         return dict(sorted(Counter(each.copies_left for each in self.underreplicated).items()))
 
 
@@ -242,11 +240,8 @@ class Observer:
 def compare(
     underreplicated: Sequence[UnderreplicatedLedger], marks: Mapping[int, Collection[BookieId]]
 ) -> Difference:
-    """Return how the marks in the shared queue differ from the marks that we would make.
-
-    ``marks``: for each marked ledger, the bookies that its mark names; no bookie if the mark cannot
-    be read.
-    """
+    """Return how the marks in the shared queue differ from the marks that we would make. ``marks``:
+    by marked ledger, the bookies that its mark names; none if the mark cannot be read."""
     unmarked = tuple(each.ledger_id for each in underreplicated if each.ledger_id not in marks)
     partly_marked = tuple(
         each.ledger_id

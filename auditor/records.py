@@ -76,8 +76,7 @@ class StoredAbsences(Record):
         return frozenset(bookie for bookie, count in self.ledger_counts.items() if count)
 
     def named_count(self, bookie: BookieId, *, now_ms: int) -> int | None:
-        """Return how many ledgers name the bookie; None if not all ledgers were counted
-        recently."""
+        """Return how many ledgers name the bookie; None if not all were counted recently."""
         is_known = self.are_counts_complete and self.is_fresh(now_ms=now_ms)
         return self.ledger_counts.get(bookie) if is_known else None
 
@@ -106,10 +105,8 @@ class StoredAbsences(Record):
         return cls(since_ms=wall(absent_since_s), excused_ms=wall(excused_until_s), seen_ms=wall_ms)
 
     def resumed(self, *, now_s: float, wall_ms: int) -> dict[BookieId, float]:
-        """Return since when each bookie is absent, in monotonic seconds of this process.
-
-        The clocks of two hosts may differ: an absence that begins in the future begins now.
-        """
+        """Return since when each bookie is absent, in monotonic seconds of this process. Clocks of
+        two hosts may differ: an absence that begins in the future begins now."""
         if wall_ms - self.seen_ms > UNSEEN_MAX_MS:
             return {}
         return {
@@ -162,8 +159,7 @@ class DrainRecord(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identities(Record):
-    """``cookies``: by bookie, the czxid of the cookie with which its ledgers were last
-    inspected."""
+    """By bookie, the czxid of the cookie with which its ledgers were last inspected."""
 
     cookies: Mapping[BookieId, Count]
 

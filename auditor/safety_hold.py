@@ -51,11 +51,8 @@ RACK_BOOKIES_MIN = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieCensus:
-    """The present and absent bookies that count for a hold. Times are seconds of one clock.
-
-    ``absent_since_s``: bookies with a cookie that are absent and neither in maintenance nor
-    draining.
-    """
+    """The bookies that count for a hold. ``absent_since_s``: absent bookies that have a cookie,
+    except bookies in maintenance and draining ones. Times are seconds of one clock."""
 
     present: frozenset[BookieId]
     absent_since_s: Mapping[BookieId, float]
@@ -206,10 +203,8 @@ class SafetyHolds:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until ``update`` may decide something else without any event.
-
-        The end of a hold's own time does not count: the view changes with it.
-        """
+        """Seconds until ``update`` may decide something else without any event. The end of a hold's
+        own time does not count: the view changes with it."""
         if self._calm_since_s is None:
             return math.inf
         return max(0.0, self._calm_since_s + CALM_S - self.clock.now_s())
@@ -264,8 +259,7 @@ class SafetyHolds:
         raise UnavailableError("other clients keep changing the hold", path=path)
 
     def _wanted(self, order: HoldOrder | None, census: BookieCensus) -> HoldOrder | None:
-        """Return the order that is due in place of ``order``. Notes since when the bookies are
-        calm."""
+        """Return the order that is due in place of ``order``. Notes since when few are absent."""
         is_ours = order is not None and not (order.is_by_operator or order.is_released)
         if order is None or not is_ours or is_warranted(order, census, self.settings):
             self._calm_since_s = None

@@ -38,11 +38,8 @@ KEPT_MAX = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastChange:
-    """An open ledger has not changed since ``since_ms`` (wall clock): it got no entry, and its
-    metadata was not written.
-
-    ``last_entry_id``: the last entry that its bookies reported; -1: none.
-    """
+    """Since ``since_ms`` (wall clock) an open ledger got no entry and no write of its metadata.
+    ``last_entry_id``: the last entry that its bookies reported; -1: none."""
 
     last_entry_id: int
     since_ms: int
@@ -74,8 +71,7 @@ def updated_change(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChanges(Record):
-    """Columns instead of rows: with a key for each value the record would be three times as
-    large."""
+    """Columns instead of rows: with keys for each row the record would be three times as large."""
 
     ledger_ids: tuple[Count, ...]
     last_entry_ids: tuple[Annotated[int, Meta(ge=NO_ENTRY, le=INT_MAX)], ...]
@@ -112,8 +108,7 @@ log = structlog.get_logger()
 
 @dataclass(kw_only=True)
 class IdleOpenCheck(Check):
-    """Counts ``open`` ledgers, ``idle`` ledgers, and ``unknown`` ones whose bookies did not
-    answer."""
+    """Counts ``open`` ledgers, ``idle`` ones, and ``unknown`` ones whose bookies did not answer."""
 
     kind = IDLE_OPEN
     part_size = 1_000

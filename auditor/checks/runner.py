@@ -137,9 +137,7 @@ def pause_of(orders: Orders, *, is_disabled: bool, is_audit_pending: bool) -> st
 async def check_safely(check: Check, ledger_id: int) -> collections.Counter[str]:
     """Check one ledger. It counts as ``deleted`` or ``unreadable`` if its metadata is. After an
     error that nobody expected it counts as ``failed``; the other ledgers are still checked.
-
-    Raises UnavailableError, SessionLostError or LeadershipLostError.
-    """
+    Raises UnavailableError, SessionLostError or LeadershipLostError."""
     try:
         return await check.check_ledger(ledger_id)
     except (UnavailableError, SessionLostError, LeadershipLostError):
@@ -277,8 +275,7 @@ class CheckRunner:
                 gauge.clear()
 
     async def run_once(self) -> float:
-        """Run the check that is due. Return the seconds until the next call; infinity: when
-        something changes."""
+        """Run the check that is due. Return the seconds until the next call, perhaps infinity."""
         self._wake.clear()
         for state in self._states:
             await self._read(state)
@@ -296,8 +293,7 @@ class CheckRunner:
         return 0.0
 
     async def _read(self, state: CheckState) -> None:
-        """Read the record of the check and the time of its last run. Without access to them the
-        check does not run."""
+        """Read the check's record and the time of its last run. Without access it does not run."""
         kind = state.check.kind
         now_s, now_ms = self.clock.now_s(), self.clock.wall_ms()
         try:
@@ -370,8 +366,7 @@ class CheckRunner:
         )
 
     async def _check_part(self, state: CheckState, part: Sequence[int]) -> None:
-        """Check one part. After an interruption by ZooKeeper or a pause, continue with the ledgers
-        that were not finished."""
+        """Check one part. After an interruption or a pause, continue with unfinished ledgers."""
         left, counts, took_s = dict.fromkeys(part), collections.Counter[str](), 0.0
         while left:
             while pause := await self._retried(self._pause):
