@@ -148,12 +148,11 @@ class Backlog:
     clock: Clock
     size: BacklogSize | None = field(default=None, init=False)
     """The last measurement. Immutable, so that other threads may read it."""
+    _counted: tuple[object, Counter[int], float] | None = field(default=None, init=False)
+    """The last counts by copies left, and bytes, after what they were computed from."""
 
     def __post_init__(self) -> None:
-        self._counted: tuple[object, Counter[int], float] | None = None
-        """The last counts by copies left, and bytes, after what they were computed from."""
-        self._times = MarkTimes()
-        self._pace = RepairPace()
+        self._times, self._pace = MarkTimes(), RepairPace()
 
     async def run(self) -> None:
         """Measure until cancelled. Raises SessionLostError."""
@@ -310,17 +309,18 @@ class UnavailableLedgers:
     restored_by: Mapping[BookieId, Count] = field(default_factory=dict)
 
 
+@dataclass
 class UnavailableLedgerCounter:
     """Counts the unavailable ledgers among those that the ledger map knows so far. Inspects only
     ledgers that name at least a write quorum of the absent bookies, one block of the map at a time.
     """
 
-    def __init__(
-        self, updater: LedgerMapUpdater, clock: Clock, *, on_count: Callable[[], None]
-    ) -> None:
-        """``on_count``: called when the result has changed."""
-        self._updater, self._clock = updater, clock
-        self._on_count = on_count
+    updater: LedgerMapUpdater
+    clock: Clock
+    on_count: Callable[[], None]
+    """Called when the result has changed."""
+
+    def __post_init__(self) -> None:
         self.absent: frozenset[BookieId] = frozenset()
         self._was_updated = asyncio.Event()
         self._counted: tuple[frozenset[BookieId], UnavailableLedgers, bool] | None = None
@@ -343,15 +343,15 @@ class UnavailableLedgerCounter:
         return self._counted[1]
 
     def _is_valid(self) -> bool:
-        return self._counted is not None and (self._counted[2] or not self._updater.is_complete)
+        return self._counted is not None and (self._counted[2] or not self.updater.is_complete)
 
     async def run(self) -> None:
         """Count until cancelled."""
         try:
             while True:
-                began_s = self._clock.now_s()
+                began_s = self.clock.now_s()
                 await self.run_once()
-                took_s = self._clock.now_s() - began_s
+                took_s = self.clock.now_s() - began_s
                 pause_s = max(RECOUNT_S, PAUSE_SHARE * took_s) if self.absent else math.inf
                 await wait_woken(self._was_updated, timeout_s=pause_s)
         finally:
@@ -361,7 +361,7 @@ class UnavailableLedgerCounter:
         """Count if something has changed. If other bookies are absent meanwhile, the count ends
         without a result, and starts over."""
         self._was_updated.clear()
-        absent, updater, ledger_map = self.absent, self._updater, self._updater.ledger_map
+        absent, updater, ledger_map = self.absent, self.updater, self.updater.ledger_map
         change_count, is_complete = updater.change_count, updater.is_complete
         if self.found_for(absent) is not None and change_count == self._change_count:
             return
@@ -392,7 +392,7 @@ class UnavailableLedgerCounter:
         has_changed, self._counted = counted != self._counted, counted
         self._change_count = change_count
         if has_changed:
-            self._on_count()
+            self.on_count()
 
 
 def has_unavailable_entry(ledger: MappedLedger, absent: Collection[BookieId]) -> bool:

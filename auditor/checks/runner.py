@@ -97,9 +97,7 @@ LEDGERS_PER_TURN = 100
 """Ledgers that a check may judge without I/O before other tasks get a turn."""
 
 FORCED_MS = 0
-"""A last run at this time means that an operator requested the check. For Java it is a run long
-ago.
-"""
+"""A last run at this time means that an operator requested the check; for Java it was long ago."""
 
 T = TypeVar("T")
 
