@@ -106,14 +106,7 @@ class Election:
             f"{self._election}/{VOTE_PREFIX}", self._vote, is_ephemeral=True, is_sequential=True
         )
         log.info("election.entered", vote=vote_path)
-        own = vote_path.rpartition("/")[2]
-        while True:
-            votes = in_order(await self._answered(lambda: self.store.children(self._election)))
-            if own not in votes:
-                raise LeadershipLostError("our vote was deleted", path=vote_path)
-            if own == votes[0]:
-                break
-            predecessor = votes[votes.index(own) - 1]
+        while (predecessor := await self._predecessor(vote_path)) is not None:
             await self._wait_either_gone(f"{self._election}/{predecessor}", vote_path)
         leadership = Leadership(
             vote_path=vote_path, leader_path=self._leader, membership=self.membership
@@ -159,6 +152,15 @@ class Election:
         await self._wait_either_gone(
             leadership.vote_path, self._leader, owner=self.store.session_id
         )
+
+    async def _predecessor(self, vote_path: str) -> str | None:
+        """Return the vote right before ours; None if ours is the first."""
+        votes = in_order(await self._answered(lambda: self.store.children(self._election)))
+        own = vote_path.rpartition("/")[2]
+        if own not in votes:
+            raise LeadershipLostError("our vote was deleted", path=vote_path)
+        position = votes.index(own)
+        return votes[position - 1] if position else None
 
     async def _wait_either_gone(self, *paths: str, owner: int | None = None) -> None:
         async with task_scope() as scope:
