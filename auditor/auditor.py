@@ -98,9 +98,7 @@ class Auditor:
         )
         self._marks_gone: set[int] = set()
         """Ledgers whose marks disappeared and must be written again."""
-        self._unavailable = UnavailableLedgerCounter(
-            self.updater, self.clock, on_count=tracker.was_updated.set
-        )
+        self._unavailable = UnavailableLedgerCounter(self.updater, tracker.was_updated.set)
         self._switch = DisableSwitch(tracker.store, tracker.paths, self.clock)
         self._wake = asyncio.Event()
         self.is_deciding = False

@@ -29,10 +29,8 @@ from auditor.underreplication import (
     find_underreplicated,
     lost_bytes,
 )
-from ledgers.clock import Clock
 from ledgers.errors import UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
-from ledgers.store import MetadataStore
 from ledgers.tasks import wait_woken
 from replication.marks import marked_in_parts, marked_ledger_ids, read_marks
 from replication.records import Count
@@ -140,12 +138,10 @@ class RepairPace:
 class Backlog:
     """Measures the backlog of one leader."""
 
-    store: MetadataStore
     paths: ClusterPaths
     updater: LedgerMapUpdater
     losses: Callable[[], BookieLosses]
     """Returns the lost and reformatted bookies, whether or not a hold is in force."""
-    clock: Clock
     size: BacklogSize | None = field(default=None, init=False)
     """The last measurement. Immutable, so that other threads may read it."""
     _counted: tuple[object, Counter[int], float] | None = field(default=None, init=False)
@@ -158,13 +154,13 @@ class Backlog:
         """Measure until cancelled. Raises SessionLostError."""
         try:
             while True:
-                began_s = self.clock.now_s()
+                began_s = self.updater.clock.now_s()
                 try:
                     await self.run_once()
                 except (UnavailableError, UnauthorizedError) as error:
                     log.warning("backlog.measure_failed", error=str(error))
-                took_s = self.clock.now_s() - began_s
-                await self.clock.sleep(max(INTERVAL_S, PAUSE_SHARE * took_s))
+                took_s = self.updater.clock.now_s() - began_s
+                await self.updater.clock.sleep(max(INTERVAL_S, PAUSE_SHARE * took_s))
         finally:
             self.size = None
             publish_none()
@@ -173,15 +169,15 @@ class Backlog:
         """Measure and publish. Raises UnavailableError."""
         counts, byte_count = await self._count_underreplicated()
         shared = array("q")
-        async for part in marked_in_parts(self.store, self.paths):
+        async for part in marked_in_parts(self.updater.store, self.paths):
             shared.extend(part)
-        private = set(await marked_ledger_ids(self.store, self.paths.private))
+        private = set(await marked_ledger_ids(self.updater.store, self.paths.private))
         await self._times.keep(shared[:MARKS_KEPT_MAX])
         new = self._times.unread(NEW_MARKS_MAX)
-        for each in await read_marks(self.store, self.paths, new):
+        for each in await read_marks(self.updater.store, self.paths, new):
             time_ms = None if each.mark is None else each.mark.ctime_ms
             self._times.set(each.ledger_id, time_ms or NO_TIME)
-        waiting = await self.store.exists(self.paths.waiting)
+        waiting = await self.updater.store.exists(self.paths.waiting)
         self.size = BacklogSize(
             by_copies_left=by_label(counts),
             missing_bytes=round(byte_count),
@@ -190,12 +186,12 @@ class Backlog:
             waiting_count=0 if waiting is None else waiting.child_count,
             oldest_mark_ms=self._times.oldest_ms(),
             remaining_s=self._pace.remaining_s(
-                now_s=self.clock.now_s(),
+                now_s=self.updater.clock.now_s(),
                 ledger_count=counts.total(),
                 byte_count=round(byte_count),
             ),
         )
-        publish(self.size, now_ms=self.clock.wall_ms())
+        publish(self.size, now_ms=self.updater.clock.wall_ms())
         return self.size
 
     async def _count_underreplicated(self) -> tuple[Counter[int], float]:
@@ -316,7 +312,6 @@ class UnavailableLedgerCounter:
     """
 
     updater: LedgerMapUpdater
-    clock: Clock
     on_count: Callable[[], None]
     """Called when the result has changed."""
 
@@ -349,9 +344,9 @@ class UnavailableLedgerCounter:
         """Count until cancelled."""
         try:
             while True:
-                began_s = self.clock.now_s()
+                began_s = self.updater.clock.now_s()
                 await self.run_once()
-                took_s = self.clock.now_s() - began_s
+                took_s = self.updater.clock.now_s() - began_s
                 pause_s = max(RECOUNT_S, PAUSE_SHARE * took_s) if self.absent else math.inf
                 await wait_woken(self._was_updated, timeout_s=pause_s)
         finally:

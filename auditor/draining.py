@@ -23,7 +23,6 @@ from auditor.records import DrainProgress, DrainRecord, Records, read_drains
 from auditor.scan import may_be_named
 from auditor.underreplication import fewest_copies_first, underreplicated
 from ledgers.errors import UnauthorizedError, UnavailableError
-from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from replication.cluster import ViewSource
 from replication.history import NO_HISTORY, Cause, Event, History, Kind
@@ -67,15 +66,14 @@ class Drainer:
     """Marks for the drains of a leader. The caller runs ``updater``. ``marker`` marks in the
     private queue. ``run`` ends by cancellation or with the session."""
 
-    manager: LedgerManager
     updater: LedgerMapUpdater
     views: ViewSource
     marker: Marker
     records: Records
     history: History = NO_HISTORY
     _listed: _Listed | None = field(default=None, init=False)
-    _progress: Mapping[BookieId, DrainProgress] | None = field(default=None, init=False)
-    """The last recorded value, perhaps of an earlier leader; None until it was read."""
+    _recorded: Mapping[BookieId, DrainProgress] | None = field(default=None, init=False)
+    """The recorded progress, perhaps of an earlier leader; None until it was read."""
 
     async def run(self) -> None:
         """Raises SessionLostError or LeadershipLostError."""
@@ -91,6 +89,9 @@ class Drainer:
     async def run_once(self) -> float | None:
         """Mark what is not marked yet. Return the seconds until the next round; None: no limit."""
         orders, ledger_map = self.views.current.orders.draining, self.updater.ledger_map
+        if self._recorded is None:
+            record = await read_drains(self.records.store, self.records.paths)
+            self._recorded = {} if record is None else record.bookies
         if not orders:
             self._listed = None
             LEFT.set(0)
@@ -102,10 +103,9 @@ class Drainer:
         named = ledger_map.naming_any(orders)
         await self._mark(named - listed.marked, orders, listed)
         LEFT.set(len(named))
-        recorded = await self._recorded()
         progress, is_complete = dict[BookieId, DrainProgress](), self.updater.is_complete
         for bookie, order in orders.items():
-            before = recorded.get(bookie)
+            before = self._recorded.get(bookie)
             if not is_complete:  # while the ledger map is being built, what was recorded stays
                 progress |= {} if before is None else {bookie: before}
                 continue
@@ -130,7 +130,8 @@ class Drainer:
         worker that did not know the order yet. Such a ledger is marked again, but not in a busy
         loop.
         """
-        last, now_s, store = self._listed, self.marker.clock.now_s(), self.records.store
+        last, now_s = self._listed, self.marker.clock.now_s()
+        store, manager = self.records.store, self.updater.manager
         unreadable = self.updater.ledger_map.unreadable
         if (
             last is not None
@@ -140,7 +141,7 @@ class Drainer:
         ):
             return last
         marked = BitMap64(await marked_ledger_ids(store, self.marker.paths))
-        doubtful = await may_be_named(store, self.manager, sorted(unreadable), orders.keys())
+        doubtful = await may_be_named(store, manager, sorted(unreadable), orders.keys())
         self._listed = _Listed(
             orders=orders,
             marked=marked,
@@ -181,7 +182,7 @@ class Drainer:
 
     async def _record(self, progress: Mapping[BookieId, DrainProgress]) -> None:
         """Write the progress if it has changed."""
-        recorded = await self._recorded()
+        recorded = self._recorded or {}
         if progress == recorded:
             return
         for bookie, now in progress.items():
@@ -195,10 +196,4 @@ class Drainer:
                 bookies=progress,
             )
         )
-        self._progress = progress
-
-    async def _recorded(self) -> Mapping[BookieId, DrainProgress]:
-        if self._progress is None:
-            record = await read_drains(self.records.store, self.records.paths)
-            self._progress = {} if record is None else record.bookies
-        return self._progress
+        self._recorded = progress

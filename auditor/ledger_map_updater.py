@@ -144,9 +144,9 @@ class LedgerMapUpdater(Changing):
     ) -> None:
         """``recent_writes``: of this node's worker."""
         super().__init__()
-        self._store = store
-        self._manager = manager
-        self._clock = clock
+        self.store = store
+        self.manager = manager
+        self.clock = clock
         self._recent_writes = recent_writes or RecentWrites()
         self.ledger_map = LedgerMap()
         self.completed_count = 0
@@ -224,8 +224,8 @@ class LedgerMapUpdater(Changing):
     @property
     def is_gapless(self) -> bool:
         """True if the map has all that ACLs show, and events report every later change."""
-        break_count = self._store.break_count
-        watched = {*self._trees, self._manager.root}
+        break_count = self.store.break_count
+        watched = {*self._trees, self.manager.root}
         return (
             self.completed_count > 0
             and self.is_up_to_date
@@ -248,7 +248,7 @@ class LedgerMapUpdater(Changing):
            not watched yet.
         """
         while True:
-            break_count = self._store.break_count
+            break_count = self.store.break_count
             for _ in range(SETTLE_TURNS):
                 await asyncio.sleep(0)
             stale = self._stale
@@ -259,9 +259,9 @@ class LedgerMapUpdater(Changing):
             ) and stale.read_count < target:
                 await stale.wait_change(seen, timeout_s=GAP_CHECK_S)
                 seen = stale.change_count
-            if is_valid and self._store.break_count == break_count:
+            if is_valid and self.store.break_count == break_count:
                 return
-            refusal, now_s = self.refusal, self._clock.now_s()
+            refusal, now_s = self.refusal, self.clock.now_s()
             if refusal is not None and now_s - self._refusal_logged_s >= REFUSAL_LOG_INTERVAL_S:
                 self._refusal_logged_s = now_s
                 log.warning(
@@ -296,16 +296,16 @@ class LedgerMapUpdater(Changing):
 
     async def _follow_root(self, tasks: asyncio.TaskGroup) -> None:
         """Follow each tree, and each new one. A watch outlives its tree."""
-        if self._manager.layout is Layout.FLAT:  # the root itself: it cannot be watched in two ways
-            self._add_tree(self._manager.root, tasks)
+        if self.manager.layout is Layout.FLAT:  # the root itself: it cannot be watched in two ways
+            self._add_tree(self.manager.root, tasks)
             self._is_listed = True
             return
-        async with aclosing(self._store.watch(self._manager.root)) as events:
+        async with aclosing(self.store.watch(self.manager.root)) as events:
             async for event in events:
                 self._is_listing = True
                 if event.kind is EventKind.RESET:
-                    self._break_counts[self._manager.root] = self._store.break_count
-                trees = await self._retrying(self._manager.trees, "the root")
+                    self._break_counts[self.manager.root] = self.store.break_count
+                trees = await self._retrying(self.manager.trees, "the root")
                 self.refusal = None
                 for tree in trees:
                     if tree not in self._trees:
@@ -322,19 +322,19 @@ class LedgerMapUpdater(Changing):
         tasks.create_task(self._follow_tree(tree))
 
     async def _follow_tree(self, tree: str) -> None:
-        watch = self._store.watch(tree, is_recursive=True, events_max=EVENTS_MAX)
+        watch = self.store.watch(tree, is_recursive=True, events_max=EVENTS_MAX)
         async with aclosing(watch) as events:
             async for event in events:
                 self._handle(event, tree)
 
     def _handle(self, event: Event, tree: str) -> None:
         if event.kind is EventKind.RESET:
-            self._break_counts[tree] = self._store.break_count
+            self._break_counts[tree] = self.store.break_count
             # Events of later writes may be lost: read all changed ledgers in any case.
             self._stale.zxids = dict.fromkeys(self._stale.zxids, UNTOLD)
             self._scan_soon(tree)
         elif (
-            ledger_id := self._manager.layout.ledger_id(self._manager.root, event.path)
+            ledger_id := self.manager.layout.ledger_id(self.manager.root, event.path)
         ) is not None:
             self._stale.add(ledger_id, event.zxid)
             if event.kind is EventKind.DELETED:
@@ -361,7 +361,7 @@ class LedgerMapUpdater(Changing):
             self._has_due.clear()
             return  # the first trees alone would count as a complete scan
         self.progress = progress = ScanProgress(
-            expected_count=len(self.ledger_map), started_s=self._clock.now_s()
+            expected_count=len(self.ledger_map), started_s=self.clock.now_s()
         )
         strays: list[str] = []
         try:
@@ -376,13 +376,13 @@ class LedgerMapUpdater(Changing):
         finally:
             self.progress = None
         self._has_due.clear()  # also set by trees that became due meanwhile and were scanned
-        SCAN_S.observe(self._clock.now_s() - progress.started_s)
+        SCAN_S.observe(self.clock.now_s() - progress.started_s)
         unreadable = sorted(self.ledger_map.unreadable)
         log.info(
             "ledger_map.built",
             unreadable_count=len(unreadable),
             stray_count=len(strays),
-            **progress.fields(self._clock.now_s()),
+            **progress.fields(self.clock.now_s()),
         )
         if unreadable:
             log.error(
@@ -417,12 +417,12 @@ class LedgerMapUpdater(Changing):
 
         async def read(part: Sequence[int], *, listed_count: int) -> None:
             self._report_changes(await self._reader.read(part))
-            if progress.add(listed_count, now_s=self._clock.now_s()):
-                log.info("ledger_map.progressed", **progress.fields(self._clock.now_s()))
+            if progress.add(listed_count, now_s=self.clock.now_s()):
+                log.info("ledger_map.progressed", **progress.fields(self.clock.now_s()))
 
-        ids = self._manager.layout.ids_below(self._manager.root, tree)
+        ids = self.manager.layout.ids_below(self.manager.root, tree)
         passed_id = ids.start
-        async for listed in self._manager.ledger_ids(
+        async for listed in self.manager.ledger_ids(
             tree, on_stray=strays.append, on_hidden=note_hidden
         ):
             known = self.ledger_map.ids_in(passed_id, listed[-1] + 1)
@@ -436,7 +436,7 @@ class LedgerMapUpdater(Changing):
             await read(waiting, listed_count=len(waiting))
         unlisted += self.ledger_map.ids_in(passed_id, ids.stop)
         # A ledger may have been made since its directory was listed (rule S8).
-        await self._store.sync(tree)
+        await self.store.sync(tree)
         for start in range(0, len(unlisted), READS_AT_ONCE):
             await read(unlisted[start : start + READS_AT_ONCE], listed_count=0)
         self._hidden.pop(tree, None)
@@ -460,13 +460,13 @@ class LedgerMapUpdater(Changing):
             await self._stale.is_filled.wait()
             CHANGES_WAITING.set(len(self._stale.zxids))
             if len(self._stale.zxids) < CHANGES_AT_ONCE:
-                await self._clock.sleep(self.changes_pause_s)
+                await self.clock.sleep(self.changes_pause_s)
             while is_urgent := self.is_urgent():
-                now_s = self._clock.now_s()
+                now_s = self.clock.now_s()
                 urgent_since_s = now_s if urgent_since_s is None else urgent_since_s
                 if now_s - urgent_since_s >= GIVE_WAY_MAX_S:
                     break
-                await self._clock.sleep(GIVE_WAY_CHECK_S)
+                await self.clock.sleep(GIVE_WAY_CHECK_S)
             if not is_urgent:
                 urgent_since_s = None
             await self._retrying(self._read_stale, "ledgers that changed")
@@ -496,18 +496,18 @@ class LedgerMapUpdater(Changing):
 
     async def _try_unreadable_again(self) -> None:
         while True:
-            await self._clock.sleep(UNREADABLE_AGAIN_S)
+            await self.clock.sleep(UNREADABLE_AGAIN_S)
             self.read_again(self.ledger_map.unreadable)
 
     async def _try_hidden_again(self) -> None:
         """Scan a tree again when an ACL has opened one of its hidden directories. The rest of the
         tree was read, which is expensive to repeat."""
         while True:
-            await self._clock.sleep(HIDDEN_AGAIN_S)
+            await self.clock.sleep(HIDDEN_AGAIN_S)
             for tree, denied in list(self._hidden.items()):
                 for error in denied:
                     with suppress(*READ_FAILED):
-                        await children_if_any(self._store, str(error.context["path"]))
+                        await children_if_any(self.store, str(error.context["path"]))
                         self._scan_soon(tree)
 
     async def _retrying(self, read: Callable[[], Awaitable[T]], what: str) -> T:
@@ -525,7 +525,7 @@ class LedgerMapUpdater(Changing):
             reading,
             event="ledger_map.read_failed",
             what=what,
-            clock=self._clock,
+            clock=self.clock,
             errors=READ_FAILED,
             retry_min_s=RETRY_MIN_S,
             retry_max_s=RETRY_MAX_S,
@@ -776,7 +776,6 @@ class LedgerMapReporter:
     write: Callable[[LedgerMapRecord], Awaitable[None]]
     _: KW_ONLY
     session_id: int
-    clock: Clock
     _written: LedgerMapRecord | None = field(default=None, init=False)
 
     async def run(self) -> None:
@@ -786,14 +785,14 @@ class LedgerMapReporter:
                 await self.run_once()
             except UnavailableError as error:  # not essential: the next write contains everything
                 log.warning("ledger_map.record_write_failed", error=str(error))
-            await self.clock.sleep(LOOK_S)
+            await self.updater.clock.sleep(LOOK_S)
 
     async def run_once(self) -> None:
         """Write if something has changed."""
         updater, progress, before = self.updater, self.updater.progress, self._written
         record = LedgerMapRecord(
             session_id=self.session_id,
-            written_ms=self.clock.wall_ms(),
+            written_ms=self.updater.clock.wall_ms(),
             is_complete=updater.is_complete,
             ledger_count=len(updater.ledger_map),
             unreadable_count=updater.ledger_map.unreadable_count,

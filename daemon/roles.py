@@ -368,21 +368,14 @@ async def _lead(
     )
     updater.is_urgent = lambda: views.is_reading or auditor.is_deciding
     drainer = Drainer(
-        manager=session.manager,
         updater=updater,
         views=views,
         marker=Marker(store, batcher, paths.private, clock),
         records=records,
         history=history,
     )
-    reporter = LedgerMapReporter(updater, records.write, session_id=store.session_id, clock=clock)
-    backlog = Backlog(
-        store=store,
-        paths=paths,
-        updater=updater,
-        losses=lambda: auditor.losses,
-        clock=clock,
-    )
+    reporter = LedgerMapReporter(updater, records.write, session_id=store.session_id)
+    backlog = Backlog(paths=paths, updater=updater, losses=lambda: auditor.losses)
     works: list[Coroutine[Any, Any, None]] = [
         batcher.run(),
         history.run(),

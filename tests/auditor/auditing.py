@@ -101,7 +101,6 @@ async def leading(
             updater=updater,
             auditor=Auditor(tracker=tracker, marker=marker, records=records),
             drainer=Drainer(
-                manager=manager,
                 updater=updater,
                 views=views,
                 marker=Marker(store, batcher, PATHS.private, cluster.clock),

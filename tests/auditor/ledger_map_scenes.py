@@ -107,8 +107,8 @@ def rescan(updater: LedgerMapUpdater) -> None:
 
 
 def store_of(updater: LedgerMapUpdater) -> MemoryStore:
-    assert isinstance(updater._store, MemoryStore)
-    return updater._store
+    assert isinstance(updater.store, MemoryStore)
+    return updater.store
 
 
 async def read_all(manager: LedgerManager) -> dict[int, MappedLedger]:

@@ -33,11 +33,9 @@ SEED = 7
 
 def backlog_of(leader: Leader, cluster: Cluster) -> Backlog:
     return Backlog(
-        store=leader.store,
         paths=PATHS,
         updater=leader.updater,
         losses=lambda: leader.auditor.losses,
-        clock=cluster.clock,
     )
 
 

@@ -36,7 +36,7 @@ async def test_it_is_written_at_the_start_periodically_and_at_the_end() -> None:
     async def note(each: LedgerMapRecord) -> None:
         told.append(each)
 
-    teller = LedgerMapReporter(updater, note, session_id=5, clock=cluster.clock)
+    teller = LedgerMapReporter(updater, note, session_id=5)
     updater.progress = ScanProgress(expected_count=1_000, started_s=0.0, read_count=10)
     await teller.run_once()
     updater.progress.read_count = 20
@@ -59,7 +59,6 @@ async def test_the_next_leader_overwrites_it() -> None:
                 leader.updater,
                 leader.records.write,
                 session_id=session_id,
-                clock=cluster.clock,
             )
             await teller.run_once()
             found = await read_leader_record(cluster.store, PATHS, LedgerMapRecord)

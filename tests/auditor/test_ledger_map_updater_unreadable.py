@@ -64,7 +64,7 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
     """The scan is repeated."""
     ledgers = await with_ledgers(5)
     async with keeping(ledgers) as updater:
-        listing, failures = updater._manager.ledger_ids, iter([True, True])
+        listing, failures = updater.manager.ledger_ids, iter([True, True])
 
         async def break_off(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
@@ -72,7 +72,7 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
                     raise UnavailableError("broken off")
                 yield ledger_ids
 
-        updater._manager.ledger_ids = break_off  # type: ignore[method-assign]
+        updater.manager.ledger_ids = break_off  # type: ignore[method-assign]
         rescan(updater)
         await asyncio.sleep(updater_module.RETRY_MIN_S - 0.1)
         assert not updater.is_complete
@@ -92,13 +92,13 @@ async def test_rule_s8_an_unlisted_ledger_is_read_before_it_is_removed(
     monkeypatch.setattr(ledger_map_updater, "READS_AT_ONCE", 2)
     ledgers = await with_ledgers(9)
     async with keeping(ledgers) as updater:
-        listing = updater._manager.ledger_ids
+        listing = updater.manager.ledger_ids
 
         async def forget_some(*args, **options):  # type: ignore[no-untyped-def]
             async for ledger_ids in listing(*args, **options):
                 yield [i for i in ledger_ids if i not in (0, 3, 4, 8)]
 
-        updater._manager.ledger_ids = forget_some  # type: ignore[method-assign]
+        updater.manager.ledger_ids = forget_some  # type: ignore[method-assign]
         rescan(updater)
         assert await soon(updater) == list(range(9))
         assert updater.is_complete

@@ -118,7 +118,7 @@ async def test_they_are_counted_at_once_when_a_bookie_disappears() -> None:
 
     async with keeping(ledgers) as updater:
         counter = UnavailableLedgerCounter(
-            updater, ledgers.clock, on_count=lambda: told.append(count_of(counter, counter.absent))
+            updater, on_count=lambda: told.append(count_of(counter, counter.absent))
         )
         counting = asyncio.create_task(counter.run())
         for away in ([A], [A, B], [A, B, C], [D, C], []):
@@ -137,7 +137,7 @@ async def test_changed_ledgers_are_counted_after_a_while() -> None:
     away = frozenset([A, B])
 
     async with keeping(ledgers) as updater:
-        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
+        counter = UnavailableLedgerCounter(updater, on_count=lambda: None)
         counting = asyncio.create_task(counter.run())
         counter.update(away)
         await asyncio.sleep(SOON_S)
@@ -155,7 +155,7 @@ async def test_a_bookie_that_disappears_during_a_count_is_included() -> None:
         await ledgers.write(ledger_id, A, B)
 
     async with keeping(ledgers) as updater:
-        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
+        counter = UnavailableLedgerCounter(updater, on_count=lambda: None)
         counter.update(frozenset([A]))
         counting = asyncio.create_task(counter.run_once())
         await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_some_are_named_with_the_bookies_that_restore_them() -> None:
     await ledgers.manager.create(3, of_two_segments)
 
     async with keeping(ledgers) as updater:
-        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
+        counter = UnavailableLedgerCounter(updater, on_count=lambda: None)
         found: list[UnavailableLedgers | None] = []
         for away in (frozenset([A, B, C]), frozenset([A, B, C, D])):
             counter.update(away)
@@ -200,7 +200,7 @@ async def test_of_very_many_the_first_are_named() -> None:
         await ledgers.write(ledger_id, A, B)
 
     async with keeping(ledgers) as updater:
-        counter = UnavailableLedgerCounter(updater, ledgers.clock, on_count=lambda: None)
+        counter = UnavailableLedgerCounter(updater, on_count=lambda: None)
         counter.update(frozenset([A, B]))
         await counter.run_once()
 
