@@ -9,7 +9,6 @@ from tests.daemon.settings_given import URI_LINE, load, refused
 
 ROOT = Path(__file__).parents[2]
 OPENS = {
-    "BookieClient": "connector",
     "BulkTransfers": "connector",
     "open_bookies": "connector",
     "ZooKeeperStore.open": "security",
