@@ -8,9 +8,9 @@ In reading order. Each module uses only modules that are listed below it:
   reads recent copies again, and ``activity`` measures what clients write.
 - ``absence`` decides which bookies are lost or reformatted, and ``safety_hold`` pauses marking
   after a mass failure.
-- ``finding_marker`` marks what checks found, and ``marker`` marks under-replicated ledgers.
 - ``records`` are the leader's znodes, and ``history_cleaner`` bounds the history. ``mark_reasons``
-  records why ledgers are marked.
+  records why ledgers are marked, and marks what checks found. ``marker`` marks under-replicated
+  ledgers.
 - ``backlog`` measures how much is left to repair, and which ledgers have an entry on no registered
   bookie. ``underreplication`` decides which ledgers lack copies, and ``scan`` reads all metadata
   for commands.

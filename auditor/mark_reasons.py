@@ -1,4 +1,5 @@
-"""Records why ledgers are marked, and explains marks to people.
+"""Records why ledgers are marked, marks what a check or fsck found wrong, and explains marks to
+people.
 
 The payload of a mark is defined by Java and has no room for a reason. The leader records reasons
 beside the marks, as versioned JSON:
@@ -10,34 +11,37 @@ beside the marks, as versioned JSON:
   finding, because reading only the ends may find nothing wrong.
 
 ``MarkExplainer`` combines these with the drain orders and the bookies that the mark names.
+
+What a check or fsck found is marked in the queue where the mark helps. A worker of Java's
+AutoRecovery decides with its LedgerChecker, which reads the first and the last entry of each
+bookie's part of a fragment (``auditorLedgerVerificationPercentage`` is 0 by default). The
+LedgerChecker treats every answer except the entry as a loss, and checks no digest. It cannot detect
+any other damage: it finds such a ledger healthy and deletes the mark within milliseconds. If it
+detects damage, it copies that whole part again. So damage that Java can detect is marked in the
+shared queue, and other damage in our private queue, where workers read the finding.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Self
 
 import structlog
 
+from auditor.marker import Marker
 from ledgers.clock import Clock
 from ledgers.errors import ConflictError, NoNodeError, UnauthorizedError, UnavailableError
-from ledgers.model import BookieId
+from ledgers.model import BookieId, Fragment
 from ledgers.store import Delete, MetadataStore, children_if_any
 from ledgers.tasks import gather_in_parts
+from replication.copy_reader import ReadFailures
 from replication.history import NO_HISTORY, Event, History, Kind
-from replication.marks import READS_AT_ONCE, MarkTree
+from replication.marks import READS_AT_ONCE, MarkTree, marked_ledger_ids
 from replication.orders import DrainOrder, OrderStore
-from replication.records import (
-    Record,
-    Stored,
-    TimeMs,
-    read_record,
-    read_stored,
-    update_record,
-)
+from replication.records import Record, Stored, TimeMs, read_record, read_stored, update_record
 from replication.transactions import Batcher
 from replication.znodes import ClusterPaths, Mark, ledger_id_of_name
 
@@ -107,36 +111,25 @@ class MarkExplainer:
         finding = self.findings.get(ledger_id)
         reasons = [] if finding is None else finding.reasons()
         explained = {reason.bookie for reason in reasons}
-        if mark is not None:
-            reasons += [
-                self._private_reason(bookie)
-                if is_private
-                else self._shared_reason(bookie, mark.ctime_ms)
-                for bookie in mark.replicas
-                if bookie not in explained
-            ]
+        for bookie in mark.replicas if mark is not None else ():
+            if bookie in explained:
+                continue
+            order, loss = self.draining.get(bookie), self.losses.get(bookie)
+            since_ms = None
+            if is_private and order is not None:
+                cause, detail, since_ms = "drained", "", order.since_ms
+            elif is_private:
+                cause, detail = "hand", "or its drain was cancelled"
+            elif mark is not None and loss is not None and not loss.had_ended_at(mark.ctime_ms):
+                has_returned = loss.kind is LossKind.LOST and loss.ended_ms is not None
+                cause, detail = loss.kind.value, "registered again" if has_returned else ""
+                since_ms = loss.since_ms
+            elif self.are_losses_unreadable:
+                cause, detail = UNKNOWN, "the record of lost bookies cannot be read"
+            else:
+                cause, detail = UNKNOWN, "marked by another auditor"
+            reasons.append(MarkReason(cause=cause, bookie=bookie, since_ms=since_ms, detail=detail))
         return reasons or [MarkReason(cause="hand" if is_private else UNKNOWN)]
-
-    def _private_reason(self, bookie: BookieId) -> MarkReason:
-        order = self.draining.get(bookie)
-        if order is None:
-            return MarkReason(cause="hand", bookie=bookie, detail="or its drain was cancelled")
-        return MarkReason(cause="drained", bookie=bookie, since_ms=order.since_ms)
-
-    def _shared_reason(self, bookie: BookieId, ctime_ms: int | None) -> MarkReason:
-        loss = self.losses.get(bookie)
-        if loss is None or loss.had_ended_at(ctime_ms):
-            detail = "marked by another auditor"
-            if self.are_losses_unreadable:
-                detail = "the record of lost bookies cannot be read"
-            return MarkReason(cause=UNKNOWN, bookie=bookie, detail=detail)
-        has_returned = loss.kind is LossKind.LOST and loss.ended_ms is not None
-        return MarkReason(
-            cause=loss.kind.value,
-            bookie=bookie,
-            since_ms=loss.since_ms,
-            detail="registered again" if has_returned else "",
-        )
 
 
 # --- Losses of bookies ----------------------------------------------------------------------------
@@ -229,6 +222,59 @@ async def read_losses(store: MetadataStore, paths: ClusterPaths) -> Mapping[Book
     return {} if stored is None else stored.bookies
 
 
+# --- What Java's workers can detect ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JavaVisibility:
+    """The damaged bookies of a ledger. ``visible``: bookies with damage that Java's workers can
+    detect. ``hidden``: bookies with other damage. A bookie may be in both."""
+
+    visible: frozenset[BookieId] = frozenset()
+    hidden: frozenset[BookieId] = frozenset()
+
+    @property
+    def bookies(self) -> frozenset[BookieId]:
+        return self.visible | self.hidden
+
+    @property
+    def needs_private_mark(self) -> bool:
+        """True also if no bookie is damaged, for example if copies are only misplaced."""
+        return bool(self.hidden) or not self.visible
+
+
+def java_visibility(
+    fragments: Iterable[Fragment],
+    damage: Mapping[BookieId, ReadFailures],
+    *,
+    registered: Collection[BookieId],
+) -> JavaVisibility:
+    """Return which damage of a ledger Java's workers can detect.
+
+    ``fragments``: of the ledger. A fragment without a known end is ignored, because Java cannot
+    check its last entry. ``damage``: at least the first and the last bad entry of each fragment.
+    Damage outside the fragments counts as hidden: one check too many is better than one too few.
+    """
+    visible: set[BookieId] = set()
+    hidden: set[BookieId] = set()
+    for fragment in fragments:
+        for index, bookie in enumerate(fragment.ensemble):
+            found = damage.get(bookie)
+            if found is None or fragment.last_entry_id is None:
+                continue
+            entries = fragment.entries_of(index)
+            if not entries or not (found := found.between(entries[0], entries[-1])).bad_count:
+                continue
+            # A writer of an open fragment may have added other entries by the time that Java reads.
+            ends = (entries[0], entries[-1]) if fragment.is_closed else (entries[0],)
+            is_visible = bookie not in registered or any(
+                end in found.absent or end in found.unreadable for end in ends
+            )
+            (visible if is_visible else hidden).add(bookie)
+    hidden.update(damage.keys() - visible)
+    return JavaVisibility(visible=frozenset(visible), hidden=frozenset(hidden))
+
+
 # --- Findings of checks ---------------------------------------------------------------------------
 
 
@@ -274,23 +320,43 @@ _ZnodeVersion = tuple[int, int]
 """Czxid and version of a finding's znode."""
 
 
+@dataclass
 class Findings:
-    """Writes and sweeps findings, through ``batcher``, whose guards prove the leadership (rule
-    S9)."""
+    """Writes and sweeps findings, and marks their ledgers, through ``batcher``, whose guards prove
+    the leadership (rule S9)."""
 
-    def __init__(
-        self,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        clock: Clock,
-        history: History = NO_HISTORY,
-    ) -> None:
-        self._store, self._batcher, self._paths = store, batcher, paths
-        self._clock = clock
-        self._history = history
-        self._unmarked: dict[int, _ZnodeVersion] = {}
-        """Findings that had no mark in the last sweep."""
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    clock: Clock
+    history: History = NO_HISTORY
+    _unmarked: dict[int, _ZnodeVersion] = field(default_factory=dict, init=False)
+    """Findings that had no mark in the last sweep."""
+    _shared: Marker = field(init=False)
+    _private: Marker = field(init=False)
+
+    def __post_init__(self) -> None:
+        store, batcher, clock = self.store, self.batcher, self.clock
+        self._shared = Marker(store, batcher, self.paths, clock)
+        self._private = Marker(store, batcher, self.paths.private, clock)
+
+    async def mark(
+        self, ledger_id: int, check: str, visibility: JavaVisibility, detail: str
+    ) -> bool:
+        """Write a finding, and mark the ledger in the shared queue, the private queue, or both.
+        Return True if a mark is new or names more bookies now. Raises UnavailableError.
+
+        ``visibility``: of the damaged bookies; of none if copies are only misplaced. The private
+        mark is written first, so that a worker which completes the shared mark meanwhile leaves the
+        private one.
+        """
+        await self.write(ledger_id, check, visibility.bookies, detail)
+        has_changed = False
+        if visibility.needs_private_mark:
+            has_changed = await self._private.mark(ledger_id, visibility.hidden)
+        if visibility.visible:
+            has_changed |= await self._shared.mark(ledger_id, visibility.visible)
+        return has_changed
 
     async def write(
         self, ledger_id: int, check: str, bookies: Collection[BookieId], detail: str
@@ -302,22 +368,30 @@ class Findings:
         repaired yet. An unreadable one may name any bookie of the ledger's marks. Raises
         UnavailableError.
         """
+
+        async def in_doubt() -> Finding:
+            """Return what an unreadable finding counts as: damage on each bookie of the ledger's
+            marks, as for a worker that reads it."""
+            marks = [await tree.read(ledger_id) for tree in self._mark_trees()]
+            named = {bookie for seen in marks if seen for bookie in seen.replicas}
+            return replace(UNREADABLE_FINDING, bookies=tuple(sorted(named)))
+
         finding = Finding(
             check=check,
             bookies=tuple(sorted(bookies)),
             detail=detail,
-            found_ms=self._clock.wall_ms(),
+            found_ms=self.clock.wall_ms(),
         )
         await update_record(
-            self._store,
-            self._paths.finding(ledger_id),
+            self.store,
+            self.paths.finding(ledger_id),
             Finding.parse,
             finding.added_to,
-            apply=self._batcher.apply,
+            apply=self.batcher.apply,
             known=Stored(),
-            in_doubt=lambda: self._finding_in_doubt(ledger_id),
+            in_doubt=in_doubt,
         )
-        self._history.record(
+        self.history.record(
             Event(
                 kind=Kind.FINDING,
                 ledger_id=ledger_id,
@@ -327,18 +401,11 @@ class Findings:
             )
         )
 
-    async def _finding_in_doubt(self, ledger_id: int) -> Finding:
-        """Return what an unreadable finding counts as: damage on each bookie of the ledger's marks,
-        as for a worker that reads it."""
-        marks = [await tree.read(ledger_id) for tree in self._mark_trees()]
-        bookies = {bookie for seen in marks if seen for bookie in seen.replicas}
-        return replace(UNREADABLE_FINDING, bookies=tuple(sorted(bookies)))
-
     async def run(self) -> None:
         """Sweep regularly, until cancelled. Raises SessionLostError or LeadershipLostError."""
         finding_count = 0
         while True:
-            await self._clock.sleep(SWEEP_S + finding_count / SWEPT_PER_S)
+            await self.clock.sleep(SWEEP_S + finding_count / SWEPT_PER_S)
             try:
                 finding_count = await self.sweep()
             except (UnavailableError, UnauthorizedError) as error:  # the next sweep does the rest
@@ -347,7 +414,7 @@ class Findings:
     async def sweep(self) -> int:
         """Delete the findings whose marks are gone, because their ledgers were repaired or found
         healthy. Return the number of findings before."""
-        ledger_ids = await _ledgers_with_findings(self._store, self._paths)
+        ledger_ids = await _ledgers_with_findings(self.store, self.paths)
         found = await gather_in_parts(self._sweep_one, ledger_ids, at_once=READS_AT_ONCE)
         self._unmarked = {
             ledger_id: version
@@ -358,9 +425,9 @@ class Findings:
 
     async def _sweep_one(self, ledger_id: int) -> _ZnodeVersion | None:
         """Return the finding's version if it has no mark in this sweep for the first time."""
-        path = self._paths.finding(ledger_id)
+        path = self.paths.finding(ledger_id)
         try:
-            stat = await self._store.exists(path)
+            stat = await self.store.exists(path)
             if stat is None or any([await tree.holds(ledger_id) for tree in self._mark_trees()]):
                 return None
             version = (stat.czxid, stat.version)
@@ -368,13 +435,13 @@ class Findings:
                 return version
             # If the finding was written again since, its mark is about to follow.
             with suppress(NoNodeError, ConflictError):
-                await self._batcher.apply(Delete(path=path, version=stat.version))
+                await self.batcher.apply(Delete(path=path, version=stat.version))
         except UnauthorizedError as error:
             log.warning("finding.access_denied", ledger_id=ledger_id, error=str(error))
         return None
 
     def _mark_trees(self) -> tuple[MarkTree, MarkTree]:
-        return MarkTree(self._store, self._paths), MarkTree(self._store, self._paths.private)
+        return MarkTree(self.store, self.paths), MarkTree(self.store, self.paths.private)
 
 
 async def read_findings(
@@ -396,3 +463,44 @@ async def _ledgers_with_findings(store: MetadataStore, paths: ClusterPaths) -> l
     """Return the ids of the ledgers that have a finding, ascending."""
     names = await children_if_any(store, paths.findings)
     return sorted(i for i in map(ledger_id_of_name, names) if i is not None)
+
+
+# --- The private queue ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateQueue:
+    """The ledgers marked only in our private queue. Ids ascend.
+
+    ``damaged``: ledgers with a finding that names bookies. ``others``: ledgers marked by an
+    operator's order (a drain, or a repair by hand), which may have all their copies.
+    """
+
+    damaged: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.damaged) + len(self.others)
+
+    @property
+    def ledger_ids(self) -> list[int]:
+        return sorted((*self.damaged, *self.others))
+
+
+async def read_private_queue(
+    store: MetadataStore,
+    paths: ClusterPaths,
+    *,
+    shared: Collection[int],
+    known_damaged: Collection[int] = (),
+) -> PrivateQueue:
+    """Read which ledgers are marked only in our private queue.
+
+    ``shared``: the ledgers marked in the shared queue. ``known_damaged``: ledgers found damaged by
+    an earlier call. A finding stays as long as its mark, so these findings need not be read again.
+    """
+    ledger_ids = set(await marked_ledger_ids(store, paths.private)).difference(shared)
+    damaged = ledger_ids.intersection(known_damaged)
+    findings = await read_findings(store, paths, sorted(ledger_ids - damaged))
+    damaged |= {ledger_id for ledger_id, found in findings.items() if found.may_be_damage}
+    return PrivateQueue(damaged=tuple(sorted(damaged)), others=tuple(sorted(ledger_ids - damaged)))

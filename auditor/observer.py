@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from auditor.absence import LossTracker
-from auditor.finding_marker import PrivateQueue, read_private_queue
+from auditor.mark_reasons import PrivateQueue, read_private_queue
 from auditor.underreplication import (
     BookieLosses,
     UnderreplicatedLedger,

@@ -13,7 +13,6 @@ from auditor.checks.idle import IdleOpenCheck
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import Check, CheckRecords, FindingReporter
 from auditor.checks.runner import CheckRunner
-from auditor.finding_marker import FindingMarker
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.mark_reasons import Findings
 from daemon.limits import keep_to_our_share
@@ -69,7 +68,7 @@ async def run_checks(
         rng=session.rng,
         fallback_digest=live.current.replication.fallback_digest,
     )
-    reports = FindingReporter(FindingMarker(store, batcher, paths, clock), findings)
+    reports = FindingReporter(findings)
     checks: list[Check] = [
         AllLedgersCheck(inspector, reports, share=ours.all_ledgers_share),
         ReplicasCheck(inspector, reports, MarkTree(store, paths)),

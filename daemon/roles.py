@@ -21,7 +21,6 @@ from auditor.checks.copies import CopyInspector
 from auditor.checks.records import FindingReporter
 from auditor.draining import Drainer
 from auditor.election import Election, Leadership
-from auditor.finding_marker import FindingMarker
 from auditor.fsck.results.summary import meter_last
 from auditor.history_cleaner import HistoryCleaner
 from auditor.ledger_map_updater import LedgerMapReporter, LedgerMapUpdater, RecentWrites
@@ -225,10 +224,7 @@ async def open_worker(
                     rng=session.rng,
                     fallback_digest=ours.fallback_digest,
                 ),
-                reports=FindingReporter(
-                    FindingMarker(store, batcher, paths, clock),
-                    Findings(store, batcher, paths, clock, history),
-                ),
+                reports=FindingReporter(Findings(store, batcher, paths, clock, history)),
                 after_s=ours.copies_reread_after_s,
                 clock=clock,
             )

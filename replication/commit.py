@@ -92,14 +92,10 @@ def joined(metadata: LedgerMetadata) -> LedgerMetadata:
 
 def lost_places(changes: Iterable[Change]) -> list[range]:
     """Return the runs of lost entries, ascending, with neighbouring runs joined."""
-    bounds = sorted((run.start, run.stop) for change in changes for run in change.lost.runs)
-    places: list[range] = []
-    for start, stop in bounds:
-        if places and start <= places[-1].stop:
-            places[-1] = range(places[-1].start, max(places[-1].stop, stop))
-        else:
-            places.append(range(start, stop))
-    return places
+    lost = EntryRuns()
+    for change in changes:
+        lost.extend(change.lost)
+    return lost.runs
 
 
 def _parts(segment: Segment, changes: Sequence[Change]) -> list[Segment]:
@@ -356,7 +352,7 @@ def _bad_everywhere(sources: Sequence[CopyFinding], entry_ids: range) -> Iterabl
     return (
         entry_id
         for entry_id in merge(fewest.absent, fewest.mismatched)
-        if entry_id in entry_ids and all(f.is_bad(entry_id) for f in sources)
+        if entry_id in entry_ids and all(entry_id in f for f in sources)
         # A bookie that could not read the entry may still have it.
         if not any(entry_id in f.unreadable for f in sources)
     )

@@ -10,7 +10,7 @@ The callers differ in how certain an answer must be, and in what they judge:
 - A worker takes each answer as it is: a wrong "no" costs one needless copy. It judges the copies at
   one bookie index as a whole (``inspect_copies``, ``judge``).
 - A check reads damaged entries a second time (``auditor/checks/copies.py``).
-- fsck lets the reader repeat reads until each answer is reliable (``Retries``), and counts the
+- fsck lets the reader repeat reads until each answer is reliable, and counts the
   copies of each entry (``auditor/fsck``).
 
 Every registered bookie is asked for the first and the last entry that it stores of each fragment,
@@ -24,17 +24,18 @@ import enum
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, zip_longest
 from math import ceil
 from typing import overload
 
 from msgspec import Struct
+from msgspec import field as struct_field
 
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Answer, Bookies, Transfer, TransferResult
 from ledgers.clock import Clock
 from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
-from ledgers.model import BookieId, Fragment, StripedEntries
+from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries
 from replication.entry_runs import NO_ENTRIES, EntryRuns, merged
 
 ReadPlan = Mapping[BookieId, Sequence[Sequence[int]]]
@@ -43,6 +44,8 @@ NOTHING_ASKED: ReadPlan = {}
 
 UNANSWERED_MAX = 1_000
 """Without retries, a bookie that left so many reads unanswered is not asked for the rest."""
+RETRIES_MAX = 3
+RETRY_WAIT_S = 0.5
 CONFIRM_AFTER_S = 2.0
 """Pause before a check or fsck reads damage a second time. It outlasts momentary problems."""
 INSPECTIONS_MAX = 3
@@ -51,16 +54,6 @@ counts as unknown."""
 
 
 # --- Reading --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retries:
-    """Repeats reads until their answers are reliable: at most ``count_max`` times, ``wait_s``
-    apart."""
-
-    clock: Clock
-    count_max: int
-    wait_s: float
 
 
 @dataclass(slots=True)
@@ -72,46 +65,40 @@ class ReadAnswers:
     fingerprints: Mapping[BookieId, Fingerprints] = field(default_factory=dict)
 
 
+@dataclass
 class CopyReader:
     """Reads copies of one ledger during one inspection, and counts what it read.
 
-    Without ``retries``, every answer counts as it is. A bookie that left ``UNANSWERED_MAX`` reads
-    unanswered is unresponsive.
+    Without a ``retry_clock``, every answer counts as it is. A bookie that left ``UNANSWERED_MAX``
+    reads unanswered is unresponsive.
 
-    With ``retries``, a "no such entry" and a digest mismatch count at once, and a read error when
-    the bookie gave it twice. Other failed reads are repeated; what is unanswered after that is
-    unknown. A bookie that answers none of the reads of a transfer is unresponsive.
+    With one, a "no such entry" and a digest mismatch count at once, and a read error when the
+    bookie gave it twice. Other failed reads are repeated, at most ``RETRIES_MAX`` times; what is
+    unanswered after that is unknown. A bookie that answers none of the reads of a transfer is
+    unresponsive.
 
     Unresponsive bookies get no more requests. Their answers to earlier transfers remain.
     """
 
-    def __init__(
-        self,
-        ledger_id: int,
-        *,
-        bookies: Bookies,
-        digest: EntryDigest,
-        entry_bytes: int,
-        retries: Retries | None = None,
-    ) -> None:
-        """``entry_bytes``: estimated stored size of an entry, to bound the bytes in flight (rule
-        S10)."""
-        self._ledger_id = ledger_id
-        self._bookies = bookies
-        self._digest = digest
-        self._entry_bytes = entry_bytes
-        self._retries = retries
-        self.unresponsive: set[BookieId] = set()
-        """Bookies that get no more requests: their copies that were not read are unknown."""
-        self.entry_count = 0
-        """Good entries; an entry that was read twice counts twice."""
-        self.byte_count = 0
-        self.mismatch_count = 0
+    ledger_id: int
+    _: KW_ONLY
+    bookies: Bookies
+    digest: EntryDigest
+    entry_bytes: int
+    """Estimated stored size of an entry, to bound the bytes in flight (rule S10)."""
+    retry_clock: Clock | None = None
+    unresponsive: set[BookieId] = field(default_factory=set, init=False)
+    """Bookies that get no more requests: their copies that were not read are unknown."""
+    entry_count: int = field(default=0, init=False)
+    """Good entries; an entry that was read twice counts twice."""
+    byte_count: int = field(default=0, init=False)
+    mismatch_count: int = field(default=0, init=False)
 
-    @property
-    def has_only_mismatches(self) -> bool:
-        """True if no entry was good, and some did not match: the key may be wrong (rule S7)."""
-        return self.mismatch_count > 0 and self.entry_count == 0
+    def is_key_suspect(self, metadata: LedgerMetadata) -> bool:
+        """True if the metadata holds no key, no entry was good, and some did not match: our default
+        key may be wrong (rule S7)."""
+        is_any_good = self.entry_count > 0
+        return metadata.password is None and self.mismatch_count > 0 and not is_any_good
 
     async def read(self, plan: ReadPlan, *, compares: bool = False) -> ReadAnswers:
         """Ask all bookies of the plan at once, in a single transfer unless there is very much to
@@ -128,60 +115,62 @@ class CopyReader:
             assert not total.fingerprints, "fingerprints of several transfers"
             result = await self._transfer(reads, compares)
             failures = result.failures
-            if self._retries is not None and any(failures.values()):
-                failures = await self._retry(self._retries, reads, result)
+            if self.retry_clock is not None and any(failures.values()):
+                failures = await self._retry(self.retry_clock, reads, result)
             total.fingerprints = result.fingerprints
             for bookie, answers in failures.items():
-                if answers:
-                    # If this process can open no file, that says nothing about the bookie.
-                    is_asked = bookie not in result.not_asked
-                    self._add(bookie, answers, reads[bookie], total.failures, is_asked=is_asked)
+                # If this process can open no file, that says nothing about the bookie.
+                is_asked = bookie not in result.not_asked
+                if not answers:
+                    continue
+                if is_asked and self.retry_clock and _answered_nothing(reads[bookie], answers):
+                    self.unresponsive.add(bookie)
+                    continue
+                known = total.failures.setdefault(bookie, ReadFailures())
+                mismatched_before = len(known.mismatched)
+                known.add(answers)
+                self.mismatch_count += len(known.mismatched) - mismatched_before
+                if is_asked and not self.retry_clock and len(known.unknown) >= UNANSWERED_MAX:
+                    self.unresponsive.add(bookie)
         return total
 
-    def _add(
-        self,
-        bookie: BookieId,
-        answers: Mapping[int, Answer],
-        asked: Sequence[int],
-        total: dict[BookieId, ReadFailures],
-        *,
-        is_asked: bool,
-    ) -> None:
-        """Add a bookie's failures in one transfer, or give the bookie up."""
-        if is_asked and self._retries is not None and _answered_nothing(asked, answers):
-            self.unresponsive.add(bookie)
-            return
-        known = total.setdefault(bookie, ReadFailures())
-        mismatched_before = len(known.mismatched)
-        known.add(answers)
-        self.mismatch_count += len(known.mismatched) - mismatched_before
-        if is_asked and self._retries is None and len(known.unknown) >= UNANSWERED_MAX:
-            self.unresponsive.add(bookie)
-
     async def _retry(
-        self,
-        retries: Retries,
-        reads: Mapping[BookieId, Sequence[int]],
-        result: TransferResult,
+        self, clock: Clock, reads: Mapping[BookieId, Sequence[int]], result: TransferResult
     ) -> dict[BookieId, dict[int, Answer]]:
         """Repeat failed reads until each entry is returned, or its failure is reliable. Return the
         remaining failures. Adds to the fingerprints of the result."""
         failures = {bookie: dict(answers) for bookie, answers in result.failures.items()}
-        errors = Counter(_unreadable(failures))
-        for _ in range(retries.count_max):
-            unreliable = {
+        errors = Counter[tuple[BookieId, int]]()
+        """Read errors by bookie and entry."""
+
+        def count_errors(found: Mapping[BookieId, Mapping[int, Answer]]) -> None:
+            for bookie, answers in found.items():
+                errors.update((bookie, e) for e, a in answers.items() if a is Answer.UNREADABLE)
+
+        def unreliable(bookie: BookieId) -> list[int]:
+            """Return the entries, ascending, for which the answer proves nothing yet."""
+            return [
+                entry_id
+                for entry_id, answer in sorted(failures[bookie].items())
+                if answer is Answer.UNKNOWN
+                or (answer is Answer.UNREADABLE and errors[bookie, entry_id] < 2)
+            ]
+
+        count_errors(failures)
+        for _ in range(RETRIES_MAX):
+            repeated = {
                 bookie: entry_ids
                 for bookie, answers in failures.items()
                 if bookie not in self.unresponsive
                 if bookie in result.not_asked or not _answered_nothing(reads[bookie], answers)
-                if (entry_ids := _unreliable(bookie, answers, errors))
+                if (entry_ids := unreliable(bookie))
             }
-            if not unreliable:
+            if not repeated:
                 break
-            await retries.clock.sleep(retries.wait_s)
-            again = await self._transfer(unreliable, bool(result.fingerprints))
-            errors.update(_unreadable(again.failures))
-            for bookie, entry_ids in unreliable.items():
+            await clock.sleep(RETRY_WAIT_S)
+            again = await self._transfer(repeated, bool(result.fingerprints))
+            count_errors(again.failures)
+            for bookie, entry_ids in repeated.items():
                 still_failed = again.failures.get(bookie, {})
                 failures[bookie].update(still_failed)
                 for returned in set(entry_ids).difference(still_failed):
@@ -192,84 +181,57 @@ class CopyReader:
                         if (value := more.of(entry_id)) != NO_FINGERPRINT:
                             prints.values[entry_id - prints.first_entry_id] = value
         for bookie, answers in failures.items():
-            for entry_id in _unreliable(bookie, answers, errors):
-                answers[entry_id] = Answer.UNKNOWN
+            answers.update(dict.fromkeys(unreliable(bookie), Answer.UNKNOWN))
         return failures
 
     async def _transfer(
         self, reads: Mapping[BookieId, Sequence[int]], compares: bool
     ) -> TransferResult:
-        result = await self._bookies.transfer(
+        result = await self.bookies.transfer(
             Transfer(
-                ledger_id=self._ledger_id,
-                digest=self._digest,
+                ledger_id=self.ledger_id,
+                digest=self.digest,
                 reads=reads,
-                entry_bytes_hint=self._entry_bytes,
+                entry_bytes_hint=self.entry_bytes,
                 takes_fingerprints=compares,
             )
         )
         self.entry_count += result.entry_count
         self.byte_count += result.entry_bytes
-        if self._retries is not None:
+        if self.retry_clock is not None:
             self.unresponsive |= result.unresponsive
         return result
-
-
-def _unreliable(
-    bookie: BookieId, answers: Mapping[int, Answer], errors: Counter[tuple[BookieId, int]]
-) -> list[int]:
-    """Return the entries, ascending, for which the bookie's answer proves nothing yet. ``errors``:
-    the number of read errors, by bookie and entry."""
-    return [
-        entry_id
-        for entry_id, answer in sorted(answers.items())
-        if answer is Answer.UNKNOWN
-        or (answer is Answer.UNREADABLE and errors[bookie, entry_id] < 2)
-    ]
-
-
-def _unreadable(failures: Mapping[BookieId, Mapping[int, Answer]]) -> list[tuple[BookieId, int]]:
-    return [
-        (bookie, entry_id)
-        for bookie, answers in failures.items()
-        for entry_id, answer in answers.items()
-        if answer is Answer.UNREADABLE
-    ]
 
 
 def _answered_nothing(entry_ids: Sequence[int], answers: Mapping[int, Answer]) -> bool:
     return len(answers) == len(entry_ids) and all(a is Answer.UNKNOWN for a in answers.values())
 
 
-@dataclass(slots=True, kw_only=True)
-class ReadFailures:
+class ReadFailures(Struct, frozen=True, kw_only=True):
     """The entries that one bookie was asked for and did not return, by reason."""
 
-    absent: EntryRuns = field(default_factory=EntryRuns)
-    mismatched: EntryRuns = field(default_factory=EntryRuns)
-    unreadable: EntryRuns = field(default_factory=EntryRuns)
-    unknown: EntryRuns = field(default_factory=EntryRuns)
+    absent: EntryRuns = struct_field(default_factory=EntryRuns)
+    mismatched: EntryRuns = struct_field(default_factory=EntryRuns)
+    unreadable: EntryRuns = struct_field(default_factory=EntryRuns)
+    unknown: EntryRuns = struct_field(default_factory=EntryRuns)
 
     def add(self, answers: Mapping[int, Answer]) -> None:
-        """Add answers about entries that are greater than those before."""
+        """Add answers about other entries than those before."""
         kinds = {
             Answer.ABSENT: self.absent,
             Answer.MISMATCH: self.mismatched,
             Answer.UNREADABLE: self.unreadable,
             Answer.UNKNOWN: self.unknown,
         }
-        for entry_id in sorted(answers):
-            kinds[answers[entry_id]].append(entry_id)
+        for entry_id, answer in answers.items():
+            kinds[answer].append(entry_id)
 
     def between(self, first: int, last: int) -> ReadFailures:
         """Return the failures from ``first`` to ``last``, both inclusive."""
-        return self._changed(lambda runs: runs.between(first, last))
+        return self.map(lambda runs: runs.between(first, last))
 
-    def only(self, is_wanted: Callable[[int], bool]) -> ReadFailures:
-        """Return the failures of the wanted entries."""
-        return self._changed(lambda runs: EntryRuns(filter(is_wanted, runs)))
-
-    def _changed(self, change: Callable[[EntryRuns], EntryRuns]) -> ReadFailures:
+    def map(self, change: Callable[[EntryRuns], EntryRuns]) -> ReadFailures:
+        """Return the failures after a change of the entries of each reason."""
         return ReadFailures(
             absent=change(self.absent),
             mismatched=change(self.mismatched),
@@ -278,23 +240,22 @@ class ReadFailures:
         )
 
     @property
-    def has_bad(self) -> bool:
-        """True if any copy is known to be missing or damaged."""
-        return bool(self.absent or self.mismatched or self.unreadable)
-
-    @property
     def bad(self) -> EntryRuns:
         """Entries whose copy is known to be missing or damaged."""
-        return merged(self.not_returned, self.mismatched)
+        return merged(self.absent, self.damaged)
 
     @property
-    def not_returned(self) -> EntryRuns:
-        """The bad entries that the bookie did not return at all."""
-        return merged(self.absent, self.unreadable)
+    def bad_count(self) -> int:
+        return len(self.absent) + len(self.mismatched) + len(self.unreadable)
+
+    @property
+    def damaged(self) -> EntryRuns:
+        """Copies that exist and are not good."""
+        return merged(self.mismatched, self.unreadable)
 
     @property
     def is_empty(self) -> bool:
-        return not self.has_bad and not self.unknown
+        return not self.bad_count and not self.unknown
 
     def __contains__(self, entry_id: int) -> bool:
         return any(
@@ -480,8 +441,8 @@ class Verdict(enum.Enum):
     """Its bookie is registered and did not answer."""
 
 
-class CopyFinding(Struct, frozen=True, kw_only=True):
-    """The verdict on one bookie index. ``absent``, ``mismatched``, ``unreadable``: entries, when
+class CopyFinding(ReadFailures, frozen=True, kw_only=True):
+    """The verdict on one bookie index, and the entries that its bookie failed to return, when
     MISSING."""
 
     fragment: Fragment
@@ -490,18 +451,7 @@ class CopyFinding(Struct, frozen=True, kw_only=True):
     absent: EntryRuns = NO_ENTRIES
     mismatched: EntryRuns = NO_ENTRIES
     unreadable: EntryRuns = NO_ENTRIES
-
-    @property
-    def damaged(self) -> EntryRuns:
-        """Copies that exist and are not good."""
-        return merged(self.mismatched, self.unreadable)
-
-    @property
-    def bad_count(self) -> int:
-        return len(self.absent) + len(self.mismatched) + len(self.unreadable)
-
-    def is_bad(self, entry_id: int) -> bool:
-        return any(entry_id in bad for bad in (self.absent, self.mismatched, self.unreadable))
+    unknown: EntryRuns = NO_ENTRIES
 
     @property
     def bookie(self) -> BookieId:
@@ -526,8 +476,7 @@ def judge(
     findings = []
     for fragment in fragments:
         for index, bookie in enumerate(fragment.ensemble):
-            found = failures.get(bookie)
-            verdict = Verdict.GOOD
+            found, verdict, bad = failures.get(bookie), Verdict.GOOD, GAVE_ALL
             if bookie not in available:
                 verdict = Verdict.BOOKIE_ABSENT
             # Nearly always all was given, which saves computing the entries.
@@ -537,9 +486,8 @@ def judge(
                 found = None if found is None else found.between(entries[0], entries[-1])
                 if found is None or found.unknown:
                     verdict = Verdict.UNKNOWN
-                elif found.has_bad:
-                    verdict = Verdict.MISSING
-            bad = found if found is not None and verdict is Verdict.MISSING else GAVE_ALL
+                elif found.bad_count:
+                    verdict, bad = Verdict.MISSING, found
             findings.append(
                 CopyFinding(
                     fragment=fragment,

@@ -13,6 +13,7 @@ After the death of the writer this is unknown.
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,11 +21,7 @@ from msgspec.structs import replace
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import HEADER_BYTES, EntryDigest
-from ledgers.errors import (
-    CorruptionError,
-    UnauthorizedError,
-    UnavailableError,
-)
+from ledgers.errors import CorruptionError, UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import (
     BookieId,
@@ -47,7 +44,7 @@ from replication.copy_reader import (
     judge,
     plan_reads,
 )
-from replication.entry_runs import merged, overlaps
+from replication.entry_runs import overlaps
 from replication.reasons import Blocked, Facts, Reason, named
 
 IN_FLIGHT_WAIT_S = 1.0
@@ -113,33 +110,25 @@ class RecoveryRequired:
     first_lacking: int | None = None
 
 
+@dataclass(kw_only=True)
 class Inspector:
     """Inspects ledgers, many at once. Shared by all repairs of a worker, or of a command."""
 
-    def __init__(
-        self,
-        *,
-        manager: LedgerManager,
-        bookies: Bookies,
-        clock: Clock,
-        rng: random.Random,
-        fallback_digest: EntryDigest,
-        checked_share: float = 0.0,
-    ) -> None:
-        """``checked_share``: see ``ReplicationSettings``."""
-        self._manager = manager
-        self._bookies = bookies
-        self._clock = clock
-        self._rng = rng
-        self._fallback_digest = fallback_digest
-        self._checked_share = checked_share
+    manager: LedgerManager
+    bookies: Bookies
+    clock: Clock
+    rng: random.Random
+    fallback_digest: EntryDigest
+    checked_share: float = 0.0
+    """See ``ReplicationSettings``."""
 
     async def inspect(
         self, ledger_id: int, view: ClusterView, *, suspects: Collection[BookieId] = ()
     ) -> Inspection | RecoveryRequired | Blocked | None:
         """Read the metadata and inspect the ledger. Return None if the ledger is deleted.
 
-        ``suspects``: bookies that are asked for every entry, besides reformatted ones.
+        ``suspects``: bookies that are asked for every entry, besides bookies with a cookie newer
+        than the ledger, which may have been empty.
         """
         match await self.find(ledger_id):
             case VersionedMetadata() as versioned:
@@ -150,7 +139,7 @@ class Inspector:
     async def find(self, ledger_id: int) -> VersionedMetadata | Blocked | None:
         """Return the metadata; None if the ledger is deleted."""
         try:
-            return await self._manager.find(ledger_id)
+            return await self.manager.find(ledger_id)
         except CorruptionError as error:
             return Blocked(reason=Reason.CORRUPT_METADATA, facts=Facts(errors=(str(error),)))
         except UnauthorizedError as error:
@@ -169,16 +158,16 @@ class Inspector:
         if not metadata.is_closed or metadata.last_entry_id >= SMALL_ENTRIES:
             return None
         try:
-            digest = ledger_digest(metadata, self._fallback_digest)
+            digest = ledger_digest(metadata, self.fallback_digest)
         except UnauthorizedError:
             return None
         judged = known_fragments(versioned.ledger_id, metadata, lac=metadata.last_entry_id)
         asked = plan_reads(
             judged,
             available=view.checked,
-            suspects=self._suspects(versioned, view, suspects),
-            share=self._checked_share,
-            rng=self._rng,
+            suspects=view.initialised_after(versioned.stat.czxid).union(suspects),
+            share=self.checked_share,
+            rng=self.rng,
         )
         findings = judge(judged, dict.fromkeys(asked, GAVE_ALL), available=view.checked)
         inspection = Inspection(
@@ -198,14 +187,11 @@ class Inspector:
         if leaving := leaving_members(metadata, view):
             return RecoveryRequired(versioned=versioned, view=view, leaving=leaving)
         try:
-            digest = ledger_digest(metadata, self._fallback_digest)
+            digest = ledger_digest(metadata, self.fallback_digest)
             lac = metadata.last_entry_id
             if not metadata.is_closed:
                 opened = await find_end(
-                    versioned,
-                    bookies=self._bookies,
-                    clock=self._clock,
-                    fallback=self._fallback_digest,
+                    versioned, bookies=self.bookies, clock=self.clock, fallback=self.fallback_digest
                 )
                 lac = opened.lac
         except UnauthorizedError as error:
@@ -237,7 +223,7 @@ class Inspector:
         if not closed:
             return None
         try:
-            digest = ledger_digest(metadata, self._fallback_digest)
+            digest = ledger_digest(metadata, self.fallback_digest)
         except UnauthorizedError:
             return None
         return await self._inspect(versioned, closed, digest, found.view, suspects)
@@ -259,35 +245,27 @@ class Inspector:
         if not asked:
             return ()
         shown, unresponsive = await highest_entry_id(
-            self._bookies, members, versioned.ledger_id, digest=digest
+            self.bookies, members, versioned.ledger_id, digest=digest
         )
-        tail = replace(
-            fragments(versioned.ledger_id, metadata, lac=lac)[-1],
+        read = partial(
+            inspect_tail,
+            versioned,
+            bookies=self.bookies,
+            digest=digest,
+            asked=asked,
             first_entry_id=lac + 1,
             last_entry_id=max(lac, shown),
         )
-
-        async def find_lacking() -> tuple[CopyFinding, ...]:
-            findings = await inspect_copies(
-                [tail],
-                bookies=self._bookies,
-                digest=digest,
-                available=asked,
-                suspects=asked,
-                entry_bytes=ENTRY_BYTES_GUESS,
-            )
-            return tuple(finding for finding in findings if finding.verdict is Verdict.MISSING)
-
-        lacking = await find_lacking()
-        if lacking and not is_abandoned:
-            await self._clock.sleep(IN_FLIGHT_WAIT_S)
-            lacking = await find_lacking()
+        findings = await read()
+        if not is_abandoned and any(f.verdict is Verdict.MISSING for f in findings):
+            await self.clock.sleep(IN_FLIGHT_WAIT_S)
+            findings = await read()
         unknown = (
-            CopyFinding(fragment=tail, index=index, verdict=Verdict.UNKNOWN)
-            for index, bookie in enumerate(tail.ensemble)
-            if bookie in unresponsive
+            CopyFinding(fragment=f.fragment, index=f.index, verdict=Verdict.UNKNOWN)
+            for f in findings
+            if f.bookie in unresponsive
         )
-        return (*unknown, *lacking)
+        return (*unknown, *(f for f in findings if f.verdict is Verdict.MISSING))
 
     async def _inspect(
         self,
@@ -299,25 +277,39 @@ class Inspector:
     ) -> Inspection:
         findings = await inspect_copies(
             judged,
-            bookies=self._bookies,
+            bookies=self.bookies,
             digest=digest,
             available=view.checked,
-            suspects=self._suspects(versioned, view, suspects),
+            suspects=view.initialised_after(versioned.stat.czxid).union(suspects),
             entry_bytes=entry_bytes_guess(versioned.metadata, digest),
-            share=self._checked_share,
-            rng=self._rng,
+            share=self.checked_share,
+            rng=self.rng,
         )
         return Inspection(
             versioned=versioned, view=view, digest=digest, findings=under_orders(findings, view)
         )
 
-    @staticmethod
-    def _suspects(
-        versioned: VersionedMetadata, view: ClusterView, suspects: Collection[BookieId]
-    ) -> frozenset[BookieId]:
-        """Return the bookies that must be asked for every entry. A bookie with a cookie newer than
-        the ledger may have been empty."""
-        return view.initialised_after(versioned.stat.czxid).union(suspects)
+
+async def inspect_tail(
+    versioned: VersionedMetadata,
+    *,
+    bookies: Bookies,
+    digest: EntryDigest,
+    asked: Collection[BookieId],
+    first_entry_id: int,
+    last_entry_id: int,
+) -> tuple[CopyFinding, ...]:
+    """Read all these entries from the ``asked`` members of the last ensemble, and judge them. Both
+    ends are inclusive. Fences nothing."""
+    last = fragments(versioned.ledger_id, versioned.metadata, lac=first_entry_id - 1)[-1]
+    return await inspect_copies(
+        [replace(last, first_entry_id=first_entry_id, last_entry_id=last_entry_id)],
+        bookies=bookies,
+        digest=digest,
+        available=asked,
+        suspects=asked,
+        entry_bytes=ENTRY_BYTES_GUESS,
+    )
 
 
 def entry_bytes_guess(metadata: LedgerMetadata, digest: EntryDigest) -> int:
@@ -357,7 +349,7 @@ def _underreplicated(inspection: Inspection) -> RecoveryRequired | None:
     if metadata.state is not LedgerState.OPEN:
         return None
     lacked = [
-        (finding.bookie, merged(finding.absent, finding.damaged))
+        (finding.bookie, finding.bad)
         for finding in inspection.findings
         if finding.verdict is Verdict.MISSING and not finding.fragment.is_closed
     ]
@@ -383,7 +375,7 @@ def first_damaged(
     for entry_id in range(first_entry_id, last_entry_id + 1):
         holders = [f for f in findings if entry_id in f.entries]
         is_good = any(
-            f.verdict in (Verdict.GOOD, Verdict.MISSING) and not f.is_bad(entry_id) for f in holders
+            f.verdict in (Verdict.GOOD, Verdict.MISSING) and entry_id not in f for f in holders
         )
         if not is_good and any(entry_id in f.damaged for f in holders):
             return entry_id

@@ -34,16 +34,16 @@ from ledgers.digest import EntryDigest
 from ledgers.errors import NotEnoughBookiesError, UnavailableError, UnprovenEndError
 from ledgers.fencing import latecomers
 from ledgers.manager import LedgerManager, VersionedMetadata
-from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment, covers, fragments
+from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment, covers
 from ledgers.placement import Candidate
 from ledgers.quorum import RecoveredEnd
-from ledgers.reading import NO_ENTRY, LastEntry, last_entry_id, ledger_digest, replicas_in
+from ledgers.reading import NO_ENTRY, LastEntry, last_entry_id, replicas_in
 from ledgers.recovery import Beside, nothing_beside, recover_ledger
 from ledgers.store import Operation
 from replication.cluster import ClusterView, ViewSource
-from replication.copy_reader import CopyFinding, Verdict, inspect_copies
+from replication.copy_reader import Verdict
 from replication.history import NO_HISTORY, Event, History, Kind, cause_at
-from replication.inspection import ENTRY_BYTES_GUESS, Inspection, RecoveryRequired
+from replication.inspection import Inspection, RecoveryRequired
 from replication.orders import Orders
 from replication.reasons import Blocked, Facts, Reason, absence_facts, named
 from replication.targets import TargetSelector
@@ -360,33 +360,6 @@ class OpenLedgers:
         )
         log.info("ledger.recovered", ledger_id=ledger_id, last_entry_id=last_entry_id)
         return closed
-
-    async def tail_findings(
-        self,
-        versioned: VersionedMetadata,
-        view: ClusterView,
-        *,
-        first_entry_id: int,
-        last_entry_id: int,
-    ) -> tuple[CopyFinding, ...]:
-        """Return what the registered members of the last ensemble have of these entries. Fences
-        nothing.
-
-        Both ends are inclusive. Raises UnauthorizedError if no key is known.
-        """
-        if last_entry_id < first_entry_id:
-            return ()
-        digest = ledger_digest(versioned.metadata, self.fallback_digest)
-        last = fragments(versioned.ledger_id, versioned.metadata, lac=first_entry_id - 1)[-1]
-        tail = structs.replace(last, first_entry_id=first_entry_id, last_entry_id=last_entry_id)
-        return await inspect_copies(
-            [tail],
-            bookies=self.bookies,
-            digest=digest,
-            available=view.answering,
-            suspects=view.answering,
-            entry_bytes=ENTRY_BYTES_GUESS,
-        )
 
     # --- Why a recovery failed --------------------------------------------------------------------
 

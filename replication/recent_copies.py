@@ -16,8 +16,8 @@ Many repairs share a record: all that arrive while one record is being written g
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
 from typing import Self
 
@@ -110,33 +110,27 @@ class CopiesToRead:
     record: CopyRecord
 
 
+@dataclass
 class CopyRecorder:
-    """Writes the records of one session's copies. ``run`` must be running.
+    """Writes the records of one session's copies. ``run`` must be running."""
 
-    ``session``: the uuid of the session's znode. ``on_ended``, which may be set before ``run``
-    begins, is called when a repair that recorded copies has ended.
-    """
-
-    def __init__(
-        self,
-        store: MetadataStore,
-        batcher: Batcher,
-        paths: ClusterPaths,
-        *,
-        session: str,
-        is_enabled: bool = True,
-    ) -> None:
-        self._store, self._batcher = store, batcher
-        self._directory = paths.recent_copies
-        self._session = session
-        self.on_ended: Callable[[CopiesToRead], None] = lambda ended: None
-        self._is_enabled = is_enabled
-        self._waiting: deque[CopyRecord] = deque()
-        """Records that are still to be written; copies join the last one."""
-        self._arrived = asyncio.Event()
-        self._numbers = count()
-        self._has_told = False
-        """The log already says that a record was refused."""
+    store: MetadataStore
+    batcher: Batcher
+    paths: ClusterPaths
+    _: KW_ONLY
+    session: str
+    """The uuid of the session's znode."""
+    is_enabled: bool = True
+    on_ended: Callable[[CopiesToRead], None] = field(
+        default_factory=lambda: lambda ended: None, init=False
+    )
+    """Called when a repair that recorded copies has ended. May be set before ``run`` begins."""
+    _waiting: deque[CopyRecord] = field(default_factory=deque, init=False)
+    """Records that are still to be written; copies join the last one."""
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _numbers: Iterator[int] = field(default_factory=count, init=False)
+    _has_told: bool = field(default=False, init=False)
+    """The log already says that a record was refused."""
 
     async def run(self) -> None:
         """Write until cancelled. Raises SessionLostError."""
@@ -145,7 +139,7 @@ class CopyRecorder:
                 await self._arrived.wait()
                 # Repairs that are ready in this turn share the record; more of them while writers
                 # go first.
-                await asyncio.sleep(self._batcher.linger_s)
+                await asyncio.sleep(self.batcher.linger_s)
                 self._arrived.clear()
                 while self._waiting:
                     await self._write(self._waiting.popleft())
@@ -155,7 +149,7 @@ class CopyRecorder:
 
     def join(self, ledger_id: int, targets: Collection[BookieId]) -> CopyRecord | None:
         """Add copies to a record, and return it. None: recording is disabled."""
-        if not self._is_enabled:
+        if not self.is_enabled:
             return None
         if not self._waiting or len(self._waiting[-1].targets) >= LEDGERS_PER_RECORD_MAX:
             self._waiting.append(CopyRecord())
@@ -167,14 +161,14 @@ class CopyRecorder:
     async def _write(self, record: CopyRecord) -> None:
         """Write a record. A rejected record (ACLs, a quota) stops no repair, because this process
         knows its copies."""
-        path = f"{self._directory}/{self._session}.{next(self._numbers)}"
+        path = f"{self.paths.recent_copies}/{self.session}.{next(self._numbers)}"
         create = Create(path=path, data=RecentCopies.of(record.targets).to_json())
         try:
             try:
-                await self._batcher.apply(create)
+                await self.batcher.apply(create)
             except NoNodeError:  # the first record, or the directory was deleted by hand
-                await ensure_znode(self._store, self._directory)
-                await self._batcher.apply(create)
+                await ensure_znode(self.store, self.paths.recent_copies)
+                await self.batcher.apply(create)
         except (RejectedError, QuotaError) as error:
             if not self._has_told:
                 log.error("recent_copies.refused", path=path, error=str(error), next_step=ACL_HINT)

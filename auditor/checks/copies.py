@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 from auditor.checks.records import ALL_LEDGERS, REPLICAS, Check, FindingReporter
-from auditor.finding_marker import Damage, JavaVisibility, java_visibility
+from auditor.mark_reasons import JavaVisibility, java_visibility
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.digest import EntryDigest
@@ -34,7 +34,6 @@ from replication.copy_reader import (
     INSPECTIONS_MAX,
     CopyReader,
     ReadFailures,
-    ReadPlan,
     plan_reads,
 )
 from replication.entry_runs import overlaps
@@ -64,11 +63,7 @@ class CopyReport:
     @property
     def visibility(self) -> JavaVisibility:
         """The damage that Java's workers can detect. The check asked registered bookies only."""
-        damage = {
-            bookie: Damage(entries=copy.bad, not_returned=copy.not_returned)
-            for bookie, copy in self.damaged.items()
-        }
-        return java_visibility(self.fragments, damage, registered=damage)
+        return java_visibility(self.fragments, self.damaged, registered=self.damaged)
 
     @property
     def detail(self) -> str:
@@ -126,47 +121,43 @@ class CopyInspector:
         return replace(copies, damaged={}, unknown=copies.unknown.union(copies.damaged))
 
     async def _read_twice(
-        self,
-        versioned: VersionedMetadata,
-        share: float,
-        among: Collection[BookieId] | None,
+        self, versioned: VersionedMetadata, share: float, among: Collection[BookieId] | None
     ) -> CopyReport:
-        closed = closed_fragments(versioned.ledger_id, versioned.metadata)
-        copies = CopyReport(metadata=versioned.metadata, fragments=closed)
+        metadata = versioned.metadata
+        copies = CopyReport(
+            metadata=metadata, fragments=closed_fragments(versioned.ledger_id, metadata)
+        )
         available = self.views.current.available
         if among is not None:
             available &= frozenset(among)
-        plan = plan_reads(closed, available=available, suspects=(), share=share, rng=self.rng)
+        plan = plan_reads(
+            copies.fragments, available=available, suspects=(), share=share, rng=self.rng
+        )
         if not plan:
             return copies
-        damaged, unknown, has_only_mismatches = await self._read(versioned, plan)
-        if damaged and has_only_mismatches and versioned.metadata.password is None:
-            return replace(copies, is_key_suspect=True)
-        if damaged:
+        digest = ledger_digest(metadata, self.fallback_digest)
+        unknown: set[BookieId] = set()
+        for is_second in (False, True):
+            reader = CopyReader(
+                versioned.ledger_id,
+                bookies=self.bookies,
+                digest=digest,
+                entry_bytes=entry_bytes_guess(metadata, digest),
+            )
+            asked_count = sum(len(run) for runs in plan.values() for run in runs)
+            async with self._large if asked_count > LARGE_ENTRIES else nullcontext():
+                failures = (await reader.read(plan)).failures
+            unknown |= reader.unresponsive.union(
+                b for b, failed in failures.items() if failed.unknown
+            )
+            damaged = {bookie: failed for bookie, failed in failures.items() if failed.bad_count}
+            if not damaged or is_second:
+                break
+            if reader.is_key_suspect(metadata):
+                return replace(copies, is_key_suspect=True)
             await self.clock.sleep(CONFIRM_AFTER_S)
-            again = {bookie: (failures.bad,) for bookie, failures in damaged.items()}
-            damaged, unknown_again, _ = await self._read(versioned, again)
-            unknown |= unknown_again
-        return replace(copies, damaged=damaged, unknown=unknown)
-
-    async def _read(
-        self, versioned: VersionedMetadata, plan: ReadPlan
-    ) -> tuple[dict[BookieId, ReadFailures], frozenset[BookieId], bool]:
-        """Return the damage by bookie, the bookies that left some read unanswered, and True if no
-        entry matched the key."""
-        digest = ledger_digest(versioned.metadata, self.fallback_digest)
-        reader = CopyReader(
-            versioned.ledger_id,
-            bookies=self.bookies,
-            digest=digest,
-            entry_bytes=entry_bytes_guess(versioned.metadata, digest),
-        )
-        asked_count = sum(len(run) for runs in plan.values() for run in runs)
-        async with self._large if asked_count > LARGE_ENTRIES else nullcontext():
-            failures = (await reader.read(plan)).failures
-        damaged = {bookie: failed for bookie, failed in failures.items() if failed.has_bad}
-        silent = frozenset(bookie for bookie, failed in failures.items() if failed.unknown)
-        return damaged, silent | reader.unresponsive, reader.has_only_mismatches
+            plan = {bookie: (failed.bad,) for bookie, failed in damaged.items()}
+        return replace(copies, damaged=damaged, unknown=frozenset(unknown))
 
 
 @dataclass

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from auditor.checks.records import PLACEMENT, Check, CheckRun, FindingReporter
-from auditor.finding_marker import JavaVisibility
 from auditor.ledger_map import LedgerMap, MappedLedger
+from auditor.mark_reasons import JavaVisibility
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import Adherence, Candidate, Locate, PlacementPolicy

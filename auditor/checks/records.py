@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import structlog
 
-from auditor.finding_marker import FindingMarker, JavaVisibility
-from auditor.mark_reasons import Findings
+from auditor.mark_reasons import Findings, JavaVisibility
 from auditor.settings import ChecksSettings
 from ledgers.store import ANY_VERSION, Create, MetadataStore, SetData
 from replication import znodes
@@ -183,20 +182,17 @@ class Check(ABC):
 class FindingReporter:
     """Stores findings and marks their ledgers."""
 
-    marker: FindingMarker
     findings: Findings
     _logged: Counter[str] = field(default_factory=Counter, init=False)
 
     async def report(
         self, kind: CheckKind, ledger_id: int, visibility: JavaVisibility, detail: str
     ) -> Counter[str]:
-        """Store the finding and mark the ledger. ``visibility``: of the damaged bookies; of none if
-        copies are only misplaced.
+        """Store the finding and mark the ledger (``Findings.mark``).
 
         Returns the counts ``found``, and ``marked`` (1 if a mark is new or names more bookies now).
         """
-        await self.findings.write(ledger_id, kind.name, visibility.bookies, detail)
-        has_changed = await self.marker.mark(ledger_id, visibility)
+        has_changed = await self.findings.mark(ledger_id, kind.name, visibility, detail)
         if has_changed and self._logged[kind.name] < LOGGED_MAX:
             self._logged[kind.name] += 1
             log.warning("check.found", check=kind.name, ledger_id=ledger_id, what=detail)

@@ -15,20 +15,23 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from auditor.finding_marker import Damage, FindingMarker, JavaVisibility, java_visibility
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict, entries_text
-from auditor.mark_reasons import Findings
+from auditor.mark_reasons import Findings, JavaVisibility, java_visibility
+from ledgers.bookies import Answer
 from ledgers.errors import CorruptionError, UnauthorizedError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, known_fragments
 from replication.cluster import ClusterView, ViewSource
-from replication.entry_runs import EntryRuns
+from replication.copy_reader import ReadFailures
 
 CHECK_NAME = "fsck"
 """The reason of the mark, as the queue listing shows it."""
-NOT_RETURNED = frozenset({Finding.MISSING, Finding.READ_ERROR})
-"""Findings in which the bookie returned no bytes, neither right nor wrong."""
-MARKED_FINDINGS = NOT_RETURNED | {Finding.BAD_DIGEST}
+MARKED_FINDINGS = {
+    Finding.MISSING: Answer.ABSENT,
+    Finding.READ_ERROR: Answer.UNREADABLE,
+    Finding.BAD_DIGEST: Answer.MISMATCH,
+}
+"""Findings that are marked, and the answers that they come from."""
 MARKED_AT_ONCE = 100
 SHOWN_MAX = 3
 """Number of observations in the text for operators."""
@@ -49,7 +52,7 @@ class DamagedLedger:
 
     ledger_id: int
     grade: Grade
-    damage: Mapping[BookieId, Damage]
+    damage: Mapping[BookieId, ReadFailures]
     detail: str
     metadata_version: int
     mtime_ms: int
@@ -95,33 +98,24 @@ def damaged_ledgers(verdicts: Iterable[LedgerVerdict]) -> list[DamagedLedger]:
 
 def damaged_ledger(verdict: LedgerVerdict) -> DamagedLedger | None:
     """Return the ledger to mark; None if a worker could repair nothing."""
-    bad: dict[BookieId, set[int]] = defaultdict(set)
-    not_returned: dict[BookieId, set[int]] = defaultdict(set)
+    damage: dict[BookieId, ReadFailures] = defaultdict(ReadFailures)
     clauses = []
     for each in verdict.evidence:
         if each.finding not in MARKED_FINDINGS or each.bookie is None:
             continue
+        answer = MARKED_FINDINGS[each.finding]
         # It covers one fragment, and only its first and last entry are known to be bad.
-        ends = {each.first_entry_id, each.last_entry_id}
-        bad[each.bookie] |= ends
-        if each.finding in NOT_RETURNED:
-            not_returned[each.bookie] |= ends
+        damage[each.bookie].add(dict.fromkeys((each.first_entry_id, each.last_entry_id), answer))
         finding = each.finding.value.replace("_", " ")
         clauses.append(f"{each.bookie}: {finding}, {entries_text(each)}")
-    if not bad:
+    if not damage:
         return None
     if (more := len(clauses) - SHOWN_MAX) > 0:
         clauses[SHOWN_MAX:] = [f"and {more} more"]
     return DamagedLedger(
         ledger_id=verdict.ledger_id,
         grade=verdict.grade,
-        damage={
-            bookie: Damage(
-                entries=EntryRuns(sorted(ends)),
-                not_returned=EntryRuns(sorted(not_returned[bookie])),
-            )
-            for bookie, ends in bad.items()
-        },
+        damage=damage,
         detail="; ".join(clauses),
         metadata_version=verdict.metadata_version,
         mtime_ms=verdict.mtime_ms,
@@ -165,18 +159,17 @@ async def preview_marks(
     )
 
 
+@dataclass
 class DamageMarker:
     """Writes findings and marks.
 
-    ``queues`` and ``findings`` write under the guards of the session, which has joined the cluster.
-    ``views`` are up to date.
+    ``findings`` writes under the guards of the session, which has joined the cluster. ``views`` are
+    up to date.
     """
 
-    def __init__(
-        self, queues: FindingMarker, findings: Findings, manager: LedgerManager, views: ViewSource
-    ) -> None:
-        self._queues, self._findings = queues, findings
-        self._manager, self._views = manager, views
+    findings: Findings
+    manager: LedgerManager
+    views: ViewSource
 
     async def mark(
         self, ledgers: Sequence[DamagedLedger], show: Show = lambda left: None
@@ -186,12 +179,13 @@ class DamageMarker:
         counts: Counter[str] = Counter()
 
         async def mark(ledger: DamagedLedger) -> None:
-            visibility = await current_visibility(ledger, self._manager, self._views.current)
+            visibility = await current_visibility(ledger, self.manager, self.views.current)
             if visibility is None:
                 counts["changed"] += 1
                 return
-            await self._findings.write(ledger.ledger_id, CHECK_NAME, ledger.bookies, ledger.detail)
-            is_new = await self._queues.mark(ledger.ledger_id, visibility)
+            is_new = await self.findings.mark(
+                ledger.ledger_id, CHECK_NAME, visibility, ledger.detail
+            )
             counts["new" if is_new else "known"] += 1
             counts["own"] += visibility.needs_private_mark
 

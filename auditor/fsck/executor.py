@@ -27,7 +27,7 @@ from ledgers.bookie_auth import bookie_connector
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import Budgets
 from ledgers.client import BookieClient
-from ledgers.clock import Clock, SystemClock
+from ledgers.clock import SystemClock
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import (
     BookmenderError,
@@ -58,11 +58,7 @@ Emit = Callable[[LedgerVerdict], Awaitable[None]]
 
 
 async def inspect(
-    options: FsckOptions,
-    ledger_ids: Iterable[int],
-    emit: Emit,
-    *,
-    pace: Pace = fixed_pace,
+    options: FsckOptions, ledger_ids: Iterable[int], emit: Emit, *, pace: Pace = fixed_pace
 ) -> None:
     """Pass a verdict for each existing ledger to ``emit``, in the order of completion. A deleted
     ledger has none.
@@ -72,15 +68,11 @@ async def inspect(
     known about the remaining ledgers.
     """
     async with open_executor(options, pace) as executor:
-        await inspect_all(executor, ledger_ids, inspect_ledger, emit, options)
+        await inspect_all(executor, ledger_ids, inspect_ledger, emit)
 
 
 async def recheck(
-    options: FsckOptions,
-    verdicts: Iterable[LedgerVerdict],
-    emit: Emit,
-    *,
-    pace: Pace = fixed_pace,
+    options: FsckOptions, verdicts: Iterable[LedgerVerdict], emit: Emit, *, pace: Pace = fixed_pace
 ) -> None:
     """Pass on the final verdicts on ledgers whose first verdict ``needs_recheck``. Otherwise as
     ``inspect``.
@@ -89,26 +81,25 @@ async def recheck(
     if nothing has been written since.
     """
     async with open_executor(options, pace) as executor:
-        await inspect_all(executor, verdicts, recheck_ledger, emit, options)
+        await inspect_all(executor, verdicts, recheck_ledger, emit)
 
 
 async def inspect_all(
-    executor: Executor,
+    executor: LedgerInspector,
     items: Iterable[T],
-    inspect_one: Callable[[Executor, T], Awaitable[LedgerVerdict | None]],
+    inspect_one: Callable[[LedgerInspector, T], Awaitable[LedgerVerdict | None]],
     emit: Emit,
-    options: FsckOptions,
 ) -> None:
     """Inspect several ledgers at a time, and pass each verdict to ``emit``."""
-    is_asking = options.level is not Level.METADATA
+    options = executor.options
     left = iter(items)
 
     async def inspect_some() -> None:
         for item in left:
-            verdict = await inspect_one(executor, item)
-            if verdict is not None:
+            if (verdict := await inspect_one(executor, item)) is not None:
                 await emit(verdict)
 
+    is_asking = options.level is not Level.METADATA
     at_once = options.ledgers_at_once if is_asking else METADATA_AT_ONCE
     async with task_scope() as scope:
         for running in [scope.start(inspect_some()) for _ in range(at_once)]:
@@ -118,12 +109,49 @@ async def inspect_all(
 # --- One ledger -----------------------------------------------------------------------------------
 
 
-async def inspect_ledger(executor: Executor, ledger_id: int) -> LedgerVerdict | None:
-    """Return the first verdict on a ledger; None if the ledger is deleted."""
-    return await _inspect(executor, ledger_id, None)
+async def inspect_ledger(
+    executor: LedgerInspector, ledger_id: int, previous: LedgerVerdict | None = None
+) -> LedgerVerdict | None:
+    """Return a verdict on a ledger; None if the ledger is deleted. ``previous``: the first verdict,
+    if this is the recheck."""
+    try:
+        versioned = await executor.manager.find(ledger_id)
+    except (CorruptionError, UnauthorizedError) as error:
+        code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
+        why = Evidence(finding=Finding.UNREADABLE_METADATA, code=code, detail=str(error))
+        return _unknown(executor, ledger_id, why)
+    if versioned is None:
+        return None
+    try:
+        return await executor.inspect(versioned, previous)
+    except BookmenderError:
+        raise
+    except Exception as error:  # an unexpected error must not stop the inspection of other ledgers
+        log.exception("fsck_inspection.crashed", ledger_id=ledger_id)
+        detail = f"an unexpected error stopped the inspection: {error!r}"
+        why = Evidence(finding=Finding.NOT_ANSWERED, code="inspection_failed", detail=detail)
+        return replace(
+            _unknown(executor, ledger_id, why),
+            state=versioned.metadata.state.name.lower(),
+            metadata_version=versioned.version,
+            mtime_ms=versioned.stat.mtime_ms,
+        )
 
 
-async def recheck_ledger(executor: Executor, previous: LedgerVerdict) -> LedgerVerdict | None:
+def _unknown(executor: LedgerInspector, ledger_id: int, why: Evidence) -> LedgerVerdict:
+    return LedgerVerdict(
+        ledger_id=ledger_id,
+        grade=Grade.UNKNOWN,
+        findings=(why.finding,),
+        rests_on_unknown=True,
+        evidence=(why,),
+        checked_ms=executor.clock.wall_ms(),
+    )
+
+
+async def recheck_ledger(
+    executor: LedgerInspector, previous: LedgerVerdict
+) -> LedgerVerdict | None:
     """Return the final verdict on a ledger; None if the ledger is deleted.
 
     A bad verdict counts only if the metadata did not change while the bookies were asked. Otherwise
@@ -135,57 +163,18 @@ async def recheck_ledger(executor: Executor, previous: LedgerVerdict) -> LedgerV
     passed_s = max(0.0, (clock.wall_ms() - previous.checked_ms) / 1_000)
     await clock.sleep(max(0.0, CONFIRM_AFTER_S - passed_s))
     await manager.sync(ledger_id)  # else a lagging follower may return the old metadata
-    verdict = None
     for _ in range(INSPECTIONS_MAX):
-        verdict = await _inspect(executor, ledger_id, previous)
+        verdict = await inspect_ledger(executor, ledger_id, previous)
         if verdict is None or not verdict.needs_recheck:
             return verdict
         await manager.sync(ledger_id)
         if await _version(executor, ledger_id) == verdict.metadata_version:
             return verdict
-    assert verdict is not None
+    assert verdict is not None, "deleted: returned above"
     return replace(verdict, grade=Grade.UNKNOWN, rests_on_unknown=True)
 
 
-async def _inspect(
-    executor: Executor, ledger_id: int, previous: LedgerVerdict | None
-) -> LedgerVerdict | None:
-    try:
-        versioned = await executor.manager.find(ledger_id)
-    except (CorruptionError, UnauthorizedError) as error:
-        code = "corrupt" if isinstance(error, CorruptionError) else "unauthorized"
-        why = Evidence(finding=Finding.UNREADABLE_METADATA, code=code, detail=str(error))
-        return _unknown(ledger_id, why, checked_ms=executor.clock.wall_ms())
-    if versioned is None:
-        return None
-    try:
-        return await executor.inspector.inspect(versioned, previous)
-    except BookmenderError:
-        raise
-    except Exception as error:  # an unexpected error must not stop the inspection of other ledgers
-        log.exception("fsck_inspection.crashed", ledger_id=ledger_id)
-        detail = f"an unexpected error stopped the inspection: {error!r}"
-        why = Evidence(finding=Finding.NOT_ANSWERED, code="inspection_failed", detail=detail)
-        return replace(
-            _unknown(ledger_id, why, checked_ms=executor.clock.wall_ms()),
-            state=versioned.metadata.state.name.lower(),
-            metadata_version=versioned.version,
-            mtime_ms=versioned.stat.mtime_ms,
-        )
-
-
-def _unknown(ledger_id: int, why: Evidence, *, checked_ms: int) -> LedgerVerdict:
-    return LedgerVerdict(
-        ledger_id=ledger_id,
-        grade=Grade.UNKNOWN,
-        findings=(why.finding,),
-        rests_on_unknown=True,
-        evidence=(why,),
-        checked_ms=checked_ms,
-    )
-
-
-async def _version(executor: Executor, ledger_id: int) -> int | None:
+async def _version(executor: LedgerInspector, ledger_id: int) -> int | None:
     """Return the metadata's version as in a verdict: -1 if it cannot be read. None if the ledger is
     deleted."""
     try:
@@ -198,17 +187,8 @@ async def _version(executor: Executor, ledger_id: int) -> int | None:
 # --- The resources of an executor -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Executor:
-    """Owns everything that the inspection of a ledger needs."""
-
-    manager: LedgerManager
-    inspector: LedgerInspector
-    clock: Clock
-
-
 @asynccontextmanager
-async def open_executor(options: FsckOptions, pace: Pace) -> AsyncIterator[Executor]:
+async def open_executor(options: FsckOptions, pace: Pace) -> AsyncIterator[LedgerInspector]:
     """Yield an executor as soon as it has a share of the budget. Raises UnavailableError,
     SettingsError; while it is in use, also SessionLostError and any error of the pace."""
     uri = MetadataUri.parse(options.metadata_service_uri)
@@ -249,10 +229,8 @@ async def open_executor(options: FsckOptions, pace: Pace) -> AsyncIterator[Execu
         scope.start(pace(options, store, paths, limits.apply))
         scope.start(_end_with_session(store))
         await limits.is_set.wait()
-        yield Executor(
-            manager=manager,
-            inspector=LedgerInspector(options, bookies=bookies, views=views, clock=clock),
-            clock=clock,
+        yield LedgerInspector(
+            options=options, manager=manager, bookies=bookies, views=views, clock=clock
         )
 
 

@@ -27,7 +27,7 @@ from auditor.fsck.verdicts import (
 from ledgers.digest import NO_FINGERPRINT, Fingerprints
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId, Fragment, LedgerMetadata, StripedEntries, write_set
-from replication.copy_reader import ReadFailures
+from replication.copy_reader import GAVE_ALL, ReadFailures
 from replication.entry_runs import NO_ENTRIES, EntryRuns
 
 _TWICE = "the ensemble names this bookie twice, so both bookie indexes share one copy"
@@ -69,7 +69,7 @@ class EntryRange:
         ensemble, entries = self.fragment.ensemble, self.entries_of(index)
         failures = self.failures.get(ensemble[index])
         if failures is None or not entries:
-            return ReadFailures()
+            return GAVE_ALL
         found = failures.between(entries[0], entries[-1])
         if ensemble.count(ensemble[index]) == 1:
             return found
@@ -80,7 +80,7 @@ class EntryRange:
             ]
             return bool(places) and min(places) == index
 
-        return found.only(is_here)
+        return found.map(lambda runs: EntryRuns(filter(is_here, runs)))
 
     @property
     def is_good(self) -> bool:
@@ -102,7 +102,20 @@ class RangeVerdict:
 
 def judge(entries: EntryRange) -> RangeVerdict:
     """Return the verdict on the range. Its worst entry decides."""
-    combinations = _CopyCounts.of(entries).combinations()
+    combinations = [  # each that occurs, once
+        EntryCopies(
+            write_quorum=entries.fragment.write_quorum,
+            ack_quorum=entries.ack_quorum,
+            bad=bad,
+            excused=excused,
+            on_absent=on_absent,
+            unanswered=unanswered,
+            is_elsewhere=elsewhere > 0,
+        )
+        for bad, excused, on_absent, unanswered, elsewhere in set(
+            zip(*_copy_counts(entries), strict=True)
+        )
+    ]
     is_excused = all(each.is_legal for each in combinations if each.excused)
     return RangeVerdict(
         grade=worst(each.grade for each in combinations),
@@ -121,17 +134,14 @@ def has_duplicate_bookie(fragment: Fragment) -> bool:
 def entries_without_copy(entries: EntryRange) -> EntryRuns:
     """Return the entries whose recorded copies are all known to be bad, so that former members must
     be asked."""
-    if not any(failures.has_bad for failures in entries.failures.values()):
+    if not any(failures.bad_count for failures in entries.failures.values()):
         return NO_ENTRIES
-    counts, write_quorum = _CopyCounts.of(entries), entries.fragment.write_quorum
+    bad_counts, excused_counts, *_ = _copy_counts(entries)
+    # The first E entries may represent all. Then no entry lacks all copies.
     return EntryRuns(
-        entry_id
-        for entry_id, bad, excused in zip(
-            range(entries.first_entry_id, entries.last_entry_id + 1),
-            *(counts.bad, counts.excused),
-            strict=False,  # the first E entries may represent all; then none lacks all copies
-        )
-        if bad + excused == write_quorum
+        entries.first_entry_id + offset
+        for offset, counts in enumerate(zip(bad_counts, excused_counts, strict=True))
+        if sum(counts) == entries.fragment.write_quorum
     )
 
 
@@ -165,78 +175,47 @@ def excused_indexes(
     )
 
 
-@dataclass(slots=True)
-class _CopyCounts:
-    """Counts of the copies of each entry of a range: bad ones, excused ones, those on absent
-    bookies, unanswered ones, and those elsewhere.
+def _copy_counts(entries: EntryRange) -> tuple[bytearray, ...]:
+    """Return the numbers of copies of each entry of a range: bad ones, excused ones, those on
+    absent bookies, unanswered ones, and those elsewhere.
 
     Each count is one byte. If the only fault is that whole bookies are absent or unresponsive, the
     first E entries represent all. Entries whose ids differ by E have their copies on the same
     bookies.
     """
+    fragment, size, first = entries.fragment, entries.fragment.ensemble_size, entries.first_entry_id
+    span = entries.last_entry_id - first + 1
+    failures = [entries.failures_at(index) for index in range(size)]
+    if all(each.is_empty for each in failures):
+        span = min(span, size)
+    bad, excused, on_absent, unanswered, elsewhere = made = tuple(bytearray(span) for _ in range(5))
 
-    entries: EntryRange
-    bad: bytearray
-    excused: bytearray
-    on_absent: bytearray
-    unanswered: bytearray
-    elsewhere: bytearray
+    def add(counts: bytearray, part: slice, count: int = 1) -> None:
+        for _ in range(count):
+            counts[part] = counts[part].translate(_PLUS_ONE)
 
-    @classmethod
-    def of(cls, entries: EntryRange) -> "_CopyCounts":
-        fragment, size = entries.fragment, entries.fragment.ensemble_size
-        span = entries.last_entry_id - entries.first_entry_id + 1
-        failures = [entries.failures_at(index) for index in range(size)]
-        if all(each.is_empty for each in failures):
-            span = min(span, size)
-        made = cls(entries, *(bytearray(span) for _ in range(5)))
-        silent = entries.absent | entries.unresponsive
-        for offset in range(min(span, size)):
-            alike = slice(offset, None, size)
-            indexes = _write_set(fragment, entries.first_entry_id + offset)
-            bookies = {fragment.ensemble[index] for index in indexes}
-            made.bad[alike] = _plus(made.bad[alike], len(indexes) - len(bookies))  # one copy each
-            on_absent = len(bookies & entries.absent)
-            made.on_absent[alike] = _plus(made.on_absent[alike], on_absent)
-            unanswered = len(bookies & silent) - on_absent
-            made.unanswered[alike] = _plus(made.unanswered[alike], unanswered)
-        for index, each in enumerate(failures):
-            if fragment.ensemble[index] not in silent:
-                made._count(made.excused if index in entries.excused else made.bad, each.absent)
-                made._count(made.bad, each.mismatched)
-                made._count(made.bad, each.unreadable)
-                made._count(made.unanswered, each.unknown)
-        for runs in entries.elsewhere.values():
-            made._count(made.elsewhere, runs)
-        return made
+    def add_entries(counts: bytearray, added: EntryRuns) -> None:
+        for run in added.each_run():
+            add(counts, slice(run.start - first, run.stop - first))
 
-    def combinations(self) -> list[EntryCopies]:
-        """Return each combination of counts that occurs, once."""
-        columns = (self.bad, self.excused, self.on_absent, self.unanswered, self.elsewhere)
-        return [
-            EntryCopies(
-                write_quorum=self.entries.fragment.write_quorum,
-                ack_quorum=self.entries.ack_quorum,
-                bad=bad,
-                excused=excused,
-                on_absent=on_absent,
-                unanswered=unanswered,
-                is_elsewhere=elsewhere > 0,
-            )
-            for bad, excused, on_absent, unanswered, elsewhere in set(zip(*columns, strict=True))
-        ]
-
-    def _count(self, counts: bytearray, entries: EntryRuns) -> None:
-        first = self.entries.first_entry_id
-        for run in entries.each_run():
-            part = slice(run.start - first, run.stop - first)
-            counts[part] = _plus(counts[part], 1)
-
-
-def _plus(counts: bytearray, count: int) -> bytearray:
-    for _ in range(count):
-        counts = counts.translate(_PLUS_ONE)
-    return counts
+    silent = entries.absent | entries.unresponsive
+    for offset in range(min(span, size)):
+        alike = slice(offset, None, size)
+        indexes = _write_set(fragment, first + offset)
+        bookies = {fragment.ensemble[index] for index in indexes}
+        absent_count = len(bookies & entries.absent)
+        add(bad, alike, len(indexes) - len(bookies))  # one copy each
+        add(on_absent, alike, absent_count)
+        add(unanswered, alike, len(bookies & silent) - absent_count)
+    for index, each in enumerate(failures):
+        if fragment.ensemble[index] not in silent:
+            add_entries(excused if index in entries.excused else bad, each.absent)
+            add_entries(bad, each.mismatched)
+            add_entries(bad, each.unreadable)
+            add_entries(unanswered, each.unknown)
+    for runs in entries.elsewhere.values():
+        add_entries(elsewhere, runs)
+    return made
 
 
 def _write_set(fragment: Fragment, entry_id: int) -> Sequence[int]:
@@ -303,23 +282,21 @@ def differing_copies(
     if len(found) < 2:
         return {}
     step = 1 if fragment.ensemble_size == fragment.write_quorum else fragment.ensemble_size
-    odd: dict[BookieId, list[int]] = defaultdict(list)
-    for start in range(first_entry_id, min(first_entry_id + step, last_entry_id + 1)):
+    odd, end = defaultdict[BookieId, list[int]](list), last_entry_id + 1
+    for start in range(first_entry_id, min(first_entry_id + step, end)):
         # A bookie may be in the ensemble twice.
         bookies = dict.fromkeys(fragment.ensemble[index] for index in _write_set(fragment, start))
         members = [bookie for bookie in bookies if bookie in found]
-        columns = [_column(found[bookie], start, last_entry_id, step) for bookie in members]
+        columns = [
+            prints.values[start - prints.first_entry_id : end - prints.first_entry_id : step]
+            for prints in map(found.__getitem__, members)
+        ]
         if all(column == columns[0] for column in columns):
             continue
         for position, values in enumerate(zip(*columns, strict=True)):
             for member in _odd_positions(values):
                 odd[members[member]].append(start + position * step)
     return {bookie: EntryRuns(sorted(entry_ids)) for bookie, entry_ids in odd.items()}
-
-
-def _column(found: Fingerprints, start: int, last: int, step: int) -> Sequence[int]:
-    """Return the fingerprints of every ``step``-th entry."""
-    return found.values[start - found.first_entry_id : last - found.first_entry_id + 1 : step]
 
 
 def _odd_positions(values: Sequence[int]) -> Sequence[int]:
@@ -342,10 +319,6 @@ _LACKS = frozenset(
     {Finding.MISSING, Finding.ACK_QUORUM_ONLY, Finding.BAD_DIGEST, Finding.READ_ERROR}
 )
 
-_Key = tuple[Finding, BookieId | None, int, str]
-"""The key of observations that are merged. The number is the first entry of the fragment, or -1;
-the last item is the code."""
-
 
 class VerdictBuilder:
     """The verdict on one ledger while it is built. Its size depends on the metadata, not on the
@@ -355,9 +328,9 @@ class VerdictBuilder:
         self._versioned = versioned
         self._fragments: dict[int, FragmentVerdict] = {}
         """By position in the ledger."""
-        self._evidence: dict[_Key, Evidence] = {}
-        self.entries_read = 0
-        self.bytes_read = 0
+        self._evidence: dict[tuple[Finding, BookieId | None, int, str], Evidence] = {}
+        """By what is merged: finding, bookie, the first entry of the fragment or -1, and code."""
+        self.entries_read = self.bytes_read = 0
         self.last_entry_id = -1
         self.is_tail_unseen = False
         self.length = versioned.metadata.length
@@ -425,14 +398,23 @@ class VerdictBuilder:
         key may be wrong, and every fragment is unknown (rule S7).
         """
         if is_key_suspect:
-            self.add_evidence([_WRONG_KEY])
+            why = Evidence(
+                finding=Finding.BAD_DIGEST,
+                code=WRONG_KEY,
+                detail="no entry matches the default password and digest type, and the metadata "
+                "has neither",
+            )
+            self.add_evidence([why])
             for position, fragment in self._fragments.items():
                 self._fragments[position] = replace(
                     fragment, grade=Grade.UNKNOWN, copies_least=0, rests_on_unknown=True
                 )
         metadata, stat = self._versioned.metadata, self._versioned.stat
         fragments = tuple(verdict for _, verdict in sorted(self._fragments.items()))
-        evidence = sorted(self._evidence.values(), key=_sort_key)
+        evidence = sorted(
+            self._evidence.values(),
+            key=lambda each: (_ORDER.index(each.finding), each.first_entry_id, each.bookie or ""),
+        )
         found = {each.finding for each in evidence}
         grade = worst(fragment.grade for fragment in fragments)
         rests_on_unknown = any(fragment.rests_on_unknown for fragment in fragments)
@@ -456,14 +438,3 @@ class VerdictBuilder:
             bytes_read=self.bytes_read,
             checked_ms=checked_ms,
         )
-
-
-_WRONG_KEY = Evidence(
-    finding=Finding.BAD_DIGEST,
-    code=WRONG_KEY,
-    detail="no entry matches the default password and digest type, and the metadata has neither",
-)
-
-
-def _sort_key(evidence: Evidence) -> tuple[int, int, str]:
-    return _ORDER.index(evidence.finding), evidence.first_entry_id, evidence.bookie or ""

@@ -21,7 +21,7 @@ too. The recheck also asks all other registered bookies.
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from msgspec import structs
@@ -48,26 +48,18 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.fencing import first_entry_of, latecomers
-from ledgers.manager import VersionedMetadata
+from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.mixing import mix64
 from ledgers.model import BookieId, DigestType, Fragment, LedgerState, known_fragments
 from ledgers.placement import Adherence, PlacementPolicy
 from ledgers.reading import LedgerReader, find_end, highest_entry_id, ledger_digest
 from ledgers.tasks import read_ahead
 from replication.cluster import ClusterView, ViewSource
-from replication.copy_reader import (
-    CopyReader,
-    ReadFailures,
-    ReadPlan,
-    Retries,
-    plan_reads,
-)
+from replication.copy_reader import GAVE_ALL, CopyReader, ReadFailures, ReadPlan, plan_reads
 from replication.entry_runs import EntryRuns, merged
 from replication.inspection import IN_FLIGHT_WAIT_S, entry_bytes_guess
 from replication.open_ledgers import wiped_from_end
 
-RETRIES_MAX = 3
-RETRY_WAIT_S = 0.5
 RANGE_COPIES = 32_768
 """Number of copies of one ledger that are requested at once."""
 
@@ -75,14 +67,18 @@ FailuresByBookie = Mapping[BookieId, ReadFailures]
 _NO_END = "no_end"
 
 
+@dataclass(kw_only=True)
 class LedgerInspector:
     """Inspects ledgers, many at once. Each executor has one."""
 
-    def __init__(
-        self, options: FsckOptions, *, bookies: Bookies, views: ViewSource, clock: Clock
-    ) -> None:
-        self.options, self.bookies, self.views, self.clock = options, bookies, views, clock
-        self.retries = Retries(clock=clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S)
+    options: FsckOptions
+    manager: LedgerManager
+    bookies: Bookies
+    views: ViewSource
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        options = self.options
         self.fallback = EntryDigest(
             DigestType[options.default_digest_type], options.default_password.reveal().encode()
         )
@@ -100,39 +96,35 @@ class LedgerInspector:
         return await _Inspection(self, versioned, previous).run()
 
 
+@dataclass
 class _Inspection:
     """One inspection of one ledger."""
 
-    def __init__(
-        self,
-        inspector: LedgerInspector,
-        versioned: VersionedMetadata,
-        previous: LedgerVerdict | None,
-    ) -> None:
-        self._inspector, self._options = inspector, inspector.options
-        self._bookies, self._clock = inspector.bookies, inspector.clock
-        self._versioned, self._metadata = versioned, versioned.metadata
-        self._previous = previous
+    _inspector: LedgerInspector
+    _versioned: VersionedMetadata
+    _previous: LedgerVerdict | None
+
+    def __post_init__(self) -> None:
+        inspector, versioned = self._inspector, self._versioned
+        self._options, self._clock = inspector.options, inspector.clock
+        self._bookies, self._metadata = inspector.bookies, versioned.metadata
         self._digest = ledger_digest(versioned.metadata, inspector.fallback)
         self._members = versioned.metadata.bookies
         """The bookies of all fragments."""
+        self._asks = inspector.options.level is not Level.METADATA
+        """True if the level asks bookies at all."""
         self._builder = VerdictBuilder(versioned)
         self._reader = CopyReader(
             versioned.ledger_id,
             bookies=inspector.bookies,
             digest=self._digest,
             entry_bytes=entry_bytes_guess(versioned.metadata, self._digest),
-            retries=inspector.retries,
+            retry_clock=inspector.clock,
         )
 
     @property
     def _view(self) -> ClusterView:
         return self._inspector.views.current
-
-    @property
-    def _asks(self) -> bool:
-        """True if the level asks bookies at all."""
-        return self._options.level is not Level.METADATA
 
     def _find_reformatted(self) -> Collection[BookieId]:
         """Return the bookies whose cookie is newer than the ledger, in the present view."""
@@ -167,10 +159,9 @@ class _Inspection:
             builder.add_evidence([Evidence(finding=Finding.IDLE_OPEN, code="last_entry_unchanged")])
         builder.entries_read = self._reader.entry_count
         builder.bytes_read = self._reader.byte_count
-        has_key = self._metadata.password is not None
         return builder.verdict(
             checked_ms=self._clock.wall_ms(),
-            is_key_suspect=not has_key and self._reader.has_only_mismatches,
+            is_key_suspect=self._reader.is_key_suspect(self._metadata),
         )
 
     # --- The end ---------------------------------------------------------------------------------
@@ -305,9 +296,7 @@ class _Inspection:
             return
         for segment in metadata.segments:
             found = policy.adherence(
-                segment.ensemble,
-                write_quorum=metadata.write_quorum,
-                ack_quorum=metadata.ack_quorum,
+                segment.ensemble, write_quorum=metadata.write_quorum, ack_quorum=metadata.ack_quorum
             )
             if found is Adherence.FAIL:
                 yield Evidence(
@@ -323,16 +312,22 @@ class _Inspection:
         """Inspect the copies of these fragments, which have entries. The keys are their positions
         in the ledger."""
         level = self._options.level
-        known: Mapping[int, dict[BookieId, ReadFailures]] = {}
+        known: dict[int, dict[BookieId, ReadFailures]] = {}
         if level in (Level.ENDS, Level.SAMPLE):  # the ends of all fragments at once
             some = list(fragments.values())
             ends = plan_reads(some, available=self._available, suspects=())
             failures = (await self._reader.read(ends)).failures
-            known = {n: _within(fragment, failures) for n, fragment in fragments.items()}
+            for position, fragment in fragments.items():
+                parts = {
+                    bookie: failures[bookie].between(fragment.first_entry_id, _last(fragment))
+                    for bookie in fragment.ensemble
+                    if bookie in failures
+                }
+                known[position] = {b: part for b, part in parts.items() if not part.is_empty}
         for position, fragment in fragments.items():
             found = known.get(position, {})
             asked = set(fragment.ensemble) if level is Level.FULL else set()
-            asked |= {bookie for bookie, failed in found.items() if failed.has_bad}
+            asked |= {bookie for bookie, failed in found.items() if failed.bad_count}
             if level is Level.SAMPLE:
                 asked |= await self._read_sample(fragment, asked, found)
             await self._inspect_fragment(position, fragment, asked, found)
@@ -353,7 +348,7 @@ class _Inspection:
             sample = list(sampled(first, last, share=share, seed=seed))
             plan = _sample_plan(fragment, sample, self._available.difference(lacking, found))
             for bookie, failed in (await self._reader.read(plan)).failures.items():
-                if failed.has_bad:
+                if failed.bad_count:
                     found.add(bookie)
                 else:
                     before = known.get(bookie, ReadFailures())
@@ -405,31 +400,15 @@ class _Inspection:
         if not lost:
             return entries
         former = self._members - set(entries.fragment.ensemble)
-        found = await self._copies_at(former - self._absent, lost)
+        found = await self._good_copies(dict.fromkeys(sorted(former - self._absent), (lost,)))
         is_known = former.isdisjoint(self._reader.unresponsive | self._absent)
         is_recheck = self._previous is not None
         if is_recheck and not any(len(each) == len(lost) for each in found.values()):
             # One entry is enough to find the bookies that are worth asking for all of them.
-            others = self._available - self._members
-            holders = await self._copies_at(others, EntryRuns(lost[:1]))
-            found |= await self._copies_at(holders.keys(), lost)
+            others = sorted(self._available - self._members)
+            holders = await self._good_copies(dict.fromkeys(others, (lost[:1],)))
+            found |= await self._good_copies(dict.fromkeys(holders, (lost,)))
         return replace(entries, elsewhere=found, is_elsewhere_known=is_known)
-
-    async def _copies_at(
-        self, bookies: Collection[BookieId], entries: EntryRuns
-    ) -> dict[BookieId, EntryRuns]:
-        """Return by bookie which of the entries it has. Bookies that have none are left out."""
-        if not bookies:
-            return {}
-        plan = dict.fromkeys(sorted(bookies), (entries,))
-        failures = (await self._reader.read(plan)).failures
-        good_copies = {}
-        for bookie in sorted(set(bookies) - self._reader.unresponsive):
-            failed = failures.get(bookie)
-            good = entries if failed is None else EntryRuns(e for e in entries if e not in failed)
-            if good:
-                good_copies[bookie] = good
-        return good_copies
 
     async def _find_strays(self, fragments: Iterable[Fragment]) -> None:
         """Add evidence of former members that still have the first or last entry of a fragment."""
@@ -438,13 +417,10 @@ class _Inspection:
             ends = sorted({fragment.first_entry_id, _last(fragment)})
             for bookie in sorted(self._members - set(fragment.ensemble) - self._absent):
                 asked.setdefault(bookie, []).append(ends)
-        if not asked:
-            return
-        failures = (await self._reader.read(asked)).failures
-        for bookie, runs in asked.items():
-            failed = failures.get(bookie)
-            for ends in runs if bookie not in self._reader.unresponsive else ():
-                if good := [e for e in ends if failed is None or e not in failed]:
+        found = await self._good_copies(asked)
+        for bookie, good_copies in found.items():
+            for ends in asked[bookie]:
+                if good := [entry_id for entry_id in ends if entry_id in good_copies]:
                     stray = Evidence(
                         finding=Finding.STRAY,
                         bookie=bookie,
@@ -454,6 +430,17 @@ class _Inspection:
                         code="good_copy",
                     )
                     self._builder.add_evidence([stray], fragment_start=ends[0])
+
+    async def _good_copies(self, plan: ReadPlan) -> dict[BookieId, EntryRuns]:
+        """Return by bookie which of the entries it has. Bookies that have none are left out."""
+        failures = (await self._reader.read(plan)).failures
+        found = {}
+        for bookie, runs in plan.items():
+            failed = failures.get(bookie, GAVE_ALL)
+            good = EntryRuns(e for run in runs for e in run if e not in failed)
+            if good and bookie not in self._reader.unresponsive:
+                found[bookie] = good
+        return found
 
 
 def _last(fragment: Fragment) -> int:
@@ -481,13 +468,6 @@ def _sample_plan(
                 entry_ids = sorted({*plan[bookie][0], *entry_ids})
             plan[bookie] = (entry_ids,)
     return plan
-
-
-def _within(fragment: Fragment, failures: FailuresByBookie) -> dict[BookieId, ReadFailures]:
-    """Return the failed reads of the fragment's entries, by member."""
-    first, last = fragment.first_entry_id, _last(fragment)
-    found = {b: failures[b].between(first, last) for b in fragment.ensemble if b in failures}
-    return {bookie: part for bookie, part in found.items() if not part.is_empty}
 
 
 def sampled(first: int, last: int, *, share: float, seed: int) -> Iterator[int]:

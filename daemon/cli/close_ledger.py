@@ -41,13 +41,13 @@ from ledgers.errors import (
 from ledgers.manager import LedgerManager, VersionedMetadata
 from ledgers.model import BookieId, LedgerMetadata, LedgerState
 from ledgers.quorum import RecoveredEnd
-from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of
+from ledgers.reading import NO_ENTRY, LastEntry, last_entry_of, ledger_digest
 from ledgers.recovery import NO_ACK_QUORUM
 from ledgers.store import Check, MetadataStore
 from replication.by_hand import LockedError, Tell, locked
 from replication.cluster import ClusterView, ViewSource
 from replication.history import NO_HISTORY, Event, History, Kind
-from replication.inspection import first_damaged
+from replication.inspection import first_damaged, inspect_tail
 from replication.ledger_record import GivenUpEntries, read_found_bad, record_given_up
 from replication.marks import private_mark_operations, read_marks
 from replication.open_ledgers import OpenLedgers, end_doubts, held_back, wanted_for_coverage
@@ -256,8 +256,15 @@ class LedgerCloser:
         last = max((each.last_entry_id for each in last_entries), default=NO_ENTRY)
         # A damaged LAC may be any number, so the range is limited.
         last = min(last, first + DAMAGE_ENTRIES_MAX)
-        findings = await self._open_ledgers.tail_findings(
-            found, self._views.current, first_entry_id=first, last_entry_id=last
+        if last < first:
+            return ""
+        findings = await inspect_tail(
+            found,
+            bookies=self._open_ledgers.bookies,
+            digest=ledger_digest(found.metadata, self._open_ledgers.fallback_digest),
+            asked=self._views.current.answering,
+            first_entry_id=first,
+            last_entry_id=last,
         )
         damaged = first_damaged(findings, first_entry_id=first, last_entry_id=last)
         if damaged is None:

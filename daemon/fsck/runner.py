@@ -31,7 +31,6 @@ from typing import Any
 import click
 import structlog
 
-from auditor.finding_marker import FindingMarker
 from auditor.fsck.damage_marker import (
     DamagedLedger,
     DamageMarker,
@@ -416,7 +415,6 @@ async def mark_damaged(
         async with task_scope() as scope:
             scope.start(batcher.run())
             marker = DamageMarker(
-                FindingMarker(store, batcher, paths, clock),
                 Findings(store, batcher, paths, clock),
                 cluster.manager,
                 views,

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from auditor.election import current_leader
-from auditor.finding_marker import read_private_queue
 from auditor.fsck.results.summary import read_closer, read_last
+from auditor.mark_reasons import read_private_queue
 from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
 from daemon.cli.blocked import current_notes

@@ -24,7 +24,6 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import CheckRunner, CheckState, check_safely
 from auditor.election import Election
-from auditor.finding_marker import FindingMarker
 from auditor.ledger_map import LedgerMap
 from auditor.mark_reasons import Findings
 from auditor.settings import ChecksSettings
@@ -157,7 +156,7 @@ async def checker(
         )
         history = MemoryHistory(cluster.clock)
         findings = Findings(store, batcher, PATHS, cluster.clock, history)
-        reports = FindingReporter(FindingMarker(store, batcher, PATHS, cluster.clock), findings)
+        reports = FindingReporter(findings)
         made = Checker(
             store=store,
             views=views,

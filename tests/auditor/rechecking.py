@@ -4,7 +4,6 @@ import random
 
 from auditor.checks.copies import CopyInspector
 from auditor.checks.records import FindingReporter
-from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings
 from auditor.recheck import CopyRecheck
 from tests.replication.cluster import DIGEST, Cluster
@@ -27,10 +26,7 @@ def recheck_of(node: Node, cluster: Cluster, *, after_s: float) -> CopyRecheck:
             rng=random.Random(0),
             fallback_digest=DIGEST,
         ),
-        reports=FindingReporter(
-            FindingMarker(node.store, node.batcher, PATHS, cluster.clock),
-            Findings(node.store, node.batcher, PATHS, cluster.clock),
-        ),
+        reports=FindingReporter(Findings(node.store, node.batcher, PATHS, cluster.clock)),
         after_s=after_s,
         clock=cluster.clock,
     )

@@ -12,7 +12,6 @@ import pytest
 from auditor.checks import placement
 from auditor.checks.placement import PlacementCheck
 from auditor.checks.records import CheckRun, FindingReporter
-from auditor.finding_marker import FindingMarker
 from auditor.mark_reasons import Findings, read_findings
 from ledgers.model import BookieId, LedgerState
 from ledgers.placement import DEFAULT_RACK, NoRule, PlacementPolicy, RackRule, Rule, ZoneRule
@@ -79,10 +78,7 @@ async def check(
 async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     batcher = Batcher(cluster.store, [])
     sender = asyncio.create_task(batcher.run())
-    yield FindingReporter(
-        FindingMarker(cluster.store, batcher, PATHS, cluster.clock),
-        Findings(cluster.store, batcher, PATHS, cluster.clock),
-    )
+    yield FindingReporter(Findings(cluster.store, batcher, PATHS, cluster.clock))
     sender.cancel()
     await asyncio.gather(sender, return_exceptions=True)
 

@@ -178,14 +178,14 @@ async def test_a_finding_that_is_written_again_during_a_sweep_stays(
         await findings.write(7, "all-ledgers", {B1}, "first")
         # Sweeps of its own come before it is old enough, and later.
         await asyncio.sleep(SWEEP_S + 1)
-        commit = findings._batcher.commit
+        commit = findings.batcher.commit
 
         async def written_first(operations):  # type: ignore[no-untyped-def]
             monkeypatch.undo()
             await findings.write(7, "all-ledgers", {B1}, "second")
             return await commit(operations)
 
-        monkeypatch.setattr(findings._batcher, "commit", written_first)
+        monkeypatch.setattr(findings.batcher, "commit", written_first)
         await findings.sweep()
 
     assert (await read_findings(cluster.store, PATHS, [7]))[7].detail == "second"
@@ -305,7 +305,7 @@ async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
     cluster = await Cluster.start()
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
-        commit = findings._batcher.commit
+        commit = findings.batcher.commit
 
         async def swept_first(operations):  # type: ignore[no-untyped-def]
             try:
@@ -315,7 +315,7 @@ async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
                 if await cluster.store.exists(PATHS.finding(7)):
                     cluster.tree.apply(cluster.store.session_id, gone)
 
-        monkeypatch.setattr(findings._batcher, "commit", swept_first)
+        monkeypatch.setattr(findings.batcher, "commit", swept_first)
         await findings.write(7, "all-ledgers", {B1}, "second")
 
 

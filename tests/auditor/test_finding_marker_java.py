@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from auditor.finding_marker import (
-    Damage,
+from auditor.mark_reasons import (
     JavaVisibility,
     java_visibility,
 )
 from ledgers.model import BookieId, Fragment
+from replication.copy_reader import ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
@@ -23,12 +23,12 @@ def part(
     return fragment(ensemble, first=first, last=last, is_closed=is_closed)
 
 
-def lacks(*entry_ids: int) -> Damage:
-    return Damage(entries=EntryRuns(entry_ids), not_returned=EntryRuns(entry_ids))
+def lacks(*entry_ids: int) -> ReadFailures:
+    return ReadFailures(absent=EntryRuns(entry_ids))
 
 
-def holds_damaged(*entry_ids: int) -> Damage:
-    return Damage(entries=EntryRuns(entry_ids))
+def holds_damaged(*entry_ids: int) -> ReadFailures:
+    return ReadFailures(mismatched=EntryRuns(entry_ids))
 
 
 def visibility(
@@ -95,7 +95,9 @@ OPEN = (part(B1, B2, is_closed=False),)
     ],
 )
 def test_java_sees_losses_at_the_ends_of_a_fragment(
-    fragments: tuple[Fragment, ...], damage: Mapping[BookieId, Damage], expected: JavaVisibility
+    fragments: tuple[Fragment, ...],
+    damage: Mapping[BookieId, ReadFailures],
+    expected: JavaVisibility,
 ) -> None:
     assert java_visibility(fragments, damage, registered=ALL) == expected
 

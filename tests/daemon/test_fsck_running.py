@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from auditor.finding_marker import Damage
 from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.folder import Cluster as Origin
@@ -40,6 +39,7 @@ from daemon.fsck.texts import Meter, mark_lines, marks_record
 from daemon.settings import Settings
 from ledgers.errors import RejectedError, SettingsError
 from ledgers.placement import RackRule
+from replication.copy_reader import ReadFailures
 from replication.entry_runs import EntryRuns
 from replication.nodes import Membership, Role, live_nodes
 from replication.settings import PlacementSettings
@@ -63,7 +63,7 @@ async def damaged_ledger(cluster: Cluster, *bad: int) -> DamagedLedger:
     return DamagedLedger(
         ledger_id=LEDGER,
         grade=Grade.AT_RISK,
-        damage={B1: Damage(entries=EntryRuns(bad), not_returned=EntryRuns(bad))},
+        damage={B1: ReadFailures(absent=EntryRuns(bad))},
         detail="missing",
         metadata_version=versioned.stat.version,
         mtime_ms=versioned.stat.mtime_ms,

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.checks.records import CheckRun
-from auditor.finding_marker import PrivateQueue
+from auditor.mark_reasons import PrivateQueue
 from checkpoints.model import ledger_key
 from checkpoints.receipts import ClientSummary, Failure
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore

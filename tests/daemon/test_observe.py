@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
 from auditor.absence import Outages
-from auditor.finding_marker import PrivateQueue
+from auditor.mark_reasons import PrivateQueue
 from auditor.observer import AffectedBookie, BookieCondition, Difference, Observation
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from auditor.finding_marker import PrivateQueue
+from auditor.mark_reasons import PrivateQueue
 from auditor.observer import Difference
 from auditor.underreplication import UnderreplicatedLedger
 from replication.orders import HoldOrder

@@ -6,8 +6,7 @@ import json
 import pytest
 from structlog.testing import capture_logs
 
-from auditor.finding_marker import read_private_queue
-from auditor.mark_reasons import LossRecords, MarkExplainer
+from auditor.mark_reasons import LossRecords, MarkExplainer, read_private_queue
 from auditor.records import AuditRecord, Identities, read_audit, read_identities
 from daemon.cli import check as check_command
 from daemon.cli import idle as idle_command

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from auditor.fsck.executor import Executor, inspect_all, inspect_ledger, recheck_ledger
+from auditor.fsck.executor import inspect_all, inspect_ledger, recheck_ledger
 from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.options import FsckOptions, Level
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
@@ -47,15 +47,19 @@ def options(level: Level = Level.FULL, **changes: Any) -> FsckOptions:
     return FsckOptions(metadata_service_uri="zk://127.0.0.1/ledgers", level=level, **fields)
 
 
-async def executor(cluster: Cluster, wanted: FsckOptions, clock: Clock | None = None) -> Executor:
+async def executor(
+    cluster: Cluster, wanted: FsckOptions, clock: Clock | None = None
+) -> LedgerInspector:
     store = MemoryStore(cluster.tree).as_read_only()
     clock = clock or cluster.clock
     views = ViewSource(Registration(store, ROOT), clock, OrderStore(store, PATHS))
     await views.refresh()
     bookies = AnsweringBookies(cluster.bookies, BookieHealth(clock, views.life))
-    return Executor(
+    return LedgerInspector(
+        options=wanted,
         manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
-        inspector=LedgerInspector(wanted, bookies=bookies, views=views, clock=clock),
+        bookies=bookies,
+        views=views,
         clock=clock,
     )
 
@@ -103,9 +107,8 @@ async def inspect_many(
         assert verdict.ledger_id not in found, verdict
         found[verdict.ledger_id] = verdict
 
-    wanted = options(level, **changes)
-    made = await executor(cluster, wanted)
-    await inspect_all(made, ledger_ids, inspect_ledger, tell, wanted)
+    made = await executor(cluster, options(level, **changes))
+    await inspect_all(made, ledger_ids, inspect_ledger, tell)
     return found
 
 

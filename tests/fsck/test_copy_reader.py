@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from auditor.fsck.ledger_inspector import RETRIES_MAX, RETRY_WAIT_S, sampled
+from auditor.fsck.ledger_inspector import sampled
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import (
@@ -15,7 +15,7 @@ from ledgers.errors import (
     UnreadableError,
 )
 from ledgers.model import BookieId
-from replication.copy_reader import UNANSWERED_MAX, CopyReader, ReadFailures, Retries
+from replication.copy_reader import UNANSWERED_MAX, CopyReader, ReadFailures
 from replication.entry_runs import EntryRuns
 from tests.fsck.inspections import inspect_once, one_ledger, options, replace_payload, told
 from tests.memory.bookies import Fault, Op
@@ -42,7 +42,7 @@ def reads_of(cluster: Cluster) -> CopyReader:
         bookies=cluster.bookies,
         digest=DIGEST,
         entry_bytes=ENTRY_BYTES,
-        retries=Retries(clock=cluster.clock, count_max=RETRIES_MAX, wait_s=RETRY_WAIT_S),
+        retry_clock=cluster.clock,
     )
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.finding_marker import FindingMarker
 from auditor.fsck.damage_marker import (
     DamagedLedger,
     DamageMarker,
@@ -67,7 +66,6 @@ async def publishing(cluster: Cluster) -> AsyncIterator[DamageMarker]:
         views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
         await views.refresh()
         yield DamageMarker(
-            FindingMarker(leader.store, leader.batcher, PATHS, cluster.clock),
             Findings(leader.store, leader.batcher, PATHS, cluster.clock),
             cluster.manager,
             views,
@@ -98,7 +96,7 @@ def test_a_mark_names_only_the_bookies_at_fault() -> None:
 
     assert fault is not None
     assert fault.bookies == (B1, B2)
-    assert (list(fault.damage[B2].entries), list(fault.damage[B2].not_returned)) == ([3, 4, 9], [3])
+    assert (list(fault.damage[B2].bad), list(fault.damage[B2].absent)) == ([3, 4, 9], [3])
     assert fault.detail == (
         f"{B2}: bad digest, entries 4 to 9; {B1}: missing, entry 3; {B2}: missing, entry 3"
     )
