@@ -14,11 +14,11 @@ from auditor.fsck.spark import Dispatch
 from tests.spark_cluster import spark_session
 
 PARTS = 6
-PART_MAX[Level.FULL] = 7  # of 42 ledgers
 
 
 def main(master: str, uri: str, output: str, run: str, reads_per_s: str) -> None:
     """Run at level ``full``. Print each progress, and then the summary as a line of JSON."""
+    PART_MAX[Level.FULL] = 42 // PARTS  # ledgers
     options = FsckOptions(
         metadata_service_uri=uri, level=Level.FULL, reads_per_s=int(reads_per_s), seed=1
     )

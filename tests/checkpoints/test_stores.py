@@ -274,6 +274,7 @@ def test_operators_see_and_change_all_clients(
         with pytest.raises(ClientFencedError):
             await first.store_low_watermark(30)
         await second.store_low_watermark(30)
+        await asyncio.sleep(0.005)  # epochs follow the time in milliseconds
 
         again = await open_store("shown", 2)
         with pytest.raises(ClientFencedError):
