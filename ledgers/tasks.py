@@ -24,6 +24,7 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
+    Mapping,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -136,55 +137,48 @@ class Changing:
 K = TypeVar("K", bound=Hashable)
 
 
-@dataclass(slots=True, kw_only=True)
-class _Line(Generic[V]):
-    """The reads of one key, numbered from 1, one at a time. ``end``: wakes all who wait for a
-    read, in one turn of the loop, so that what they write next can share a transaction."""
+@dataclass(slots=True)
+class _Round(Generic[K, V]):
+    """The keys that callers ask for together. ``values``: None until they are read."""
 
-    is_reading: bool = False
-    end: asyncio.Event = field(default_factory=asyncio.Event)
-    begun: int = 0
-    """Number of the read that began last."""
-    ended: int = 0
-    """Number of the read that succeeded last."""
-    value: V | None = None
-    """Result of read ``ended``."""
+    keys: set[K] = field(default_factory=set)
+    values: dict[K, V] | None = None
 
 
 class SharedReads(Generic[K, V]):
-    """Joins calls for the same key into few reads.
+    """Joins the calls of many callers into few rounds of reads.
 
-    A caller never gets the value of a read that was already in flight when it called, because that
-    value may be older than the call. All callers that wait until the next read begins share its
-    value:
-
-    1. A caller notes the number of the next read, then waits while a read is in flight.
-    2. It starts a read only if no read with this number or a later one has succeeded.
+    A caller never gets a value whose read was in flight already when it called, because that value
+    may be older than the call: it joins the next round. All callers of a round go on in one turn of
+    the loop, so that what they write next can share a transaction.
     """
 
     def __init__(self, read: Callable[[K], Awaitable[V]]) -> None:
         self._read = read
-        self._lines: dict[K, _Line[V]] = {}
+        self._next = _Round[K, V]()
+        self._is_reading = False
+        self._end = asyncio.Event()
 
-    async def get(self, key: K) -> V:
-        """Return the value by a read that began after this call. Raises what the read raises."""
-        line = self._lines.setdefault(key, _Line())
-        wanted = line.begun + 1
-        while line.ended < wanted:
-            if line.is_reading:
-                await line.end.wait()
+    async def get(self, keys: Iterable[K]) -> Mapping[K, V]:
+        """Return the values of at least these keys, by reads that began after this call. Raises
+        what a read raises; then the other callers of the round read again."""
+        mine = self._next
+        mine.keys.update(keys)
+        while mine.values is None:
+            if self._is_reading:
+                await self._end.wait()
                 continue
-            line.is_reading = True
-            line.begun += 1
-            number = line.begun
+            if mine is self._next:
+                self._next = _Round()
+            self._is_reading, wanted = True, list(mine.keys)
             try:
-                line.value = await self._read(key)
-                line.ended = number
+                found = await asyncio.gather(*map(self._read, wanted))
+                mine.values = dict(zip(wanted, found, strict=True))
             finally:
-                line.is_reading = False
-                line.end.set()
-                line.end.clear()
-        return line.value  # type: ignore[return-value]  # a read succeeded
+                self._is_reading = False
+                self._end.set()
+                self._end.clear()
+        return mine.values
 
 
 log = structlog.get_logger()

@@ -269,8 +269,8 @@ class ViewSource(Watching):
         """
         shown = [view.bookies.available.get(bookie) for bookie in bookies]
         there = [registered for registered in shown if registered is not None and registered.czxid]
-        czxids = await asyncio.gather(*map(self._czxids.get, there))
-        same = {r.bookie_id for r, czxid in zip(there, czxids, strict=True) if r.czxid == czxid}
+        czxids = await self._czxids.get(there)
+        same = {each.bookie_id for each in there if czxids[each] == each.czxid}
         changed = [bookie for bookie in bookies if bookie not in same]
         if not changed:
             return True
