@@ -77,7 +77,7 @@ RETRY_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieStates:
-    """What a leader remembers of the bookies. Times are monotonic seconds."""
+    """The absent, lost and reformatted bookies that a leader knows. Times are monotonic seconds."""
 
     absent_since_s: Mapping[BookieId, float] = field(default_factory=dict)
     """Since when each bookie is absent, except bookies in maintenance."""
@@ -213,7 +213,7 @@ class LossTracker:
     holds: SafetyHolds
     settings: AuditorSettings
     outages: Outages | None = None
-    """Of the connection through which the bookies are watched; None: outages are ignored."""
+    """Outages of this node's ZooKeeper connection. None: outages are ignored."""
 
     def __post_init__(self) -> None:
         holds = self.holds

@@ -1,5 +1,5 @@
-"""What all periodic checks share: their kinds, the interface of a check, the reports of what they
-found, and the records of their progress and results, ``<ur>/bookmender/checks/<name>``.
+"""The parts that all periodic checks share: their kinds, their interface, and the reports of
+findings. Their progress and results are in the znodes ``<ur>/bookmender/checks/<name>``.
 
 A new leader continues a run from its record. The time of the last run, which Java's auditor reads
 too, is in a znode of Java's (``CheckKind.audit``).

@@ -133,9 +133,9 @@ def pause_of(orders: Orders, *, is_disabled: bool, is_audit_pending: bool) -> st
 
 
 async def check_safely(check: Check, ledger_id: int) -> collections.Counter[str]:
-    """Check one ledger. It counts as ``deleted`` or ``unreadable`` if its metadata is. After an
-    error that nobody expected it counts as ``failed``; the other ledgers are still checked.
-    Raises UnavailableError, SessionLostError or LeadershipLostError."""
+    """Check one ledger and return its counts: ``deleted`` or ``unreadable`` if its metadata is,
+    ``failed`` after an unexpected error, which does not end the check of other ledgers. Raises
+    UnavailableError, SessionLostError or LeadershipLostError."""
     try:
         return await check.check_ledger(ledger_id)
     except (UnavailableError, SessionLostError, LeadershipLostError):

@@ -150,7 +150,7 @@ class LeasedPace:
     paths: ClusterPaths
     apply: Apply
     name: str
-    """Of the znode."""
+    """The name of the executor's znode."""
     clock: Clock
     _nodes: dict[str, LiveNode | None] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)

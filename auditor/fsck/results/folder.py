@@ -1,5 +1,5 @@
-"""What a folder of results belongs to and follows: its cluster (``cluster.json``), and how far it
-follows the change feed (``state/clients.json``)."""
+"""The cluster to which a folder of results belongs (``cluster.json``), and its positions in the
+change feed (``state/clients.json``)."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -39,7 +39,7 @@ def _place(uri: str) -> tuple[str, str]:
     layout or without."""
     try:
         parsed = MetadataUri.parse(uri)
-    except SettingsError:  # somebody edited the file
+    except SettingsError:  # a user edited the file
         return uri, ""
     return parsed.hosts, parsed.root
 

@@ -1,4 +1,4 @@
-"""What a run checks, and in which parts: fixed once and stored, so that a killed run can continue.
+"""The plan of a run: its ledgers, cut into parts. It is stored, so that a killed run can go on.
 
 ``state/checked.parquet`` says when each ledger was last checked, and at which level. With a time
 budget, the ledgers whose last check is the oldest come first. Ledgers created after the listing are
