@@ -312,8 +312,7 @@ class LossMarker:
         if news:
             self._restored = BitMap64()
         for bookie in self._marked.keys() - (losses.bookies - news):
-            self._forget(self._marked[bookie])
-            del self._marked[bookie]
+            self._forget(self._marked.pop(bookie))
         self._losses = losses
 
     def forget_all(self) -> None:

@@ -7,6 +7,7 @@ from structlog.testing import capture_logs
 
 from auditor.marker import LIST_S, LossMarker
 from ledgers.errors import UnavailableError
+from ledgers.model import BookieId
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -77,15 +78,18 @@ async def test_a_repair_that_the_ledger_map_did_not_read_yet_is_no_missing_mark(
         assert await cluster.marked() == []
 
 
+@pytest.mark.parametrize("returned", [B1, B2])
 @in_virtual_time
-async def test_a_mark_that_named_a_returned_bookie_too_is_restored_by_the_next_audit() -> None:
+async def test_a_mark_that_named_a_returned_bookie_too_is_restored_by_the_next_audit(
+    returned: BookieId,
+) -> None:
     """A worker that saw both bookies registered may have deleted it."""
     cluster = await with_ledgers((B1, B2), (B3, B4))
     await cluster.kill(B1)
     await cluster.kill(B2)
     async with auditing(cluster):
         assert await marked_soon(cluster) == [0]
-        await cluster.revive(B2)
+        await cluster.revive(returned)
         await unmark(cluster, 0)
         assert await marked_soon(cluster) == []
         await cluster.kill(B3)
