@@ -68,8 +68,8 @@ RETRY_S = 30.0
 """Wait after a failed write."""
 LAST_WRITE_S = 1.0
 """Time for the last write of a session that ends."""
-SUM_LASTS_MS = 600_000
-"""Time after which a sum is final, and later parts begin another one."""
+SUM_LASTS_MS, SUM_PAUSE_MS = 600_000, 60_000
+"""Age at which a sum is final, and a pause that ends one: later parts begin another one."""
 SEGMENT_FULL_BYTES = 32 * 1024
 """Size from which the next segment is begun."""
 SEGMENT_BYTES_MAX = 48 * 1024
@@ -290,8 +290,10 @@ class SegmentBuffer:
         key = event.kind, event.cause
         total = self._sums.get(key)
         # Without room for another sum, the old one goes on, so nothing grows without a bound.
-        if total and event.at_ms - total.at_ms >= SUM_LASTS_MS and self._append(total):
-            total = None
+        if total is not None:
+            is_paused = event.at_ms - (total.until_ms or total.at_ms) >= SUM_PAUSE_MS
+            is_final = is_paused or event.at_ms - total.at_ms >= SUM_LASTS_MS
+            total = None if is_final and self._append(total) else total
         new = replace(event, until_ms=event.at_ms) if total is None else total.plus(event)
         self._sums[key] = new
         return total is None

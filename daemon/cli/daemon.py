@@ -12,7 +12,13 @@ import structlog
 from daemon.cli.main import config_option
 from daemon.logs import LogThread, set_up_logs
 from daemon.node import run_node
-from daemon.settings import ENVIRONMENT_PREFIX, load_settings, service_variables
+from daemon.settings import (
+    ENVIRONMENT_PREFIX,
+    RETIRED,
+    load_settings,
+    load_settings_and_sources,
+    service_variables,
+)
 
 log = structlog.get_logger()
 
@@ -35,9 +41,11 @@ def daemon(config: Path | None) -> None:
     wrong. 3 ZooKeeper does not answer, or it holds no such cluster.
     """
     faulthandler.enable(2)  # systemd's watchdog aborts: the log then shows where each thread is
-    settings = load_settings(config, os.environ)
+    settings, sources = load_settings_and_sources(config, os.environ)
     with LogThread():
         set_up_logs(settings.log)
+        for key in sorted(RETIRED & sources.keys()):
+            log.warning("setting.has_no_effect", setting=key, source=sources[key])
         if ignored := service_variables(os.environ, prefix=ENVIRONMENT_PREFIX):
             log.debug("environment.ignored", variables=ignored, reason="a Service of Kubernetes")
         code = run_node(settings, read_settings=partial(load_settings, config, os.environ))

@@ -219,7 +219,7 @@ def fsck() -> None:
     help="Deadline for the start of Spark.",
 )
 # Had an effect in earlier releases. Timers may still give it.
-@click.option("--entry-lists", is_flag=True, hidden=True, expose_value=False)
+@click.option("--entry-lists", is_flag=True, hidden=True)
 @click.option("--for", "time_budget_s", type=Duration(), help="Time limit, such as 2h.")
 @click.option(
     "--skip-checked-within",
@@ -259,6 +259,7 @@ def run_command(
     start_timeout_s: int,
     time_budget_s: int | None,
     ignored: int | None,
+    entry_lists: bool,
     changed: bool,
     client: str | None,
     restart: bool,
@@ -295,6 +296,8 @@ def run_command(
     log_errors_only(settings)
     if ignored is not None:
         echo_notes(["--skip-checked-within is ignored: see --for and --changed"])
+    if entry_lists:
+        echo_notes(["--entry-lists is ignored: entries are read"])
     request = RunRequest(
         options=options_for(settings, chosen, **limits),
         output=folder,

@@ -468,7 +468,7 @@ def resume_hint(request: RunRequest) -> str:
 
     output = request.output
     if not any(RunFolder(output, run).has_results for run in unfinished_runs(output)):
-        return "no part was finished; the same command starts over"
+        return "no part was finished; the same command starts over (other options need --restart)"
     without = " without --restart" if request.is_restart else ""
     return f"the results so far are kept; the same command{without} continues the run"
 

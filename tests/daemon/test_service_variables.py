@@ -118,17 +118,20 @@ def test_a_command_prints_nothing_about_variables_of_services() -> None:
     assert json.loads(ended.stdout)["exit_code"] == 3
 
 
-def test_the_daemon_logs_them_once_at_debug(tmp_path: Path) -> None:
+def test_the_daemon_logs_them_and_settings_without_effect_once(tmp_path: Path) -> None:
     ended = bookmender(
         "daemon",
         environment={
             "BOOKMENDER_NODE_STATE_DIR": str(tmp_path),
             "BOOKMENDER_LOG_LEVEL": "debug",
             "BOOKMENDER_LOG_FORMAT": "json",
+            "BOOKMENDER_CHECKS_OVERDUE_AFTER_S": "60",
         },
     )
 
     lines = [json.loads(line) for line in ended.stderr.splitlines() if line.startswith("{")]
     ignored = [line["variables"] for line in lines if line["event"] == "environment.ignored"]
     assert ignored == [sorted(OF_SERVICES)]
+    useless = [line["setting"] for line in lines if line["event"] == "setting.has_no_effect"]
+    assert useless == ["checks.overdue_after_s"]
     assert ended.stdout == ""

@@ -18,7 +18,7 @@ from replication.history import (
     RETRY_S,
     SEGMENT_FULL_BYTES,
     SEGMENTS_KEPT,
-    SUM_LASTS_MS,
+    SUM_PAUSE_MS,
     SUM_WRITE_S,
     WRITE_S,
     Cause,
@@ -63,8 +63,8 @@ def told(events: Sequence[Event]) -> list[tuple[str, int]]:
     ("second_s", "counts"),
     [
         pytest.param(1, [3], id="soon after: one sum"),
-        pytest.param(SUM_LASTS_MS / 1000 - 0.001, [3], id="the longest time of a sum"),
-        pytest.param(SUM_LASTS_MS / 1000, [1, 2], id="later: another sum"),
+        pytest.param(SUM_PAUSE_MS / 1000 - 0.001, [3], id="after a short pause"),
+        pytest.param(SUM_PAUSE_MS / 1000, [1, 2], id="after a long pause: another sum"),
     ],
 )
 def test_repairs_are_summed_up(second_s: float, counts: list[int]) -> None:
@@ -77,6 +77,15 @@ def test_repairs_are_summed_up(second_s: float, counts: list[int]) -> None:
     assert [event.ledger_count for event in events] == counts
     assert events[0].at_ms == START_MS
     assert events[-1].until_ms == START_MS + int(second_s * 1000)
+
+
+def test_a_sum_that_always_grows_ends_too() -> None:
+    buffer = SegmentBuffer()
+
+    for half_minute in range(21):
+        buffer.add(repaired(1, after_s=30 * half_minute))
+
+    assert [event.ledger_count for event in buffer.events] == [20, 1]
 
 
 def test_repairs_are_summed_up_by_cause_and_name_all_bookies() -> None:
