@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import structs
 
-from daemon.cli.progress import counted
+from daemon.words import counted
 from replication.history import Cause, Event, Kind, NodeEvent
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.cli.progress import printable
+from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import SettingsError
 from ledgers.placement.pulsar import PULSAR_RACKS_PATH

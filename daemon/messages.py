@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
-from daemon.cli.progress import shortened
+from daemon.words import shortened
 from ledgers.model import BookieId
 from replication.by_hand import CopyDoubt
 from replication.copy_reader import Verdict

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from auditor.scan import READS_AT_ONCE
 from daemon.admin_session import AdminSession
-from daemon.cli.progress import duration_text, printable
 from daemon.status.records import help_text
+from daemon.words import duration_text, printable
 from ledgers.clock import Clock
 from ledgers.errors import ConflictError, CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId

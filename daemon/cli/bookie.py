@@ -10,8 +10,9 @@ from daemon.cli.bookies import BookieRow, bookie_rows, missed, with_losses
 from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option
 from daemon.cli.orders import unreadable_texts
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted, echo_notes
+from daemon.cli.progress import echo_notes
 from daemon.status.leader import losses_due_ms
+from daemon.words import counted
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderStore
 

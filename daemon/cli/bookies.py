@@ -20,8 +20,8 @@ from auditor.records import DrainProgress, read_absences, read_drains, read_iden
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession, admin_session, log_errors_only
 from daemon.cli.orders import bookies_of
-from daemon.cli.progress import counted, duration_text, printable
 from daemon.settings import Settings, load_settings
+from daemon.words import counted, duration_text, printable
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.client import open_bookies

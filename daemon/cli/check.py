@@ -31,15 +31,8 @@ from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.cli.orders import UNREADABLE_VOTE, unreadable_texts
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import (
-    ProgressLine,
-    Show,
-    counted,
-    duration_text,
-    echo_notes,
-    explain_interrupt,
-    printable,
-)
+from daemon.cli.progress import ProgressLine, Show, echo_notes, explain_interrupt
+from daemon.words import counted, duration_text, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, UnavailableError
 from ledgers.store import ANY_VERSION

@@ -19,11 +19,12 @@ from msgspec import structs
 from auditor.checks.idle import LastChange, read_last_changes, updated_change
 from daemon.admin_session import AdminSession, operator, order_event, writing_session
 from daemon.cli.blocked import try_now
-from daemon.cli.progress import duration_text, echo_notes, printable
+from daemon.cli.progress import echo_notes
 from daemon.messages import CANNOT_CLOSE, end_doubt_text, message
 from daemon.placement import load_placement
 from daemon.previews import Inspection, open_inspection
 from daemon.settings import Settings
+from daemon.words import duration_text, printable
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (

@@ -15,7 +15,6 @@ import click
 
 from daemon.cli.main import EXIT_FAILED, ReadableFile, config_option, output_option
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted
 from daemon.conflicts import Conflict, conflicts
 from daemon.http.access import read_token
 from daemon.http.tls import ServerTls
@@ -31,6 +30,7 @@ from daemon.settings import (
     setting_value,
     variable_of,
 )
+from daemon.words import counted
 from ledgers.errors import SettingsError
 from ledgers.secret import Secret
 from ledgers.security import security_for

@@ -31,14 +31,8 @@ from daemon.cli.check import ask_for_audit
 from daemon.cli.drain import cancel_drains
 from daemon.cli.hold import current_hold
 from daemon.cli.main import config_option, output_option
-from daemon.cli.progress import (
-    NODES_GO_ON,
-    ProgressLine,
-    Show,
-    counted,
-    echo_notes,
-    explain_interrupt,
-)
+from daemon.cli.progress import NODES_GO_ON, ProgressLine, Show, echo_notes, explain_interrupt
+from daemon.words import counted
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
     ConflictError,

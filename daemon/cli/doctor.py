@@ -33,12 +33,12 @@ from daemon.cli.bookies import ask_each
 from daemon.cli.config import exposed_secrets
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.orders import UNREADABLE_VOTE
-from daemon.cli.progress import counted, printable, shortened
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
 from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir
+from daemon.words import counted, printable, shortened
 from daemon.zookeeper import open_store
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock, SystemClock

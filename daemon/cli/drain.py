@@ -42,16 +42,9 @@ from daemon.cli.bookies import (
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option, output_option
 from daemon.cli.orders import UNREADABLE_VOTE, unreadable_drains, unreadable_texts
 from daemon.cli.plan import plan
-from daemon.cli.progress import (
-    NODES_GO_ON,
-    ProgressLine,
-    Show,
-    duration_text,
-    echo_notes,
-    explain_interrupt,
-    printable,
-)
+from daemon.cli.progress import NODES_GO_ON, ProgressLine, Show, echo_notes, explain_interrupt
 from daemon.status.leader import losses_due_ms
+from daemon.words import duration_text, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, RejectedError
 from ledgers.model import BookieId

@@ -26,7 +26,7 @@ from daemon.cli.feed_clients import ClientRow, confirm_deletion, opened_feed, re
 from daemon.cli.feed_stall import FeedStall, read_stall
 from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
 from daemon.cli.option_types import Duration
-from daemon.cli.progress import counted, duration_text, printable
+from daemon.words import counted, duration_text, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import BookmenderError
 from replication.nodes import live_nodes

@@ -30,7 +30,7 @@ from checkpoints.receipts import ClientSummary, ClientTable, Failure
 from daemon.admin_session import AdminSession, order_event, run_in_session
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted, duration_text, printable
+from daemon.words import counted, duration_text, printable
 from ledgers.bookie_auth import bookie_connector
 from ledgers.client import open_bookies
 from ledgers.clock import SystemClock

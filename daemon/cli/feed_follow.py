@@ -42,9 +42,9 @@ from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkL
 from daemon.admin_session import AdminSession, admin_session, run_with
 from daemon.cli.feed_clients import client_store_option, connection_of
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
-from daemon.cli.progress import counted, printable
 from daemon.logs import set_up_logs
 from daemon.settings import Settings, load_settings
+from daemon.words import counted, printable
 from ledgers.errors import (
     BookmenderError,
     ClientDeletedError,

@@ -5,7 +5,7 @@ from typing import Any, assert_never
 
 from checkpoints.chain import read_chain
 from checkpoints.stalls import FeedStateRecord, StallReason, read_feed_state
-from daemon.cli.progress import counted, duration_text, printable
+from daemon.words import counted, duration_text, printable
 from ledgers.store import MetadataStore
 from replication.znodes import ClusterPaths
 

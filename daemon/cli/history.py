@@ -9,8 +9,9 @@ import click
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.option_types import Duration
-from daemon.cli.progress import counted, echo_notes, printable
+from daemon.cli.progress import echo_notes
 from daemon.history_texts import event_text, history_record, time_text
+from daemon.words import counted, printable
 from ledgers.clock import SystemClock
 from replication.history import Kind, NodeEvent, read_history
 

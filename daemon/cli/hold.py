@@ -18,7 +18,8 @@ from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import duration_text, echo_notes, printable, shortened
+from daemon.cli.progress import echo_notes
+from daemon.words import duration_text, printable, shortened
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, Orders, OrderStore, hold_znode

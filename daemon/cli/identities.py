@@ -12,7 +12,7 @@ import click
 from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
-from daemon.cli.progress import counted
+from daemon.words import counted
 from ledgers.model import BookieId
 from ledgers.registration import HIDDEN_CZXID
 from replication.orders import IdentitiesOrder, OrderStore, identities_znode

@@ -30,8 +30,8 @@ from daemon.cli.main import (
 )
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted, duration_text
 from daemon.settings import Settings, load_settings
+from daemon.words import counted, duration_text
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.model import BookieId, LedgerState

@@ -11,8 +11,8 @@ import click
 from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.bookies import registered_bookies
 from daemon.cli.main import LazyGroup, LedgerId, config_option, output_option
-from daemon.cli.progress import printable
 from daemon.messages import earlier_metadata_hint, end_doubt_text, message
+from daemon.words import printable
 from ledgers.errors import CorruptionError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import BookieId

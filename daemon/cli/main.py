@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from daemon.cli.paths import LocalPath
-from daemon.cli.progress import printable
+from daemon.words import printable
 from ledgers.errors import (
     BookmenderError,
     ClientFencedError,

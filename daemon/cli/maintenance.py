@@ -32,8 +32,9 @@ from daemon.cli.hold import current_hold
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.cli.option_types import Duration, ReasonText
 from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
-from daemon.cli.progress import counted, duration_text, echo_notes, shortened
+from daemon.cli.progress import echo_notes
 from daemon.status.leader import is_named_by_none
+from daemon.words import counted, duration_text, shortened
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId

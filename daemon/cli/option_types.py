@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from daemon.cli.paths import LocalPath
-from daemon.cli.progress import printable
+from daemon.words import printable
 from replication.orders import LIMIT_RANGES
 
 SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession
-from daemon.cli.progress import printable
+from daemon.words import printable
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from daemon.cli.main import note_output
-from daemon.cli.progress import printable
+from daemon.words import printable
 
 LIST_FORMATS = ("text", "table", "json", "yaml", "ids")
 

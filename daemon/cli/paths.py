@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 import click
 
-from daemon.cli.progress import printable
+from daemon.words import printable
 from ledgers.errors import SettingsError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)(?://([^/]*))?(.*)", re.DOTALL)

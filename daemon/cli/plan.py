@@ -18,9 +18,9 @@ from daemon.cli.main import (
     json_option,
 )
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted, printable, shortened
 from daemon.messages import blocked_record, message
 from daemon.previews import Previews, plan_for
+from daemon.words import counted, printable, shortened
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
 from replication.by_hand import Preview

@@ -1,16 +1,17 @@
-"""Output of long commands: the progress line with the time left, notes, and text helpers."""
+"""Output of long commands: the progress line with the time left, and notes."""
 
 import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
 import click
 
+from daemon.words import counted, duration_text
 from ledgers.errors import SessionLostError
 
 REMEMBERED_S = 120.0
@@ -165,36 +166,3 @@ def echo_notes(lines: Iterable[str]) -> None:
     """Print notes for the operator to standard error."""
     for line in lines:
         click.echo(line, err=True)
-
-
-def printable(text: str) -> str:
-    """Return foreign text without characters that a terminal obeys or cannot show."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
-def counted(count: int, unit: str) -> str:
-    """Return a count with its unit: ``1 ledger``, ``1,200 ledgers``, ``2 entries``."""
-    if count == 1:
-        return f"1 {unit}"
-    many = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
-    return f"{count:,} {many}"
-
-
-def shortened(names: Sequence[object], *, at_most: int) -> str:
-    """Return the first names, separated by commas, and an ellipsis if there are more."""
-    more = ", …" if len(names) > at_most else ""
-    return ", ".join(map(str, names[:at_most])) + more
-
-
-def duration_text(duration_s: float) -> str:
-    """Return a duration in its two largest units."""
-    seconds = max(0, round(duration_s))
-    for unit, below, unit_s, below_s in (
-        ("d", "h", 86_400, 3_600),
-        ("h", "min", 3_600, 60),
-        ("min", "s", 60, 1),
-    ):
-        if seconds >= unit_s:
-            rest = seconds % unit_s // below_s
-            return f"{seconds // unit_s} {unit}" + (f" {rest} {below}" if rest else "")
-    return f"{seconds} s"

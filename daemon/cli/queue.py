@@ -14,8 +14,8 @@ from daemon.admin_session import AdminSession, run_in_session
 from daemon.cli.blocked import access_denied_text, current_notes
 from daemon.cli.main import config_option
 from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import counted, printable
 from daemon.status.records import age_s, lock_record, note_record, seconds_until
+from daemon.words import counted, printable
 from replication.ledger_record import WaitingNotes
 from replication.marks import LockedLedger, MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes

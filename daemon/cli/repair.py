@@ -33,15 +33,7 @@ from daemon.cli.blocked import order_retries
 from daemon.cli.bookies import BookieArgument, known_bookies, require_known
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.plan import plan
-from daemon.cli.progress import (
-    NODES_GO_ON,
-    ProgressLine,
-    Show,
-    counted,
-    duration_text,
-    explain_interrupt,
-    printable,
-)
+from daemon.cli.progress import NODES_GO_ON, ProgressLine, Show, explain_interrupt
 from daemon.live_settings import LiveSettings
 from daemon.messages import blocked_record, message
 from daemon.roles import open_worker
@@ -50,6 +42,7 @@ from daemon.settings import Settings, load_settings
 from daemon.state import open_journal
 from daemon.status.records import help_text, note_record
 from daemon.threads import own_cause
+from daemon.words import counted, duration_text, printable
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import LedgerManager

@@ -21,11 +21,12 @@ from daemon.admin_session import (
 )
 from daemon.cli.blocked import order_retries
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
-from daemon.cli.progress import counted, echo_notes, printable
+from daemon.cli.progress import echo_notes
 from daemon.messages import copy_doubt_text
 from daemon.previews import open_inspection
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir
+from daemon.words import counted, printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     LockLostError,

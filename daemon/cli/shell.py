@@ -31,12 +31,13 @@ from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
 from daemon.cli.orders import UNREADABLE_VOTE
 from daemon.cli.paths import LocalPath
 from daemon.cli.plan import to_text as plan_text
-from daemon.cli.progress import NODES_GO_ON, explain_interrupt, printable
+from daemon.cli.progress import NODES_GO_ON, explain_interrupt
 from daemon.cli.repair import repair_ledgers, result_text
 from daemon.cli.switch import set_recovery_delay, switch_off, switch_on
 from daemon.java_settings import metadata_uri, read_properties
 from daemon.previews import Previews, plan_for
 from daemon.settings import Settings, load_settings
+from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.codec.registration import parse_address
 from ledgers.errors import (

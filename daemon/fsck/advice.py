@@ -6,8 +6,8 @@ from typing import NamedTuple
 from auditor.fsck.options import FeedChanges, Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
-from daemon.cli.progress import counted, printable
 from daemon.fsck.changes import Fetched, WhyWhole
+from daemon.words import counted, printable
 
 BOOKIES_SHOWN_MAX = 5
 """Number of bookies in the headline; those that most ledgers need come first."""

@@ -26,7 +26,7 @@ from daemon.cli.main import (
 )
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.paths import LocalPath
-from daemon.cli.progress import ProgressLine, echo_notes, printable
+from daemon.cli.progress import ProgressLine, echo_notes
 from daemon.fsck.advice import (
     CHECKED_AGAIN,
     acknowledged_notes,
@@ -63,6 +63,7 @@ from daemon.fsck.texts import (
     summary_lines,
 )
 from daemon.settings import Settings, load_settings
+from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
 from ledgers.errors import BookmenderError, SessionLostError, SettingsError, UnavailableError
 

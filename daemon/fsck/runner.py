@@ -47,7 +47,7 @@ from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand, order_event
 from daemon.cli.feed_clients import connection_of
 from daemon.cli.main import EXIT_UNKNOWN
-from daemon.cli.progress import echo_notes, printable
+from daemon.cli.progress import echo_notes
 from daemon.fsck.changes import Fetched, WhyWhole, acknowledge, fetch_changes
 from daemon.fsck.spark_environment import (
     EXECUTORS_PYTHON,
@@ -60,6 +60,7 @@ from daemon.home import has_name
 from daemon.local.java import Java
 from daemon.placement import load_placement, rule_of
 from daemon.settings import Settings
+from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     BookmenderError,

@@ -10,9 +10,10 @@ from auditor.fsck.damage_marker import DamagedLedger, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckProgress, OnProgress
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade, evidence_text
-from daemon.cli.progress import Eta, Line, counted, duration_text, printable
+from daemon.cli.progress import Eta, Line
 from daemon.fsck.advice import advice_for, counts_text, headline, tails_text
 from daemon.fsck.runner import MarkResult
+from daemon.words import counted, duration_text, printable
 from ledgers.sizes import size_text
 
 if TYPE_CHECKING:

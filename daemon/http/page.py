@@ -18,7 +18,6 @@ from html import escape
 
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.cli.check import CheckRow, Checks
-from daemon.cli.progress import counted, duration_text, printable
 from daemon.history_texts import event_text
 from daemon.messages import message
 from daemon.status.conditions import Condition, conditions, health, some
@@ -26,6 +25,7 @@ from daemon.status.explanations import EXPLANATIONS
 from daemon.status.records import age_s
 from daemon.status.report import facts
 from daemon.status.state import Status
+from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
 from replication.history import NodeEvent, RecordedHistory
 from replication.ledger_record import WaitingNote

@@ -15,7 +15,7 @@ import msgspec
 
 from daemon.cli.main import output_option
 from daemon.cli.option_types import Folder
-from daemon.cli.progress import Line, echo_notes, printable, shortened
+from daemon.cli.progress import Line, echo_notes
 from daemon.demo.workload import Written
 from daemon.local import folder
 from daemon.local.jars import BOOKKEEPER_DEFAULT
@@ -37,6 +37,7 @@ from daemon.local.status import (
 from daemon.local.supervisor import NotRunningError, Verb, Wish, ask, start_detached, supervise
 from daemon.local.writing import so_far, what_was_written, write_ledgers
 from daemon.settings import Settings, load_settings
+from daemon.words import printable, shortened
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
 from ledgers.model import BookieId
 

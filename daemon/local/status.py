@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from daemon.cli.progress import counted
 from daemon.local import servers
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import rss_bytes
 from daemon.local.security import settings_file
 from daemon.local.spec import ClusterSpec
+from daemon.words import counted
 from ledgers.model import BookieId
 
 BOOKIES_TO_WRITE_MIN = 3

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from daemon.admin_session import admin_session
-from daemon.cli.progress import counted
 from daemon.demo.workload import Workload, Written, open_workload, shapes_to_try
 from daemon.settings import Settings
+from daemon.words import counted
 from ledgers.errors import NotEnoughBookiesError, SessionLostError, UnavailableError
 
 LOOK_TIMEOUT_S = 3.0

@@ -7,9 +7,9 @@ from typing import Any
 from auditor.observer import AffectedBookie, BookieCondition, Observation
 from daemon.cli.hold import hold_record, hold_text
 from daemon.cli.plan import to_json as plan_record
-from daemon.cli.progress import counted, duration_text, printable, shortened
 from daemon.observe.observing import Sight
 from daemon.previews import Previews
+from daemon.words import counted, duration_text, printable, shortened
 from ledgers.sizes import size_text
 
 SHOWN_MAX = 20

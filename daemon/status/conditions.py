@@ -15,9 +15,9 @@ from auditor.backlog import UnavailableLedgers
 from auditor.fsck.verdicts import Grade
 from daemon.cli.bookies import BookieRow
 from daemon.cli.hold import hold_record
-from daemon.cli.progress import counted, duration_text, printable
 from daemon.messages import message
 from daemon.status.state import Status
+from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.orders import HoldOrder

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from daemon.cli.progress import counted, shortened
 from daemon.limits import Limits
+from daemon.words import counted, shortened
 from ledgers.bulk.flow_control import Activity
 from ledgers.model import BookieId
 from replication.client_activity import ClientActivity

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from daemon.cli.progress import printable
 from daemon.messages import blocked_record, blocked_text
+from daemon.words import printable
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo

@@ -11,7 +11,6 @@ from auditor.records import AuditRecord
 from daemon.cli.check import run_text
 from daemon.cli.hold import hold_record
 from daemon.cli.orders import unreadable_texts
-from daemon.cli.progress import counted, duration_text, printable
 from daemon.fsck.advice import counts_text
 from daemon.messages import message
 from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
@@ -19,6 +18,7 @@ from daemon.status.leader import LeaderState
 from daemon.status.pace import pace_text
 from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until
 from daemon.status.state import Services, Status
+from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger

@@ -11,9 +11,9 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE, make_digest_acl
 
-from daemon.cli.progress import counted
 from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
+from daemon.words import counted
 from ledgers.model import BookieId
 from ledgers.store import ANY_VERSION
 from tests.cluster.bookies_in_trouble import kill_and_expire

@@ -4,7 +4,8 @@ import io
 
 import pytest
 
-from daemon.cli.progress import LINE_INTERVAL_S, Eta, Line, ProgressLine, counted, duration_text
+from daemon.cli.progress import LINE_INTERVAL_S, Eta, Line, ProgressLine
+from daemon.words import counted, duration_text
 
 
 class Terminal(io.StringIO):
