@@ -10,7 +10,7 @@ cluster. The ``main_loop`` handles signals and reports to the ``service_manager`
 finds settings that fight each other.
 
 A command opens an ``admin_session``; ``previews`` plans repairs for a command. ``messages`` says
-why a repair is blocked and what to do, and ``history_texts`` what happened. ``status``, ``observe``
+why a repair is blocked and what to do, ``history_texts`` what happened; both are made of ``words``. ``status``, ``observe``
 and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and ``demo`` is
 ``make demo``. ``pages`` writes pages of the documentation.
 """
