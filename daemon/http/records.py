@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from daemon.answers import Answer as Record
 from daemon.cli.option_types import DURATION_MAX_S, REASON_LENGTH_MAX
 from replication.reasons import Blocked, Facts
-
-
-class Record(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all answers: they have exactly these keys."""
 
 
 class ErrorRecord(Record, frozen=True, kw_only=True):
