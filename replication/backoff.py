@@ -5,7 +5,7 @@ A worker defers a ledger whose repair is blocked. It remembers until when it lea
 notes of others twice: as a hint before it locks a ledger, so that it does not lock a long queue in
 vain, and under the lock, where the note cannot change.
 
-The first and the longest wait depend on the reason (``PACES``): an unresponsive bookie may answer
+The first and the longest wait depend on the reason's ``Trait``: an unresponsive bookie may answer
 in a moment, damaged metadata stays damaged. Each failure for the same reason doubles the wait. A
 success, another reason, or a change in the cluster that warrants a retry starts from the first
 wait.
@@ -14,7 +14,7 @@ wait.
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,25 +29,15 @@ from ledgers.tasks import until_answered
 from replication.cluster import ClusterView, ViewSource
 from replication.ledger_record import ClusterFingerprint, UnprovenEnd, WaitingNote, still_open
 from replication.orders import TriesOrder
-from replication.reasons import OF_RECOVERY, Blocked, Facts, Reason, named
+from replication.reasons import Blocked, Facts, Reason, Trait, named, traits
 from replication.repair import Outcome
 from replication.settings import ReplicationSettings
 from replication.slots import Slots
 from replication.work_queue import LedgerLease, Queue, QueuedLedger
 
-LONG, SHORT = (6.0, 12.0), (0.2, 0.2)
-PACES: Mapping[Reason | None, tuple[float, float]] = {
-    Reason.NO_COPY: LONG,
-    Reason.CORRUPT_METADATA: LONG,
-    Reason.ACCESS_DENIED: LONG,
-    Reason.WRITE_REFUSED: LONG,
-    Reason.DIGEST_SUSPECT: LONG,
-    Reason.MISPLACED: LONG,
-    Reason.NO_ANSWER: SHORT,
-    Reason.CONFLICTS: SHORT,
-}
-"""The first and the longest wait, as multiples of the settings. Other reasons wait as the settings
-say."""
+LATE, SOON = (6.0, 12.0), (0.2, 0.2)
+"""The first and the longest wait, as multiples of the settings, of ``Trait.RETRIED_LATE`` and
+``Trait.RETRIED_SOON``."""
 JITTER = 0.2
 """Spreads the retries of ledgers that failed together."""
 TRIES_COUNTED_MAX = 30
@@ -76,7 +66,11 @@ def retry_wait_s(
 ) -> float:
     """Return the wait after ``tries`` failures for this reason. None: an unexpected error."""
     assert tries >= 1, tries
-    first, longest = PACES.get(reason, (1.0, 1.0))
+    first, longest = 1.0, 1.0
+    if Trait.RETRIED_LATE in traits(reason):
+        first, longest = LATE
+    elif Trait.RETRIED_SOON in traits(reason):
+        first, longest = SOON
     doubled_s = settings.retry_min_s * first * 2.0 ** (min(tries, TRIES_COUNTED_MAX) - 1)
     return min(doubled_s, settings.retry_max_s * longest) * rng.uniform(1 - JITTER, 1 + JITTER)
 
@@ -320,7 +314,7 @@ class WaitingList:
         before, note = lease.note, None
         if (
             before is not None
-            and before.reason in OF_RECOVERY
+            and Trait.OF_RECOVERY in traits(before.reason)
             and before.fingerprint is not None
             and not lease.fingerprint.warrants_retry(before.fingerprint, before.reason)
         ):

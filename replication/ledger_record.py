@@ -33,7 +33,7 @@ from ledgers.model import BookieId
 from ledgers.store import Check, MetadataStore, MultiFailed, Operation, Stat
 from ledgers.tasks import gather_in_parts
 from replication.cluster import ClusterView
-from replication.reasons import Blocked, Facts, Reason, named
+from replication.reasons import Blocked, Facts, Reason, Trait, named, traits
 from replication.records import (
     Count,
     Record,
@@ -395,17 +395,6 @@ async def record_given_up(
 
 # --- When a retry may help ------------------------------------------------------------------------
 
-_ANY_CHANGE_HELPS = (
-    # When an unresponsive bookie becomes absent, the ledger is repaired without it.
-    Reason.NO_ANSWER,
-    Reason.RECOVERY_FAILED,
-    Reason.CONFLICTS,
-    # These waits are long, and another bookie of the ledger may be missing now. Its entries are
-    # repaired without waiting for the first one.
-    Reason.MAINTENANCE,
-    Reason.NO_COPY,
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFingerprint:
@@ -438,7 +427,7 @@ class ClusterFingerprint:
         return (
             self.newest_czxid > then.newest_czxid
             or self.orders != then.orders
-            or (reason in _ANY_CHANGE_HELPS and self.bookies != then.bookies)
+            or (Trait.ANY_CHANGE_HELPS in traits(reason) and self.bookies != then.bookies)
         )
 
 

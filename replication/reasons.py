@@ -6,17 +6,8 @@ Workers store the same values in ZooKeeper (``ledger_record.WaitingNote``).
 
 To add a reason for blocking a repair:
 
-1. Add a member with a docstring to ``Reason``, and answer each question about it:
-
-   - Does it follow a failed recovery, or does time alone not help? ``OF_RECOVERY`` and
-     ``_NEEDS_HELP``, below.
-   - Does any change of the cluster warrant a retry? ``_ANY_CHANGE_HELPS`` in ``ledger_record.py``.
-   - Must retries wait longer or shorter than the settings say? ``PACES`` in ``backoff.py``.
-   - Does it end by an event that ``bookmender repair`` must not wait for? ``_ENDED_BY_OTHERS`` in
-     ``daemon/cli/repair.py``, and ``_WAITED_FOR`` in ``daemon/status/records.py`` for its text.
-   - Does it need help? Name it in the explanation of ``REPAIRS_BLOCKED`` in
-     ``daemon/status/explanations.py``. ``test_health_command.py`` limits its lines: shorten it.
-
+1. Add a member with a docstring to ``Reason``, and a row to ``_TRAITS``. If it needs help, name it
+   in the explanation of ``REPAIRS_BLOCKED`` in ``daemon/status/explanations.py``.
 2. If no field of ``Facts`` fits, add one with a default, and its row in ``docs/json.md``.
 3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on. If it replaces
    ``NO_TARGET``, see ``Plan.untargeted`` in ``plan.py``, which lists what has no target.
@@ -30,7 +21,7 @@ A node of an older release rejects a note with a reason or exclusion that it doe
 """
 
 import enum
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -95,47 +86,74 @@ class Reason(enum.Enum):
     @property
     def is_of_this_node(self) -> bool:
         """True if another node may succeed now, because the obstacle is not in the ledger."""
-        return self in (Reason.LEFT_TO_OTHERS, Reason.JOURNAL)
+        return Trait.OF_THIS_NODE in traits(self)
 
     @property
     def is_a_grace(self) -> bool:
         """The ledger is left to its writer for the open-ledger grace."""
-        return self in (Reason.OPEN_LEDGER_GRACE, Reason.WRITER_ALIVE)
+        return Trait.GRACE in traits(self)
 
     @property
     def ends_with_a_bookie(self) -> bool:
         """A bookie that registers is all that helps. Every node sees it at once, and retries."""
-        return self in (Reason.NO_COPY, Reason.NO_COVERAGE)
+        return Trait.ENDS_WITH_A_BOOKIE in traits(self)
 
     @property
     def needs_help(self) -> bool:
         """True if time alone does not help: a bookie must register, or an operator must act."""
-        return self in _NEEDS_HELP
+        return Trait.NEEDS_HELP in traits(self)
 
 
-OF_RECOVERY = (
-    Reason.RECOVERY_FAILED,
-    Reason.END_DAMAGED,
-    Reason.NO_COVERAGE,
-    Reason.END_UNPROVEN,
-    Reason.NO_TARGET,
-)
-"""The last attempt to recover the ledger failed. This stays the reason during the next grace."""
+class Trait(enum.Flag):
+    """What else a reason says about the ledger and its retries."""
 
-_NEEDS_HELP = (
-    Reason.NO_COPY,
-    Reason.NO_TARGET,
-    Reason.MISPLACED,
-    Reason.END_DAMAGED,
-    Reason.NO_COVERAGE,
-    Reason.END_UNPROVEN,
-    Reason.RECOVERY_UNENDED,
-    Reason.CORRUPT_METADATA,
-    Reason.ACCESS_DENIED,
-    Reason.WRITE_REFUSED,
-    Reason.DIGEST_SUSPECT,
-    Reason.JOURNAL,
-)
+    GRACE = enum.auto()
+    NEEDS_HELP = enum.auto()
+    OF_THIS_NODE = enum.auto()
+    ENDS_WITH_A_BOOKIE = enum.auto()
+    ENDS_BY_OTHERS = enum.auto()
+    """It ends by an order or by the writer, for which ``bookmender repair`` does not wait."""
+    OF_RECOVERY = enum.auto()
+    """The last attempt to recover the ledger failed. This stays the reason in the next grace."""
+    ANY_CHANGE_HELPS = enum.auto()
+    """Any change of the registered bookies warrants a retry, not only a new bookie."""
+    RETRIED_LATE = enum.auto()
+    """Retries wait longer than the settings say, because only a rare event helps."""
+    RETRIED_SOON = enum.auto()
+    """Retries wait shorter than the settings say, because the obstacle may be gone in a moment."""
+
+
+_STUCK = Trait.NEEDS_HELP | Trait.RETRIED_LATE
+_TRAITS: Mapping[Reason, Trait] = {
+    Reason.OPEN_LEDGER_GRACE: Trait.GRACE,
+    Reason.OPEN_FRAGMENT: Trait.ENDS_BY_OTHERS,
+    Reason.WRITER_ALIVE: Trait.GRACE,
+    # Another bookie of the ledger may be missing now: its entries need not wait for the first one.
+    Reason.NO_COPY: _STUCK | Trait.ENDS_WITH_A_BOOKIE | Trait.ANY_CHANGE_HELPS,
+    Reason.NO_TARGET: Trait.NEEDS_HELP | Trait.OF_RECOVERY,
+    Reason.MISPLACED: _STUCK,
+    # When an unresponsive bookie becomes absent, the ledger is repaired without it.
+    Reason.NO_ANSWER: Trait.RETRIED_SOON | Trait.ANY_CHANGE_HELPS,
+    Reason.RECOVERY_FAILED: Trait.OF_RECOVERY | Trait.ANY_CHANGE_HELPS,
+    Reason.END_DAMAGED: Trait.NEEDS_HELP | Trait.OF_RECOVERY,
+    Reason.NO_COVERAGE: Trait.NEEDS_HELP | Trait.OF_RECOVERY | Trait.ENDS_WITH_A_BOOKIE,
+    Reason.END_UNPROVEN: Trait.NEEDS_HELP | Trait.OF_RECOVERY,
+    Reason.RECOVERY_UNENDED: Trait.NEEDS_HELP,
+    Reason.CORRUPT_METADATA: _STUCK,
+    Reason.ACCESS_DENIED: _STUCK,
+    Reason.WRITE_REFUSED: _STUCK,
+    Reason.DIGEST_SUSPECT: _STUCK,
+    Reason.CONFLICTS: Trait.RETRIED_SOON | Trait.ANY_CHANGE_HELPS,
+    Reason.MAINTENANCE: Trait.ENDS_BY_OTHERS | Trait.ANY_CHANGE_HELPS,
+    Reason.HOLD: Trait.ENDS_BY_OTHERS,
+    Reason.LEFT_TO_OTHERS: Trait.OF_THIS_NODE,
+    Reason.JOURNAL: Trait.NEEDS_HELP | Trait.OF_THIS_NODE,
+}
+
+
+def traits(reason: Reason | None) -> Trait:
+    """Return the traits of a reason. None, an unexpected error, has none."""
+    return Trait(0) if reason is None else _TRAITS[reason]
 
 
 class Exclusion(enum.Enum):

@@ -41,3 +41,8 @@ def test_some_of_many_blocked_for_one_reason_are_kept() -> None:
     reasons = gravest([AWAY, *many]).all_reasons
 
     assert reasons == (*[Reason.MISPLACED] * SAME_REASON_MAX, Reason.MAINTENANCE)
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
+def test_each_reason_says_whether_time_alone_helps(reason: Reason) -> None:
+    assert isinstance(reason.needs_help, bool)
