@@ -12,13 +12,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-ROOT_PAGES = {
+ROOT_PAGES = {"README.md": "index.md"} | {
     name: f"{Path(name).stem.lower()}.md"
     for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
     if (ROOT / name).exists()
 }
 """The page of the site by its path in the repository."""
-FRONT_PAGE = {"README.md": "index.md"}
 LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
@@ -42,7 +41,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     def turn(link: re.Match[str]) -> str:
         text, target, anchor = link.groups()
         path = posixpath.normpath(posixpath.join(folder, target))
-        uri = (ROOT_PAGES | FRONT_PAGE).get(path, path.removeprefix("docs/"))
+        uri = ROOT_PAGES.get(path, path.removeprefix("docs/"))
         if files.get_file_from_path(uri) is None:
             if (ROOT / path).exists():  # source code is not on the site
                 return text
