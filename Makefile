@@ -106,9 +106,9 @@ bench-audit: venv ## 30 minutes: compare marks after a loss with Java's auditor 
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m bench.audit $(ARGS)
 
-bench-feed: venv ## 25 minutes: figures of the change feed, beside etcd (bench/results)
+bench-feed: venv ## 5 minutes: rates and latencies of the change feed (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
-	@$(BIN)/python -m bench.feed_table $(ARGS)
+	@$(BIN)/python -m bench.feed $(ARGS)
 
 bench-fsck: venv ## 22 minutes: compare the levels of fsck with Java's check (bench/results)
 	@$(BIN)/python -m tests.prepare --default-only
@@ -144,7 +144,7 @@ docs: venv ## the documents as a site in build/site, and those pages that the co
 
 proto: venv ## generate the *_pb2 modules from the .proto files
 	$(BIN)/python -m grpc_tools.protoc --proto_path=. --python_out=. --mypy_out=. \
-		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers bench -name '*.proto')
+		--plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy $(shell find ledgers -name '*.proto')
 
 # The lock files name no index and no registry: pip uses the configured one, and hashes decide.
 LOCK = $(BIN)/uv pip compile pyproject.toml --quiet --upgrade --universal --python-version 3.11 \

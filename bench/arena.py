@@ -1,5 +1,5 @@
-"""The cluster on which contenders are measured: ZooKeeper, five bookies, the ledgers on them, and
-the verification of their copies.
+"""The cluster of every bench with real bookies: ZooKeeper, bookies, the ledgers on them, and the
+verification of their copies.
 
 Bookies run with the memory and the compiler that an operator would give them. ZooKeeper does not
 wait for the disk.
@@ -10,7 +10,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -29,14 +29,10 @@ from ledgers.store import ANY_VERSION
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool, Report
 
-BOOKIE_COUNT = 5
-BOOKIE_SESSION_TIMEOUT_S = 2.0
-BOOKIE_JVM_FLAGS = (
-    "-Xmx256m",
-    "-XX:MaxDirectMemorySize=256m",
-    "-XX:TieredStopAtLevel=4",
-    "-XX:ReservedCodeCacheSize=240m",
-)
+JVM_FLAGS = ("-XX:TieredStopAtLevel=4", "-XX:ReservedCodeCacheSize=240m")
+BOOKIE_JVM_FLAGS = (*JVM_FLAGS, "-Xmx256m", "-XX:MaxDirectMemorySize=256m")
+REPAIR_BOOKIES, REPAIR_SESSION_TIMEOUT_S = 5, 2.0
+"""Of the benches that kill a bookie. A short session timeout is only lost time before a repair."""
 BOOKIE_SETTINGS = {
     "journalMaxBackups": "20",  # ``journals`` counts the entries in them
     "openFileLimit": "2000",  # the default of 20,000 is the whole limit of a process on many hosts
@@ -54,7 +50,7 @@ class Arena:
 
     cluster: LocalCluster
     seen: AdminSession
-    java: JavaTool
+    java: JavaTool | None
     _written_since_s: float = 0.0
     _ledger_ids: Iterator[int] = field(default_factory=lambda: itertools.count(FIRST_LEDGER_ID))
 
@@ -66,25 +62,28 @@ class Arena:
     def survivors(self) -> list[BookieId]:
         return [bookie for bookie in self.cluster.bookies if bookie != self.victim]
 
-    async def write(self, load: Load) -> list[BenchLedger]:
-        """Write the ledgers of the load, with each copy of each entry in its place."""
+    async def write(
+        self, load: Load, *, bookies: Sequence[BookieId] | None = None
+    ) -> list[BenchLedger]:
+        """Write the ledgers of the load, with each copy of each entry in its place. ``bookies``:
+        the ones that store them; None: all."""
+        bookies = bookies or self.cluster.bookies
         self._written_since_s = time.time() - CLOCK_ERROR_S
         count = sum(part.ledger_count for part in load.parts)
         first = next(self._ledger_ids)
         self._ledger_ids = itertools.count(first + count)
-        ledgers = load.ledgers(self.cluster.bookies, first_ledger_id=first)
+        ledgers = load.ledgers(bookies, first_ledger_id=first)
         # Metadata is written first. A bookie's garbage collector, which runs every 15 minutes,
         # deletes entries of ledgers without metadata.
         manager = self.seen.manager
         await _each(ledgers, lambda ledger: manager.create(ledger.ledger_id, ledger.metadata()))
-        await asyncio.gather(
-            *(asyncio.to_thread(_fill, bookie, ledgers) for bookie in self.cluster.bookies)
-        )
+        await asyncio.gather(*(asyncio.to_thread(_fill, bookie, ledgers) for bookie in bookies))
         return ledgers
 
     async def judge(self, ledgers: Sequence[BenchLedger]) -> int:
         """Return the number of copies that BookKeeper's own client read. Raises UnavailableError
         unless all of them are good."""
+        assert self.java is not None, "opened without a judge"
         ledger_ids = [ledger.ledger_id for ledger in ledgers]
         ask = partial(self.java.judge, self.cluster.metadata_service_uri, ledger_ids)
         report = await asyncio.to_thread(ask)
@@ -103,23 +102,18 @@ class Arena:
         manager = self.seen.manager
         await _each(ledgers, lambda ledger: manager.delete(ledger.ledger_id, version=ANY_VERSION))
 
-    async def restore(self, ledgers: Sequence[BenchLedger]) -> None:
-        """Delete these ledgers and start the victim again, as before the loss."""
-        await self._revive()
-        await self.delete(ledgers)
-
-    async def judge_and_restore(self, ledgers: Sequence[BenchLedger]) -> int:
-        """Do both at the same time: the victim stores nothing that the judge reads."""
-        reviving = asyncio.create_task(self._revive())
+    async def judge_and_restore(
+        self, ledgers: Sequence[BenchLedger], *, is_judged: bool = True
+    ) -> int:
+        """Delete these ledgers and start the victim again, as before the loss. Judge the copies
+        meanwhile: the victim stores nothing that the judge reads. Return their number."""
+        reviving = asyncio.create_task(asyncio.to_thread(self.cluster.start_bookie, self.victim))
         try:
-            copies = await self.judge(ledgers)
+            copies = await self.judge(ledgers) if is_judged else 0
         finally:
             await reviving
         await self.delete(ledgers)
         return copies
-
-    async def _revive(self) -> None:
-        await asyncio.to_thread(self.cluster.start_bookie, self.victim)
 
     async def copied_bytes(self, ledgers: Sequence[BenchLedger]) -> int:
         """Return the bytes that the survivors stored of the ledgers written last, without those
@@ -149,22 +143,34 @@ class Arena:
 
 
 @asynccontextmanager
-async def open_arena(java: JavaTool) -> AsyncIterator[Arena]:
-    """Open a new arena."""
+async def open_arena(
+    java: JavaTool | None = None,
+    *,
+    bookies: int = 3,
+    session_timeout_s: float | None = None,
+    zookeeper_jvm_flags: tuple[str, ...] | None = None,
+) -> AsyncIterator[Arena]:
+    """Open a new arena. ``java``: the judge. ``session_timeout_s``: of the bookies."""
     with (
-        tempfile.TemporaryDirectory(prefix="bench-repair-") as folder,
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
         LocalCluster.start(
             Path(folder),
-            bookies=BOOKIE_COUNT,
-            session_timeout_s=BOOKIE_SESSION_TIMEOUT_S,
+            bookies=bookies,
+            session_timeout_s=session_timeout_s,
             bookie_settings=BOOKIE_SETTINGS,
             bookie_jvm_flags=BOOKIE_JVM_FLAGS,
+            zookeeper_jvm_flags=zookeeper_jvm_flags,
         ) as cluster,
     ):
         async with admin_session(
             Settings(metadata_service_uri=cluster.metadata_service_uri)
         ) as seen:
             yield Arena(cluster, seen, java)
+
+
+def repair_arena(java: JavaTool) -> AbstractAsyncContextManager[Arena]:
+    """Open an arena for losses of a bookie."""
+    return open_arena(java, bookies=REPAIR_BOOKIES, session_timeout_s=REPAIR_SESSION_TIMEOUT_S)
 
 
 def _problems(report: Report) -> str:

@@ -4,17 +4,26 @@ The open-ledger grace is the same for both, and shorter than the default of 30 s
 wait would only make the measurement longer.
 """
 
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from bench.waiting import wait_until
 from daemon.local.processes import Child
+from ledgers.errors import NoNodeError
+from ledgers.store import MetadataStore
+from replication.znodes import ClusterPaths
 
+OTHER = "other"
+"""The name of the contender of another checkout."""
 OPEN_LEDGER_GRACE_S = 5
 SESSION_TIMEOUT_S = 4
+ELECTION_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 15.0
 PLAIN = ("-m", "daemon")
 
 
@@ -36,22 +45,20 @@ class Ground(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
     """One daemon to measure. ``settings``: override the defaults, by the names in the daemon's own
-    settings file."""
+    settings file. ``tree``: the checkout whose node runs; None: this one."""
 
     name: str
     title: str
     is_ours: bool
     settings: Mapping[str, str] = field(default_factory=dict)
+    tree: Path | None = None
 
     def start(self, ground: Ground, *, before: Sequence[str] = PLAIN) -> Child:
         """Start the daemon. It is ready when its vote is in ZooKeeper. ``before``: arguments of our
         Python that precede the daemon's."""
-        if self.is_ours:
-            return self._start_ours(ground, before)
-        grace = {"openLedgerRereplicationGracePeriod": str(OPEN_LEDGER_GRACE_S * 1_000)}
-        return ground.start_autorecovery(self.name, settings=grace | dict(self.settings))
-
-    def _start_ours(self, ground: Ground, before: Sequence[str]) -> Child:
+        if not self.is_ours:
+            grace = {"openLedgerRereplicationGracePeriod": str(OPEN_LEDGER_GRACE_S * 1_000)}
+            return ground.start_autorecovery(self.name, settings=grace | dict(self.settings))
         settings = {
             "metadata_service_uri": ground.metadata_service_uri,
             "node.state_dir": str(ground.data / self.name),
@@ -60,12 +67,71 @@ class Contender:
             "http.port": "0",  # several nodes share this machine's ports
             **self.settings,
         }
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+        given = {f"BOOKMENDER_{k.replace('.', '_').upper()}": v for k, v in settings.items()}
+        # "env -C" becomes the Python that it starts, so the child's process id is the daemon's.
+        python = (
+            [sys.executable]
+            if self.tree is None
+            else ["env", "-C", str(self.tree), str(self.tree / ".venv/bin/python")]
+        )
         return Child(
             self.name,
-            [sys.executable, *before, "daemon"],
+            [*python, *before, "daemon"],
             log=ground.logs / f"{self.name}.log",
-            environment=_environment(settings),
+            environment=inherited | given,
         )
+
+
+@asynccontextmanager
+async def elected(
+    contender: Contender,
+    ground: Ground,
+    store: MetadataStore,
+    paths: ClusterPaths,
+    *,
+    before: Sequence[str] = PLAIN,
+) -> AsyncIterator[Child]:
+    """Yield the contender's daemon when it is elected. At the end, wait until its vote is deleted.
+
+    Raises UnavailableError.
+    """
+
+    async def has_votes() -> bool:
+        try:
+            return bool(await store.children(paths.election))
+        except NoNodeError:
+            return False
+
+    async def has_no_votes() -> bool:
+        return not await has_votes()
+
+    child = contender.start(ground, before=before)
+    try:
+        await wait_until(has_votes, "an election", timeout_s=ELECTION_TIMEOUT_S, child=child)
+        yield child
+    finally:
+        child.terminate()
+        if not child.wait(timeout_s=STOP_TIMEOUT_S):
+            child.kill()
+    await wait_until(has_no_votes, "the end of its vote", timeout_s=ELECTION_TIMEOUT_S)
+
+
+async def wait_ledger_map(child: Child, *, timeout_s: float) -> None:
+    """Wait until our daemon, which logs JSON, has read all ledgers."""
+    await wait_until(
+        lambda: bool(events(child, "ledger_map.built")),
+        "the first scan",
+        timeout_s=timeout_s,
+        child=child,
+    )
+
+
+def events(child: Child, name: str) -> list[dict[str, float]]:
+    """Return the events that a daemon logged as JSON; none for Java's."""
+    lines = child.log.read_text().splitlines()
+    logged = [json.loads(line) for line in lines if line.startswith("{")]
+    return [event for event in logged if event.get("event") == name]
 
 
 JAVA = Contender(name="java", title="Java", is_ours=False)
@@ -85,17 +151,15 @@ OURS_OPEN = Contender(
     name="ours-open",
     title="ours, opened up",
     is_ours=True,
-    settings={
-        "node.nice": "0",
-        "replication.yields_to_writers": "false",
-    },
+    settings={"node.nice": "0", "replication.yields_to_writers": "false"},
 )
 CONTENDERS = (JAVA, JAVA_TUNED, OURS, OURS_OPEN)
-BY_NAME = {contender.name: contender for contender in CONTENDERS}
 
 
-def _environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return our environment without the user's settings of bookmender."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
-    given = {f"BOOKMENDER_{k.replace('.', '_').upper()}": v for k, v in settings.items()}
-    return inherited | given
+def other_tree(tree: Path) -> Contender:
+    """Return our node of another checkout, with the same settings."""
+    return Contender(name=OTHER, title="the other tree", is_ours=True, tree=tree)
+
+
+TITLES = {contender.name: contender.title for contender in (*CONTENDERS, other_tree(Path()))}
+"""Titles by name, in the order of the reports."""

@@ -1,106 +1,69 @@
 """Measures how fast entries are copied between real bookies, and the CPU of each: ``python -m
 bench.copy_bench``.
 
-The bench starts a local cluster, stores the same entries on two bookies, and copies them to a
-third, one half from each. An entry is read, its digest checked, and it is written as recovery adds
-are, with batch reads and without. CPU is of this process alone, user and system. The bookies share
-the machine, so the rates depend on them as well; the CPU per entry is ours alone. Each figure is
-given for the best and the median pass over the load. The best pass was disturbed least.
+The bench stores the same entries on two bookies, and copies them to a third, one half from each. An
+entry is read, its digest checked, and it is written as recovery adds are, with batch reads and
+without. CPU is of this process alone, user and system. The bookies share the machine, so the rates
+depend on them as well; the CPU per entry is ours alone. Each figure is given for the best and the
+median pass over the load. The best pass was disturbed least.
 """
 
 import asyncio
 import itertools
-import os
-import resource
-import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from bench.loading import store_entries
-from daemon.local.cluster import LocalCluster
+from bench.arena import open_arena
+from bench.loads import DIGEST, BenchLedger, Load, Part
+from bench.records import Record
+from bench.report import Figure, named, table
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, Budgets
-from ledgers.digest import EntryDigest
-from ledgers.model import BookieId, DigestType
+from ledgers.model import BookieId
 
-DIGEST = EntryDigest(DigestType.CRC32C, b"")
-SMALL_LEDGER_ENTRIES = 10
 SMALL_LEDGERS_AT_ONCE = 200
 STRETCH_ENTRIES = 64
 """A ledger with fewer entries is read from one source."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """``ledger_count`` ledgers of ``entry_count`` entries each, ids from ``first_ledger_id`` on."""
-
-    name: str
-    first_ledger_id: int
-    ledger_count: int
-    entry_count: int
-    payload_bytes: int
-
-    def entries(self) -> Iterator[bytes]:
-        payload = os.urandom(self.payload_bytes)
-        for ledger_id in self.ledger_ids:
-            for entry_id in range(self.entry_count):
-                length = (entry_id + 1) * len(payload)
-                yield DIGEST.pack(
-                    ledger_id=ledger_id,
-                    entry_id=entry_id,
-                    lac=entry_id - 1,
-                    length=length,
-                    payload=payload,
-                )
-
-    @property
-    def ledger_ids(self) -> range:
-        return range(self.first_ledger_id, self.first_ledger_id + self.ledger_count)
-
-
-LOADS = (
-    Load(name="100 B", first_ledger_id=1, ledger_count=1, entry_count=50_000, payload_bytes=100),
-    Load(name="1 KB", first_ledger_id=2, ledger_count=1, entry_count=50_000, payload_bytes=1_024),
-    Load(name="64 KB", first_ledger_id=3, ledger_count=1, entry_count=1_500, payload_bytes=65_536),
+LOADS = tuple(
     Load(
-        name=f"1 KB, ledgers of {SMALL_LEDGER_ENTRIES}",
-        first_ledger_id=1_000,
-        ledger_count=3_000,
-        entry_count=SMALL_LEDGER_ENTRIES,
-        payload_bytes=1_024,
-    ),
+        name=name,
+        title=name,
+        parts=(
+            Part(
+                ledger_count=ledgers,
+                entry_count=entries,
+                payload_bytes=size,
+                ensemble_size=2,
+                write_quorum=2,
+            ),
+        ),
+    )
+    for name, ledgers, entries, size in (
+        ("100 B", 1, 50_000, 100),
+        ("1 KB", 1, 50_000, 1_024),
+        ("64 KB", 1, 1_500, 65_536),
+        ("1 KB, ledgers of 10", 3_000, 10, 1_024),
+    )
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """One pass: all entries of a load are read (and written) once."""
+def _per_s(name: str, title: str, scale: float = 1.0) -> Figure:
+    return Figure(
+        title=title,
+        value=lambda one: one.values[name] * scale / one.values["elapsed_s"],
+        more_is_better=True,
+    )
 
-    entry_count: int
-    entry_bytes: int
-    elapsed_s: float
-    cpu_s: float
 
-    @property
-    def entries_per_s(self) -> float:
-        return self.entry_count / self.elapsed_s
-
-    @property
-    def megabytes_per_s(self) -> float:
-        return self.entry_bytes / self.elapsed_s / 1e6
-
-    @property
-    def cpu_us_per_entry(self) -> float:
-        return self.cpu_s / self.entry_count * 1e6
+FIGURES = (
+    _per_s("entries", "entries/s"),
+    _per_s("bytes", "MB/s", 1e-6),
+    named("cpu_us", "our CPU us/entry", digits=2),
+)
 
 
 @click.command()
@@ -109,27 +72,18 @@ class Pass:
 def main(duration_s: float, only: tuple[str, ...]) -> None:
     """Measure copying and verifying on a local cluster, and print a table."""
     loads = [load for load in LOADS if not only or load.name in only]
-    table = Table(
-        "load",
-        "what",
-        "cap",
-        "reads",
-        "entries/s",
-        "MB/s",
-        "our CPU us/entry",
-        title="best / median",
-    )
-    with (
-        tempfile.TemporaryDirectory(prefix="copy-bench-") as folder,
-        LocalCluster.start(Path(folder), bookies=3) as cluster,
-    ):
+    click.echo(asyncio.run(_run(loads, duration_s)))
+
+
+async def _run(loads: Sequence[Load], duration_s: float) -> str:
+    rows = []
+    async with open_arena() as arena:
+        *sources, third = arena.cluster.bookies
         for load in loads:
-            for bookie in cluster.bookies[:2]:
-                store_entries(bookie, load.entries(), master_key=DIGEST.master_key)
+            # Ledgers on the first two bookies only; the third gets the copies.
+            ledgers = await arena.write(load, bookies=sources)
             for target, cap, reads_batches in itertools.product(
-                (cluster.bookies[2], None),
-                (64, READS_IN_FLIGHT_CEILING),
-                (False, True),
+                (third, None), (64, READS_IN_FLIGHT_CEILING), (False, True)
             ):
                 bulk = partial(
                     BulkTransfers,
@@ -137,103 +91,79 @@ def main(duration_s: float, only: tuple[str, ...]) -> None:
                     reads_batches=reads_batches,
                     yields=False,
                 )
-                passes = asyncio.run(
-                    _measure(load, cluster.bookies[:2], target, bulk=bulk, duration_s=duration_s)
+                passes = await _measure(ledgers, target, bulk=bulk, duration_s=duration_s)
+                rows.append(
+                    [
+                        load.name,
+                        "copy" if target is not None else "verify",
+                        str(cap),
+                        "batch" if reads_batches else "single",
+                        *(figure.summary(passes).text(figure.digits) for figure in FIGURES),
+                    ]
                 )
-                table.add_row(
-                    load.name,
-                    "copy" if target is not None else "verify",
-                    str(cap),
-                    "batch" if reads_batches else "single",
-                    _best_and_median([p.entries_per_s for p in passes], max),
-                    _best_and_median([p.megabytes_per_s for p in passes], max),
-                    _best_and_median([p.cpu_us_per_entry for p in passes], min, digits=2),
-                )
-    Console().print(table)
+    return table(["load", "what", "cap", "reads", *(figure.title for figure in FIGURES)], rows)
 
 
 async def _measure(
-    load: Load,
-    sources: tuple[BookieId, ...],
+    ledgers: Sequence[BenchLedger],
     target: BookieId | None,
     *,
     bulk: Callable[[], BulkTransfers],
     duration_s: float,
-) -> list[Pass]:
+) -> list[Record]:
+    """Return one record for each pass, in which all entries were read (and written) once."""
     transfers = bulk()
-    passes: list[Pass] = []
+    passes: list[Record] = []
     try:
-        await _run_all(transfers, load, sources, target)  # connections made, bookies warm
+        await _copy_all(transfers, ledgers, target)  # connections made, bookies warm
         started_s = time.monotonic()
         while not passes or time.monotonic() - started_s < duration_s:
-            passes.append(await _pass(transfers, load, sources, target))
+            entries, size = transfers.totals.entries_read, transfers.totals.read_bytes
+            began_s, cpu_s = time.monotonic(), time.process_time()
+            await _copy_all(transfers, ledgers, target)
+            entries = transfers.totals.entries_read - entries
+            values = {
+                "entries": entries,
+                "bytes": transfers.totals.read_bytes - size,
+                "elapsed_s": time.monotonic() - began_s,
+                "cpu_us": 1e6 * (time.process_time() - cpu_s) / entries,
+            }
+            passes.append(Record(name="pass", values=values))
     finally:
         await transfers.close()
     return passes
 
 
-async def _pass(
-    bulk: BulkTransfers, load: Load, sources: tuple[BookieId, ...], target: BookieId | None
-) -> Pass:
-    entries_before, bytes_before = bulk.totals.entries_read, bulk.totals.read_bytes
-    started_s, cpu_before_s = time.monotonic(), _cpu_s()
-    await _run_all(bulk, load, sources, target)
-    return Pass(
-        entry_count=bulk.totals.entries_read - entries_before,
-        entry_bytes=bulk.totals.read_bytes - bytes_before,
-        elapsed_s=time.monotonic() - started_s,
-        cpu_s=_cpu_s() - cpu_before_s,
-    )
-
-
-async def _run_all(
-    bulk: BulkTransfers, load: Load, sources: tuple[BookieId, ...], target: BookieId | None
+async def _copy_all(
+    bulk: BulkTransfers, ledgers: Sequence[BenchLedger], target: BookieId | None
 ) -> None:
-    """Copy all entries of the load once."""
-    assert load.entry_count <= TRANSFER_ENTRIES_MAX
     at_once = asyncio.Semaphore(SMALL_LEDGERS_AT_ONCE)
 
-    async def copy(ledger_id: int) -> None:
+    async def copy(ledger: BenchLedger) -> None:
+        count = ledger.part.entry_count
+        assert count <= TRANSFER_ENTRIES_MAX
+        # Each source gives one run of entries, as in a copy plan.
+        middle = count // 2 if count > STRETCH_ENTRIES else count
+        runs = (range(middle), range(middle, count))
         transfer = Transfer(
-            ledger_id=ledger_id,
+            ledger_id=ledger.ledger_id,
             digest=DIGEST,
-            reads=_halves(load.entry_count, sources, ledger_id),
+            reads=dict(zip(ledger.ensemble, runs, strict=True)),
             target=target,
-            entry_bytes_hint=load.payload_bytes,
+            entry_bytes_hint=ledger.part.payload_bytes,
         )
         async with at_once:
             result = await bulk.transfer(transfer)
-        if result.entry_count != load.entry_count:
+        if result.entry_count != count:
             failed = {bookie: len(failures) for bookie, failures in result.failures.items()}
             raise click.ClickException(
-                f"ledger {ledger_id}: {result.entry_count} of {load.entry_count} entries copied,"
+                f"ledger {ledger.ledger_id}: {result.entry_count} of {count} entries copied,"
                 f" failed {failed}, {len(result.unwritten)} unwritten: {result.target_error}"
             )
 
     async with asyncio.TaskGroup() as group:
-        for ledger_id in load.ledger_ids:
-            group.create_task(copy(ledger_id))
-
-
-def _halves(
-    entry_count: int, sources: tuple[BookieId, ...], ledger_id: int
-) -> dict[BookieId, range]:
-    """Give each source one run of entries, as a copy plan would."""
-    middle = entry_count // 2 if entry_count > STRETCH_ENTRIES else entry_count
-    runs = (range(middle), range(middle, entry_count))
-    turn = ledger_id % len(sources)
-    return dict(zip((*sources[turn:], *sources[:turn]), runs, strict=True))
-
-
-def _best_and_median(
-    values: list[float], best: Callable[[list[float]], float], *, digits: int = 0
-) -> str:
-    return f"{best(values):,.{digits}f} / {statistics.median(values):,.{digits}f}"
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+        for ledger in ledgers:
+            group.create_task(copy(ledger))
 
 
 if __name__ == "__main__":

@@ -2,171 +2,151 @@
 ``python -m bench.limit``.
 
 Each load is lost twice. The first, undisturbed loss gives the times and the CPU of all processes.
-In the second a sampler runs in our daemon, which gives the shares of its CPU. The limit is the time
-in which all cores would have done only the bookies' part. Only fewer requests to the bookies can
-lower it.
+In the second our daemon runs under cProfile, which gives the shares of its CPU by function. Calls
+of small functions look more expensive than they are, because the profiler itself costs time. The
+limit is the time in which all cores would have done only the bookies' part. Only fewer requests to
+the bookies can lower it.
 """
 
 import asyncio
-import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import pstats
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from bench.arena import Arena, open_arena
-from bench.contenders import BY_NAME, OURS_OPEN, PLAIN, Contender
+from bench.arena import Arena, repair_arena
+from bench.contenders import OURS, OURS_OPEN, PLAIN, Contender
 from bench.loads import LOADS, Load
-from bench.loss import Loss, Measure
-from bench.profile import by_function, by_group, load_samples
-from bench.repair import RESULTS, chosen
-from bench.report import CORES, table
+from bench.loss import Loss
+from bench.records import Record, Records
+from bench.repair_report import others_cpu_s
+from bench.report import CORES, failures_section, table
+from bench.session import Session, bench_session, chosen, quick_option, results_option
 from bench.turns import warm_bookies, warm_daemon
-from ledgers.errors import BookmenderError
 from tests.java.tool import JavaTool
 
-FUNCTIONS_SHOWN = 12
-
+PLAIN_RUN, PROFILE = "limit", "profile"
+"""Names of records: an undisturbed loss, and CPU seconds by function for all loads together."""
+FUNCTIONS_SHOWN = 25
+LEFT_OUT = ("select.epoll", "time.sleep", "marshal.loads", "builtins.compile", "builtins.exec")
 PREAMBLE = """\
 # Where the time of a repair goes
 
-By {contender}, on {cores} cores. CPU seconds from the deletion of the bookie's znode until all
+By {title}, on {cores} cores. CPU seconds from the deletion of the bookie's znode until all
 ledgers are whole; the shares are of everything that the cores could have done in that time. Limit:
 the time in which they would have done only the bookies' part.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """The profile of one load. ``groups`` and ``functions``: the repairer's CPU, in seconds
-    measured by the sampler."""
-
-    load: Load
-    plain: Measure
-    groups: Mapping[str, float]
-    functions: Mapping[str, float]
-
-
 @click.command()
 @click.option("--only", default="a,b,c,d,e", show_default=True, help="Loads.")
-@click.option("--contender", type=click.Choice(["ours", "ours-open"]), default=OURS_OPEN.name)
-@click.option("--quick", is_flag=True, help="A tenth of each load; leaves no record.")
-@click.option(
-    "--results",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=RESULTS,
-    help="The folder for limit.md.",
-)
-def main(only: str, contender: str, quick: bool, results: Path) -> None:
+@click.option("--contender", type=click.Choice([OURS.name, OURS_OPEN.name]), default=OURS_OPEN.name)
+@quick_option
+@results_option
+def main(only: str, contender: str, quick: bool, results: Path | None) -> None:
     """Say what a repair spends its time on, and how far the machine's limit is."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
     loads = [load.quick() if quick else load for load in chosen(LOADS, only)]
-    try:
-        profiles = asyncio.run(_measure(BY_NAME[contender], loads))
-    except BookmenderError as error:
-        raise click.ClickException(str(error)) from error
-    text = limit_report(BY_NAME[contender], profiles)
-    if not quick:
-        results.mkdir(parents=True, exist_ok=True)
-        (results / "limit.md").write_text(text)
-    click.echo(text)
+    by = OURS if contender == OURS.name else OURS_OPEN
+    with (
+        bench_session("limit", report, results=results, is_kept=not quick) as session,
+        JavaTool() as java,
+    ):
+        session.records.forget(lambda record: True)
+        asyncio.run(_measure(session, java, by, loads))
 
 
-async def _measure(contender: Contender, loads: Sequence[Load]) -> list[Profile]:
-    with JavaTool() as java:
-        async with open_arena(java) as arena:
-            click.echo("warming up the bookies", err=True)
-            await warm_bookies(arena)
-            click.echo("undisturbed", err=True)
-            plain = await _lose_each(arena, contender, loads, before=PLAIN)
-            click.echo("with the sampler", err=True)
-            output = arena.cluster.data / "samples.json"
-            sampled = await _lose_each(
-                arena, contender, loads, before=("-m", "bench.sampled", str(output))
-            )
-            return [
-                _profile(output, load, undisturbed, watched)
-                for load, undisturbed, watched in zip(loads, plain, sampled, strict=True)
-            ]
+async def _measure(
+    session: Session, java: JavaTool, contender: Contender, loads: Sequence[Load]
+) -> None:
+    async with repair_arena(java) as arena:
+        session.say("warming up the bookies")
+        await warm_bookies(arena)
+        await _lose_each(session, arena, contender, loads, before=PLAIN)
+        session.say("under cProfile")
+        output = arena.cluster.data / "profile"
+        before = ("-m", "cProfile", "-o", str(output), *PLAIN)
+        await _lose_each(None, arena, contender, loads, before=before)
+        session.add(Record(name=PROFILE, values=own_seconds(output)))
 
 
 async def _lose_each(
-    arena: Arena, contender: Contender, loads: Sequence[Load], *, before: Sequence[str]
-) -> list[Measure]:
-    measures = []
+    session: Session | None,
+    arena: Arena,
+    contender: Contender,
+    loads: Sequence[Load],
+    *,
+    before: Sequence[str],
+) -> None:
+    """Lose each load, and record what it cost if there is a session."""
     async with warm_daemon(arena, contender, before=before) as child:
         for load in loads:
             ledgers = await arena.write(load)
-            measure = await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
+            values = await Loss(arena, child, ledgers).measure()
             await arena.judge_and_restore(ledgers)
-            click.echo(f"{load.name}: whole after {measure.whole_s:.2f} s", err=True)
-            measures.append(measure)
-    return measures
+            if session is not None:
+                labels = {"load": load.name, "contender": contender.title}
+                session.add(Record(name=PLAIN_RUN, labels=labels, values=values))
 
 
-def _profile(output: Path, load: Load, plain: Measure, sampled: Measure) -> Profile:
-    end_s = sampled.gone_at_s + sampled.whole_s
-    samples = load_samples(output, begin_s=sampled.gone_at_s, end_s=end_s)
-    return Profile(load=load, plain=plain, groups=by_group(samples), functions=by_function(samples))
+def own_seconds(profile: Path) -> dict[str, float]:
+    """Return the seconds in each function itself, the most expensive first, without waiting and
+    without the imports at the start."""
+    found: dict[str, float] = {}
+    stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
+    for (path, _, function), (_, _, own_s, *_) in stats.items():
+        if "importlib" not in path and not any(each in function for each in LEFT_OUT):
+            name = f"{'/'.join(Path(path).parts[-3:])}:{function}" if path != "~" else function
+            found[name] = found.get(name, 0.0) + own_s
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
 
 
-def limit_report(contender: Contender, profiles: Sequence[Profile]) -> str:
+def report(records: Records) -> str:
+    runs = records.find(PLAIN_RUN)
+    title = runs[0].labels["contender"] if runs else ""
     return "\n".join(
         [
-            PREAMBLE.format(contender=contender.title, cores=CORES),
-            *(_section(profile) for profile in profiles),
+            PREAMBLE.format(title=title, cores=CORES),
+            *failures_section(records),
+            *map(_section, runs),
+            *map(_functions, records.find(PROFILE)),
         ]
     )
 
 
-def _section(profile: Profile) -> str:
-    plain = profile.plain
-    capacity_s, limit_s = CORES * plain.whole_s, plain.bookies_cpu_s / CORES
-    parts = _parts(plain, capacity_s)
-    split = [
-        [f"repairer: {group}", *_row(seconds, capacity_s)]
-        for group, seconds in _scaled(profile.groups, plain.repairer_cpu_s)
+def _section(run: Record) -> str:
+    used, load = run.values, LOADS[str(run.labels["load"])]
+    capacity_s, limit_s = CORES * used["whole_s"], used["bookies_cpu_s"] / CORES
+    rows = [
+        ("repairer, all", used["repairer_cpu_s"]),
+        ("of it in the kernel", used["repairer_system_cpu_s"]),
+        ("bookies", used["bookies_cpu_s"]),
+        ("ZooKeeper", used["zookeeper_cpu_s"]),
+        ("the bench, and everything else", others_cpu_s(run)),
+        ("idle", max(0.0, capacity_s - used["machine_cpu_s"])),
     ]
-    functions = [
-        [f"`{name}`", f"{seconds:.3f}"]
-        for name, seconds in _scaled(profile.functions, plain.repairer_cpu_s)[:FUNCTIONS_SHOWN]
-    ]
-    rows = [[name, *_row(seconds, capacity_s)] for name, seconds in parts]
+    sooner = f"{used['whole_s'] / limit_s:.1f} times sooner" if limit_s else "no bookie was asked"
     return (
-        f"## {profile.load.name}: {profile.load.title}\n\n"
-        f"Whole after {plain.whole_s:.2f} s; cores busy {plain.machine_cpu_s / capacity_s:.0%}; "
-        f"limit {limit_s:.2f} s, {_times(plain.whole_s, limit_s)}.\n\n"
-        + table(["", "CPU, s", "share"], [*split, *rows])
-        + "\n"
-        + table(["repairer's functions", "CPU, s"], functions)
+        f"## {load.name}: {load.title}\n\n"
+        f"Whole after {used['whole_s']:.2f} s; cores busy "
+        f"{used['machine_cpu_s'] / capacity_s:.0%}; "
+        f"limit {limit_s:.2f} s, {sooner}.\n\n"
+        + table(
+            ["", "CPU, s", "share"],
+            [[name, f"{cpu_s:.2f}", f"{cpu_s / capacity_s:.1%}"] for name, cpu_s in rows],
+        )
     )
 
 
-def _parts(plain: Measure, capacity_s: float) -> list[tuple[str, float]]:
-    return [
-        ("repairer, all", plain.repairer_cpu_s),
-        ("of it in the kernel", plain.repairer_system_cpu_s),
-        ("bookies", plain.bookies_cpu_s),
-        ("ZooKeeper", plain.zookeeper_cpu_s),
-        ("the bench, and everything else", plain.others_cpu_s),
-        ("idle", max(0.0, capacity_s - plain.machine_cpu_s)),
+def _functions(profile: Record) -> str:
+    total_s = sum(profile.values.values())
+    rows = [
+        [f"`{name}`", f"{own_s / total_s:.1%}"]
+        for name, own_s in list(profile.values.items())[:FUNCTIONS_SHOWN]
     ]
-
-
-def _scaled(spent: Mapping[str, float], total_s: float) -> list[tuple[str, float]]:
-    """Scale to the seconds of the undisturbed run, because the sampler itself uses CPU."""
-    sampled_s = sum(spent.values())
-    ordered = sorted(spent.items(), key=lambda each: -each[1])
-    return [(name, seconds / sampled_s * total_s) for name, seconds in ordered]
-
-
-def _row(seconds: float, capacity_s: float) -> list[str]:
-    return [f"{seconds:.2f}", f"{seconds / capacity_s:.1%}"]
-
-
-def _times(whole_s: float, limit_s: float) -> str:
-    return f"{whole_s / limit_s:.1f} times sooner" if limit_s > 0 else "nothing asked of bookies"
+    return "## The repairer's functions, all loads together, under cProfile\n\n" + table(
+        ["function", "share"], rows
+    )
 
 
 if __name__ == "__main__":

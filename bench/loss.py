@@ -8,14 +8,12 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-import msgspec
-
 from auditor.scan import scan_ledgers
 from bench.arena import Arena
 from bench.loads import BenchLedger, stake
 from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
+from bench.waiting import wait_until
 from daemon.local.processes import Child
-from ledgers.errors import UnavailableError
 
 POLL_S, POLL_SHARE = 0.005, 0.01
 """Minimum poll interval, and its share of the time elapsed. Polling disturbs the repair, so the
@@ -28,41 +26,15 @@ REPAIR_TIMEOUT_S = 240.0
 SETTLE_S, IDLE_S = 2.0, 3.0
 """Time for the cluster to settle, and then for counting the packets of the idle cluster."""
 
+Measure = dict[str, float]
+"""The cost of one repair.
 
-class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of one repair.
-
-    The time runs from the deletion of the lost bookie's znode until the queue is empty and no
-    metadata names the bookie. CPU in seconds, user and system. ``bookies``: the four that survive.
-    """
-
-    lost_ledgers: int
-    lost_entries: int
-    lost_bytes: int
-    """Stored bytes, with headers and digests."""
-    copied_bytes: int
-    first_mark_s: float
-    closed_whole_s: float
-    """The time when only open ledgers were left to repair."""
-    whole_s: float
-    repairer_cpu_s: float
-    repairer_system_cpu_s: float
-    bookies_cpu_s: float
-    zookeeper_cpu_s: float
-    machine_cpu_s: float
-    """CPU of all processes, including this one and those that have nothing to do with the bench."""
-    packets: float
-    """Packets that ZooKeeper received, including those for marks, without those of the idle cluster
-    and of the bench."""
-    rss_bytes_max: int
-    gone_at_s: float
-    """Monotonic time."""
-
-    @property
-    def others_cpu_s(self) -> float:
-        """CPU of the bench itself and of all other processes on the machine."""
-        known_s = self.repairer_cpu_s + self.bookies_cpu_s + self.zookeeper_cpu_s
-        return max(0.0, self.machine_cpu_s - known_s)
+``whole_s`` runs from the deletion of the lost bookie's znode, at ``gone_at_s`` by the monotonic
+clock, until the queue is empty and no metadata names the bookie. ``closed_whole_s``: when only open
+ledgers were left. Bytes as stored, with headers and digests. CPU in seconds, user and system;
+``bookies``: the survivors; ``machine``: all processes, also those that have nothing to do with the
+bench. ``packets``: received by ZooKeeper, including those for marks.
+"""
 
 
 class Loss:
@@ -83,7 +55,7 @@ class Loss:
             arena.seen.paths.mark(ledger.ledger_id).rsplit("/", 2)[0] for ledger in ledgers
         }
 
-    async def measure(self, *, idle_packets_per_s: float) -> Measure:
+    async def measure(self, *, idle_packets_per_s: float = 0.0) -> Measure:
         """Kill the victim, and return when all is repaired. Raises UnavailableError on a
         timeout."""
         arena = self._arena
@@ -98,23 +70,23 @@ class Loss:
         repairer, bookies, zookeeper, machine = (
             later - earlier for later, earlier in zip(after, before, strict=True)
         )
-        return Measure(
-            lost_ledgers=self._stake.ledgers,
-            lost_entries=self._stake.entries,
-            lost_bytes=self._stake.stored_bytes,
-            copied_bytes=await arena.copied_bytes(self._ledgers),
-            first_mark_s=first_mark_s - gone_s,
-            closed_whole_s=closed_s - gone_s,
-            whole_s=ended_s - gone_s,
-            repairer_cpu_s=repairer.total_s,
-            repairer_system_cpu_s=repairer.system_s,
-            bookies_cpu_s=bookies.total_s,
-            zookeeper_cpu_s=zookeeper.total_s,
-            machine_cpu_s=machine.total_s,
-            packets=packets_then - packets - idle_packets_per_s * (ended_s - began_s),
-            rss_bytes_max=rss_bytes_max(self._child.pid),
-            gone_at_s=gone_s,
-        )
+        return {
+            "lost_ledgers": self._stake.ledgers,
+            "lost_entries": self._stake.entries,
+            "lost_bytes": self._stake.stored_bytes,
+            "copied_bytes": await arena.copied_bytes(self._ledgers),
+            "first_mark_s": first_mark_s - gone_s,
+            "closed_whole_s": closed_s - gone_s,
+            "whole_s": ended_s - gone_s,
+            "repairer_cpu_s": repairer.total_s,
+            "repairer_system_cpu_s": repairer.system_s,
+            "bookies_cpu_s": bookies.total_s,
+            "zookeeper_cpu_s": zookeeper.total_s,
+            "machine_cpu_s": machine.total_s,
+            "packets": packets_then - packets - idle_packets_per_s * (ended_s - began_s),
+            "rss_bytes_max": rss_bytes_max(self._child.pid),
+            "gone_at_s": gone_s,
+        }
 
     async def _wait_repaired(self) -> tuple[float, float, tuple[Cpu, ...], int]:
         """Return when only open ledgers were left, when none were left, and the CPU and packets
@@ -138,15 +110,14 @@ class Loss:
                 return closed_s, ended_s, used, packets
 
     async def _wait(self, condition: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        began_s = time.monotonic()
-        deadline_s = began_s + timeout_s
-        while not await condition():
-            if time.monotonic() > deadline_s or not self._child.is_running:
-                raise UnavailableError(
-                    f"the repair does not end; the end of {self._child.log}:\n"
-                    f"{self._child.log_tail()}"
-                )
-            await asyncio.sleep(max(self._poll_s, POLL_SHARE * (time.monotonic() - began_s)))
+        await wait_until(
+            condition,
+            "the end of the repair",
+            timeout_s=timeout_s,
+            child=self._child,
+            poll_s=self._poll_s,
+            poll_share=POLL_SHARE,
+        )
 
     async def _is_unregistered(self) -> bool:
         seen = self._arena.seen

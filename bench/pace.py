@@ -3,31 +3,28 @@ and stops."""
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 
-import msgspec
-
-from auditor.activity import ACTIVE_FOR_S
-from bench.arena import Arena, open_arena
+from bench.arena import repair_arena
 from bench.contenders import OURS
 from bench.loads import Load, Part
 from bench.loss import Loss
-from bench.svg import picture, text
+from bench.records import Record, Records
+from bench.report import table
 from bench.turns import warm_bookies, warm_daemon
 from bench.usage import written_bytes
+from bench.waiting import wait_until
 from bench.writer import PacedWriter
-from ledgers.errors import UnavailableError
 from tests.java.tool import JavaTool
 
+PACE = "pace"
+"""The name of the records: one for each span of ``SPAN_S``, after the first copies."""
 LOAD = Load(
-    name="pace",
+    name=PACE,
     title="10 of 90,000 × 1 KB, E3 W3",
     parts=(Part(ledger_count=10, entry_count=90_000),),
 )
-SAMPLE_S = 0.1
-SPAN_S = 0.5
-"""Length of the spans that are plotted."""
+SAMPLE_S, SPAN_S = 0.1, 0.5
 WRITES_S = 5.0
 """The writer's JVM starts with the first copies, which takes some seconds. Then it writes for this
 long."""
@@ -35,87 +32,51 @@ BEGUN_BYTES = 1_000_000
 BEGIN_TIMEOUT_S = 60.0
 
 
-class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """One span of ``SPAN_S``. ``copied_mb_per_s``: bytes that the daemon sent. ``slowest_add_ms``:
-    0 if nothing was added."""
-
-    begin_s: float
-    copied_mb_per_s: float
-    slowest_add_ms: float
-
-
-class PaceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole measurement. Times are seconds after the first copies."""
-
-    spans: Sequence[Span]
-    writer_began_s: float
-    writer_ended_s: float
-    judged_copies: int
-
-
-async def measure_pace(java: JavaTool) -> PaceRecord:
+async def measure_pace(java: JavaTool) -> list[Record]:
     """Measure on a new local cluster. Raises UnavailableError."""
-    async with open_arena(java) as arena:
+    async with repair_arena(java) as arena:
         await warm_bookies(arena)
         async with warm_daemon(arena, OURS) as child:
             ledgers = await arena.write(LOAD)
             loss = Loss(arena, child, ledgers, is_beside_writer=True)
-            repair = asyncio.create_task(loss.measure(idle_packets_per_s=0))
+            repair = asyncio.create_task(loss.measure())
             samples: list[tuple[float, int]] = []
             sampling = asyncio.create_task(_sample(child.pid, samples))
             try:
-                began_s = await _begun_s(samples)
-                writer = await asyncio.to_thread(_writer, arena)
-                writer_began_s = time.monotonic()
+                await wait_until(
+                    lambda: bool(samples) and samples[-1][1] - samples[0][1] >= BEGUN_BYTES,
+                    "the first copies",
+                    timeout_s=BEGIN_TIMEOUT_S,
+                )
+                began_s = samples[-1][0]
+                uri, avoid = arena.cluster.metadata_service_uri, arena.victim
+                writer = await asyncio.to_thread(lambda: PacedWriter(uri, avoid=avoid))
+                writes_s = time.monotonic()
                 await asyncio.sleep(WRITES_S)
-                writer_ended_s = time.monotonic()
-                latencies = [
-                    (begin_s, await asyncio.to_thread(writer.latency, begin_s, begin_s + SPAN_S))
-                    for begin_s in _steps(writer_began_s, writer_ended_s)
-                ]
+                adds = {
+                    begin_s: await asyncio.to_thread(writer.latency, begin_s, begin_s + SPAN_S)
+                    for begin_s in _steps(writes_s, time.monotonic())
+                }
                 await asyncio.to_thread(writer.close)
                 measure = await repair
             finally:
                 sampling.cancel()
                 repair.cancel()
-            judged_copies = await arena.judge_and_restore(ledgers)
-    ended_s = measure.gone_at_s + measure.whole_s
-    return PaceRecord(
-        spans=[
-            Span(
-                begin_s=begin_s - began_s,
-                copied_mb_per_s=_rate(samples, begin_s, begin_s + SPAN_S) / 1e6,
-                slowest_add_ms=next(
-                    (each.max_ms for at_s, each in latencies if begin_s <= at_s < begin_s + SPAN_S),
-                    0.0,
-                ),
-            )
-            for begin_s in _steps(began_s, ended_s)
-        ],
-        writer_began_s=writer_began_s - began_s,
-        writer_ended_s=writer_ended_s - began_s,
-        judged_copies=judged_copies,
-    )
-
-
-def _writer(arena: Arena) -> PacedWriter:
-    return PacedWriter(arena.cluster.metadata_service_uri, avoid=arena.victim)
+            await arena.judge_and_restore(ledgers)
+    records = []
+    for begin_s in _steps(began_s, measure["gone_at_s"] + measure["whole_s"]):
+        values = {"copied_mb_per_s": _rate(samples, begin_s, begin_s + SPAN_S) / 1e6}
+        slowest = [each["max_ms"] for at_s, each in adds.items() if 0 <= at_s - begin_s < SPAN_S]
+        values |= {"slowest_add_ms": slowest[0]} if slowest else {}
+        labels = {"begin_ms": round(1000 * (begin_s - began_s))}
+        records.append(Record(name=PACE, labels=labels, values=values))
+    return records
 
 
 async def _sample(pid: int, samples: list[tuple[float, int]]) -> None:
     while True:
         samples.append((time.monotonic(), written_bytes(pid)))
         await asyncio.sleep(SAMPLE_S)
-
-
-async def _begun_s(samples: Sequence[tuple[float, int]]) -> float:
-    """Wait for the first copies and return their time."""
-    deadline_s = time.monotonic() + BEGIN_TIMEOUT_S
-    while not samples or samples[-1][1] - samples[0][1] < BEGUN_BYTES:
-        if time.monotonic() > deadline_s:
-            raise UnavailableError("nothing is copied")
-        await asyncio.sleep(SAMPLE_S)
-    return samples[-1][0]
 
 
 def _steps(begin_s: float, end_s: float) -> Iterator[float]:
@@ -132,68 +93,20 @@ def _rate(samples: Sequence[tuple[float, int]], begin_s: float, end_s: float) ->
     return (last[1] - first[1]) / (last[0] - first[0]) if last[0] > first[0] else 0.0
 
 
-# --- The picture ----------------------------------------------------------------------------------
-
-WIDTH, LEFT, RIGHT, TOP = 860, 70, 20, 50
-PANEL, GAP, BOTTOM = 180, 40, 40
-
-
-def pace_plot(record: PaceRecord) -> str:
-    """Return an SVG with two panels: the copied bytes, and the writer's slowest adds."""
-    end_s = record.spans[-1].begin_s + SPAN_S
-    x_of = _scale(end_s, LEFT, WIDTH - RIGHT)
-    lower = TOP + PANEL + GAP
-    began, ended = x_of(record.writer_began_s), x_of(record.writer_ended_s)
-    forgotten = x_of(min(end_s, record.writer_ended_s + ACTIVE_FOR_S))
-    copied = [(span.begin_s, span.copied_mb_per_s) for span in record.spans]
-    slowest = [(span.begin_s, span.slowest_add_ms) for span in record.spans]
-    return picture(
-        WIDTH,
-        lower + PANEL + BOTTOM,
+def pace_section(records: Records) -> list[str]:
+    spans = records.find(PACE)
+    rows = [
         [
-            text(
-                LEFT, 20, "One repair with default settings; time in s after the first copies", 14
-            ),
-            *(
-                f'<rect x="{begin:.1f}" y="{TOP}" width="{end - begin:.1f}" '
-                f'height="{lower + PANEL - TOP}" fill="{fill}"/>'
-                for begin, end, fill in ((began, ended, "#fdd"), (ended, forgotten, "#fee"))
-            ),
-            text(began + 4, TOP - 6, "a client writes", 11),
-            text(ended + 4, TOP - 6, f"still treated as active for {ACTIVE_FOR_S:g} s", 11),
-            *_panel(copied, "copied, MB/s", TOP, end_s, "#4e79a7"),
-            *_panel(slowest, "slowest add, ms", lower, end_s, "#e15759"),
-            *(
-                text(x_of(at_s), lower + PANEL + 18, f"{at_s}", 11, anchor="middle")
-                for at_s in range(0, int(end_s) + 1, 2)
-            ),
-        ],
-    )
-
-
-def _panel(
-    points: Sequence[tuple[float, float]], title: str, top: float, end_s: float, colour: str
-) -> Iterator[str]:
-    highest = max(1.0, *(value for _, value in points))
-    x_of, y_of = _scale(end_s, LEFT, WIDTH - RIGHT), _scale(highest, top + PANEL, top)
-    base = top + PANEL
-    yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}" stroke="#888"/>'
-    yield text(LEFT - 6, top + 10, f"{highest:,.0f}", 11, anchor="end")
-    yield text(LEFT - 6, top + PANEL, "0", 11, anchor="end")
-    yield text(LEFT + 4, top + 12, title, 11)
-    corners = [
-        f"{x_of(at_s):.1f},{y_of(value):.1f}"
-        for begin_s, value in points
-        for at_s in (begin_s, begin_s + SPAN_S)
+            f"{float(span.labels['begin_ms']) / 1000:g}",
+            f"{span.values['copied_mb_per_s']:.1f}",
+            f"{adds:.1f}" if (adds := span.values.get("slowest_add_ms")) is not None else "",
+        ]
+        for span in spans
     ]
-    style = f'fill="none" stroke="{colour}" stroke-width="1.5"'
-    yield f'<polyline points="{" ".join(corners)}" {style}/>'
-
-
-def _scale(highest: float, start: float, end: float) -> Callable[[float], float]:
-    return lambda value: start + (end - start) * value / highest
-
-
-def write_pace(record: PaceRecord, folder: Path) -> None:
-    (folder / "pace.json").write_bytes(msgspec.json.encode(record) + b"\n")
-    (folder / "pace.svg").write_text(pace_plot(record))
+    if not rows:
+        return []
+    return [
+        "## The pace while a writer starts and stops\n\nOne repair with our defaults, in spans of "
+        f"{SPAN_S:g} s after the first copies. A client writes in the spans that have adds.\n\n"
+        + table(["s", "copied, MB/s", "slowest add, ms"], rows)
+    ]

@@ -1,157 +1,131 @@
-"""The results as Markdown: the goals and whether they are met, then every figure of every
-contender."""
+"""The results as Markdown: goals and whether they are met, and tables of figures."""
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
 
-from bench.contenders import CONTENDERS, OPEN_LEDGER_GRACE_S
-from bench.figures import TABLE, Figure, Figures, Summary
-from bench.goals import GOALS, Goal
-from bench.loads import LOADS
-from bench.loss import Measure
-from bench.runs import Pass, Run
-from bench.writer import Disturbance
+from bench.records import FAILURE, Record, Records
 
-PREAMBLE = """\
-# Repair of a lost bookie, against Java's AutoRecovery
-
-One of five bookies is killed. Times count from the deletion of its znode until the queue is empty
-and no metadata names the bookie. Best and median of {repeats} runs ("best / median"), on {cores}
-cores that bookies, ZooKeeper and repairer share. After each run BookKeeper's own client read every
-copy: {copies:,} in all, none missing. Open ledgers are left to their writers for {grace} s on both
-sides. All other processes, including the bench, used {others:.0%} of the cores. See
-`bench/README.md`.
-"""
 CORES = os.cpu_count() or 1
+NAN = math.nan
 
 
-def report(runs: Iterable[Run], *, failures: Sequence[str] = ()) -> str:
-    """Return the report. ``failures``: runs that do not count, and why."""
-    runs = list(runs)
-    figures = Figures(runs)
-    sections = [
-        PREAMBLE.format(
-            repeats=max((run.repeat for run in runs), default=0),
-            cores=CORES,
-            copies=sum(run.judged_copies for run in runs),
-            grace=OPEN_LEDGER_GRACE_S,
-            others=_others_share([run.measure for run in runs]),
-        ),
-        *(["## Runs that do not count\n\n" + _list(failures)] if failures else []),
-        "## Goals\n\n" + goals_table(figures),
-        *_loads(figures),
-        *_writers(figures),
-    ]
-    return "\n".join(sections)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """The best and the median of several measurements; NaN if a figure does not apply."""
+
+    best: float
+    median: float
+
+    def text(self, digits: int, *, has_best: bool = True) -> str:
+        if math.isnan(self.median):
+            return ""
+        shown = [self.best, self.median] if has_best else [self.median]
+        return " / ".join(f"{value:,.{digits}f}" for value in shown)
 
 
-def _others_share(measures: Sequence[Measure]) -> float:
-    """Return the share of all cores' time that other processes used. A large share means that the
-    machine was not ours alone."""
-    others_s = sum(measure.others_cpu_s for measure in measures)
-    return others_s / sum((CORES * measure.whole_s for measure in measures), start=1e-9)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of a record. ``value``: NaN if it does not apply. ``digits``: after the decimal
+    point."""
+
+    title: str
+    value: Callable[[Record], float]
+    more_is_better: bool = False
+    digits: int = 0
+
+    def summary(self, records: Sequence[Record]) -> Summary:
+        """Summarize the records: NaN if there is none, or if one of them has no value."""
+        values = [self.value(record) for record in records] or [NAN]
+        if any(map(math.isnan, values)):
+            return Summary(best=NAN, median=NAN)
+        best = max(values) if self.more_is_better else min(values)
+        return Summary(best=best, median=median(values))
+
+    def ratio(self, over: Sequence[Record], under: Sequence[Record]) -> Summary:
+        """Compare best with best and median with median."""
+        a, b = self.summary(over), self.summary(under)
+        return Summary(best=share(a.best, b.best), median=share(a.median, b.median))
 
 
-def goals_table(figures: Figures) -> str:
-    """Return a table that compares the goals with the medians. Goals without measurements are left
-    out."""
-    return table(
-        ["goal", "load", "best / median", "must", "aim", "must", "aim"],
-        [row for goal in GOALS for row in _goal_rows(goal, figures)],
+def named(name: str, title: str, *, digits: int = 0, scale: float = 1.0) -> Figure:
+    """Return the figure that is a value of the record."""
+    return Figure(
+        title=title, value=lambda record: record.values.get(name, NAN) * scale, digits=digits
     )
 
 
-def _goal_rows(goal: Goal, figures: Figures) -> Iterator[list[str]]:
-    sign = "≥" if goal.at_least else "≤"
-    for load in goal.loads:
-        if (summary := goal.value(figures, load)) is None:
-            continue
-        aim = goal.must if goal.aim is None else goal.aim
-        yield [
-            goal.title,
-            load,
-            _pair(summary, goal.digits),
-            f"{sign} {goal.must:g}",
-            f"{sign} {aim:g}",
+def share(part: float, whole: float) -> float:
+    return part / whole if whole else NAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """What must be reached, and what is aimed at. ``aim``: None if it equals ``must``."""
+
+    title: str
+    value: Callable[[Records], Summary]
+    must: float
+    aim: float | None = None
+    at_least: bool = False
+    unit: str = ""
+    digits: int = 0
+
+    def row(self, records: Records, *, has_best: bool) -> list[str]:
+        """Compare the median with the limits, with the precision of the report; empty if nothing
+        was measured."""
+        summary = self.value(records)
+        limits = [self.must, self.must if self.aim is None else self.aim]
+        if math.isnan(summary.median):
+            return []
+        shown = round(summary.median, self.digits)
+        return [
+            self.title,
+            f"{summary.text(self.digits, has_best=has_best)}{self.unit}",
+            *(f"{'≥' if self.at_least else '≤'} {limit:,g}{self.unit}" for limit in limits),
             *(
-                "met" if goal.is_met(summary.median, each) else "MISSED"
-                for each in (goal.must, aim)
+                "met" if (shown >= limit if self.at_least else shown <= limit) else "MISSED"
+                for limit in limits
             ),
         ]
 
 
-def _loads(figures: Figures) -> Iterator[str]:
-    for load in LOADS.values():
-        by_contender = _in_order(figures.contenders(Pass.ALONE, load.name))
-        if by_contender:
-            lost = next(iter(by_contender.values()))[0].measure
-            yield (
-                f"## {load.name}: {load.title}\n\nLost: {lost.lost_ledgers:,} ledgers, "
-                f"{lost.lost_entries:,} entries, {lost.lost_bytes / 1e6:,.1f} MB.\n\n"
-                + _figures_table(by_contender)
-            )
+def goals_section(
+    goals: Iterable[Goal], records: Records, *, intro: str = "", has_best: bool = False
+) -> str:
+    """Return a table that compares the goals with the medians. ``has_best``: show the best, too."""
+    head = ["goal", "best / median" if has_best else "measured", "must", "aim", "must", "aim"]
+    rows = [row for goal in goals if (row := goal.row(records, has_best=has_best))]
+    return f"## Goals\n\n{intro}{table(head, rows)}"
 
 
-def _figures_table(by_contender: Mapping[str, Sequence[Run]]) -> str:
+def failures_section(records: Records) -> list[str]:
+    """Return the section about what failed; nothing if nothing did."""
+    lines = [f"- {each.labels['title']}: {each.text}\n" for each in records.find(FAILURE)]
+    return ["## What failed and does not count\n\n" + "".join(lines)] if lines else []
+
+
+def figures_table(
+    figures: Iterable[Figure], columns: Mapping[str, Sequence[Record]], *, has_best: bool = False
+) -> str:
+    """Return a table with a row for each figure and a column for each group of records."""
     return table(
-        ["", *by_contender],
+        ["", *columns],
         [
-            [figure.title, *(_figure(figure, runs) for runs in by_contender.values())]
-            for figure in TABLE
+            [
+                figure.title,
+                *(
+                    figure.summary(records).text(figure.digits, has_best=has_best)
+                    for records in columns.values()
+                ),
+            ]
+            for figure in figures
         ],
     )
 
 
-def _writers(figures: Figures) -> Iterator[str]:
-    rows = [
-        [load, title, _figure(TABLE[0], runs), *_disturbance(runs)]
-        for load in LOADS
-        for title, runs in _in_order(figures.contenders(Pass.BESIDE_WRITER, load)).items()
-    ]
-    if rows:
-        yield (
-            "## Beside a writer\n\nA Java client adds 500 entries of 1 KB a second, on a fixed "
-            "schedule; each is measured from when it was due.\n\n"
-            + table(
-                ["load", "", "whole after, s", "before", "during", "after", "adds"],
-                rows,
-            )
-            + "\nLatencies are p50 / p99 in ms.\n"
-        )
-
-
-def _disturbance(runs: Sequence[Run]) -> list[str]:
-    """Return the writer's figures of the run with the median p99."""
-    all_of_them = [run.writer for run in runs if run.writer is not None]
-    ordered = sorted(all_of_them, key=lambda each: each.during.p99_ms)
-    chosen: Disturbance = ordered[len(ordered) // 2]
-    spans = (chosen.before, chosen.during, chosen.after)
-    return [
-        *(f"{span.p50_ms:.1f} / {span.p99_ms:.1f}" for span in spans),
-        f"{chosen.during.adds:,}",
-    ]
-
-
-def _in_order(by_name: Mapping[str, list[Run]]) -> dict[str, list[Run]]:
-    """Return the runs by title, in the order of the contenders."""
-    return {each.title: by_name[each.name] for each in CONTENDERS if each.name in by_name}
-
-
-def _figure(figure: Figure, runs: Sequence[Run]) -> str:
-    return _pair(figure.summary(runs), figure.digits)
-
-
-def _pair(summary: Summary, digits: int) -> str:
-    if math.isnan(summary.median):
-        return ""
-    return f"{summary.best:,.{digits}f} / {summary.median:,.{digits}f}"
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "".join(f"- {line}\n" for line in lines)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -6,18 +6,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from msgspec.structs import replace
+
 from bench.arena import Arena
-from bench.contenders import OURS_OPEN, PLAIN, Contender
+from bench.contenders import OURS_OPEN, PLAIN, Contender, elected
 from bench.loads import BOOKIES_WARM_UP, WARM_UP, Load
 from bench.loss import Loss, Measure, idle_packets_per_s
-from bench.runs import Key, Run
-from bench.writer import Disturbance, PacedWriter
+from bench.records import Record
+from bench.writer import PacedWriter
 from daemon.local.processes import Child
-from ledgers.errors import NoNodeError, UnavailableError
 
-ELECTION_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 10.0
-POLL_S = 0.1
 LOSSES_BEFORE = 4
 SETTLE_S, QUIET_S = 1.0, 5.0
 """A writer is watched for this time before and after a loss, once the effects of earlier work have
@@ -27,53 +25,46 @@ ended."""
 async def take_turn(
     arena: Arena,
     contender: Contender,
-    runs: Sequence[tuple[Key, Load]],
+    runs: Sequence[tuple[Record, Load]],
     *,
     writer: PacedWriter | None,
-    on_run: Callable[[Run], None],
+    on_run: Callable[[Record], None],
 ) -> None:
-    """Measure these loads in order. ``writer``: writes during the measurements.
+    """Measure these loads in order. ``runs``: each load with the record that lacks its values.
+    ``writer``: writes during the measurements.
 
     Raises UnavailableError if a repair does not end or leaves copies missing. Such a run does not
     count, and the arena cannot be used further.
     """
     async with warm_daemon(arena, contender) as child:
         idle = await idle_packets_per_s(arena)
-        for key, load in runs:
+        for record, load in runs:
             ledgers = await arena.write(load)
             loss = Loss(arena, child, ledgers, is_beside_writer=writer is not None)
-            if writer is None:
-                measure, disturbance = await loss.measure(idle_packets_per_s=idle), None
-            else:
-                measure, disturbance = await _beside(writer, loss, idle)
-            judged = await arena.judge_and_restore(ledgers)
-            on_run(
-                Run(
-                    of_pass=key.of_pass,
-                    load=key.load,
-                    contender=key.contender,
-                    repeat=key.repeat,
-                    judged_copies=judged,
-                    measure=measure,
-                    writer=disturbance,
-                )
+            values = await (
+                loss.measure(idle_packets_per_s=idle)
+                if writer is None
+                else _beside(writer, loss, idle)
             )
+            values["judged_copies"] = await arena.judge_and_restore(ledgers)
+            on_run(replace(record, values=values))
 
 
-async def _beside(
-    writer: PacedWriter, loss: Loss, idle_packets_per_s: float
-) -> tuple[Measure, Disturbance]:
+async def _beside(writer: PacedWriter, loss: Loss, idle_packets_per_s: float) -> Measure:
+    """Measure the loss, and the latencies of the writer before, during and after it."""
     await asyncio.sleep(SETTLE_S + QUIET_S)
     quiet_s = time.monotonic()
-    measure = await loss.measure(idle_packets_per_s=idle_packets_per_s)
+    values = await loss.measure(idle_packets_per_s=idle_packets_per_s)
     await asyncio.sleep(QUIET_S)
-    after_s = time.monotonic()
-    whole_at_s = measure.gone_at_s + measure.whole_s
-    return measure, Disturbance(
-        before=await asyncio.to_thread(writer.latency, quiet_s - QUIET_S, quiet_s),
-        during=await asyncio.to_thread(writer.latency, measure.gone_at_s, whole_at_s),
-        after=await asyncio.to_thread(writer.latency, after_s - QUIET_S, after_s),
-    )
+    after_s, gone_s = time.monotonic(), values["gone_at_s"]
+    for name, begin_s, end_s in (
+        ("before", quiet_s - QUIET_S, quiet_s),
+        ("during", gone_s, gone_s + values["whole_s"]),
+        ("after", after_s - QUIET_S, after_s),
+    ):
+        latency = await asyncio.to_thread(writer.latency, begin_s, end_s)
+        values |= {f"writer_{name}_{figure}": value for figure, value in latency.items()}
+    return values
 
 
 async def warm_bookies(
@@ -87,41 +78,21 @@ async def warm_bookies(
     """
     async with warm_daemon(arena, contender) as child:
         for _ in range(losses):
-            ledgers = await arena.write(BOOKIES_WARM_UP)
-            await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
-            await arena.restore(ledgers)
+            await _repair_once(arena, child, BOOKIES_WARM_UP)
 
 
 @asynccontextmanager
 async def warm_daemon(
     arena: Arena, contender: Contender, *, before: Sequence[str] = PLAIN
 ) -> AsyncIterator[Child]:
-    """Yield a daemon that is elected and has repaired a small loss. At the end, wait until its vote
-    is deleted."""
-    child = contender.start(arena.cluster, before=before)
-    try:
-        await _wait_for_votes(arena, True, child)
-        ledgers = await arena.write(WARM_UP)
-        await Loss(arena, child, ledgers).measure(idle_packets_per_s=0)
-        await arena.restore(ledgers)
+    """Yield a daemon that is elected and has repaired a small loss."""
+    seen = arena.seen
+    async with elected(contender, arena.cluster, seen.store, seen.paths, before=before) as child:
+        await _repair_once(arena, child, WARM_UP)
         yield child
-    finally:
-        child.terminate()
-        if not child.wait(timeout_s=STOP_TIMEOUT_S):
-            child.kill()
-    await _wait_for_votes(arena, False)
 
 
-async def _wait_for_votes(arena: Arena, wanted: bool, child: Child | None = None) -> None:
-    deadline_s = time.monotonic() + ELECTION_TIMEOUT_S
-    while await _has_votes(arena) is not wanted:
-        if time.monotonic() > deadline_s or (child is not None and not child.is_running):
-            raise UnavailableError("the election does not end")
-        await asyncio.sleep(POLL_S)
-
-
-async def _has_votes(arena: Arena) -> bool:
-    try:
-        return bool(await arena.seen.store.children(arena.seen.paths.election))
-    except NoNodeError:
-        return False
+async def _repair_once(arena: Arena, child: Child, load: Load) -> None:
+    ledgers = await arena.write(load)
+    await Loss(arena, child, ledgers).measure()
+    await arena.judge_and_restore(ledgers, is_judged=False)

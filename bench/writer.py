@@ -23,34 +23,6 @@ CATCH_UP_TIMEOUT_S = 30.0
 CATCH_UP_POLL_S = 0.05
 
 
-class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """The latencies of the adds that were due in a span of time."""
-
-    adds: int
-    p50_ms: float
-    p99_ms: float
-    max_ms: float = math.nan
-
-    @classmethod
-    def of(cls, latencies_ms: Iterable[float]) -> "Latency":
-        ordered = sorted(latencies_ms)
-        return cls(
-            adds=len(ordered),
-            p50_ms=percentile(ordered, 0.5),
-            p99_ms=percentile(ordered, 0.99),
-            max_ms=percentile(ordered, 1.0),
-        )
-
-
-class Disturbance(msgspec.Struct, frozen=True, kw_only=True):
-    """The latencies of a writer beside one repair: before the loss, during the repair, and after
-    it."""
-
-    before: Latency
-    during: Latency
-    after: Latency
-
-
 class PacedWriter(LongCommand):
     """The writer. ``avoid``: the bookie that will be lost; the writer's ledger has no copies on
     it."""
@@ -70,16 +42,16 @@ class PacedWriter(LongCommand):
         self._listener = threading.Thread(target=self._listen, name="paced-writer", daemon=True)
         self._listener.start()
 
-    def latency(self, begin_s: float, end_s: float) -> Latency:
-        """Return the latency of the adds due between two monotonic times. Waits until all of them
-        are acknowledged."""
+    def latency(self, begin_s: float, end_s: float) -> dict[str, float]:
+        """Return the number and the latencies of the adds that were due between two monotonic
+        times. Waits until all of them are acknowledged."""
         first, stop = self._entry_due(begin_s), self._entry_due(end_s)
         deadline_s = time.monotonic() + CATCH_UP_TIMEOUT_S
         while len(self._latencies_us) < stop:
             if self._error is not None or time.monotonic() > deadline_s:
                 raise UnavailableError(f"the Java writer does not go on: {self._error}")
             time.sleep(CATCH_UP_POLL_S)
-        return Latency.of(us / 1e3 for us in self._latencies_us[first:stop])
+        return latencies(us / 1e3 for us in self._latencies_us[first:stop])
 
     def close(self) -> None:
         super().close()
@@ -99,7 +71,14 @@ class PacedWriter(LongCommand):
             self._error = error
 
 
+def latencies(found_ms: Iterable[float]) -> dict[str, float]:
+    """Return the number of adds, and percentiles of their latencies in milliseconds."""
+    ordered = sorted(found_ms)
+    shares = {"p50_ms": 0.5, "p99_ms": 0.99, "max_ms": 1.0}
+    found = {name: percentile(ordered, share) for name, share in shares.items() if ordered}
+    return {"adds": len(ordered), **found}
+
+
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values does not exceed; NaN if
-    there are none."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+    """Return the smallest value that at least this share of the values does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

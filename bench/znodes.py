@@ -1,5 +1,4 @@
-"""The cluster on which auditors are measured: a ZooKeeper with ledgers and bookies that exist only
-as znodes.
+"""The cluster of every bench of metadata: a ZooKeeper whose ledgers and bookies are only znodes.
 
 The number of ledgers only grows: each size adds ledgers to those of the last size. Each size has a
 victim of its own, a bookie that a share of the new ledgers names.
@@ -152,7 +151,7 @@ def drawn_ledgers(
 async def open_field() -> AsyncIterator[Field]:
     """Open a new field without ledgers."""
     with (
-        tempfile.TemporaryDirectory(prefix="bench-audit-") as folder,
+        tempfile.TemporaryDirectory(prefix="bench-znodes-") as folder,
         running_zookeeper(
             Path(folder), heap_mib=ZOOKEEPER_HEAP_MIB, flags=ZOOKEEPER_FLAGS
         ) as server,

@@ -6,7 +6,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.usage import cpu_of
@@ -23,40 +22,17 @@ print(rounds)
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SparkCpu:
-    """CPU seconds, user and system, that the parts of Spark have used so far."""
+def spark_cpu() -> Mapping[str, float]:
+    """Return the CPU seconds, user and system, that the parts of Spark have used so far.
 
-    driver_s: float
-    """This process: it lists, plans, and writes the results."""
-    jvm_s: float
-    """Spark's driver and executor, which are one JVM in local mode, with compilation and garbage
-    collection."""
-    workers_s: float
-    """The Python processes of the executor, which inspect ledgers."""
-
-    @classmethod
-    def now(cls) -> "SparkCpu":
-        """Measure. The children of this process are JVMs of Spark, and their children are
-        Python."""
-        children = _children()
-        jvms = children.get(os.getpid(), [])
-        return cls(
-            driver_s=cpu_of([os.getpid()]).total_s,
-            jvm_s=cpu_of(jvms).total_s,
-            workers_s=cpu_of(_below(jvms, children)).total_s,
-        )
-
-    @property
-    def total_s(self) -> float:
-        return self.driver_s + self.jvm_s + self.workers_s
-
-    def __sub__(self, earlier: "SparkCpu") -> "SparkCpu":
-        return SparkCpu(
-            driver_s=self.driver_s - earlier.driver_s,
-            jvm_s=self.jvm_s - earlier.jvm_s,
-            workers_s=self.workers_s - earlier.workers_s,
-        )
+    ``driver_s``: this process, which lists, plans, and writes the results. ``jvm_s``: the children
+    of this process, which are JVMs: Spark's driver and executor, with compilation and garbage
+    collection. ``workers_s``: their descendants, the Python processes that inspect ledgers.
+    """
+    children = _children()
+    jvms = children.get(os.getpid(), [])
+    parts = {"driver_s": [os.getpid()], "jvm_s": jvms, "workers_s": _below(jvms, children)}
+    return {part: cpu_of(pids).total_s for part, pids in parts.items()}
 
 
 @contextmanager
