@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from bench.contenders import JAVA, OURS, TITLES
 from bench.records import Record, Records
@@ -15,6 +14,7 @@ from bench.report import (
     failures_section,
     goals_section,
     named,
+    rate,
     share,
     table,
 )
@@ -42,11 +42,7 @@ FIGURES = (
     RSS,
     named("rss_bytes_max", "highest RSS, MB", scale=1e-6),
 )
-CORE_SHARE = Figure(
-    title="of a core, %",
-    value=lambda idle: 100 * idle.values["cpu_s"] / idle.values["duration_s"],
-    digits=2,
-)
+CORE_SHARE = rate("cpu_s", "duration_s", "of a core, %", scale=100, digits=2)
 
 
 def losses_of(records: Records, size: int, contender: str) -> list[Record]:
@@ -84,27 +80,18 @@ def idle(figure: Figure) -> Callable[[Records], Summary]:
 
 
 GOALS = (
-    Goal(title="first mark, times sooner", value=times_sooner(FIRST_S), must=50, at_least=True),
-    Goal(
-        title="all marks, times sooner", value=times_sooner(ALL_S), must=5, at_least=True, digits=1
+    Goal("first mark, times sooner", times_sooner(FIRST_S), 50, 50, at_least=True),
+    Goal("all marks, times sooner", times_sooner(ALL_S), 5, 5, at_least=True, digits=1),
+    Goal("first mark, at every size", slowest_first_ms, 100, 100, unit=" ms", digits=1),
+    *(
+        Goal(title, ledger_map_bytes(size), 150, 150, unit=" B", digits=1)
+        for title, size in (
+            ("ledger map, a ledger", MEASURED_SIZE),
+            ("ledger map, a ledger of a million", 1_000_000),
+        )
     ),
-    Goal(title="first mark, at every size", value=slowest_first_ms, must=100, unit=" ms", digits=1),
-    Goal(
-        title="ledger map, a ledger",
-        value=ledger_map_bytes(MEASURED_SIZE),
-        must=150,
-        unit=" B",
-        digits=1,
-    ),
-    Goal(
-        title="ledger map, a ledger of a million",
-        value=ledger_map_bytes(1_000_000),
-        must=150,
-        unit=" B",
-        digits=1,
-    ),
-    Goal(title="idle node, RSS", value=idle(RSS), must=100, unit=" MB", digits=1),
-    Goal(title="idle node, of a core", value=idle(CORE_SHARE), must=0.5, unit=" %", digits=2),
+    Goal("idle node, RSS", idle(RSS), 100, 100, unit=" MB", digits=1),
+    Goal("idle node, of a core", idle(CORE_SHARE), 0.5, 0.5, unit=" %", digits=2),
 )
 
 
@@ -183,10 +170,7 @@ def _idle(records: Records) -> Iterator[str]:
     figures = (
         RSS,
         CORE_SHARE,
-        replace(
-            named("packets", "packets/s", digits=1),
-            value=lambda idle: idle.values["packets"] / idle.values["duration_s"],
-        ),
+        rate("packets", "duration_s", "packets/s", digits=1),
         named("duration_s", "watched, s"),
     )
     if columns:

@@ -17,9 +17,9 @@ from functools import partial
 import click
 
 from bench.arena import open_arena
-from bench.loads import DIGEST, BenchLedger, Load, Part
+from bench.loads import DIGEST, BenchLedger, Load, alike
 from bench.records import Record
-from bench.report import Figure, named, table
+from bench.report import named, rate, table
 from ledgers.bookies import TRANSFER_ENTRIES_MAX, Transfer
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.limiters import READS_IN_FLIGHT_CEILING, Budgets
@@ -28,40 +28,18 @@ from ledgers.model import BookieId
 SMALL_LEDGERS_AT_ONCE = 200
 STRETCH_ENTRIES = 64
 """A ledger with fewer entries is read from one source."""
-LOADS = tuple(
-    Load(
-        name=name,
-        title=name,
-        parts=(
-            Part(
-                ledger_count=ledgers,
-                entry_count=entries,
-                payload_bytes=size,
-                ensemble_size=2,
-                write_quorum=2,
-            ),
-        ),
-    )
+LOADS = [
+    alike(name, name, ledgers, entries, payload_bytes=size, ensemble_size=2, write_quorum=2)
     for name, ledgers, entries, size in (
         ("100 B", 1, 50_000, 100),
         ("1 KB", 1, 50_000, 1_024),
         ("64 KB", 1, 1_500, 65_536),
         ("1 KB, ledgers of 10", 3_000, 10, 1_024),
     )
-)
-
-
-def _per_s(name: str, title: str, scale: float = 1.0) -> Figure:
-    return Figure(
-        title=title,
-        value=lambda one: one.values[name] * scale / one.values["elapsed_s"],
-        more_is_better=True,
-    )
-
-
+]
 FIGURES = (
-    _per_s("entries", "entries/s"),
-    _per_s("bytes", "MB/s", 1e-6),
+    rate("entries", "elapsed_s", "entries/s", more_is_better=True),
+    rate("bytes", "elapsed_s", "MB/s", scale=1e-6, more_is_better=True),
     named("cpu_us", "our CPU us/entry", digits=2),
 )
 

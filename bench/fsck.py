@@ -34,7 +34,7 @@ from auditor.fsck.verdicts import Grade, LedgerVerdict
 from bench.arena import Arena, open_arena
 from bench.contenders import JAVA
 from bench.fsck_report import LATER, ON_ONE_CORE, OURS, PASS, on_spark, report
-from bench.loads import BenchLedger, Load, Part
+from bench.loads import BenchLedger, alike
 from bench.records import Record
 from bench.session import Session, bench_session, chosen, quick_option, results_option
 from bench.spark_processes import on_cores, scaling_of_cores, spark_cpu
@@ -55,30 +55,20 @@ machine."""
 SAMPLE_SHARE = 0.1
 COPIES = 3
 """Every ledger is closed, with all its entries on each of three bookies."""
-LARGE = {
-    name: Load(
-        name=name,
-        title=name,
-        parts=(Part(ledger_count=ledgers, entry_count=entries, payload_bytes=size),),
+LARGE, SMALL = (
+    {
+        name: alike(name, name, ledgers, entries, payload_bytes=size)
+        for name, ledgers, entries, size in shapes
+    }
+    for shapes in (
+        (("100 B", 10, 10_000, 100), ("1 KB", 10, 10_000, 1_024), ("64 KB", 5, 400, 65_536)),
+        (
+            ("100 B, ledgers of 10", 3_000, 10, 100),
+            ("1 KB, ledgers of 10", 3_000, 10, 1_024),
+            ("64 KB, ledgers of 10", 150, 10, 65_536),
+        ),
     )
-    for name, ledgers, entries, size in (
-        ("100 B", 10, 10_000, 100),
-        ("1 KB", 10, 10_000, 1_024),
-        ("64 KB", 5, 400, 65_536),
-    )
-}
-SMALL = {
-    name: Load(
-        name=name,
-        title=name,
-        parts=(Part(ledger_count=ledgers, entry_count=10, payload_bytes=size),),
-    )
-    for name, ledgers, size in (
-        ("100 B, ledgers of 10", 3_000, 100),
-        ("1 KB, ledgers of 10", 3_000, 1_024),
-        ("64 KB, ledgers of 10", 150, 65_536),
-    )
-}
+)
 LOADS = {**LARGE, **SMALL}
 JAVAS = ("1 KB", "1 KB, ledgers of 10")
 """The loads that Java's auditor checks as well, and those of a quick run. They are alone on the

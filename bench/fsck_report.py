@@ -6,7 +6,7 @@ from statistics import median
 
 from bench.contenders import JAVA
 from bench.records import Record, Records
-from bench.report import CORES, Figure, failures_section, named, table
+from bench.report import CORES, Figure, failures_section, named, rate, table
 
 PASS = "pass"
 """The name of the records: all ledgers of a load, inspected once.
@@ -32,30 +32,24 @@ no digest. Median of up to {repeats} passes. See `bench/README.md`.
 """
 
 
-def rate(name: str, title: str, *, of: str = "elapsed_s", scale: float = 1.0) -> Figure:
-    return Figure(title=title, value=lambda p: p.values[name] / p.values[of] * scale)
+def us(name: str, title: str, of: str = "ledger", digits: int = 0) -> Figure:
+    over = {"ledger": "ledger_count", "copy": "copies"}[of]
+    return rate(name, over, f"{title}, us/{of}", scale=1e6, digits=digits)
 
 
-def us(name: str, title: str, *, of: str = "ledger_count", digits: int = 0) -> Figure:
-    return Figure(
-        title=f"{title}, us/{'copy' if of == 'copies' else 'ledger'}",
-        value=lambda p: p.values[name] / p.values[of] * 1e6,
-        digits=digits,
-    )
-
-
+PER_CORE = "per core of the checker's"
 READING = (
-    rate("ledger_count", "ledgers/s"),
-    rate("copies", "copies/s"),
-    rate("copy_bytes", "MB/s", scale=1e-6),
-    rate("copies", "copies/s per core of the checker's", of="cpu_s"),
-    rate("copy_bytes", "MB/s per core of the checker's", of="cpu_s", scale=1e-6),
-    us("cpu_s", "checker", of="copies", digits=2),
-    us("bookies_cpu_s", "bookies", of="copies", digits=2),
+    rate("ledger_count", "elapsed_s", "ledgers/s"),
+    rate("copies", "elapsed_s", "copies/s"),
+    rate("copy_bytes", "elapsed_s", "MB/s", scale=1e-6),
+    rate("copies", "cpu_s", f"copies/s {PER_CORE}"),
+    rate("copy_bytes", "cpu_s", f"MB/s {PER_CORE}", scale=1e-6),
+    us("cpu_s", "checker", "copy", 2),
+    us("bookies_cpu_s", "bookies", "copy", 2),
 )
 METADATA = (
     named("elapsed_s", "whole pass, s", digits=1),
-    rate("ledger_count", "ledgers/s"),
+    READING[0],
     us("cpu_s", "checker"),
     us("zookeeper_cpu_s", "ZooKeeper"),
 )

@@ -5,6 +5,7 @@ Ensembles use the bookies in turn, so each contender loses exactly as much.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ledgers.digest import HEADER_BYTES, EntryDigest
 from ledgers.model import BookieId, DigestType, LedgerMetadata, Segment, entries_of
@@ -139,6 +140,12 @@ def _tenth(part: Part) -> Part:
     return replace(part, entry_count=max(1, part.entry_count // QUICK_SHARE))
 
 
+def alike(name: str, title: str, ledger_count: int, entry_count: int, **shape: Any) -> Load:
+    """Return a load whose ledgers all have the same shape."""
+    part = Part(ledger_count=ledger_count, entry_count=entry_count)
+    return Load(name=name, title=title, parts=(replace(part, **shape),))
+
+
 BOOKIES_WARM_UP = Load(
     name="bookies-warm-up",
     title="enough for the bookies' compilers",
@@ -159,31 +166,11 @@ WARM_UP = Load(
 LOADS: Mapping[str, Load] = {
     load.name: load
     for load in (
-        Load(
-            name="a",
-            title="2,000 ledgers of 10 × 1 KB, E3 W3",
-            parts=(Part(ledger_count=2_000, entry_count=10),),
-        ),
-        Load(
-            name="b",
-            title="4 of 20,000 × 1 KB, E3 W3",
-            parts=(Part(ledger_count=4, entry_count=20_000),),
-        ),
-        Load(
-            name="c",
-            title="4 of 20,000 × 1 KB, E4 W2",
-            parts=(Part(ledger_count=4, entry_count=20_000, ensemble_size=4, write_quorum=2),),
-        ),
-        Load(
-            name="d",
-            title="20 of 200 × 64 KB, E3 W3",
-            parts=(Part(ledger_count=20, entry_count=200, payload_bytes=65_536),),
-        ),
-        Load(
-            name="e",
-            title="1,000 empty ledgers, E3 W3",
-            parts=(Part(ledger_count=1_000, entry_count=0),),
-        ),
+        alike("a", "2,000 ledgers of 10 × 1 KB, E3 W3", 2_000, 10),
+        alike("b", "4 of 20,000 × 1 KB, E3 W3", 4, 20_000),
+        alike("c", "4 of 20,000 × 1 KB, E4 W2", 4, 20_000, ensemble_size=4, write_quorum=2),
+        alike("d", "20 of 200 × 64 KB, E3 W3", 20, 200, payload_bytes=65_536),
+        alike("e", "1,000 empty ledgers, E3 W3", 1_000, 0),
         Load(
             name="f",
             title="mixed, 20 of them open",

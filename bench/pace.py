@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.arena import repair_arena
 from bench.contenders import OURS
-from bench.loads import Load, Part
+from bench.loads import alike
 from bench.loss import Loss
 from bench.records import Record, Records
 from bench.report import table
@@ -19,11 +19,7 @@ from tests.java.tool import JavaTool
 
 PACE = "pace"
 """The name of the records: one for each span of ``SPAN_S``, after the first copies."""
-LOAD = Load(
-    name=PACE,
-    title="10 of 90,000 × 1 KB, E3 W3",
-    parts=(Part(ledger_count=10, entry_count=90_000),),
-)
+LOAD = alike(PACE, "10 of 90,000 × 1 KB, E3 W3", 10, 90_000)
 SAMPLE_S, SPAN_S = 0.1, 0.5
 WRITES_S = 5.0
 """The writer's JVM starts with the first copies, which takes some seconds. Then it writes for this

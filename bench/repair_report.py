@@ -20,7 +20,7 @@ from bench.report import (
     figures_table,
     goals_section,
     named,
-    share,
+    rate,
     table,
 )
 
@@ -53,21 +53,18 @@ def per_s(name: str, title: str, *, scale: float = 1.0, digits: int = 0) -> Figu
     )
 
 
-def each(name: str, of: str, title: str, *, scale: float = 1.0, digits: int = 0) -> Figure:
-    return Figure(
-        title=title,
-        value=lambda run: share(run.values[name], run.values[of]) * scale,
-        digits=digits,
-    )
-
-
 WHOLE_S = named("whole_s", "whole after, s", digits=2)
 MB_PER_S = per_s("lost_bytes", "MB/s", scale=1e-6, digits=1)
-COPIED = each("copied_bytes", "lost_bytes", "bytes copied over lost", digits=3)
-CPU_S = named("repairer_cpu_s", "repairer's CPU, s", digits=2)
-CPU_MS = each("repairer_cpu_s", "lost_ledgers", "repairer's CPU a ledger, ms", scale=1e3, digits=2)
-CPU_US = each("repairer_cpu_s", "lost_entries", "repairer's CPU an entry, us", scale=1e6, digits=1)
-PACKETS = each("packets", "lost_ledgers", "ZooKeeper packets a ledger", digits=2)
+COPIED = rate("copied_bytes", "lost_bytes", "bytes copied over lost", digits=3)
+CPU, A_LEDGER, AN_ENTRY = (
+    "repairer_cpu_s",
+    "repairer's CPU a ledger, ms",
+    "repairer's CPU an entry, us",
+)
+CPU_S = named(CPU, "repairer's CPU, s", digits=2)
+CPU_MS = rate(CPU, "lost_ledgers", A_LEDGER, scale=1e3, digits=2)
+CPU_US = rate(CPU, "lost_entries", AN_ENTRY, scale=1e6, digits=1)
+PACKETS = rate("packets", "lost_ledgers", "ZooKeeper packets a ledger", digits=2)
 RSS_MB = named("rss_bytes_max", "repairer's RSS, MB", scale=1e-6)
 WRITERS_P99_MS = named("writer_during_p99_ms", "writer's p99, ms", digits=1)
 TABLE = (
@@ -116,36 +113,26 @@ def writers_p99(load: str) -> Value:
     )
 
 
-def _goals() -> Iterator[Goal]:
-    sooner, beside = "times sooner than Java", "beside a writer: "
-    p99 = f"{beside}its p99, over what it is beside Java's"
-    with_entries = [load for load in ALL if load != "e"]
+SOONER, BESIDE = "times sooner than Java", "beside a writer: "
+WITH_ENTRIES = [load for load in ALL if load != "e"]
+GOALS = [
+    Goal(f"{load}: {title}", value(load), must, aim, at_least=at_least, digits=digits)
     for title, loads, value, must, aim, at_least, digits in (
-        (sooner, "a", times_sooner(JAVA), 12, 16, True, 1),
-        (sooner, "b", times_sooner(JAVA), 20, 33, True, 1),
-        (f"{sooner} tuned", "b", times_sooner(JAVA_TUNED), 1.2, 1.6, True, 1),
-        (sooner, "c", times_sooner(JAVA), 25, 50, True, 1),
+        (SOONER, "a", times_sooner(JAVA), 12, 16, True, 1),
+        (SOONER, "b", times_sooner(JAVA), 20, 33, True, 1),
+        (f"{SOONER} tuned", "b", times_sooner(JAVA_TUNED), 1.2, 1.6, True, 1),
+        (SOONER, "c", times_sooner(JAVA), 25, 50, True, 1),
         (MB_PER_S.title, "d", own(MB_PER_S), 300, 350, True, 0),
-        (beside + sooner, ALL, times_sooner(JAVA, BESIDE_WRITER), 3, 5, True, 1),
-        (p99, ALL, writers_p99, 1.0, 0.5, False, 2),
+        (BESIDE + SOONER, ALL, times_sooner(JAVA, BESIDE_WRITER), 3, 5, True, 1),
+        (f"{BESIDE}its p99, over what it is beside Java's", ALL, writers_p99, 1.0, 0.5, False, 2),
         (CPU_MS.title, "a", own(CPU_MS), 0.5, 0.2, False, 2),
         (CPU_US.title, "bc", own(CPU_US), 5, 2.5, False, 1),
         (PACKETS.title, "ae", own(PACKETS), 4, 1, False, 2),
-        (COPIED.title, with_entries, own(COPIED), 1.0, 1.0, False, 2),
+        (COPIED.title, WITH_ENTRIES, own(COPIED), 1.0, 1.0, False, 2),
         (RSS_MB.title, ALL, own(RSS_MB), 120, 80, False, 2),
-    ):
-        for load in loads:
-            yield Goal(
-                title=f"{load}: {title}",
-                value=value(load),
-                must=must,
-                aim=aim,
-                at_least=at_least,
-                digits=digits,
-            )
-
-
-GOALS = tuple(_goals())
+    )
+    for load in loads
+]
 
 
 def report(records: Records) -> str:

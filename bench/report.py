@@ -3,7 +3,7 @@
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from statistics import median
 
 from bench.records import FAILURE, Record, Records
@@ -57,18 +57,37 @@ def named(name: str, title: str, *, digits: int = 0, scale: float = 1.0) -> Figu
     )
 
 
+def rate(
+    name: str,
+    over: str,
+    title: str,
+    *,
+    scale: float = 1.0,
+    digits: int = 0,
+    more_is_better: bool = False,
+) -> Figure:
+    """Return the figure that is one value of the record over another; NaN without the other."""
+    return Figure(
+        title=title,
+        value=lambda record: share(record.values.get(name, NAN) * scale, record.values[over]),
+        digits=digits,
+        more_is_better=more_is_better,
+    )
+
+
 def share(part: float, whole: float) -> float:
     return part / whole if whole else NAN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Goal:
-    """What must be reached, and what is aimed at. ``aim``: None if it equals ``must``."""
+    """What must be reached, and what is aimed at."""
 
     title: str
     value: Callable[[Records], Summary]
     must: float
-    aim: float | None = None
+    aim: float
+    _: KW_ONLY
     at_least: bool = False
     unit: str = ""
     digits: int = 0
@@ -77,17 +96,19 @@ class Goal:
         """Compare the median with the limits, with the precision of the report; empty if nothing
         was measured."""
         summary = self.value(records)
-        limits = [self.must, self.must if self.aim is None else self.aim]
         if math.isnan(summary.median):
             return []
         shown = round(summary.median, self.digits)
         return [
             self.title,
             f"{summary.text(self.digits, has_best=has_best)}{self.unit}",
-            *(f"{'≥' if self.at_least else '≤'} {limit:,g}{self.unit}" for limit in limits),
+            *(
+                f"{'≥' if self.at_least else '≤'} {limit:,g}{self.unit}"
+                for limit in (self.must, self.aim)
+            ),
             *(
                 "met" if (shown >= limit if self.at_least else shown <= limit) else "MISSED"
-                for limit in limits
+                for limit in (self.must, self.aim)
             ),
         ]
 

@@ -9,10 +9,8 @@ from bench import audit_report, feed_report, fsck_report, repair_report
 from bench.contenders import JAVA, OURS
 from bench.records import Record, Records
 from bench.repair_report import ALONE, BESIDE_WRITER, RUN, WHOLE_S, times_sooner, writers_p99
-from bench.report import Goal, Summary, goals_section, named
+from bench.report import Goal, Summary, goals_section
 from bench.session import RESULTS
-
-WHOLE = named("whole_s", "whole")
 
 
 @pytest.fixture
@@ -74,14 +72,8 @@ def test_a_writers_p99_is_compared_with_its_p99_beside_java(records: Records) ->
 def test_goals_are_reported_as_met_or_missed(
     records: Records, median: float, at_least: bool, verdicts: list[str]
 ) -> None:
-    goal = Goal(
-        title="x",
-        value=lambda _: Summary(best=0.0, median=median),
-        must=12,
-        aim=16,
-        at_least=at_least,
-        digits=1,
-    )
+    summary = Summary(best=0.0, median=median)
+    goal = Goal("x", lambda _: summary, 12, 16, at_least=at_least, digits=1)
 
     row = goals_section([goal], records).splitlines()[-1]
 
