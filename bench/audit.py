@@ -165,7 +165,7 @@ async def _stay_idle(field: Field, contender: Contender, duration_s: float) -> R
             labels={"size": field.size, "contender": contender.name},
             values={
                 "duration_s": time.monotonic() - began_s,
-                "cpu_s": (cpu_of([child.pid]) - cpu).total_s,
+                "cpu_s": cpu_of([child.pid]) - cpu,
                 "rss_bytes": rss_bytes(child.pid),
                 "packets": field.packets() - packets,
             },
@@ -222,8 +222,8 @@ async def _measure_loss(field: Field, victim: Victim, child: Child) -> dict[str,
     values = {
         "ledger_count": len(victim.ledger_ids),
         "packets": field.packets() - packets,
-        "cpu_s": (cpu_of([child.pid]) - cpu).total_s,
-        "zookeeper_cpu_s": (cpu_of([field.zookeeper_pid]) - zookeeper_cpu).total_s,
+        "cpu_s": cpu_of([child.pid]) - cpu,
+        "zookeeper_cpu_s": cpu_of([field.zookeeper_pid]) - zookeeper_cpu,
         "rss_bytes": rss,
         "rss_bytes_max": rss_bytes_max(child.pid),
     }

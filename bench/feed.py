@@ -87,7 +87,7 @@ def others_share() -> float:
     """Watch the machine while this bench does nothing, and return the share of its cores in use."""
     before, began_s = cpu_of_machine(), time.monotonic()
     time.sleep(WATCHED_S)
-    used_s = (cpu_of_machine() - before).total_s
+    used_s = cpu_of_machine() - before
     return used_s / (CORES * (time.monotonic() - began_s))
 
 
@@ -233,12 +233,12 @@ async def measure_rate(
         await asyncio.sleep(SETTLE_S)
         meter.count = 0
         meter.arrived_s.clear()
-        before, machine = [cpu_of(each).total_s for each in pids], cpu_of_machine().total_s
+        before, machine = [cpu_of(each) for each in pids], cpu_of_machine()
         result = await load.run(duration_s)
         await _arrived(meter, result)
         took_s = time.monotonic() - result.began_s
-        used_s = [cpu_of(each).total_s - then for each, then in zip(pids, before, strict=True)]
-        others_s = max(0.0, cpu_of_machine().total_s - machine - sum(used_s))
+        used_s = [cpu_of(each) - then for each, then in zip(pids, before, strict=True)]
+        others_s = max(0.0, cpu_of_machine() - machine - sum(used_s))
     waits_ms = sorted(
         1000 * (meter.arrived_s[zxid] - sent_s)
         for zxid, sent_s in zip(result.zxids, result.sent_s, strict=True)
@@ -291,7 +291,7 @@ async def measure_first_mark(session: Session, ground: FeedGround, is_quick: boo
     losses = 2 if is_quick else LOSSES
     found: dict[str, list[float]] = {"no changes": [], "feed off": [], "feed on": []}
     await _create_victim(ground)
-    began_s, machine_s = time.monotonic(), cpu_of_machine().total_s
+    began_s, machine_s = time.monotonic(), cpu_of_machine()
     for _ in range(2):
         for kind, waits_ms in found.items():
             await (ground.enable_feed() if kind == "feed on" else ground.disable_feed())
@@ -306,7 +306,7 @@ async def measure_first_mark(session: Session, ground: FeedGround, is_quick: boo
                 if kind != "no changes":
                     await asyncio.to_thread(load.stop)
             session.say(f"{kind}: {waits_ms} ms")
-    busy_cores = (cpu_of_machine().total_s - machine_s) / (time.monotonic() - began_s)
+    busy_cores = (cpu_of_machine() - machine_s) / (time.monotonic() - began_s)
     waits = "; ".join(
         f"{kind}: median {statistics.median(each):.0f} ms, most {max(each):.0f} ms"
         for kind, each in found.items()

@@ -37,7 +37,7 @@ from bench.fsck_report import LATER, ON_ONE_CORE, OURS, PASS, on_spark, report
 from bench.loads import BenchLedger, alike
 from bench.records import Record
 from bench.session import Session, bench_session, chosen, quick_option, results_option
-from bench.spark_processes import on_cores, scaling_of_cores, spark_cpu
+from bench.spark_processes import on_cores, spark_cpu
 from bench.usage import cpu_of
 from bench.waiting import wait_until
 from bench.znodes import Field, open_field
@@ -202,11 +202,10 @@ class Bench:
             run_count=run_count,
         )
         by = ON_ONE_CORE if is_on_one_core else on_spark(slot_count)
-        gain = {} if is_on_one_core else {"scaling_of_cores": scaling_of_cores()}
         for number, values in enumerate(runs):
             repeat = (session - 1) * (run_count - 1) + number if number else session
             name = by + (LATER if number else "")
-            self._add(f"{field.size:,} znodes", name, Level.METADATA, repeat, values | gain)
+            self._add(f"{field.size:,} znodes", name, Level.METADATA, repeat, values)
 
     def _add(
         self, load: str, by: str, level: Level, repeat: int, values: Mapping[str, float]
@@ -247,7 +246,7 @@ def _servers(arena: Arena) -> dict[str, Collection[int | None]]:
 
 
 def _cpu(processes: Processes) -> dict[str, float]:
-    return {name: cpu_of(pids).total_s for name, pids in processes.items()}
+    return {name: cpu_of(pids) for name, pids in processes.items()}
 
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:

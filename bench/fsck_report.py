@@ -12,7 +12,8 @@ PASS = "pass"
 """The name of the records: all ledgers of a load, inspected once.
 
 CPU in seconds: ``cpu_s`` of all processes that inspect, and for a run on Spark also its parts,
-``spark_…``. ``scaling_of_cores``: what a second core was worth during the run."""
+``spark_…``. ``scaling_of_cores``: what a second core was worth during the run; only in the
+recorded results."""
 OURS = "ours"
 ON_ONE_CORE = "ours on Spark, local[1], all on one core"
 """Also the JVM, the driver and the servers. Two cores are compared with this contender."""

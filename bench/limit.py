@@ -15,15 +15,14 @@ from pathlib import Path
 
 import click
 
-from bench.arena import Arena, repair_arena
+from bench.arena import repair_arena
 from bench.contenders import OURS, OURS_OPEN, PLAIN, Contender
 from bench.loads import LOADS, Load
-from bench.loss import Loss
 from bench.records import Record, Records
 from bench.repair_report import others_cpu_s
 from bench.report import CORES, failures_section, table
 from bench.session import Session, bench_session, chosen, quick_option, results_option
-from bench.turns import warm_bookies, warm_daemon
+from bench.turns import take_turn, warm_bookies
 from tests.java.tool import JavaTool
 
 PLAIN_RUN, PROFILE = "limit", "profile"
@@ -59,34 +58,19 @@ def main(only: str, contender: str, quick: bool, results: Path | None) -> None:
 async def _measure(
     session: Session, java: JavaTool, contender: Contender, loads: Sequence[Load]
 ) -> None:
+    runs = [
+        (Record(name=PLAIN_RUN, labels={"load": each.name, "contender": contender.title}), each)
+        for each in loads
+    ]
     async with repair_arena(java) as arena:
         session.say("warming up the bookies")
         await warm_bookies(arena)
-        await _lose_each(session, arena, contender, loads, before=PLAIN)
+        await take_turn(arena, contender, runs, on_run=session.add)
         session.say("under cProfile")
         output = arena.cluster.data / "profile"
         before = ("-m", "cProfile", "-o", str(output), *PLAIN)
-        await _lose_each(None, arena, contender, loads, before=before)
+        await take_turn(arena, contender, runs, before=before)
         session.add(Record(name=PROFILE, values=own_seconds(output)))
-
-
-async def _lose_each(
-    session: Session | None,
-    arena: Arena,
-    contender: Contender,
-    loads: Sequence[Load],
-    *,
-    before: Sequence[str],
-) -> None:
-    """Lose each load, and record what it cost if there is a session."""
-    async with warm_daemon(arena, contender, before=before) as child:
-        for load in loads:
-            ledgers = await arena.write(load)
-            values = await Loss(arena, child, ledgers).measure()
-            await arena.judge_and_restore(ledgers)
-            if session is not None:
-                labels = {"load": load.name, "contender": contender.title}
-                session.add(Record(name=PLAIN_RUN, labels=labels, values=values))
 
 
 def own_seconds(profile: Path) -> dict[str, float]:
@@ -119,7 +103,6 @@ def _section(run: Record) -> str:
     capacity_s, limit_s = CORES * used["whole_s"], used["bookies_cpu_s"] / CORES
     rows = [
         ("repairer, all", used["repairer_cpu_s"]),
-        ("of it in the kernel", used["repairer_system_cpu_s"]),
         ("bookies", used["bookies_cpu_s"]),
         ("ZooKeeper", used["zookeeper_cpu_s"]),
         ("the bench, and everything else", others_cpu_s(run)),

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from auditor.scan import scan_ledgers
 from bench.arena import Arena
 from bench.loads import BenchLedger, stake
-from bench.usage import Cpu, cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
+from bench.usage import cpu_of, cpu_of_machine, forget_rss_max, rss_bytes_max
 from bench.waiting import wait_until
 from daemon.local.processes import Child
 
@@ -78,17 +78,16 @@ class Loss:
             "first_mark_s": first_mark_s - gone_s,
             "closed_whole_s": closed_s - gone_s,
             "whole_s": ended_s - gone_s,
-            "repairer_cpu_s": repairer.total_s,
-            "repairer_system_cpu_s": repairer.system_s,
-            "bookies_cpu_s": bookies.total_s,
-            "zookeeper_cpu_s": zookeeper.total_s,
-            "machine_cpu_s": machine.total_s,
+            "repairer_cpu_s": repairer,
+            "bookies_cpu_s": bookies,
+            "zookeeper_cpu_s": zookeeper,
+            "machine_cpu_s": machine,
             "packets": packets_then - packets - idle_packets_per_s * (ended_s - began_s),
             "rss_bytes_max": rss_bytes_max(self._child.pid),
             "gone_at_s": gone_s,
         }
 
-    async def _wait_repaired(self) -> tuple[float, float, tuple[Cpu, ...], int]:
+    async def _wait_repaired(self) -> tuple[float, float, tuple[float, ...], int]:
         """Return when only open ledgers were left, when none were left, and the CPU and packets
         used until then.
 
@@ -137,7 +136,7 @@ class Loss:
         scan = await scan_ledgers(self._arena.seen.manager, lost=[self._arena.victim])
         return bool(scan.underreplicated or scan.unreadable)
 
-    def _used(self) -> tuple[Cpu, ...]:
+    def _used(self) -> tuple[float, ...]:
         """Return the CPU of the repairer, the bookies, ZooKeeper and the whole machine."""
         cluster = self._arena.cluster
         return (

@@ -1,25 +1,12 @@
 """The CPU of each process during a run on Spark, and the number of cores that it had."""
 
 import os
-import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.usage import cpu_of
-
-LOOP_S = 1.0
-_LOOP = """
-import os, sys, time
-os.sched_setaffinity(0, {int(sys.argv[2])})
-rounds, end_s = 0, time.monotonic() + float(sys.argv[1])
-while time.monotonic() < end_s:
-    sum(range(10_000))
-    rounds += 1
-print(rounds)
-"""
 
 
 def spark_cpu() -> Mapping[str, float]:
@@ -32,7 +19,7 @@ def spark_cpu() -> Mapping[str, float]:
     children = _children()
     jvms = children.get(os.getpid(), [])
     parts = {"driver_s": [os.getpid()], "jvm_s": jvms, "workers_s": _below(jvms, children)}
-    return {part: cpu_of(pids).total_s for part, pids in parts.items()}
+    return {part: cpu_of(pids) for part, pids in parts.items()}
 
 
 @contextmanager
@@ -48,25 +35,6 @@ def on_cores(core_count: int, servers: Collection[int]) -> Iterator[None]:
         yield
     finally:
         _confine(pids, all_cores)
-
-
-def scaling_of_cores() -> float:
-    """Return how much more of an independent loop gets done on the first two cores than on the
-    first alone.
-
-    The result would be two if no other load used the machine's cores.
-    """
-    cores = sorted(os.sched_getaffinity(0))[:2]
-    return _rounds(cores) / _rounds(cores[:1])
-
-
-def _rounds(cores: Sequence[int]) -> int:
-    """Return the rounds of all loops together, which run at the same time."""
-    command = [sys.executable, "-c", _LOOP, str(LOOP_S)]
-    loops = [
-        subprocess.Popen([*command, str(core)], stdout=subprocess.PIPE, text=True) for core in cores
-    ]
-    return sum(int(loop.communicate()[0]) for loop in loops)
 
 
 def _confine(pids: Collection[int], cores: Collection[int]) -> None:

@@ -27,16 +27,17 @@ async def take_turn(
     contender: Contender,
     runs: Sequence[tuple[Record, Load]],
     *,
-    writer: PacedWriter | None,
-    on_run: Callable[[Record], None],
+    writer: PacedWriter | None = None,
+    on_run: Callable[[Record], None] = lambda record: None,
+    before: Sequence[str] = PLAIN,
 ) -> None:
     """Measure these loads in order. ``runs``: each load with the record that lacks its values.
-    ``writer``: writes during the measurements.
+    ``writer``: writes during the measurements. ``before``: see ``Contender.start``.
 
     Raises UnavailableError if a repair does not end or leaves copies missing. Such a run does not
     count, and the arena cannot be used further.
     """
-    async with warm_daemon(arena, contender) as child:
+    async with warm_daemon(arena, contender, before=before) as child:
         idle = await idle_packets_per_s(arena)
         for record, load in runs:
             ledgers = await arena.write(load)

@@ -3,49 +3,29 @@
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _RSS_MAX_RESET = "5"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cpu:
-    """CPU time in seconds. For the machine, ``user_s`` and ``system_s`` of all cores together."""
-
-    user_s: float
-    system_s: float
-
-    @property
-    def total_s(self) -> float:
-        return self.user_s + self.system_s
-
-    def __sub__(self, earlier: "Cpu") -> "Cpu":
-        return Cpu(user_s=self.user_s - earlier.user_s, system_s=self.system_s - earlier.system_s)
-
-
-def cpu_of(pids: Iterable[int | None]) -> Cpu:
-    """Return the CPU time of these processes together, to 10 ms. A process that has ended counts as
-    0."""
-    user_s = system_s = 0.0
+def cpu_of(pids: Iterable[int | None]) -> float:
+    """Return the CPU seconds, user and system, of these processes together, to 10 ms. A process that
+    has ended counts as 0."""
+    ticks = 0
     for pid in pids:
         with suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            user_s += int(fields[11]) * _TICK_S
-            system_s += int(fields[12]) * _TICK_S
-    return Cpu(user_s=user_s, system_s=system_s)
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks * _TICK_S
 
 
-def cpu_of_machine() -> Cpu:
-    """Return the machine's CPU time: user with nice, system with interrupts, without idle time and
-    disk waits."""
+def cpu_of_machine() -> float:
+    """Return the CPU seconds of all cores, with nice and interrupts, without idle time and disk
+    waits."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     user, nice, system, _, _, interrupts, soft_interrupts = ticks[:7]
-    return Cpu(
-        user_s=(user + nice) * _TICK_S,
-        system_s=(system + interrupts + soft_interrupts) * _TICK_S,
-    )
+    return (user + nice + system + interrupts + soft_interrupts) * _TICK_S
 
 
 def written_bytes(pid: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.spark_processes import on_cores, scaling_of_cores, spark_cpu
+from bench.spark_processes import on_cores, spark_cpu
 
 BUSY = "import sys; sum(range(3_000_000)); print(flush=True); sys.stdin.read()"
 WITH_CHILD = (
@@ -44,15 +44,3 @@ def test_present_and_later_processes_share_the_cores(
         assert subprocess.check_output(later) == b"1\n"
 
     assert os.sched_getaffinity(0) == os.sched_getaffinity(child.pid) == before
-
-
-def test_the_scaling_of_cores_is_a_ratio_of_completed_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both loops count on two cores, and only the first on one."""
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    rounds = {first: 100, second: 70}
-    loop = f"import sys; print({rounds}[int(sys.argv[2])])"
-    monkeypatch.setattr("bench.spark_processes._LOOP", loop)
-
-    assert scaling_of_cores() == 1.7
