@@ -175,15 +175,12 @@ def repair_arena(java: JavaTool) -> AbstractAsyncContextManager[Arena]:
 
 def _problems(report: Report) -> str:
     """Return the problems with the number of ledgers that have them, and an example of each."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[int]] = {}
     for ledger in report.ledgers.values():
-        if ledger.verdict is Verdict.WHOLE:
-            continue
-        gone = [f"{bookie} is gone" for bookie in ledger.gone_bookies]
-        kinds = [*ledger.problems, *gone, *([ledger.error] if ledger.error else [])]
-        example = next((f"entry {e.entry} on {e.bookie}" for e in ledger.examples), "")
-        found.setdefault(", ".join(kinds), []).append(f"{ledger.ledger} {example}".rstrip())
-    return "; ".join(f"{kind}: {len(told)} ledgers, e.g. {told[0]}" for kind, told in found.items())
+        kinds = [*ledger.problems, *(f"{bookie} is gone" for bookie in ledger.gone_bookies)]
+        if ledger.verdict is not Verdict.WHOLE:
+            found.setdefault(", ".join(kinds) or str(ledger.error), []).append(ledger.ledger)
+    return "; ".join(f"{kind}: {len(ids)} ledgers, e.g. {ids[0]}" for kind, ids in found.items())
 
 
 def _fill(bookie: BookieId, ledgers: Sequence[BenchLedger]) -> None:

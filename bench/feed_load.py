@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from bench.loading import receive
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import UnavailableError
 from ledgers.manager import LedgerManager
@@ -194,28 +195,14 @@ def _connect(address: str) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello = _CONNECT.pack(0, 0, SESSION_TIMEOUT_MS, 0, 16, bytes(16), False)
     connection.sendall(_LENGTH.pack(len(hello)) + hello)
-    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
-    _receive(connection, length)
+    (length,) = _LENGTH.unpack(receive(connection, _LENGTH.size))
+    receive(connection, length)
     return connection
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        piece = connection.recv(size - len(data))
-        if not piece:
-            raise UnavailableError("ZooKeeper closed the connection")
-        data += piece
-    return bytes(data)
-
-
 def _set_data(path: str, data: bytes) -> bytes:
-    name = path.encode()
-    any_version = -1
-    return _packet(
-        _SET_DATA,
-        b"".join((_buffer(name), _buffer(data), _LENGTH.pack(any_version))),
-    )
+    any_version = _LENGTH.pack(-1)
+    return _packet(_SET_DATA, b"".join((_buffer(path.encode()), _buffer(data), any_version)))
 
 
 def _buffer(data: bytes) -> bytes:

@@ -19,7 +19,7 @@ from bench.arena import repair_arena
 from bench.contenders import OURS, OURS_OPEN, PLAIN, Contender
 from bench.loads import LOADS, Load
 from bench.records import Record, Records
-from bench.repair_report import others_cpu_s
+from bench.repair import others_cpu_s
 from bench.report import CORES, failures_section, table
 from bench.session import Session, bench_session, chosen, quick_option, results_option
 from bench.turns import take_turn, warm_bookies

@@ -23,7 +23,7 @@ def store_entries(bookie: BookieId, entries: Iterable[bytes], *, master_key: byt
     with _connect(bookie) as connection:
         for window in _windows(entries):
             connection.sendall(b"".join(_add(entry, master_key) for entry in window))
-            replies = _receive(connection, _REPLY.size * len(window))
+            replies = receive(connection, _REPLY.size * len(window))
             for _, _, code, ledger_id, entry_id in _REPLY.iter_unpack(replies):
                 if code != 0:
                     raise UnavailableError(
@@ -57,7 +57,7 @@ def _connect(bookie: BookieId) -> socket.socket:
         connection = socket.create_connection((host, int(port)), timeout=30)
         try:
             connection.sendall(struct.pack(">iiqq", 20, 0x0202_0000, NO_LEDGER_ID, 0))
-            _receive(connection, _REPLY.size)  # "no such ledger"
+            receive(connection, _REPLY.size)  # "no such ledger"
         except (ConnectionError, UnavailableError):
             connection.close()
             time.sleep(CONNECT_WAIT_S)
@@ -70,11 +70,12 @@ def _add(entry: bytes, master_key: bytes) -> bytes:
     return b"".join((struct.pack(">ii", 24 + len(entry), 0x0201_0000), master_key, entry))
 
 
-def _receive(connection: socket.socket, size: int) -> bytes:
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Return exactly so many bytes. Raises UnavailableError if the peer closes the connection."""
     data = bytearray()
     while len(data) < size:
         piece = connection.recv(size - len(data))
         if not piece:
-            raise UnavailableError("bookie closed the connection")
+            raise UnavailableError("the server closed the connection")
         data += piece
     return bytes(data)

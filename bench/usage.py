@@ -10,8 +10,8 @@ _RSS_MAX_RESET = "5"
 
 
 def cpu_of(pids: Iterable[int | None]) -> float:
-    """Return the CPU seconds, user and system, of these processes together, to 10 ms. A process that
-    has ended counts as 0."""
+    """Return the CPU seconds, user and system, of these processes together, to 10 ms. A process
+    that has ended counts as 0."""
     ticks = 0
     for pid in pids:
         with suppress(OSError):

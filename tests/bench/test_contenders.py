@@ -11,8 +11,7 @@ from bench.audit import SIZES
 from bench.audit import plan as plan_losses
 from bench.contenders import CONTENDERS, JAVA, OURS, other_tree
 from bench.loads import LOADS
-from bench.repair import WRITERS, contenders_for, plan
-from bench.repair_report import ALONE
+from bench.repair import ALONE, WRITERS, contenders_for, plan
 from bench.writer import latencies, percentile
 from daemon.local.processes import Child
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import audit_report, feed_report, fsck_report, repair_report
+from bench import audit, feed, fsck, repair
 from bench.contenders import JAVA, OURS
 from bench.records import Record, Records
-from bench.repair_report import ALONE, BESIDE_WRITER, RUN, WHOLE_S, times_sooner, writers_p99
+from bench.repair import ALONE, BESIDE_WRITER, RUN, WHOLE_S, times_sooner, writers_p99
 from bench.report import Goal, Summary, goals_section
 from bench.session import RESULTS
 
@@ -86,17 +86,17 @@ def test_an_auditor_that_once_timed_out_has_no_time(records: Records) -> None:
         labels: dict[str, str | int] = {"size": 1_000, "contender": "ours", "repeat": repeat}
         records.add(Record(name="loss", labels=labels, values=counts | values))
 
-    assert "| all marked after, s | not in time |" in audit_report.report(records)
+    assert "| all marked after, s | not in time |" in audit.report(records)
 
 
 @pytest.mark.parametrize("name", ["repair", "audit", "fsck", "feed"])
 def test_the_tables_of_the_results_are_those_of_their_records(name: str) -> None:
     """The records of earlier releases stay readable, and no figure was changed by hand."""
     reports: dict[str, Callable[[Records], str]] = {
-        "repair": repair_report.report,
-        "audit": audit_report.report,
-        "fsck": fsck_report.report,
-        "feed": feed_report.report,
+        "repair": repair.report,
+        "audit": audit.report,
+        "fsck": fsck.report,
+        "feed": feed.report,
     }
     written = (RESULTS / f"{name}.md").read_text()
 
@@ -109,8 +109,6 @@ def _tables(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith("|")]
 
 
-@pytest.mark.parametrize(
-    "module", [repair_report, audit_report, fsck_report, feed_report], ids=lambda m: m.__name__
-)
+@pytest.mark.parametrize("module", [repair, audit, fsck, feed], ids=lambda m: m.__name__)
 def test_without_any_measurement_there_is_a_report(records: Records, module: object) -> None:
     assert module.report(records).startswith("# ")  # type: ignore[attr-defined]
