@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from bench.loading import receive
@@ -100,8 +101,7 @@ class MetadataLoad:
         self._address, self._writes, self._per_s = address, writes, per_s
         self._next = 0
         self._stopping = threading.Event()
-        self._result: LoadResult | None = None
-        self._failure: Exception | None = None
+        self._thread = ThreadPoolExecutor(1, "metadata-load")
 
     async def run(self, duration_s: float) -> LoadResult:
         """Write for this time, and return what was written. Raises UnavailableError."""
@@ -114,25 +114,21 @@ class MetadataLoad:
 
     def start(self) -> None:
         self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="metadata-load", daemon=True)
-        self._thread.start()
+        self._writing = self._thread.submit(self._write)
 
     def stop(self) -> LoadResult:
         """Wait for the replies in flight. Raises UnavailableError if a write failed."""
         self._stopping.set()
-        self._thread.join()
-        if self._failure is not None:
-            raise UnavailableError("the load failed") from self._failure
-        assert self._result is not None
-        return self._result
-
-    def _run(self) -> None:
         try:
-            with _connect(self._address) as connection:
-                self._result = self._write_until_stopped(connection)
-                connection.sendall(_packet(_CLOSE, b""))
-        except Exception as error:
-            self._failure = error
+            return self._writing.result()
+        except OSError as error:
+            raise UnavailableError("the load failed") from error
+
+    def _write(self) -> LoadResult:
+        with _connect(self._address) as connection:
+            result = self._write_until_stopped(connection)
+            connection.sendall(_packet(_CLOSE, b""))
+            return result
 
     def _write_until_stopped(self, connection: socket.socket) -> LoadResult:
         groups: deque[tuple[float, int]] = deque()

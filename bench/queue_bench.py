@@ -31,25 +31,21 @@ from bench.report import table
 from bench.waiting import wait_until
 from daemon.local.servers import zookeeper_monitor
 from ledgers.clock import SystemClock
-from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.registration import Registration
 from ledgers.zookeeper.store import ZooKeeperStore
 from replication.backoff import WaitingList
 from replication.cluster import ViewSource
-from replication.marks import prepare_tree
 from replication.nodes import Membership, NodeInfo, Role
 from replication.repair import DONE, MARKED_AGAIN, Outcome, Repairer
 from replication.settings import ReplicationSettings
 from replication.transactions import Batcher
 from replication.work_queue import LedgerLease, Queue
 from replication.worker import LEASES, ReplicationWorker
-from replication.znodes import ClusterPaths
+from tests.znode_cluster import LAYOUT, PATHS, ROOT, ZnodeCluster
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
-ROOT = "/ledgers"
-PATHS = ClusterPaths.below(ROOT)
 PROCESSES_MAX = 4
 SETTLE_S = 3.0
 """Time before the switch is opened. By then every node has looked and found it closed."""
@@ -96,10 +92,8 @@ async def fill(hosts: str, ledger_count: int) -> None:
     """Create this number of marks, and the disable switch."""
     store = await ZooKeeperStore.open(hosts)
     try:
-        await store.create(f"{ROOT}/available/readonly", with_parents=True)
+        await ZnodeCluster(store).format()
         await store.create(f"{ROOT}/available/bookie:3181")
-        await store.create(f"{ROOT}/cookies")
-        await prepare_tree(store, PATHS)
         await store.create(PATHS.disable)
         batcher = Batcher(store, ())
         sender = asyncio.create_task(batcher.run())
@@ -230,7 +224,7 @@ async def _node(
     waiting = WaitingList(
         queue=queue,
         views=views,
-        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
+        manager=LedgerManager(store, ROOT, LAYOUT),
         settings=ReplicationSettings(),
         node=name,
         clock=clock,
