@@ -26,7 +26,7 @@ from bench.turns import take_turn, warm_bookies
 from tests.java.tool import JavaTool
 
 PLAIN_RUN, PROFILE = "limit", "profile"
-"""Names of records: an undisturbed loss, and CPU seconds by function for all loads together."""
+"""Names of records: an undisturbed loss, and shares by function of all loads together."""
 FUNCTIONS_SHOWN = 25
 LEFT_OUT = ("select.epoll", "time.sleep", "marshal.loads", "builtins.compile", "builtins.exec")
 PREAMBLE = """\
@@ -70,11 +70,11 @@ async def _measure(
         output = arena.cluster.data / "profile"
         before = ("-m", "cProfile", "-o", str(output), *PLAIN)
         await take_turn(arena, contender, runs, before=before)
-        session.add(Record(name=PROFILE, values=own_seconds(output)))
+        session.add(Record(name=PROFILE, values=own_shares(output)))
 
 
-def own_seconds(profile: Path) -> dict[str, float]:
-    """Return the seconds in each function itself, the most expensive first, without waiting and
+def own_shares(profile: Path) -> dict[str, float]:
+    """Return the most expensive functions with their own shares of the time, without waiting and
     without the imports at the start."""
     found: dict[str, float] = {}
     stats = pstats.Stats(str(profile)).stats  # type: ignore[attr-defined]
@@ -82,7 +82,8 @@ def own_seconds(profile: Path) -> dict[str, float]:
         if "importlib" not in path and not any(each in function for each in LEFT_OUT):
             name = f"{'/'.join(Path(path).parts[-3:])}:{function}" if path != "~" else function
             found[name] = found.get(name, 0.0) + own_s
-    return dict(sorted(found.items(), key=lambda each: -each[1]))
+    ordered = sorted(found.items(), key=lambda each: -each[1])[:FUNCTIONS_SHOWN]
+    return {name: own_s / sum(found.values()) for name, own_s in ordered}
 
 
 def report(records: Records) -> str:
@@ -122,11 +123,7 @@ def _section(run: Record) -> str:
 
 
 def _functions(profile: Record) -> str:
-    total_s = sum(profile.values.values())
-    rows = [
-        [f"`{name}`", f"{own_s / total_s:.1%}"]
-        for name, own_s in list(profile.values.items())[:FUNCTIONS_SHOWN]
-    ]
+    rows = [[f"`{name}`", f"{share:.1%}"] for name, share in profile.values.items()]
     return "## The repairer's functions, all loads together, under cProfile\n\n" + table(
         ["function", "share"], rows
     )

@@ -108,25 +108,16 @@ class BenchLedger:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stake:
-    """The data that the loss of a bookie affects. ``open_ledgers`` are included in ``ledgers``;
+def stake(ledgers: Sequence[BenchLedger], victim: BookieId) -> dict[str, int]:
+    """Return how much data the loss of a bookie affects, with open ledgers among the ledgers, and
     bytes as stored."""
-
-    ledgers: int
-    open_ledgers: int
-    entries: int
-    stored_bytes: int
-
-
-def stake(ledgers: Sequence[BenchLedger], victim: BookieId) -> Stake:
     lost = [ledger for ledger in ledgers if victim in ledger.ensemble]
-    return Stake(
-        ledgers=len(lost),
-        open_ledgers=sum(ledger.part.is_open for ledger in lost),
-        entries=sum(len(ledger.stripe(victim)) for ledger in lost),
-        stored_bytes=sum(len(ledger.stripe(victim)) * ledger.part.entry_bytes for ledger in lost),
-    )
+    return {
+        "lost_ledgers": len(lost),
+        "lost_open_ledgers": sum(ledger.part.is_open for ledger in lost),
+        "lost_entries": sum(len(ledger.stripe(victim)) for ledger in lost),
+        "lost_bytes": sum(len(each.stripe(victim)) * each.part.entry_bytes for each in lost),
+    }
 
 
 def _ensemble(bookies: Sequence[BookieId], *, start: int, size: int) -> tuple[BookieId, ...]:

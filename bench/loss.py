@@ -71,9 +71,7 @@ class Loss:
             later - earlier for later, earlier in zip(after, before, strict=True)
         )
         return {
-            "lost_ledgers": self._stake.ledgers,
-            "lost_entries": self._stake.entries,
-            "lost_bytes": self._stake.stored_bytes,
+            **self._stake,
             "copied_bytes": await arena.copied_bytes(self._ledgers),
             "first_mark_s": first_mark_s - gone_s,
             "closed_whole_s": closed_s - gone_s,
@@ -98,7 +96,7 @@ class Loss:
         async def is_unmarked() -> bool:
             nonlocal closed_s
             marked = await self._marked_count()
-            if marked > self._stake.open_ledgers:
+            if marked > self._stake["lost_open_ledgers"]:
                 closed_s = time.monotonic()
             return marked == 0
 
