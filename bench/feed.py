@@ -100,16 +100,10 @@ class FeedGround:
     ``writes``: prepared changes of all ledgers."""
 
     arena: Arena
+    store: MetadataStore
+    paths: ClusterPaths
     writes: Sequence[bytes]
     node: Child
-
-    @property
-    def store(self) -> MetadataStore:
-        return self.arena.seen.store
-
-    @property
-    def paths(self) -> ClusterPaths:
-        return self.arena.seen.paths
 
     def load(self, per_s: int = 0) -> MetadataLoad:
         return MetadataLoad(self.arena.cluster.zookeeper_address, self.writes, per_s=per_s)
@@ -135,20 +129,19 @@ async def _on_ground(
 ) -> Record:
     """Start a cluster and a node that leads, create the ledgers, and measure the part."""
     async with open_arena(zookeeper_jvm_flags=ZOOKEEPER_JVM_FLAGS) as arena:
-        bookies, store = arena.cluster.bookies, arena.seen.store
+        bookies, store, paths = arena.cluster.bookies, arena.seen.store, arena.seen.paths
         writes = prepare_writes(arena.seen.manager, LEDGER_IDS, bookies)
         await ZnodeCluster(store).create_ledgers(
             (each, changing_metadata(each, bookies)[0]) for each in LEDGER_IDS
         )
         # All ledgers count as just checked: the bookies have no entries of them.
         now = znodes.audit_time_to_bytes(SystemClock().wall_ms())
-        path = arena.seen.paths.audit_time(Audit.ALL_LEDGERS)
-        await store.create(path, now, with_parents=True)
+        await store.create(paths.audit_time(Audit.ALL_LEDGERS), now, with_parents=True)
         settings = {"replication.enabled": "false", "node.nice": "0", "log.format": "json"}
-        contender, paths = replace(OURS, settings=settings), arena.seen.paths
+        contender = replace(OURS, settings=settings)
         async with elected(contender, arena.cluster, store, paths) as node:
             await wait_ledger_map(node, timeout_s=TIMEOUT_S)
-            return await part(session, FeedGround(arena, writes, node), is_quick)
+            return await part(session, FeedGround(arena, store, paths, writes, node), is_quick)
 
 
 # --- The log --------------------------------------------------------------------------------------

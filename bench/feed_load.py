@@ -17,13 +17,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from bench.loading import receive
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import UnavailableError
 from ledgers.manager import LedgerManager
-from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
+from ledgers.model import BookieId, LedgerMetadata
+from tests.znode_cluster import closed
 
 IN_FLIGHT_MAX = 200
 """Unanswered writes. At 1,000 (globalOutstandingLimit) ZooKeeper would stop reading all
@@ -68,17 +69,7 @@ class LoadResult:
 
 def changing_metadata(number: int, bookies: Sequence[BookieId]) -> tuple[LedgerMetadata, ...]:
     """Return two states of a ledger on these bookies, between which the load switches."""
-    closed = LedgerMetadata(
-        ensemble_size=len(bookies),
-        write_quorum=len(bookies),
-        ack_quorum=len(bookies) // 2 + 1,
-        state=LedgerState.CLOSED,
-        last_entry_id=1_000 + number,
-        length=100_000 + number,
-        ctime_ms=1_700_000_000_000,
-        segments=(Segment(first_entry_id=0, ensemble=tuple(bookies)),),
-    )
-    return closed, replace(closed, length=200_000 + number)
+    return tuple(closed(*bookies, length=start + number) for start in (100_000, 200_000))
 
 
 def prepare_writes(
