@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -35,6 +35,7 @@ from bench.report import (
     Goal,
     Summary,
     failures_section,
+    figure_row,
     goals_section,
     named,
     rate,
@@ -401,11 +402,11 @@ def report(records: Records) -> str:
 
 def _section(records: Records, size: int) -> str:
     shown = {name: found for name in TITLES if (found := losses_of(records, size, name))}
-    ledger_map = ledger_map_bytes(size)(records).text(0, has_best=False)
+    ledger_map = ledger_map_bytes(size)(records).text(0)
     rows = [
-        *(_row(figure, shown, missing="not in time") for figure in (FIRST_S, ALL_S)),
+        *(figure_row(figure, shown, missing="not in time") for figure in (FIRST_S, ALL_S)),
         ["losses", *(str(len(each)) for each in shown.values())],
-        *(_row(figure, shown) for figure in FIGURES),
+        *(figure_row(figure, shown) for figure in FIGURES),
         ["ledgers read a second", *(_read_rate(each, size) for each in shown.values())],
         ["RSS a ledger beyond the fewest, B", *(_rss(records, size, name) for name in shown)],
         ["ledger map alone, a ledger, B", *(ledger_map * (name == OURS.name) for name in shown)],
@@ -413,18 +414,10 @@ def _section(records: Records, size: int) -> str:
     return f"## {size:,} ledgers\n\n" + table(["", *(TITLES[name] for name in shown)], rows)
 
 
-def _row(figure: Figure, shown: Mapping[str, Sequence[Record]], missing: str = "") -> list[str]:
-    found = [
-        figure.summary(each).text(figure.digits, has_best=False) or missing
-        for each in shown.values()
-    ]
-    return [figure.title, *found]
-
-
 def _read_rate(losses: Sequence[Record], size: int) -> str:
     """Return the read rate. An auditor without a ledger map reads all ledgers before the first
     mark."""
-    once = named("ledgers_per_s", "").summary(losses).text(0, has_best=False)
+    once = named("ledgers_per_s", "").summary(losses).text(0)
     first_s = FIRST_S.summary(losses).median
     at_each = "" if math.isnan(first_s) else f"{share(size, first_s):,.0f}, at each loss"
     return f"{once}, once" if once else at_each
@@ -441,7 +434,7 @@ def _rss(records: Records, size: int, name: str) -> str:
         for each in (size, smallest)
     )
     grown = (many - few) / (size - smallest)
-    return Summary(best=grown, median=grown).text(0, has_best=False)
+    return Summary(best=grown, median=grown).text(0)
 
 
 def _idle(records: Records) -> Iterator[str]:
@@ -458,7 +451,7 @@ def _idle(records: Records) -> Iterator[str]:
     )
     if columns:
         title = f"## A node that leads, while nothing happens, at {MEASURED_SIZE:,} ledgers"
-        rows = [_row(figure, columns) for figure in figures]
+        rows = [figure_row(figure, columns) for figure in figures]
         yield f"{title}\n\n{table(['', *columns], rows)}"
 
 

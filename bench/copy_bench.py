@@ -76,7 +76,10 @@ async def _run(loads: Sequence[Load], duration_s: float) -> str:
                         "copy" if target is not None else "verify",
                         str(cap),
                         "batch" if reads_batches else "single",
-                        *(figure.summary(passes).text(figure.digits) for figure in FIGURES),
+                        *(
+                            figure.summary(passes).text(figure.digits, has_best=True)
+                            for figure in FIGURES
+                        ),
                     ]
                 )
     return table(["load", "what", "cap", "reads", *(figure.title for figure in FIGURES)], rows)

@@ -465,7 +465,7 @@ def _table(groups: Groups, figures: Sequence[Figure]) -> str:
             [
                 *key,
                 str(len(same)),
-                *(f.summary(same).text(f.digits, has_best=False) for f in figures),
+                *(f.summary(same).text(f.digits) for f in figures),
             ]
             for key, same in groups.items()
         ],

@@ -36,7 +36,7 @@ from bench.report import (
     Goal,
     Summary,
     failures_section,
-    figures_table,
+    figure_row,
     goals_section,
     named,
     rate,
@@ -333,7 +333,7 @@ def _load(records: Records, load: str) -> Iterator[str]:
         yield (
             f"## {load}: {LOADS[load].title}\n\nLost: {lost['lost_ledgers']:,.0f} ledgers, "
             f"{lost['lost_entries']:,.0f} entries, {lost['lost_bytes'] / 1e6:,.1f} MB.\n\n"
-            + figures_table(TABLE, columns, has_best=True)
+            + table(["", *columns], [figure_row(each, columns, has_best=True) for each in TABLE])
         )
 
 
@@ -345,7 +345,11 @@ def _by_title(records: Records, name: str, load: str) -> dict[str, list[Record]]
 
 def _against_other_tree(records: Records) -> Iterator[str]:
     rows = [
-        [load, name, *(figure.ratio(ours, others).text(2) for figure in (WHOLE_S, CPU_S))]
+        [
+            load,
+            name,
+            *(figure.ratio(ours, others).text(2, has_best=True) for figure in (WHOLE_S, CPU_S)),
+        ]
         for load in LOADS
         for name in (ALONE, BESIDE_WRITER)
         if (ours := runs_of(records, name, load, OURS.name))
@@ -358,7 +362,7 @@ def _against_other_tree(records: Records) -> Iterator[str]:
 
 def _writers(records: Records) -> Iterator[str]:
     rows = [
-        [load, title, WHOLE_S.summary(runs).text(2), *_disturbance(runs)]
+        [load, title, WHOLE_S.summary(runs).text(2, has_best=True), *_disturbance(runs)]
         for load in LOADS
         for title, runs in _by_title(records, BESIDE_WRITER, load).items()
     ]

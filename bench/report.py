@@ -19,7 +19,7 @@ class Summary:
     best: float
     median: float
 
-    def text(self, digits: int, *, has_best: bool = True) -> str:
+    def text(self, digits: int, *, has_best: bool = False) -> str:
         if math.isnan(self.median):
             return ""
         shown = [self.best, self.median] if has_best else [self.median]
@@ -128,23 +128,19 @@ def failures_section(records: Records) -> list[str]:
     return ["## What failed and does not count\n\n" + "".join(lines)] if lines else []
 
 
-def figures_table(
-    figures: Iterable[Figure], columns: Mapping[str, Sequence[Record]], *, has_best: bool = False
-) -> str:
-    """Return a table with a row for each figure and a column for each group of records."""
-    return table(
-        ["", *columns],
-        [
-            [
-                figure.title,
-                *(
-                    figure.summary(records).text(figure.digits, has_best=has_best)
-                    for records in columns.values()
-                ),
-            ]
-            for figure in figures
-        ],
-    )
+def figure_row(
+    figure: Figure,
+    columns: Mapping[str, Sequence[Record]],
+    *,
+    has_best: bool = False,
+    missing: str = "",
+) -> list[str]:
+    """Return a row of a table with a column for each group of records."""
+    summaries = map(figure.summary, columns.values())
+    return [
+        figure.title,
+        *(each.text(figure.digits, has_best=has_best) or missing for each in summaries),
+    ]
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
