@@ -1,8 +1,7 @@
 """The change feed: a durable log of all changes of metadata, and clients that recover what they
 missed.
 
-- ``model``: checkpoints and spans.
-- ``source``: the interface through which a client receives checkpoints.
+- ``model``: checkpoints and spans, and the interface through which a client receives them.
 - ``codec``: how checkpoints and bases are stored in entries.
 - ``errors``: what a client handles by opening the feed again.
 - ``chain``: the znode that lists the ledgers of the feed.
@@ -19,10 +18,7 @@ missed.
 - ``client``: opens everything that a program needs to follow the feed.
 - ``recovery``: ``RecoveryService``, through which a client follows the feed.
 - ``receipt_book``: what a client was given, and what of it lacks a receipt. No I/O.
-- ``compaction``: merges the receipts in a store.
 - ``batches``: the changes between two ids, for programs that read in batches.
 - ``spark``: the feed as a stream of Spark; needs PySpark.
-- ``filters``: choose the changes that a client wants to see.
-- ``stores``: receipts in SQL databases, in ZooKeeper and in memory.
-- ``memory``: a source in memory, for tests.
+- ``stores``: receipts in SQL databases and in ZooKeeper.
 """

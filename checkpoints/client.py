@@ -31,8 +31,7 @@ from typing import Final
 from checkpoints.chain import NO_FEED, FeedChain, read_chain
 from checkpoints.errors import FeedChangedError
 from checkpoints.log import CheckpointLog
-from checkpoints.model import NO_CHECKPOINT, CheckpointId, LogId, Version
-from checkpoints.receipt_book import SpanFilter
+from checkpoints.model import NO_CHECKPOINT, CheckpointId, LogId, SpanFilter, Version
 from checkpoints.receipts import ClientProcess, ClientTable, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore

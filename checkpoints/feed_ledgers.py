@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
 
 from checkpoints.chain import FeedChain, Segment
 from checkpoints.codec import CheckpointDecoder, completes_checkpoint, decode_page
@@ -31,6 +32,24 @@ class FeedLostError(CorruptionError):
     def __init__(self, message: str, *, ledger_id: int, is_certain: bool) -> None:
         super().__init__(message, ledger_id=ledger_id)
         self.ledger_id, self.is_certain = ledger_id, is_certain
+
+
+@dataclass(frozen=True, slots=True)
+class LossGate:
+    """Decides which reported losses count: those that are certain, and those that bookies report
+    for ``lost_after_s``."""
+
+    lost_after_s: float
+    since_s: dict[int, float] = field(default_factory=dict)
+    """By ledger id, since when its loss is reported without a break."""
+
+    def counts(self, ledger_id: int, loss: FeedLostError | None, *, now_s: float) -> bool:
+        """Return True if this loss of a ledger counts. None: the ledger is not lost."""
+        if loss is None:
+            self.since_s.pop(ledger_id, None)
+            return False
+        since_s = self.since_s.setdefault(ledger_id, now_s)
+        return loss.is_certain or now_s - since_s >= self.lost_after_s
 
 
 class FeedLedgers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -20,6 +21,7 @@ from checkpoints.errors import FeedChangedError
 from checkpoints.feed_ledgers import (
     FeedLedgers,
     FeedLostError,
+    LossGate,
     deleted_error,
     losses_of,
 )
@@ -53,31 +55,24 @@ WRITTEN_AT_ONCE = 4_096
 """Ledgers of a base that are read from the ledger map in one step."""
 
 
+@dataclass(slots=True, kw_only=True)
 class FeedHousekeeper:
     """Deletes, checks and writes bases while this node leads."""
 
-    def __init__(
-        self,
-        state: LeaderState,
-        *,
-        ledger_map: LedgerMap,
-        chain_writer: ChainWriter,
-        manager: LedgerManager,
-        ledgers: FeedLedgers,
-        new: NewLedgers,
-        clock: Clock,
-        settings: FeedSettings,
-    ) -> None:
-        self._state, self._map = state, ledger_map
-        self._chain_writer, self._manager = chain_writer, manager
-        self._ledgers, self._new = ledgers, new
-        self._clock, self._settings = clock, settings
-        self._undeletable: set[int] = set()
-        """Ledgers that could not be deleted, which was logged."""
-        self._checked_count = 0
-        """Counts the checks of older log ledgers."""
-        self._lost_since_s: dict[int, float] = {}
-        """By ledger id, since when the base or an older log ledger is reported as lost."""
+    state: LeaderState
+    ledger_map: LedgerMap
+    chain_writer: ChainWriter
+    manager: LedgerManager
+    ledgers: FeedLedgers
+    new: NewLedgers
+    clock: Clock
+    settings: FeedSettings
+    losses: LossGate
+    """For the base and the older log ledgers."""
+    _undeletable: set[int] = field(default_factory=set)
+    """Ledgers that could not be deleted, which was logged."""
+    _checked_count: int = 0
+    """Counts the checks of older log ledgers."""
 
     async def run(self) -> None:
         """Delete ledgers that are not needed, and write bases. Failures are tried again later."""
@@ -95,8 +90,8 @@ class FeedHousekeeper:
                 FAILURES.inc()
                 log.warning("feed.housekeeping_failed", error=str(error), retry_s=BASE_RETRY_S)
                 pause_s = BASE_RETRY_S
-            PENDING.set(self._state.pending_count)
-            await self._clock.sleep(pause_s)
+            PENDING.set(self.state.pending_count)
+            await self.clock.sleep(pause_s)
 
     async def _delete_unneeded(self) -> None:
         """Delete the ledgers that the chain names for it, if they are the feed's own.
@@ -104,21 +99,21 @@ class FeedHousekeeper:
         A ledger that is being written waits: it may not exist yet. If its id were forgotten here,
         and the ledger created afterwards, it would stay for ever.
         """
-        deleting = [i for i in self._state.chain.deleting if not self._new.is_in_use(i)]
+        deleting = [i for i in self.state.chain.deleting if not self.new.is_in_use(i)]
         if not deleting:
             return
         deleted = frozenset([i for i in deleting if await self._delete_own(i)])
         if deleted:
-            await self._chain_writer.forget_deleted(deleted)
+            await self.chain_writer.forget_deleted(deleted)
             log.info("feed.ledgers_deleted", count=len(deleted))
 
     async def _delete_own(self, ledger_id: int) -> bool:
         """Delete a ledger if it is the feed's own. Returns False if it cannot be deleted now: it
         stays in the chain, and does not stop the rest of the housekeeping."""
         try:
-            found = await self._manager.find(ledger_id)
+            found = await self.manager.find(ledger_id)
             if found is not None and found.metadata.is_of_feed:
-                await self._manager.delete(ledger_id, version=found.version)
+                await self.manager.delete(ledger_id, version=found.version)
         except (CorruptionError, RejectedError) as error:
             if ledger_id not in self._undeletable:
                 log.warning("feed.ledger_not_deleted", ledger_id=ledger_id, error=str(error))
@@ -129,18 +124,18 @@ class FeedHousekeeper:
     async def _check_ledgers(self) -> None:
         """Find out whether the newest ledgers of the feed are lost. The leader only writes, so it
         would not notice, and clients would wait for ever."""
-        collector, generation = self._state.collector, self._state.generation
-        if collector is None or not self._state.is_wanted(generation):
+        collector, generation = self.state.collector, self.state.generation
+        if collector is None or not self.state.is_wanted(generation):
             return
-        base = self._state.chain.base
+        base = self.state.chain.base
         if base is not None and (loss := await self._find_lasting_loss(base)) is not None:
             log.warning("feed.base_lost", ledger_id=base.ledger_id, error=str(loss))
             await self._write_base(collector, generation)
-        *older, last = self._state.chain.logs or (None,)
+        *older, last = self.state.chain.logs or (None,)
         if last is not None and last.is_created:
-            self._state.loss = await self._find_loss(last)
-            if self._state.loss is not None:
-                self._state.wake.set()
+            self.state.loss = await self._find_loss(last)
+            if self.state.loss is not None:
+                self.state.wake.set()
             else:
                 await self._leave_if_drained(last)
         if older:
@@ -149,12 +144,12 @@ class FeedHousekeeper:
     async def _leave_if_drained(self, last: Segment) -> None:
         """Let the log go on in a new ledger if one of this one's bookies takes no new ledgers:
         a drain of the bookie waits for its open ledgers."""
-        found = await self._manager.find(last.ledger_id)
+        found = await self.manager.find(last.ledger_id)
         if found is None or found.metadata.is_closed:
             return
-        if not await self._new.would_choose(found.metadata.last_segment.ensemble):
-            self._state.leaving = last.ledger_id
-            self._state.wake.set()
+        if not await self.new.would_choose(found.metadata.last_segment.ensemble):
+            self.state.leaving = last.ledger_id
+            self.state.wake.set()
 
     async def _check_older(
         self, logs: Sequence[Segment], collector: ChangeCollector, generation: int
@@ -162,13 +157,13 @@ class FeedHousekeeper:
         """Check one of these log ledgers. If it is lost, drop it and the earlier ones. Clients that
         need them are told, as if retention had deleted them."""
         self._checked_count += 1
-        suspects = (each for each in logs if each.ledger_id in self._lost_since_s)
+        suspects = (each for each in logs if each.ledger_id in self.losses.since_s)
         segment = next(suspects, logs[self._checked_count % len(logs)])
         loss = await self._find_lasting_loss(segment)
         if loss is None:
             return
         await self._write_base(collector, generation)
-        await self._chain_writer.change(
+        await self.chain_writer.change(
             lambda chain: chain.without_lost(segment.ledger_id), generation=generation
         )
         log.error(
@@ -182,30 +177,26 @@ class FeedHousekeeper:
     async def _find_lasting_loss(self, segment: Segment) -> FeedLostError | None:
         """Return the loss of a ledger if it is certain, or was reported for long enough."""
         loss = await self._find_loss(segment)
-        if loss is None:
-            self._lost_since_s.pop(segment.ledger_id, None)
-            return None
-        now_s = self._clock.now_s()
-        since_s = self._lost_since_s.setdefault(segment.ledger_id, now_s)
-        if not loss.is_certain and now_s - since_s < self._settings.lost_after_s:
-            return None
-        del self._lost_since_s[segment.ledger_id]
-        return loss
+        counts = self.losses.counts(segment.ledger_id, loss, now_s=self.clock.now_s())
+        return loss if counts else None
 
     async def _find_loss(self, segment: Segment) -> FeedLostError | None:
         """Return what happened to a ledger of the feed: it was deleted, or no bookie has the first
         entry of one of its ensembles, because their disks were replaced."""
         try:
-            if await self._is_deleted(segment):
+            if (
+                await self.manager.find(segment.ledger_id) is None
+                and segment in (await self.chain_writer.read()).segments
+            ):
                 return deleted_error(segment)
-            opened = await self._ledgers.open(segment.ledger_id)
+            opened = await self.ledgers.open(segment.ledger_id)
             if opened is None or opened.lac < 0:
                 return None
             with losses_of(segment):
                 for each in opened.metadata.segments:
                     if (first := each.first_entry_id) > opened.lac:
                         break
-                    async with aclosing(self._ledgers.payloads(opened, first, first)) as entries:
+                    async with aclosing(self.ledgers.payloads(opened, first, first)) as entries:
                         async for _ in entries:
                             pass
         except FeedLostError as error:
@@ -215,25 +206,19 @@ class FeedHousekeeper:
             log.debug("feed.check_failed", ledger_id=segment.ledger_id, error=str(error))
         return None
 
-    async def _is_deleted(self, segment: Segment) -> bool:
-        """True if the ledger does not exist although the chain names it."""
-        if await self._manager.find(segment.ledger_id) is not None:
-            return False
-        return segment in (await self._chain_writer.read()).segments
-
     async def _write_base_if_due(self) -> None:
-        collector, generation = self._state.collector, self._state.generation
-        if collector is None or not self._state.is_wanted(generation):
+        collector, generation = self.state.collector, self.state.generation
+        if collector is None or not self.state.is_wanted(generation):
             return
-        settings = self._settings
-        base_bytes = BYTES_PER_LEDGER * len(self._map)
-        age_s = self._clock.now_s() - self._state.base_begun_s
-        is_large = self._state.log_bytes >= max(
+        settings = self.settings
+        base_bytes = BYTES_PER_LEDGER * len(self.ledger_map)
+        age_s = self.clock.now_s() - self.state.base_begun_s
+        is_large = self.state.log_bytes >= max(
             settings.base_bytes_min, settings.base_factor * base_bytes
         )
-        is_old = self._state.log_bytes and age_s >= settings.base_age_s
+        is_old = self.state.log_bytes and age_s >= settings.base_age_s
         # Only log ledgers that a base contains can be dropped from a full chain.
-        chain, bytes_max = self._state.chain, self._chain_writer.bytes_max
+        chain, bytes_max = self.state.chain, self.chain_writer.bytes_max
         is_full = len(chain.logs) > 1 and len(chain.within(bytes_max).to_json()) > bytes_max
         if is_large or is_old or is_full:
             await self._write_base(collector, generation)
@@ -245,41 +230,36 @@ class FeedHousekeeper:
         was published when its slice was written, so the log after ``previous_id`` brings all of
         them to the same state.
         """
-        async with self._new.reserved() as ledger_id:
-            await self._write_base_ledger(collector, generation, ledger_id)
-
-    async def _write_base_ledger(
-        self, collector: ChangeCollector, generation: int, ledger_id: int
-    ) -> None:
-        begun_ms, self._state.base_begun_s = self._clock.wall_ms(), self._clock.now_s()
-        await self._chain_writer.change(
-            lambda chain: chain.with_unfinished(ledger_id), generation=generation
-        )
-        log_bytes, previous_id = self._state.log_bytes, collector.last_id
-        size_bytes = 0
-        async with self._new.create(Kind.BASE, ledger_id) as writer:
-            try:
-                async with aclosing(self._base_pages(collector)) as pages:
-                    async for page in pages:
-                        await writer.add(page)
-                        size_bytes += len(page)
-            finally:
-                collector.end_base()
-            await writer.close()
-        if self._state.collector is not collector or collector.is_overfull:
-            raise ConflictError("the pending changes were forgotten while a base was written")
-        base = Segment(
-            ledger_id=ledger_id,
-            kind=Kind.BASE,
-            previous_id=previous_id,
-            begun_ms=begun_ms,
-            size_bytes=size_bytes,
-        )
-        now_ms = self._clock.wall_ms()
-        await self._chain_writer.change(
-            lambda chain: chain.with_base(base).retained(now_ms), generation=generation
-        )
-        self._state.log_bytes -= log_bytes
+        async with self.new.reserved() as ledger_id:
+            begun_ms, self.state.base_begun_s = self.clock.wall_ms(), self.clock.now_s()
+            await self.chain_writer.change(
+                lambda chain: chain.with_unfinished(ledger_id), generation=generation
+            )
+            log_bytes, previous_id = self.state.log_bytes, collector.last_id
+            size_bytes = 0
+            async with self.new.create(Kind.BASE, ledger_id) as writer:
+                try:
+                    async with aclosing(self._base_pages(collector)) as pages:
+                        async for page in pages:
+                            await writer.add(page)
+                            size_bytes += len(page)
+                finally:
+                    collector.end_base()
+                await writer.close()
+            if self.state.collector is not collector or collector.is_overfull:
+                raise ConflictError("the pending changes were forgotten while a base was written")
+            base = Segment(
+                ledger_id=ledger_id,
+                kind=Kind.BASE,
+                previous_id=previous_id,
+                begun_ms=begun_ms,
+                size_bytes=size_bytes,
+            )
+            now_ms = self.clock.wall_ms()
+            await self.chain_writer.change(
+                lambda chain: chain.with_base(base).retained(now_ms), generation=generation
+            )
+        self.state.log_bytes -= log_bytes
         BYTES.inc(size_bytes)
         log.info("feed.base_written", ledger_id=ledger_id, byte_count=size_bytes)
 
@@ -287,7 +267,7 @@ class FeedHousekeeper:
         collector.begin_base()
         first: int | None = 0
         while first is not None and not collector.is_overfull:
-            mapped, stop = self._map.versions(first, count_max=WRITTEN_AT_ONCE)
+            mapped, stop = self.ledger_map.versions(first, count_max=WRITTEN_AT_ONCE)
             versions = collector.published_between(mapped, first, stop)
             ids = list(versions)
             for start in range(0, len(ids), PAGE_LEDGERS_MAX):

@@ -18,8 +18,7 @@ from checkpoints.chain import NO_FEED, FeedChain, Segment, read_chain
 from checkpoints.codec import CheckpointDecoder
 from checkpoints.errors import PositionUnknownError
 from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
-from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, LogId
-from checkpoints.source import CheckpointListener
+from checkpoints.model import NO_CHECKPOINT, Checkpoint, CheckpointId, CheckpointListener, LogId
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
 from ledgers.errors import (

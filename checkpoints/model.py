@@ -13,8 +13,8 @@ current state of each object in a span misses only intermediate states.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -104,3 +104,64 @@ def ledger_id_of(key: Key) -> int | None:
     if len(key) != _LEDGER.size or not key.startswith(_LEDGER_KIND):
         return None
     return int(_LEDGER.unpack(key)[1])
+
+
+SpanFilter = Callable[[Span], bool]
+"""True for the changes that a client wants to see. The client acknowledges all others implicitly.
+
+The span names object and versions only. A filter by bookies or custom metadata looks up the
+metadata, which its caller must have at hand. A change that leaves the view, such as a ledger that
+moves off a bookie, is seen only if the filter still says True for it.
+"""
+
+
+def only_ledgers(ledger_ids: Container[int]) -> SpanFilter:
+    """Return a filter for these ledgers: a set of ids, or a ``range`` of them."""
+    return lambda span: ledger_id_of(span.key) in ledger_ids
+
+
+class CheckpointListener(Protocol):
+    """Receives checkpoints in ascending order of their ids, each once."""
+
+    async def receive_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Handle one checkpoint. The next one follows when this call returns."""
+        ...
+
+
+class CheckpointSource(Protocol):
+    """Committed checkpoints, such as the log (``log``). A checkpoint is committed when it can no
+    longer be lost."""
+
+    def register_checkpoint_listener(self, listener: CheckpointListener) -> None:
+        """Send the listener all checkpoints that are committed from now on.
+
+        The listener receives every checkpoint that a later ``request_checkpoints`` does not
+        return: there is no gap between the two. It may receive some that were returned as well.
+        """
+        ...
+
+    def remove_checkpoint_listener(self, listener: CheckpointListener) -> None:
+        """Send the listener nothing more."""
+        ...
+
+    def request_checkpoints(self, earliest_time_ms: int) -> AsyncGenerator[Checkpoint, None]:
+        """Yield the committed checkpoints back to this time, latest first.
+
+        Use it within ``contextlib.aclosing``: a caller may stop early. Retention may have deleted
+        some of them; see ``oldest_previous_id``. Raises UnavailableError.
+        """
+        ...
+
+    async def oldest_previous_id(self) -> CheckpointId:
+        """Return the ``previous_id`` of the oldest checkpoint that is still stored.
+
+        A client whose watermark is lower cannot learn everything that it missed. Returns the id
+        of the last checkpoint if none is stored. Raises UnavailableError.
+        """
+        ...
+
+    def log_of(self, checkpoint_id: CheckpointId) -> LogId | None:
+        """Return which ledger of the log has this checkpoint; None if this is not known. Raises
+        PositionUnknownError if the log lacks what listeners were sent: another ledger that begins
+        at the same place would pass for it."""
+        ...

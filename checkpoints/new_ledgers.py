@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from random import Random
 
 from checkpoints.chain import Kind
@@ -23,21 +24,16 @@ ANSWER_TIMEOUT_S = 2.0
 """A bookie that takes longer is not asked whether it knows a new ledger id."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewLedgers:
     """Reserves ids of ledgers, and creates the ledgers."""
 
-    def __init__(
-        self,
-        *,
-        manager: LedgerManager,
-        bookies: Bookies,
-        pool: BookiePool,
-        clock: Clock,
-        random: Random,
-    ) -> None:
-        self._manager, self._bookies, self._pool = manager, bookies, pool
-        self._clock, self._random = clock, random
-        self._in_use: set[int] = set()
+    manager: LedgerManager
+    bookies: Bookies
+    pool: BookiePool
+    clock: Clock
+    random: Random
+    _in_use: set[int] = field(default_factory=set)
 
     def is_in_use(self, ledger_id: int) -> bool:
         """True while the ledger is written, from its reservation on."""
@@ -52,8 +48,8 @@ class NewLedgers:
         unless ``skips_used``. An id that a client chose for its ledger is skipped in any case.
         """
         while True:
-            ledger_id = await self._manager.new_ledger_id()
-            if await self._manager.find(ledger_id) is not None:
+            ledger_id = await self.manager.new_ledger_id()
+            if await self.manager.find(ledger_id) is not None:
                 continue
             if not await self._is_used(ledger_id):
                 break
@@ -67,7 +63,7 @@ class NewLedgers:
 
     async def would_choose(self, bookies: Collection[BookieId]) -> bool:
         """Return True if all these bookies may be chosen for a new ledger."""
-        return {each.bookie for each in await self._pool.writable()}.issuperset(bookies)
+        return {each.bookie for each in await self.pool.writable()}.issuperset(bookies)
 
     async def _is_used(self, ledger_id: int) -> bool:
         """Return True if a writable bookie has entries of this ledger id."""
@@ -75,20 +71,27 @@ class NewLedgers:
         async def has_entries(bookie: BookieId) -> bool:
             try:
                 async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    answer = await self._bookies.read_lac(bookie, ledger_id)
+                    answer = await self.bookies.read_lac(bookie, ledger_id)
             except (BookmenderError, TimeoutError):  # an explicit no, or no proof
                 return False
             return answer.last_entry is not None
 
-        writable = await self._pool.writable()
+        writable = await self.pool.writable()
         return any(await asyncio.gather(*(has_entries(each.bookie) for each in writable)))
 
     @asynccontextmanager
     async def create(self, kind: Kind, ledger_id: int) -> AsyncIterator[LedgerWriter]:
         """Create a ledger on as many bookies as there are, at most ``ENSEMBLE_SIZE``."""
-        size = ENSEMBLE_SIZE
-        while not await self._has_room(size):
-            size -= 1
+        writable = await self.pool.writable()
+        for size in range(ENSEMBLE_SIZE, 0, -1):
+            try:
+                self.pool.placement.choose_ensemble(
+                    writable, size, write_quorum=size, ack_quorum=size // 2 + 1
+                )
+                break
+            except NotEnoughBookiesError:
+                if size == 1:
+                    raise
         options = LedgerOptions(
             ensemble_size=size,
             write_quorum=size,
@@ -98,24 +101,11 @@ class NewLedgers:
         )
         async with LedgerWriter.create(
             options,
-            manager=self._manager,
-            bookies=self._bookies,
-            pool=self._pool,
-            clock=self._clock,
-            random=self._random,
+            manager=self.manager,
+            bookies=self.bookies,
+            pool=self.pool,
+            clock=self.clock,
+            random=self.random,
             ledger_id=ledger_id,
         ) as writer:
             yield writer
-
-    async def _has_room(self, size: int) -> bool:
-        """True if the placement allows an ensemble of this size. Raises NotEnoughBookiesError if it
-        allows no bookie at all."""
-        try:
-            self._pool.placement.choose_ensemble(
-                await self._pool.writable(), size, write_quorum=size, ack_quorum=size // 2 + 1
-            )
-        except NotEnoughBookiesError:
-            if size == 1:
-                raise
-            return False
-        return True

@@ -33,7 +33,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 
 import structlog
@@ -47,6 +47,7 @@ from checkpoints.errors import FeedChangedError, RestoredError
 from checkpoints.feed_ledgers import (
     FeedLedgers,
     FeedLostError,
+    LossGate,
     PublishedVersions,
     deleted_error,
     losses_of,
@@ -63,15 +64,7 @@ from checkpoints.leader_state import (
 from checkpoints.model import NO_CHECKPOINT, CheckpointId, ledger_id_of
 from checkpoints.new_ledgers import NewLedgers
 from checkpoints.restores import NEXT_STEP
-from checkpoints.stalls import (
-    DETAIL_CHARS_MAX,
-    STALLED_AFTER_S,
-    ClientMeter,
-    FeedStateRecord,
-    RecentCheckpoints,
-    StallReason,
-    StallReporter,
-)
+from checkpoints.stalls import FeedReporter, FeedStateRecord
 from ledgers.appending import BookiePool
 from ledgers.bookies import Bookies
 from ledgers.clock import Clock
@@ -142,7 +135,7 @@ class FeedPublisher:
         """``batcher``: proves the leadership. ``on_writing``: called with True when this node
         begins to write the feed, and with False when it ends."""
         self._store, self._paths = store, paths
-        self._batcher, self._chain_writer = batcher, ChainWriter(store, batcher, paths)
+        self._chain_writer = ChainWriter(store, batcher, paths)
         self._updater, self._manager, self._recover = updater, manager, recover
         self._clock, self._settings = clock, settings or FeedSettings()
         self._ledgers = FeedLedgers(manager, bookies, clock)
@@ -153,15 +146,11 @@ class FeedPublisher:
         self._is_writing, self._on_writing = False, on_writing or (lambda _: None)
         self._time_ms = 0
         """The time of the last checkpoint, wall clock."""
-        self._has_failed = False
-        """True if a failure was logged and nothing was published since."""
-        self._recent = RecentCheckpoints()
-        self._waits_since_s: float | None = None
-        """Since when something waits and nothing is published; None: nothing waits."""
-        self._error: Exception | None = None
-        """The last failure since something was published."""
-        self._lost_since_s: float | None = None
-        """Since when bookies say that entries are lost which the take-over needs."""
+        self._reporter = FeedReporter(
+            self._state, updater, store=store, batcher=batcher, paths=paths, clock=clock
+        )
+        self._losses = LossGate(self._settings.lost_after_s)
+        """For the ledgers that the take-over needs."""
 
     async def run(self) -> None:
         """Run until cancelled. Raises SessionLostError or LeadershipLostError."""
@@ -169,9 +158,19 @@ class FeedPublisher:
             async with task_scope() as scope:
                 scope.start(self._follow_chain())
                 scope.start(wake_on(self._updater.changes(), self._state.wake))
-                scope.start(self._housekeeper().run())
-                scope.start(self._stall_reporter().run())
-                scope.start(self._client_meter().run())
+                scope.start(self._reporter.run())
+                housekeeper = FeedHousekeeper(
+                    state=self._state,
+                    ledger_map=self._updater.ledger_map,
+                    chain_writer=self._chain_writer,
+                    manager=self._manager,
+                    ledgers=self._ledgers,
+                    new=self._new,
+                    clock=self._clock,
+                    settings=self._settings,
+                    losses=LossGate(self._settings.lost_after_s),
+                )
+                scope.start(housekeeper.run())
                 await self._publish_while_enabled()
         finally:
             self._detach()
@@ -182,71 +181,15 @@ class FeedPublisher:
     def pending_count(self) -> int:
         return self._state.pending_count
 
+    def stall_state(self) -> FeedStateRecord:
+        """Return whether the feed is stalled now, and why."""
+        return self._reporter.stall_state()
+
     def _set_writing(self, is_writing: bool) -> None:
         ENABLED.set(is_writing)
         if is_writing is not self._is_writing:
             self._is_writing = is_writing
             self._on_writing(is_writing)
-
-    def _housekeeper(self) -> FeedHousekeeper:
-        return FeedHousekeeper(
-            self._state,
-            ledger_map=self._updater.ledger_map,
-            chain_writer=self._chain_writer,
-            manager=self._manager,
-            ledgers=self._ledgers,
-            new=self._new,
-            clock=self._clock,
-            settings=self._settings,
-        )
-
-    # --- For operators ------------------------------------------------------------------------
-
-    def _stall_reporter(self) -> StallReporter:
-        return StallReporter(
-            self.stall_state, batcher=self._batcher, paths=self._paths, clock=self._clock
-        )
-
-    def _client_meter(self) -> ClientMeter:
-        return ClientMeter(
-            self._recent,
-            lambda: self._state.generation if self._state.chain.is_enabled else 0,
-            store=self._store,
-            paths=self._paths,
-            clock=self._clock,
-        )
-
-    def stall_state(self) -> FeedStateRecord:
-        """Return whether the feed is stalled now, and why."""
-        now_ms, waits_since_s = self._clock.wall_ms(), self._waits_since_s
-        waited_s = 0.0 if waits_since_s is None else self._clock.now_s() - waits_since_s
-        record = FeedStateRecord(
-            session_id=self._store.session_id, written_ms=now_ms, pending_count=self.pending_count
-        )
-        if waited_s < STALLED_AFTER_S:
-            return record
-        reason, error = self._stall_reason()
-        path = "" if error is None else error.context.get("path", "")
-        return replace(
-            record,
-            stalled_since_ms=max(0, now_ms - round(waited_s * 1000)),
-            reason=reason,
-            detail="" if error is None else str(error)[:DETAIL_CHARS_MAX],
-            path=str(path),
-        )
-
-    def _stall_reason(self) -> tuple[StallReason, BookmenderError | None]:
-        updater, error = self._updater, self._error
-        if updater.refusal is not None:
-            return StallReason.ACCESS_DENIED, updater.refusal
-        if isinstance(error, RestoredError):
-            return StallReason.RESTORED, error
-        if error is not None:
-            known = error if isinstance(error, BookmenderError) else None
-            return StallReason.WRITE_FAILED, known
-        if not updater.is_gapless:
-            return StallReason.LEDGER_MAP, None
-        return StallReason.SLOW, None
 
     # --- Whether the feed is on ---------------------------------------------------------------
 
@@ -271,10 +214,10 @@ class FeedPublisher:
             if not self._state.chain.is_enabled:
                 self._detach()
                 self._set_writing(False)
-                self._waits_since_s = None
+                self._reporter.idles()
                 await self._state.wake.wait()
                 continue
-            self._waits_since_s = self._waits_since_s or self._clock.now_s()
+            self._reporter.waits()
             try:
                 await self._publish(self._state.chain.generation)
                 retry_s = RETRY_MIN_S
@@ -284,24 +227,28 @@ class FeedPublisher:
                 await self._clock.sleep(RETRY_MIN_S)
             except Exception as error:  # the feed must not end the leadership
                 FAILURES.inc()
-                self._error = error
+                is_first, self._reporter.error = self._reporter.error is None, error
                 is_lost = isinstance(error, FeedLostError | RestoredError)
                 if is_lost and await self._begin_again(error):
                     retry_s = RETRY_MIN_S
                     continue
-                if not self._has_failed:
+                if is_first:  # since something was published
                     retry_s = RETRY_MIN_S
-                self._report_failure(error, retry_s)
-                await self._wait_retry(retry_s)
+                    if isinstance(error, BookmenderError):
+                        log.warning("feed.write_failed", error=str(error), retry_s=retry_s)
+                    else:
+                        log.error("feed.crashed", exc_info=error, retry_s=retry_s)
+                until_s = self._clock.now_s() + retry_s
+                while (left_s := until_s - self._clock.now_s()) > 0:
+                    await self._clock.sleep(min(left_s, RETRY_MIN_S))
+                    self._detach_if_overfull()
                 retry_s = min(2 * retry_s, RETRY_MAX_S)
 
     async def _begin_again(self, error: Exception) -> bool:
         """Begin another generation after a restore, or after a loss that is certain or reported for
         long enough."""
         lost = error if isinstance(error, FeedLostError) else None
-        now_s = self._clock.now_s()
-        since_s = self._lost_since_s = self._lost_since_s or now_s
-        if lost and not lost.is_certain and now_s - since_s < self._settings.lost_after_s:
+        if lost and not self._losses.counts(lost.ledger_id, lost, now_s=self._clock.now_s()):
             return False
         lost_ledger_id = None if lost is None else lost.ledger_id
 
@@ -316,7 +263,8 @@ class FeedPublisher:
             raise
         except BookmenderError:  # the take-over is tried again, and this with it
             return False
-        self._state.chain, self._lost_since_s = chain, None
+        self._state.chain = chain
+        self._losses.since_s.clear()
         if lost is None:
             log.error(
                 "feed.zookeeper_restored",
@@ -324,32 +272,16 @@ class FeedPublisher:
                 generation=chain.generation,
                 next_step=NEXT_STEP,
             )
-            return True
-        log.error(
-            "feed.begun_again",
-            error=str(error),
-            ledger_id=lost_ledger_id,
-            generation=chain.generation,
-            next_step="programs that follow the feed must compare their state with all ledgers; "
-            "find out what deleted the ledger or the data of its bookies",
-        )
-        return True
-
-    def _report_failure(self, error: Exception, retry_s: float) -> None:
-        if self._has_failed:
-            return
-        self._has_failed = True
-        if isinstance(error, BookmenderError):
-            log.warning("feed.write_failed", error=str(error), retry_s=retry_s)
         else:
-            log.error("feed.crashed", exc_info=error, retry_s=retry_s)
-
-    async def _wait_retry(self, retry_s: float) -> None:
-        """Wait, and forget all pending changes meanwhile if there are too many."""
-        until_s = self._clock.now_s() + retry_s
-        while (left_s := until_s - self._clock.now_s()) > 0:
-            await self._clock.sleep(min(left_s, RETRY_MIN_S))
-            self._detach_if_overfull()
+            log.error(
+                "feed.begun_again",
+                error=str(error),
+                ledger_id=lost_ledger_id,
+                generation=chain.generation,
+                next_step="programs that follow the feed must compare their state with all "
+                "ledgers; find out what deleted the ledger or the data of its bookies",
+            )
+        return True
 
     def _detach_if_overfull(self) -> None:
         if self._state.collector is not None and self._state.collector.is_overfull:
@@ -369,7 +301,7 @@ class FeedPublisher:
         self._set_writing(True)
         if self._state.generation != generation:
             self._detach()
-            self._recent.clear()
+            self._reporter.forget()
             self._state.generation = generation
         chain = await self._chain_writer.read()
         if not chain.is_enabled or chain.generation != generation:
@@ -378,12 +310,12 @@ class FeedPublisher:
         tail = await self._recover_tail(chain)
         self._time_ms = max(self._time_ms, tail.time_ms)
         if tail.last_id:
-            self._recent.add(tail.last_id, tail.time_ms)
+            self._reporter.remember(tail.last_id, tail.time_ms)
         if self._state.collector is None:
             await self._compare(chain, tail)
         else:
             self._state.collector.acknowledge(tail.last_id)
-        self._lost_since_s = None
+        self._losses.since_s.clear()
         collector = self._state.collector
         assert collector is not None
         empty = tail.empty
@@ -421,13 +353,6 @@ class FeedPublisher:
 
     async def _compare(self, chain: FeedChain, tail: Tail) -> None:
         """Begin to collect changes, the first of them being what differs from the log."""
-        try:
-            await self._compare_with_log(chain, tail)
-        except BaseException:
-            self._detach()
-            raise
-
-    async def _compare_with_log(self, chain: FeedChain, tail: Tail) -> None:
         published = await PublishedVersions.read(chain, self._ledgers)
         self._state.log_bytes = published.log_bytes
         self._state.base_begun_s = self._clock.now_s()
@@ -439,16 +364,20 @@ class FeedPublisher:
         if updater.hidden:
             await self._read_unlisted(published)
         collector = ChangeCollector(tail.last_id, open_max=self._settings.pending_max)
-        updater.observe(collector)
-        updater.changes_pause_s = READ_PAUSE_S
-        first: int | None = 0
-        while first is not None:
-            mapped, stop = updater.ledger_map.versions(first, count_max=COMPARED_AT_ONCE)
-            logged = published.between(first, stop)
-            updater.read_again(collector.compare(logged, mapped, first=first, stop=stop))
-            first = stop
-            await asyncio.sleep(0)
-        collector.end_comparison()
+        try:
+            updater.observe(collector)
+            updater.changes_pause_s = READ_PAUSE_S
+            first: int | None = 0
+            while first is not None:
+                mapped, stop = updater.ledger_map.versions(first, count_max=COMPARED_AT_ONCE)
+                logged = published.between(first, stop)
+                updater.read_again(collector.compare(logged, mapped, first=first, stop=stop))
+                first = stop
+                await asyncio.sleep(0)
+            collector.end_comparison()
+        except BaseException:
+            self._detach()
+            raise
         self._state.collector = collector
 
     async def _read_unlisted(self, published: PublishedVersions) -> None:
@@ -465,44 +394,37 @@ class FeedPublisher:
     async def _write_log(
         self, collector: ChangeCollector, generation: int, *, empty: frozenset[int]
     ) -> None:
-        """Write one ledger of the log, until it is full or old, or the feed is not wanted."""
+        """Write one ledger of the log, until it is full or old, or the feed is not wanted.
+
+        ``empty``: log ledgers without checkpoint, which the chain forgets.
+        """
         # The ids that a restore gives twice are many. The first one suffices as evidence.
         skips_used = self._state.chain.is_after_restore
         async with self._new.reserved(skips_used=skips_used) as ledger_id:
-            await self._write_log_ledger(collector, generation, ledger_id, empty=empty)
-
-    async def _write_log_ledger(
-        self,
-        collector: ChangeCollector,
-        generation: int,
-        ledger_id: int,
-        *,
-        empty: frozenset[int],
-    ) -> None:
-        now_ms = self._clock.wall_ms()
-        segment = Segment(
-            ledger_id=ledger_id,
-            kind=Kind.LOG,
-            previous_id=collector.last_id,
-            begun_ms=now_ms,
-        )
-        _, zxid = await self._chain_writer.change(
-            lambda chain: chain.with_log(segment, empty=empty).retained(now_ms),
-            generation=generation,
-        )
-        if zxid <= collector.last_id:
-            raise RestoredError(
-                "ZooKeeper's transactions are older than the feed's last checkpoint",
-                zxid=f"{zxid:#x}",
-                last_checkpoint=f"{collector.last_id:#x}",
+            now_ms = self._clock.wall_ms()
+            segment = Segment(
+                ledger_id=ledger_id,
+                kind=Kind.LOG,
+                previous_id=collector.last_id,
+                begun_ms=now_ms,
             )
-        async with self._new.create(Kind.LOG, ledger_id) as writer:
-            await self._chain_writer.change(
-                lambda chain: chain.with_created(ledger_id), generation=generation
+            _, zxid = await self._chain_writer.change(
+                lambda chain: chain.with_log(segment, empty=empty).retained(now_ms),
+                generation=generation,
             )
-            log.info("feed.ledger_begun", ledger_id=ledger_id, previous_id=collector.last_id)
-            await self._append(collector, writer, generation, zxid=zxid)
-            await writer.close()
+            if zxid <= collector.last_id:
+                raise RestoredError(
+                    "ZooKeeper's transactions are older than the feed's last checkpoint",
+                    zxid=f"{zxid:#x}",
+                    last_checkpoint=f"{collector.last_id:#x}",
+                )
+            async with self._new.create(Kind.LOG, ledger_id) as writer:
+                await self._chain_writer.change(
+                    lambda chain: chain.with_created(ledger_id), generation=generation
+                )
+                log.info("feed.ledger_begun", ledger_id=ledger_id, previous_id=collector.last_id)
+                await self._append(collector, writer, generation, zxid=zxid)
+                await writer.close()
 
     async def _append(
         self, collector: ChangeCollector, writer: LedgerWriter, generation: int, *, zxid: int
@@ -533,9 +455,9 @@ class FeedPublisher:
                     is_confirmed = True
                     continue
                 left_s = roll_s - now_s
-                self._waits_since_s = self._error = None
+                self._reporter.idles()
                 await wait_woken(self._state.wake, timeout_s=left_s if written_bytes else None)
-                self._waits_since_s = self._clock.now_s()
+                self._reporter.waits()
                 continue
             if next_s > now_s:
                 if not is_confirmed:
@@ -576,8 +498,7 @@ class FeedPublisher:
                 await acknowledged
             ledger_ids = [ledger_id_of(span.key) for span in checkpoint.spans]
             collector.acknowledge(checkpoint.id, [i for i in ledger_ids if i is not None])
-            self._recent.add(checkpoint.id, checkpoint.time_ms)
-            self._waits_since_s, self._error = self._clock.now_s(), None
+            self._reporter.published(checkpoint.id, checkpoint.time_ms)
             written_bytes += sum(map(len, entries))
             CHECKPOINTS.inc()
             CHANGES.inc(len(checkpoint.spans))
@@ -585,7 +506,6 @@ class FeedPublisher:
         BYTES.inc(written_bytes)
         LAST_CHECKPOINT.set(self._time_ms / 1000)
         self._state.log_bytes += written_bytes
-        self._has_failed = False
         return written_bytes
 
     async def _date(self, collector: ChangeCollector) -> None:

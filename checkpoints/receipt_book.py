@@ -16,17 +16,22 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from checkpoints.errors import PositionUnknownError
-from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, Span, Version
+from checkpoints.model import (
+    Checkpoint,
+    CheckpointId,
+    CommittedVersion,
+    Key,
+    Span,
+    SpanFilter,
+    Version,
+)
 from checkpoints.receipts import Failure, RangeSet, ReceiptRange
 from ledgers.errors import CorruptionError, NotSharedError
-
-SpanFilter = Callable[[Span], bool]
-"""True for the changes that a client wants to see."""
 
 NEVER_S: Final = float("-inf")
 _REBUILD_ROWS_MIN: Final = 1024

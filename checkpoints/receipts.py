@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -21,6 +23,8 @@ from checkpoints.model import Checkpoint, CheckpointId, Key, LogId, Version
 from ledgers.errors import SettingsError
 
 CLIENT_CHARS_MAX: Final = 200
+RANGES_AT_ONCE: Final = 1_000
+"""Merged receipts that are written to the store in one call."""
 FENCED: Final = "another process follows the feed as this client. Two processes need two names"
 DELETED: Final = "the client was deleted, with all of its receipts"
 
@@ -296,3 +300,36 @@ class RangeSet:
         """Remove one of the ranges, as ``beginning_at`` returned it."""
         del self._end_by_begin[old.begin]
         del self._begin_by_end[old.end]
+
+
+# --- Compaction -----------------------------------------------------------------------------------
+
+Write = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+
+
+async def _plainly(call: Callable[[], Awaitable[None]]) -> None:
+    await call()
+
+
+async def compact(store: ReceiptStore, *, write: Write = _plainly) -> None:
+    """Merge the receipts of the client, and delete those that the low watermark covers.
+
+    Receipts are stored as they complete, so neighbours may be separate rows. Each merged receipt is
+    written first; then the rows that it contains are deleted. After an interruption between the two
+    receipts overlap, which is harmless. May run while receipts are stored.
+
+    ``write`` makes the writing calls. Raises UnavailableError: call again later.
+    """
+    low_watermark = await store.get_low_watermark()
+    if low_watermark is None:
+        return
+    await write(lambda: store.purge_checkpoint_receipts([ReceiptRange(0, low_watermark)]))
+    merger = RangeMerger()
+    async with aclosing(store.get_checkpoint_range_receipts(low_watermark)) as rows:
+        async for row in rows:
+            merger.add(row)
+    merged = merger.joined
+    for start in range(0, len(merged), RANGES_AT_ONCE):
+        part = merged[start : start + RANGES_AT_ONCE]
+        await write(partial(store.store_checkpoint_range_receipts, part))
+        await write(partial(store.purge_checkpoint_receipts, part))

@@ -57,12 +57,20 @@ from typing import Any, Final, Protocol, TypeVar
 
 import structlog
 
-from checkpoints.compaction import compact
 from checkpoints.errors import PositionUnknownError
-from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, Key, LogId, Span, Version
-from checkpoints.receipt_book import ReceiptBook, SpanFilter, Unstored
-from checkpoints.receipts import Failure, RangeMerger, ReceiptStore
-from checkpoints.source import CheckpointSource
+from checkpoints.model import (
+    Checkpoint,
+    CheckpointId,
+    CheckpointSource,
+    CommittedVersion,
+    Key,
+    LogId,
+    Span,
+    SpanFilter,
+    Version,
+)
+from checkpoints.receipt_book import ReceiptBook, Unstored
+from checkpoints.receipts import Failure, RangeMerger, ReceiptStore, compact
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
     BookmenderError,

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import click
 
-from checkpoints.memory import MemoryCheckpointSource
 from checkpoints.model import Checkpoint, Span, ledger_key
 from checkpoints.recovery import RecoveryService
-from checkpoints.stores.memory import MemoryReceipts
 from daemon.cli.feed import feed
+from tests.memory.feed import MemoryCheckpointSource, MemoryReceipts
 from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import LoopClock
 

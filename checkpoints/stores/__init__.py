@@ -2,5 +2,4 @@
 
 - ``sql``: SQLite in a file, or PostgreSQL. Needs the extra ``feed`` of the package.
 - ``zookeeper``: one znode for each client.
-- ``memory``: for tests and simulations.
 """

@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from checkpoints.memory import MemoryCheckpointSource
-from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_id_of, ledger_key
-from checkpoints.receipt_book import SpanFilter
+from checkpoints.model import (
+    Checkpoint,
+    CommittedVersion,
+    Span,
+    SpanFilter,
+    ledger_id_of,
+    ledger_key,
+)
 from checkpoints.receipts import ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings
-from checkpoints.stores.memory import MemoryReceipts
+from tests.memory.feed import MemoryCheckpointSource, MemoryReceipts
 from tests.virtual_time import LoopClock
 
 CLIENT = "catalogue"

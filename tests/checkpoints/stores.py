@@ -10,10 +10,10 @@ from typing import Protocol
 import pytest
 
 from checkpoints.receipts import ClientProcess, ReceiptRange, ReceiptStore
-from checkpoints.stores.memory import MemoryReceipts
 from checkpoints.stores.sql import SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from ledgers.store import MetadataStore
+from tests.memory.feed import MemoryReceipts
 from tests.memory.store import MemoryStore, MemoryTree
 from tests.zookeeper_server import ZooKeeperServer, opened
 

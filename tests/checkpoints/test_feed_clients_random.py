@@ -17,7 +17,6 @@ from checkpoints import codec
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_id_of
 from checkpoints.recovery import RecoveryService, RecoverySettings
-from checkpoints.stores.memory import MemoryReceipts
 from ledgers.errors import (
     BookmenderError,
     ClientFencedError,
@@ -31,6 +30,7 @@ from tests.checkpoints.clients import ledger_of
 from tests.checkpoints.faulty_store import FaultyStore, StoreFault
 from tests.checkpoints.feed_cluster import PATHS, Catalogue, FeedCluster, Follower
 from tests.checkpoints.test_feed_random import FIRST, SEEDS, Simulation
+from tests.memory.feed import MemoryReceipts
 from tests.memory.store import MemoryStore
 from tests.virtual_time import run
 

@@ -35,9 +35,9 @@ from checkpoints.leader_state import FeedSettings
 from checkpoints.model import CommittedVersion, ledger_key
 from checkpoints.receipts import ReceiptStore
 from checkpoints.restores import ChainFile, KnownChain
-from checkpoints.stores.memory import MemoryReceipts
 from ledgers.errors import ClientFencedError, SessionLostError, UnavailableError
 from tests.checkpoints.feed_cluster import PATHS, ROOT, FeedCluster, MemoryDisk
+from tests.memory.feed import MemoryReceipts
 from tests.replication.cluster import in_virtual_time
 
 EPOCHS = pytest.mark.parametrize("epochs", [0, 1], ids=["zxids go back", "a later epoch"])

@@ -13,7 +13,6 @@ from checkpoints.errors import FeedChangedError
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_id_of
 from checkpoints.recovery import RecoveryService
-from checkpoints.stores.memory import MemoryReceipts
 from ledgers.errors import (
     BookmenderError,
     CorruptionError,
@@ -24,6 +23,7 @@ from ledgers.errors import (
 from ledgers.tasks import task_scope
 from tests.checkpoints.feed_cluster import PATHS, FeedCluster, NodeBookies
 from tests.ledgers.hooked_bookies import Call, nothing
+from tests.memory.feed import MemoryReceipts
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import in_virtual_time
 

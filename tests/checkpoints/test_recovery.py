@@ -11,11 +11,9 @@ from typing import Any, cast
 import pytest
 
 from checkpoints.errors import PositionUnknownError
-from checkpoints.filters import only_ledgers
-from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_key
+from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_key, only_ledgers
 from checkpoints.receipts import ReceiptRange, ReceiptStore
 from checkpoints.recovery import LiftReason, RecoveryService, RecoverySettings, StoredReceipt
-from checkpoints.stores.memory import MemoryReceiptStore
 from ledgers.errors import (
     ClientFencedError,
     CorruptionError,
@@ -24,6 +22,7 @@ from ledgers.errors import (
 )
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipts
+from tests.memory.feed import MemoryReceiptStore
 from tests.virtual_time import run
 
 

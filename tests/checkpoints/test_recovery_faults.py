@@ -10,10 +10,10 @@ import pytest
 from checkpoints.model import ledger_key
 from checkpoints.receipts import Failure, ReceiptRange
 from checkpoints.recovery import RecoverySettings
-from checkpoints.stores.memory import MemoryReceiptStore
 from ledgers.errors import UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, settle
 from tests.checkpoints.faulty_store import FaultyStore, StoreFault
+from tests.memory.feed import MemoryReceiptStore
 from tests.virtual_time import run
 
 SETTINGS = RecoverySettings(compaction_interval_s=20)

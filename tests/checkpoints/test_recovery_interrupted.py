@@ -10,16 +10,15 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from checkpoints.memory import MemoryCheckpointSource
 from checkpoints.model import Checkpoint, CheckpointId, CommittedVersion, ledger_key
 from checkpoints.receipts import Failure, ReceiptRange, ReceiptStore
 from checkpoints.recovery import RecoveryService, RecoverySettings, StoredReceipt
-from checkpoints.stores.memory import MemoryReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from ledgers.errors import QuotaError, UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipted
 from tests.checkpoints.test_recovery import known_client
+from tests.memory.feed import MemoryCheckpointSource, MemoryReceiptStore
 from tests.memory.store import MemoryStore, MemoryTree
 from tests.virtual_time import run
 

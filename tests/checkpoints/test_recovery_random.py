@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from checkpoints.model import Span, ledger_id_of, ledger_key
-from checkpoints.receipt_book import SpanFilter
+from checkpoints.model import Span, SpanFilter, ledger_id_of, ledger_key
 from checkpoints.recovery import RecoveryService, RecoverySettings
 from ledgers.errors import ClientFencedError, UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, settle

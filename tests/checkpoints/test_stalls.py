@@ -6,17 +6,11 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import REGISTRY
 
+from auditor.ledger_map_updater import LedgerMapUpdater
 from checkpoints import stalls
+from checkpoints.leader_state import LeaderState
 from checkpoints.receipts import ClientSummary
-from checkpoints.stalls import (
-    ClientMeter,
-    FeedStateRecord,
-    RecentCheckpoints,
-    StallReason,
-    StallReporter,
-    lags,
-    read_feed_state,
-)
+from checkpoints.stalls import FeedReporter, StallReason, read_feed_state
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from ledgers.errors import UnknownOutcomeError
 from ledgers.store import Operation, Stat
@@ -26,11 +20,20 @@ from tests.checkpoints.feed_cluster import PATHS, FeedCluster
 from tests.replication.cluster import in_virtual_time, shut_out
 
 
-def recent() -> RecentCheckpoints:
-    """Checkpoints 10, 20 and 30, one each second."""
-    made = RecentCheckpoints()
+async def reporter_of(cluster: FeedCluster, *, batcher: Batcher | None = None) -> FeedReporter:
+    """Return the reporter of a leader that published checkpoints 10, 20 and 30, one each second,
+    the last one seven seconds ago."""
+    made = FeedReporter(
+        LeaderState(chain=await cluster.enable(), generation=1),
+        LedgerMapUpdater(store=cluster.store, manager=cluster.manager, clock=cluster.clock),
+        store=cluster.store,
+        batcher=batcher or Batcher(cluster.store, ()),
+        paths=PATHS,
+        clock=cluster.clock,
+    )
     for number in (1, 2, 3):
-        made.add(10 * number, 1_000 * number)
+        made.remember(10 * number, cluster.clock.wall_ms() - 10_000 + 1_000 * number)
+    made.remember(30, 0)  # added before, so it is not added again
     return made
 
 
@@ -44,27 +47,18 @@ def recent() -> RecentCheckpoints:
         pytest.param(0, 9, id="behind all that is remembered: at least this"),
     ],
 )
-def test_the_lag_is_the_age_of_the_first_checkpoint_without_receipt(
+@in_virtual_time
+async def test_the_lag_is_the_age_of_the_first_checkpoint_without_receipt(
     low_watermark: int, lag_s: float
 ) -> None:
-    assert recent().lag_s(low_watermark, now_ms=10_000) == lag_s
-
-
-def test_a_checkpoint_that_was_added_before_is_not_added_again() -> None:
-    made = recent()
-    made.add(30, 9_999)
-
-    assert made.lag_s(20, now_ms=10_000) == 7
-
-
-def test_clients_of_another_feed_and_new_ones_have_no_lag() -> None:
+    reporter = await reporter_of(await FeedCluster.start())
     clients = [
-        ClientSummary(name="now", generation=2, low_watermark=20),
-        ClientSummary(name="earlier", generation=1, low_watermark=20),
-        ClientSummary(name="new", generation=2),
+        ClientSummary(name="now", generation=1, low_watermark=low_watermark),
+        ClientSummary(name="of another feed", generation=2, low_watermark=20),
+        ClientSummary(name="new", generation=1),
     ]
 
-    assert lags(clients, recent(), generation=2, now_ms=10_000) == {"now": 7}
+    assert reporter.lags(clients) == {"now": lag_s}
 
 
 @in_virtual_time
@@ -76,15 +70,12 @@ async def test_each_client_has_a_metric_up_to_a_bound(monkeypatch: pytest.Monkey
             cluster.store, folder=PATHS.feed_clients, client=name, generation=1
         )
         await store.store_low_watermark(20)
-    generation = 1
-    meter = ClientMeter(
-        recent(), lambda: generation, store=cluster.store, paths=PATHS, clock=cluster.clock
-    )
+    reporter = await reporter_of(cluster)
 
-    await meter.run_once()
+    await reporter.meter_clients_once()
     assert metered() == {"a", "b"}
-    generation = 0
-    await meter.run_once()
+    reporter._state.chain = await cluster.disable()
+    await reporter.meter_clients_once()
     assert metered() == set()
 
 
@@ -108,9 +99,8 @@ async def test_an_unreadable_client_does_not_hide_the_lag_of_the_others(is_denie
     await cluster.store.create(f"{PATHS.feed_clients}/a", b"rubbish")
     if is_denied:
         shut_out(cluster.store, f"{PATHS.feed_clients}/a")
-    meter = ClientMeter(recent(), lambda: 1, store=cluster.store, paths=PATHS, clock=cluster.clock)
 
-    await meter.run_once()
+    await (await reporter_of(cluster)).meter_clients_once()
 
     assert metered() == {"b"}
 
@@ -131,31 +121,24 @@ async def test_a_resumption_is_written_until_the_write_succeeds() -> None:
     """Otherwise operators would see a stalled feed for ever."""
     cluster = await FeedCluster.start()
     batcher = FailingBatcher(cluster.store, ())
-    stalled_since_ms: int | None = 1_000
+    reporter = await reporter_of(cluster, batcher=batcher)
 
-    def state() -> FeedStateRecord:
-        return FeedStateRecord(
-            session_id=cluster.store.session_id,
-            written_ms=cluster.clock.wall_ms(),
-            pending_count=1,
-            stalled_since_ms=stalled_since_ms,
-            reason=StallReason.SLOW if stalled_since_ms else None,
-        )
-
-    async def is_stalled() -> bool:
+    async def reason() -> StallReason | None:
         record = await read_feed_state(cluster.store, PATHS)
         assert record is not None
-        return record.is_stalled
+        return record.reason
 
-    reporter = StallReporter(state, batcher=batcher, paths=PATHS, clock=cluster.clock)
+    reporter.waits()
     async with task_scope() as scope:
         scope.start(batcher.run())
         scope.start(reporter.run())
-        await asyncio.sleep(2)
-        assert await is_stalled()
+        await asyncio.sleep(stalls.STALLED_AFTER_S + 2)
+        assert await reason() is StallReason.LEDGER_MAP, "the map of ledgers is not read yet"
 
-        batcher.is_failing, stalled_since_ms = True, None
+        batcher.is_failing = True
+        reporter.idles()
         await asyncio.sleep(2)
+        assert await reason() is StallReason.LEDGER_MAP
         batcher.is_failing = False
         await asyncio.sleep(stalls.WRITE_INTERVAL_S)
-        assert not await is_stalled()
+        assert await reason() is None

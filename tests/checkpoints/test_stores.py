@@ -8,10 +8,16 @@ from typing import cast
 
 import pytest
 
-from checkpoints.compaction import compact
 from checkpoints.errors import PositionUnknownError
 from checkpoints.model import LogId, ledger_key
-from checkpoints.receipts import ClientProcess, ClientTable, Failure, ReceiptRange, ReceiptStore
+from checkpoints.receipts import (
+    ClientProcess,
+    ClientTable,
+    Failure,
+    ReceiptRange,
+    ReceiptStore,
+    compact,
+)
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
 from ledgers.errors import ClientDeletedError, ClientFencedError, ConflictError

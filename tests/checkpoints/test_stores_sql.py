@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, make_url, text
 
-from checkpoints.compaction import compact
-from checkpoints.receipts import ReceiptRange
+from checkpoints.receipts import ReceiptRange, compact
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from ledgers.errors import BookmenderError, RejectedError, SettingsError, UnavailableError
 from tests.checkpoints.stores import receipts
