@@ -3,11 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from auditor.fsck.options import FeedChanges, Level
+from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
 from auditor.fsck.verdicts import Finding, Grade
-from daemon.fsck.changes import Fetched, WhyWhole
-from daemon.words import counted, printable
+from daemon.words import counted
 
 BOOKIES_SHOWN_MAX = 5
 """Number of bookies in the headline; those that most ledgers need come first."""
@@ -55,57 +54,6 @@ def counts_text(counts: Counts) -> str:
     beside = _listed(counts.findings, [Finding.SUSPECT.value, Finding.IDLE_OPEN.value])
     text = counted(counts.ledgers, "ledger") + (f": {grades}" if grades else "")
     return f"{text}; of these also {beside}" if beside else text
-
-
-# --- Runs that follow the change feed -------------------------------------------------------------
-
-CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
-
-_WHY_WHOLE = {
-    WhyWhole.FIRST: "it is the first one of client {client} in this folder",
-    WhyWhole.OTHER_LEVEL: "the last run of client {client} was at another level",
-    WhyWhole.NEW_FEED: "the change feed was disabled and enabled since the last run",
-    WhyWhole.OTHER_FOLDER: "client {client} has receipts that this folder has no results of. If "
-    "another folder uses this client, give each its own --client",
-    WhyWhole.RETENTION: "the feed does not keep all changes since the last run. Run fsck more "
-    "often, or keep more: bookmender feed enable --retention",
-    WhyWhole.RESTORED: "the change feed does not have the checkpoint up to which this folder has "
-    "results, as after a restore of ZooKeeper from a backup",
-}
-_WHY_NOT = {
-    WhyWhole.NEW_FEED: "the change feed was disabled and enabled during the run",
-    WhyWhole.OTHER_FOLDER: "another run of client {client} ended meanwhile. Give each folder "
-    "its own --client",
-    WhyWhole.RETENTION: "the feed has deleted changes of this run meanwhile",
-    WhyWhole.RESTORED: "ZooKeeper was restored from a backup during the run",
-}
-
-
-def fetched_notes(fetched: Fetched) -> list[str]:
-    """Return what a run with ``--changed`` is going to check."""
-    changes = fetched.changes
-    if changes is None:
-        return []
-    client = printable(changes.client)
-    if fetched.why is not None:
-        why = _WHY_WHOLE[fetched.why].format(client=client)
-        return [
-            f"this run checks all ledgers: {why}",
-            f"later runs check what changes after checkpoint {changes.position:#x}",
-        ]
-    if changes.is_whole:  # a continued run
-        return ["this run goes on to check all ledgers"]
-    deleted_count = sum(changes.are_deleted)
-    deleted = f", {deleted_count:,} of them deleted" if deleted_count else ""
-    return [f"client {client}: {counted(len(changes.ledger_ids), 'changed ledger')}{deleted}"]
-
-
-def acknowledged_notes(why: WhyWhole | None, changes: FeedChanges) -> list[str]:
-    """Return why the changes of a run are not acknowledged; empty if they are."""
-    if why is None:
-        return []
-    text = _WHY_NOT[why].format(client=printable(changes.client))
-    return [f"not acknowledged: {text}. The next run with --changed checks all ledgers"]
 
 
 def _listed(counts: Mapping[str, int], names: Iterable[str]) -> str:

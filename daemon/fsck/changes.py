@@ -28,6 +28,7 @@ from checkpoints.chain import FeedChain
 from checkpoints.client import ClusterConnection, FeedClient, open_client_in
 from checkpoints.errors import PositionUnknownError
 from checkpoints.model import CheckpointId, CommittedVersion, LogId, ledger_key
+from daemon.words import counted, printable
 from ledgers.errors import SettingsError
 
 FEED_IS_OFF: Final = (
@@ -38,21 +39,26 @@ FEED_IS_OFF: Final = (
 
 class WhyWhole(enum.Enum):
     """Why a run with ``--changed`` checks all ledgers. The last four also may happen during a run:
-    then the next one does."""
+    then nothing is acknowledged, and the next run does."""
 
-    FIRST = "first"
-    """No earlier run in this folder followed the feed as this client."""
-    OTHER_LEVEL = "other_level"
-    """The last run of this client was at another level."""
-    NEW_FEED = "new_feed"
-    """The feed was disabled and enabled since the last run."""
-    OTHER_FOLDER = "other_folder"
-    """Changes were acknowledged that this folder has no results of."""
-    RETENTION = "retention"
-    """The log has deleted changes since the last run."""
-    RESTORED = "restored"
-    """The log does not have the checkpoint up to which this folder has results, as after a restore
-    of ZooKeeper from a backup."""
+    FIRST = "it is the first one of client {client} in this folder"
+    OTHER_LEVEL = "the last run of client {client} was at another level"
+    NEW_FEED = "the change feed was disabled and enabled"
+    OTHER_FOLDER = (
+        "client {client} has receipts that this folder has no results of. If another folder uses "
+        "this client, give each its own --client"
+    )
+    RETENTION = (
+        "the feed has deleted changes that no run has checked. Run fsck more often, or keep more: "
+        "bookmender feed enable --retention"
+    )
+    RESTORED = (
+        "the change feed does not have the checkpoint up to which this folder has results, as "
+        "after a restore of ZooKeeper from a backup"
+    )
+
+    def text(self, client: str) -> str:
+        return self.value.format(client=printable(client))
 
 
 def client_name(level: Level) -> str:
@@ -95,6 +101,23 @@ class Fetched:
 
     changes: FeedChanges | None
     why: WhyWhole | None
+
+    def notes(self) -> list[str]:
+        """Return what the run is going to check."""
+        changes = self.changes
+        if changes is None:
+            return []
+        if self.why is not None:
+            return [
+                f"this run checks all ledgers: {self.why.text(changes.client)}",
+                f"later runs check what changes after checkpoint {changes.position:#x}",
+            ]
+        if changes.is_whole:
+            return ["this continued run checks all ledgers"]
+        deleted_count = sum(changes.are_deleted)
+        deleted = f", {deleted_count:,} of them deleted" if deleted_count else ""
+        count = counted(len(changes.ledger_ids), "changed ledger")
+        return [f"client {printable(changes.client)}: {count}{deleted}"]
 
 
 class _Ignoring:

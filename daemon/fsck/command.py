@@ -27,14 +27,7 @@ from daemon.cli.main import (
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.paths import LocalPath
 from daemon.cli.progress import ProgressLine, echo_notes
-from daemon.fsck.advice import (
-    CHECKED_AGAIN,
-    acknowledged_notes,
-    advice_for,
-    fetched_notes,
-    headline,
-    tails_text,
-)
+from daemon.fsck.advice import advice_for, headline, tails_text
 from daemon.fsck.changes import client_name
 from daemon.fsck.runner import (
     SPARK_LOG,
@@ -73,7 +66,7 @@ if TYPE_CHECKING:
 URI_VARIABLE = "BOOKMENDER_METADATA_SERVICE_URI"
 
 
-# Types of options. Click adds the name of the option to their errors.
+# Types of options: functions of the text. Click adds the name of the option to their errors.
 
 
 def parse_share(text: str) -> float:
@@ -162,6 +155,13 @@ def options_for(settings: Settings, level: Level, **limits: float | None) -> Fsc
 
 
 CHECK_RESULTS = "check that DIR has the complete results of a run"
+CHECKED_AGAIN = "The next run with --changed checks the same ledgers again"
+
+
+def _note_ignored(ctx: click.Context, param: click.Parameter, value: object) -> None:
+    """Say that an option of earlier releases has no effect. Timers may still give it."""
+    if value:
+        echo_notes([f"{param.opts[0]} is ignored: see --for and --changed"])
 
 
 @click.group()
@@ -173,7 +173,6 @@ def fsck() -> None:
       bookmender fsck run --changed --output DIR       check only what changed since the last time
       bookmender fsck mark DIR --mark                  mark what it found, for repair
       bookmender fsck show DIR LEDGER                  show what was found for one ledger
-      bookmender fsck report DIR                       write the report again
     """
 
 
@@ -219,14 +218,16 @@ def fsck() -> None:
     show_default=True,
     help="Deadline for the start of Spark.",
 )
-# Had an effect in earlier releases. Timers may still give it.
-@click.option("--entry-lists", is_flag=True, hidden=True)
 @click.option("--for", "time_budget_s", type=Duration(), help="Time limit, such as 2h.")
 @click.option(
     "--skip-checked-within",
-    "ignored",
     type=Duration(),
-    hidden=True,  # of earlier releases: commands in timers still run
+    hidden=True,
+    expose_value=False,
+    callback=_note_ignored,
+)
+@click.option(
+    "--entry-lists", is_flag=True, hidden=True, expose_value=False, callback=_note_ignored
 )
 @click.option(
     "--reads-per-s", type=Limit("entries_per_s"), help="Limit in entries, for all executors."
@@ -259,8 +260,6 @@ def run_command(
     spark_conf: tuple[tuple[str, str], ...],
     start_timeout_s: int,
     time_budget_s: int | None,
-    ignored: int | None,
-    entry_lists: bool,
     changed: bool,
     client: str | None,
     restart: bool,
@@ -295,10 +294,6 @@ def run_command(
         raise click.UsageError("--changed needs a run without a time limit: leave --for out.")
     settings = settings_for(uri, config)
     log_errors_only(settings)
-    if ignored is not None:
-        echo_notes(["--skip-checked-within is ignored: see --for and --changed"])
-    if entry_lists:
-        echo_notes(["--entry-lists is ignored: entries are read"])
     request = RunRequest(
         options=options_for(settings, chosen, **limits),
         output=folder,
@@ -323,13 +318,21 @@ def run_command(
         with failures_exit_unknown(lambda: resume_hint(request)):
             if changed:
                 fetched = asyncio.run(changes_for(settings, request))
-                echo_notes(fetched_notes(fetched))
+                echo_notes(fetched.notes())
                 changes = fetched.changes
-            summary = _run(settings, request, changes)
+            facts = asyncio.run(fetch_cluster_facts(settings))
+            try:
+                with showing_progress() as on_progress:
+                    summary = run(request, facts, on_progress, changes)
+            except (UnavailableError, SessionLostError, OSError):
+                log = folder / SPARK_LOG
+                messages = f"; Spark's messages are in {log}" if log.exists() else ""
+                echo_notes([f"the run failed; {resume_hint(request)}{messages}"])
+                raise
             if changes is not None:
                 is_acknowledged = _acknowledge(settings, request, changes, summary)
         with failures_exit_unknown(
-            lambda: f"the run is complete: see bookmender fsck report {folder}"
+            lambda: f"the run is complete: see bookmender fsck mark {folder}"
         ):
             asyncio.run(publish_summary(settings, summary))
             record, lines = _finish(settings, folder, summary, is_marking=mark)
@@ -349,30 +352,26 @@ def _acknowledge(
     except BookmenderError as error:
         echo_notes([f"not acknowledged: {printable(str(error))}. {CHECKED_AGAIN}"])
         return False
-    echo_notes(acknowledged_notes(why, changes))
+    if why is not None:
+        text = why.text(changes.client)
+        echo_notes([f"not acknowledged: {text}. The next run with --changed checks all ledgers"])
     return why is None
-
-
-def _run(settings: Settings, request: RunRequest, changes: FeedChanges | None) -> Summary:
-    facts = asyncio.run(fetch_cluster_facts(settings))
-    try:
-        with showing_progress() as on_progress:
-            return run(request, facts, on_progress, changes)
-    except (UnavailableError, SessionLostError, OSError):
-        log = request.output / SPARK_LOG
-        messages = f"; Spark's messages are in {log}" if log.exists() else ""
-        echo_notes([f"the run failed; {resume_hint(request)}{messages}"])
-        raise
 
 
 def _finish(
     settings: Settings, output: Path, summary: Summary, *, is_marking: bool
 ) -> tuple[dict[str, Any], list[str]]:
     """Write the report and the marks. Return the output for programs and for people."""
+    from auditor.fsck.results.report import write_report
     from auditor.fsck.results.run_folder import Results
 
     results = Results.open(output, summary.run)
-    report = _write_report(results)
+    report = write_report(
+        results,
+        headline=headline(summary),
+        tails=tails_text(summary.counts),
+        advice=advice_for(summary),
+    )
     damaged = _damaged(results)
     outcome: MarkResult | MarkPreview | None = None
     try:
@@ -388,18 +387,6 @@ def _finish(
     }
     lines = [*summary_lines(summary), "", *mark_lines(damaged, outcome), f"report: {report}"]
     return record, lines
-
-
-def _write_report(results: "Results") -> Path:
-    from auditor.fsck.results.report import write_report
-
-    summary = results.summary
-    return write_report(
-        results,
-        headline=headline(summary),
-        tails=tails_text(summary.counts),
-        advice=advice_for(summary),
-    )
 
 
 def _damaged(results: "Results") -> list[DamagedLedger]:
@@ -438,7 +425,11 @@ def mark_command(
     """
     settings = settings_for(uri, config)
     log_errors_only(settings)
-    found = _results(results)
+    require_modules("pyarrow")
+    from auditor.fsck.results.run_folder import Results
+
+    with failures_exit_unknown(lambda: CHECK_RESULTS):
+        found = Results.named(results)
     damaged = _damaged(found)
     outcome = _mark(settings, found, damaged, is_marking=mark)
     if output == "json":
@@ -447,16 +438,15 @@ def mark_command(
         click.echo("\n".join(mark_lines(damaged, outcome)))
 
 
-@fsck.command("report")
-@click.argument("results", metavar="DIR[@RUN]", type=LocalPath())
+@fsck.command("report", hidden=True)
+@click.argument("results", metavar="DIR[@RUN]")
 def report_command(results: str) -> None:
-    """Write the report page of a run again.
-
-    The page is DIR/report.html. Without @RUN it shows the last run. The command prints the path.
-    """
-    found = _results(results)
-    with failures_exit_unknown(lambda: CHECK_RESULTS):
-        click.echo(_write_report(found))
+    """Say what to use instead: this command of earlier releases is gone."""
+    folder = results.partition("@")[0]
+    raise click.UsageError(
+        f"fsck report is gone. Each run writes {folder}/report.html. To show one ledger: "
+        f"bookmender fsck show {folder} LEDGER"
+    )
 
 
 @fsck.command("show")
@@ -487,12 +477,3 @@ def show_command(folder: Path, ledger_id: int, output: str) -> None:
         sys.exit(EXIT_FAILED)
     is_known = history and history[0].verdict.grade is not Grade.UNKNOWN
     sys.exit(0 if is_known else EXIT_UNKNOWN)
-
-
-def _results(name: str) -> "Results":
-    """Return the results of ``DIR`` or ``DIR@RUN``. Raises SettingsError, UnavailableError."""
-    require_modules("pyarrow")
-    from auditor.fsck.results.run_folder import Results
-
-    with failures_exit_unknown(lambda: CHECK_RESULTS):
-        return Results.named(name)

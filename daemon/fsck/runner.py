@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import importlib
-import importlib.util
 import logging
 import os
 import random
@@ -49,13 +48,7 @@ from daemon.cli.feed_clients import connection_of
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import echo_notes
 from daemon.fsck.changes import Fetched, WhyWhole, acknowledge, fetch_changes
-from daemon.fsck.spark_environment import (
-    EXECUTORS_PYTHON,
-    LaunchEnvironment,
-    applied,
-    check_import,
-    launch_environment,
-)
+from daemon.fsck.spark_environment import LaunchEnvironment, applied, launch_environment
 from daemon.home import has_name
 from daemon.local.java import Java
 from daemon.placement import load_placement, rule_of
@@ -88,6 +81,7 @@ SPARK_LOG = "spark.log"
 NO_PYSPARK = "PySpark is not installed. From a checkout: pip install '.[fsck]'"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
 ALL_CORES = "local[*]"
+EXECUTORS_PYTHON = "spark.pyspark.python"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable that spark-submit sets, which has then started Spark already."""
 
@@ -126,11 +120,14 @@ def run(
     ``changes``: what a run that follows the change feed checks (``changes_for``). If they are few,
     this process checks them; else the run is on Spark. Raises as ``run_fsck``.
     """
-    from auditor.fsck.results.run_folder import RunFolder
+    from auditor.fsck.results.run_folder import RunFolder, next_run
     from auditor.fsck.run import InThisProcess, fits_in_this_process, run_fsck
 
     keep_cluster(request.output, facts.cluster)
-    job = replace(next_job(request, now_s=time.time()), changes=changes)
+    name = next_run(request.output, is_restart=request.is_restart, now_s=time.time())
+    job = FsckJob(
+        run=name, output=request.output, time_budget_s=request.time_budget_s, changes=changes
+    )
     options = replace(
         request.options,
         rule=facts.rule,
@@ -140,16 +137,15 @@ def run(
     folder = RunFolder(request.output, job.run)
     (request.output / SPARK_LOG).unlink(missing_ok=True)
     if folder.is_begun:
+        log.info("fsck_run.resumed", run=job.run)
         # before Spark starts, which takes seconds
         folder.check_options(options, client=request.client)
     is_free = request.master is None and not _is_submitted(request, os.environ)
     if is_free and fits_in_this_process(options, job):
         return run_fsck(InThisProcess(), options, job, on_progress)
-    if request.client:  # the command did not check this before, because Spark may not be needed
-        check_spark(request)
-    from auditor.fsck.spark import Dispatch
-
     with _spark(request) as context, quiet_when_interrupted(context.setLogLevel):
+        from auditor.fsck.spark import Dispatch
+
         dispatch = Dispatch(context, f"fsck {job.run}")
         return run_fsck(dispatch, options, job, on_progress)
 
@@ -196,20 +192,19 @@ async def acknowledge_run(
 
 @contextmanager
 def _spark(request: RunRequest) -> Iterator[Any]:
-    """Yield a Spark context: spark-submit's, or a new one that is stopped at the end."""
+    """Yield a Spark context: spark-submit's, or a new one. It is stopped at the end."""
+    launch = check_spark(request)
     from auditor.fsck.spark import open_spark, stop_spark, submitted_spark
 
     with quiet_when_interrupted():
-        if _is_submitted(request, os.environ):
+        if launch is None:
             context = submitted_spark()
         else:
-            launch = _launch_environment(request, os.environ)
-            master, settings = request.master or ALL_CORES, request.spark_settings
             with applied(launch):
                 context = open_spark(
-                    master,
-                    settings,
-                    python=settings.get(EXECUTORS_PYTHON, sys.executable),
+                    request.master or ALL_CORES,
+                    request.spark_settings,
+                    python=request.spark_settings.get(EXECUTORS_PYTHON, sys.executable),
                     log=request.output / SPARK_LOG,
                     start_timeout_s=request.start_timeout_s,
                 )
@@ -219,66 +214,44 @@ def _spark(request: RunRequest) -> Iterator[Any]:
         stop_spark(context)
 
 
-def next_job(request: RunRequest, *, now_s: float) -> FsckJob:
-    """Return the unfinished run, if there is one and it is not discarded; else a new one. The
-    caller has locked the output."""
-    from auditor.fsck.results.run_folder import RunFolder, next_run
-
-    output = request.output
-    run = next_run(output, is_restart=request.is_restart, now_s=now_s)
-    if RunFolder(output, run).is_begun:
-        log.info("fsck_run.resumed", run=run)
-    return FsckJob(run=run, output=output, time_budget_s=request.time_budget_s)
-
-
 # --- Before the run -------------------------------------------------------------------------------
 
 
 def check_spark(
     request: RunRequest, environment: Mapping[str, str] = os.environ
 ) -> LaunchEnvironment | None:
-    """Return what Spark starts with; None if spark-submit has started it.
-
-    Raises SettingsError if something must be installed, or if an environment variable makes the
-    start impossible.
-    """
-    if _is_submitted(request, environment):
-        require_modules("pyspark", "pyarrow")
-        return None
-    check_import(environment)
+    """Return what Spark starts with; None if spark-submit has started it. Raises SettingsError if
+    something must be installed."""
     require_modules("pyspark", "pyarrow")
+    if _is_submitted(request, environment):
+        return None
     Java.find(environment)
-    return _launch_environment(request, environment)
+    from auditor.fsck.spark import imported_pyspark, is_here
+
+    return launch_environment(
+        environment,
+        is_here=is_here(request.master or ALL_CORES),
+        pyspark_home=imported_pyspark()[0],
+        home=None if has_name() else request.output,
+    )
 
 
 def _is_submitted(request: RunRequest, environment: Mapping[str, str]) -> bool:
     return request.master is None and _SUBMITTED in environment
 
 
-def _launch_environment(request: RunRequest, environment: Mapping[str, str]) -> LaunchEnvironment:
-    from auditor.fsck.spark import imported_pyspark, is_here
-
-    master = request.master or ALL_CORES
-    home, version = imported_pyspark()
-    return launch_environment(
-        master,
-        environment,
-        is_here=is_here(master),
-        pyspark_home=home,
-        version=version,
-        spark_settings=request.spark_settings,
-        home=None if has_name() else request.output,
-    )
-
-
 def require_modules(*names: str) -> None:
-    """Raise SettingsError if one of these modules, which the daemon does not need, is not
-    installed."""
+    """Raise SettingsError if one of these modules, which the daemon does not need, cannot be
+    imported."""
     for name in names:
         try:
             importlib.import_module(name)
         except ImportError as error:
             raise SettingsError(NO_PYSPARK) from error
+        except Exception as error:  # the Python files of another Spark, of another release
+            raise SettingsError(
+                f"{name} cannot be imported ({error}). If PYTHONPATH names another Spark, unset it"
+            ) from error
 
 
 @contextmanager

@@ -317,7 +317,7 @@ EXPLANATIONS: Mapping[Code, Explanation] = {
         meaning="The last fsck run, or an earlier run at a closer level, found ledgers that need a "
         "repair or an operator. They may have been repaired since; only another run can show that.",
         causes="Lost or damaged copies, reformatted bookies, ledgers on absent bookies.",
-        action="bookmender fsck report DIR shows the ledgers. bookmender fsck mark DIR marks "
+        action="DIR/report.html shows the ledgers. bookmender fsck mark DIR marks "
         "those that can be repaired. Then run fsck again.",
         clears="when another run at that level or a closer one finds nothing wrong.",
     ),

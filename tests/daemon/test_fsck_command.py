@@ -148,10 +148,9 @@ def test_the_url_of_a_file_is_a_path(runs: FakeRuns, tmp_path: Path, form: str) 
     "arguments",
     [
         ["fsck", "mark", "s3a://bucket/fsck"],
-        ["fsck", "report", "s3a://bucket/fsck"],
         ["fsck", "show", "s3a://bucket/fsck", "1"],
-        ["fsck", "report", "file:/fsck%00"],
-        ["fsck", "report", "file://[/fsck"],
+        ["fsck", "mark", "file:/fsck%00"],
+        ["fsck", "mark", "file://[/fsck"],
         ["local", "up", "--data", "s3a://bucket/cluster"],
         ["config", "check", "-c", "https://host/bookmender.toml"],
         ["config", "import", "s3a://bucket/bk_server.conf"],

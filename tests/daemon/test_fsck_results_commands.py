@@ -1,4 +1,4 @@
-"""``bookmender fsck mark``, ``report`` and ``show``, which use the results of runs."""
+"""``bookmender fsck mark`` and ``show``, which use the results of runs."""
 
 import json
 import shutil
@@ -90,34 +90,26 @@ def test_a_run_without_damage_marks_nothing(runs: FakeRuns, tmp_path: Path) -> N
     assert runs.published == []
 
 
-def test_the_report_of_any_run_can_be_written_again(tmp_path: Path) -> None:
-    leave_results(tmp_path, [LOST])
-    leave_results(tmp_path, [whole(0)], run=LATER_RUN)
+def test_the_retired_report_command_says_what_to_use_instead(tmp_path: Path) -> None:
+    said = call("report", f"{tmp_path}@{RUN}")
 
-    said = call("report", tmp_path)
-
-    assert said.stdout.strip() == str(tmp_path / "report.html")
-    assert LATER_RUN in (tmp_path / "report.html").read_text()
-    call("report", f"{tmp_path}@{RUN}")
-    assert LATER_RUN not in (tmp_path / "report.html").read_text()
+    assert said.exit_code == 2
+    assert f"{tmp_path}/report.html" in said.stderr
+    assert "fsck show" in said.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["report"], ["mark", "--metadata-service-uri", URI]], ids=lambda a: a[0]
-)
 def test_results_of_another_release_are_refused(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
 ) -> None:
     for run in (RUN, LATER_RUN):
         leave_results(tmp_path, [LOST], run=run)
     for path in (*tmp_path.glob("summaries/*.json"), tmp_path / "summary.json"):
         path.write_text(json.dumps({**json.loads(path.read_text()), "version": 2}))
 
-    assert failing(monkeypatch, *arguments, tmp_path) == 3
+    assert failing(monkeypatch, "mark", "--metadata-service-uri", URI, tmp_path) == 3
     assert "a record of version 2, and this release reads 1" in capsys.readouterr().err
 
 
@@ -199,7 +191,7 @@ def test_a_ledger_that_no_run_checked_is_unknown(tmp_path: Path) -> None:
     assert call("show", results.folder, "1").exit_code == 0
 
 
-def test_commands_without_results_say_so(tmp_path: Path) -> None:
-    for arguments in (["report"], ["mark", "--metadata-service-uri", URI]):
-        said = call(*arguments, tmp_path)
-        assert isinstance(said.exception, SettingsError), arguments
+def test_marking_without_results_is_refused(tmp_path: Path) -> None:
+    said = call("mark", "--metadata-service-uri", URI, tmp_path)
+
+    assert isinstance(said.exception, SettingsError)

@@ -16,7 +16,7 @@ from auditor.fsck.damage_marker import DamagedLedger, MarkCounts, MarkPreview
 from auditor.fsck.options import FeedChanges, FsckJob, FsckOptions, FsckProgress, Level
 from auditor.fsck.results.folder import Cluster as Origin
 from auditor.fsck.results.folder import keep_cluster
-from auditor.fsck.results.run_folder import RunFolder, unfinished_runs
+from auditor.fsck.results.run_folder import RunFolder, next_run, unfinished_runs
 from auditor.fsck.results.summary import Counts, Summary, read_last, write_last
 from auditor.fsck.run import fits_in_this_process
 from auditor.fsck.verdicts import Grade
@@ -31,7 +31,6 @@ from daemon.fsck.runner import (
     check_spark,
     fetch_cluster_facts,
     mark_damaged,
-    next_job,
     preview_damaged,
     run,
 )
@@ -157,10 +156,7 @@ def begin(folder: Path, run: str) -> RunFolder:
 
 
 def test_a_run_is_named_after_its_start_time(tmp_path: Path) -> None:
-    job = next_job(wanted(tmp_path, time_budget_s=60.0), now_s=NOW_S)
-
-    assert (job.run, job.output) == ("20251121T193500Z", tmp_path)
-    assert job.time_budget_s == 60.0
+    assert next_run(tmp_path, is_restart=False, now_s=NOW_S) == "20251121T193500Z"
 
 
 @pytest.mark.parametrize("remains", ["summaries/{}.json", "ledgers/run={}"])
@@ -178,13 +174,13 @@ def test_a_run_is_named_after_the_last_one(
     for run_name in ("20251121T180000Z", last, "copy of mine"):
         (tmp_path / remains.format(run_name)).mkdir(parents=True)
 
-    assert next_job(wanted(tmp_path), now_s=NOW_S).run == name
+    assert next_run(tmp_path, is_restart=False, now_s=NOW_S) == name
 
 
 def test_a_killed_run_is_continued(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
-    assert next_job(wanted(tmp_path), now_s=NOW_S).run == "20250101T000000Z"
+    assert next_run(tmp_path, is_restart=False, now_s=NOW_S) == "20250101T000000Z"
 
 
 def test_a_run_with_other_options_is_refused_before_spark_starts(
@@ -205,14 +201,14 @@ def test_a_run_killed_at_its_start_leaves_nothing_behind(tmp_path: Path) -> None
     role = tmp_path / "state" / "run=20250101T000000Z"
     role.mkdir(parents=True)
 
-    assert next_job(wanted(tmp_path), now_s=NOW_S).run == "20251121T193500Z"
+    assert next_run(tmp_path, is_restart=False, now_s=NOW_S) == "20251121T193500Z"
     assert not role.exists()
 
 
 def test_a_killed_run_can_be_given_up(tmp_path: Path) -> None:
     begin(tmp_path, "20250101T000000Z")
 
-    assert next_job(wanted(tmp_path, is_restart=True), now_s=NOW_S).run == "20251121T193500Z"
+    assert next_run(tmp_path, is_restart=True, now_s=NOW_S) == "20251121T193500Z"
     assert list(unfinished_runs(tmp_path)) == []
     assert list(tmp_path.glob("*/run=*")) == [], "no rows of it are left either"
 

@@ -38,15 +38,11 @@ from daemon.fsck.spark_environment import applied, launch_environment
 from daemon.home import has_name
 import os
 master, log = {master!r}, Path({str(log)!r})
-home, version = imported_pyspark()
 try:
     launch = launch_environment(
-        master,
         os.environ,
         is_here=is_here(master),
-        pyspark_home=home,
-        version=version,
-        spark_settings={{}},
+        pyspark_home=imported_pyspark()[0],
         home=None if has_name() else log.parent,
     )
     with applied(launch):
