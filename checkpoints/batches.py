@@ -109,9 +109,8 @@ def batch_between(start: Offset, end: Offset, *, may_lose: bool, chain: FeedChai
 
 
 def segments_of(chain: FeedChain, batch: Batch) -> list[Segment]:
-    """Return the log ledgers that may have checkpoints of the batch, latest first."""
-    found = [each for each in logs_after(chain, batch.begin) if each.previous_id < batch.end]
-    return found[::-1]
+    """Return the log ledgers that may have checkpoints of the batch, oldest first."""
+    return [each for each in logs_after(chain, batch.begin) if each.previous_id < batch.end]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,8 +190,11 @@ class BatchReader:
         for _ in range(LAGGING_TRIES):
             chain = await self._read_chain()
             is_kept = chain.is_enabled and chain.generation == batch.generation
-            async with aclosing(self._backwards(chain, batch)) as checkpoints:
+            logs = segments_of(chain, batch)
+            async with aclosing(self._ledgers.log_backwards(logs)) as checkpoints:
                 async for checkpoint in checkpoints:
+                    if checkpoint.id > batch.end:
+                        continue
                     if not is_kept or checkpoint.id < expected:
                         break
                     if checkpoint.id > expected:
@@ -213,17 +215,6 @@ class BatchReader:
                 raise UnavailableError("the log changed while it was read", checkpoint_id=expected)
             await self._clock.sleep(LAGGING_WAIT_S)  # the end of the batch is not visible yet
         raise UnavailableError("the log is not readable up to this checkpoint", id=batch.end)
-
-    async def _backwards(self, chain: FeedChain, batch: Batch) -> AsyncGenerator[Checkpoint, None]:
-        """Yield the checkpoints up to the end of the batch that the log has, latest first."""
-        for segment in segments_of(chain, batch):
-            opened = await self._ledgers.open(segment.ledger_id)
-            if opened is None:  # retention has deleted it, or the leader is about to create it
-                continue
-            async with aclosing(self._ledgers.checkpoints_backwards(opened)) as checkpoints:
-                async for _, checkpoint in checkpoints:
-                    if checkpoint.id <= batch.end:
-                        yield checkpoint
 
     async def _read_chain(self) -> FeedChain:
         await self._store.sync(self._paths.feed)  # the server of this session may lag

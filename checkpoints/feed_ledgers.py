@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 
@@ -119,6 +119,20 @@ class FeedLedgers:
                     parts.append(payload)
             if parts:
                 yield last_entry_id, _joined(parts)
+
+    async def log_backwards(self, logs: Sequence[Segment]) -> AsyncGenerator[Checkpoint, None]:
+        """Yield the checkpoints of these log ledgers, latest first. Use it within ``aclosing``.
+
+        A ledger that does not exist is skipped: retention has deleted it, or the leader is about to
+        create it.
+        """
+        for segment in reversed(logs):
+            opened = await self.open(segment.ledger_id)
+            if opened is None:
+                continue
+            async with aclosing(self.checkpoints_backwards(opened)) as checkpoints:
+                async for _, checkpoint in checkpoints:
+                    yield checkpoint
 
     async def last_checkpoint(self, opened: OpenedLedger) -> tuple[int, Checkpoint] | None:
         """Return the last complete checkpoint of a log ledger and the id of its last entry."""

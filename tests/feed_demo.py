@@ -25,11 +25,11 @@ from tempfile import TemporaryDirectory
 from checkpoints.chain import FeedChain, read_chain
 from checkpoints.feed_ledgers import FeedLedgers, PublishedVersions
 from checkpoints.model import Checkpoint, ledger_id_of
-from daemon.cli.feed_clients import read_clients
 from daemon.local.cluster import LocalCluster
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.java import Java
 from daemon.local.processes import Child, stop_all
+from daemon.operations.feed import read_clients
 from ledgers.clock import SystemClock
 from ledgers.errors import SettingsError
 from ledgers.model import BookieId
@@ -480,9 +480,9 @@ class Demo:
         async def lagging() -> list[str]:
             found = []
             for store in {each.store for each in self.following}:
-                for row in await read_clients(self.on.seen, store):
-                    is_current = row.lag is not None and not row.lag.checkpoints
-                    if not is_current or not row.is_connected or row.summary.failures:
+                for row in (await read_clients(self.on.seen, store)).clients:
+                    is_current = row.lag_checkpoints == 0
+                    if not is_current or not row.is_connected or row.failure_count:
                         found.append(row.to_text())
             return found
 

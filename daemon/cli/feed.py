@@ -1,228 +1,55 @@
-"""``bookmender feed``: shows, enables and disables the feed of all changes of ledgers.
+"""``bookmender feed``: the feed of all changes of ledgers, and its clients.
 
 While the feed is enabled, the leader writes every change of ledger metadata to ledgers of its own.
+``daemon.operations.feed`` does the work.
 """
 
-import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
-from auditor.election import current_leader
-from checkpoints.chain import (
-    RETENTION_DEFAULT_S,
-    FeedChain,
-    order_change,
-    read_chain,
-)
 from checkpoints.client import IN_ZOOKEEPER
-from checkpoints.model import Checkpoint
-from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
-from daemon.cli.feed_clients import ClientRow, confirm_deletion, opened_feed, read_clients
-from daemon.cli.feed_stall import FeedStall, read_stall
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
 from daemon.cli.option_types import Duration
+from daemon.cli.output import echo_list, list_output_option
+from daemon.operations.feed import (
+    Failures,
+    FeedFollowers,
+    FeedSwitched,
+    Forgotten,
+    disable_feed,
+    enable_feed,
+    forget_client,
+    read_clients,
+    read_failures,
+    read_feed,
+)
 from daemon.words import counted, duration_text, printable
-from ledgers.clock import Clock, SystemClock
-from ledgers.errors import BookmenderError
-from replication.nodes import live_nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FeedState:
-    """The feed as its chain and its log show it.
-
-    ``last``: the last checkpoint; None if there is none, or if it cannot be read. ``leader``: may
-    be Java's. ``clients``: those whose receipts are in ZooKeeper. ``error``: why the chain, the log
-    or the clients cannot be read; empty if they can. ``stall``: why nothing is published.
-    """
-
-    chain: FeedChain | None
-    last: Checkpoint | None = None
-    leader: str | None = None
-    clients: Sequence[ClientRow] = ()
-    error: str = ""
-    stall: FeedStall | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        chain, last = self.chain, self.last
-        return {
-            "is_enabled": chain is not None and chain.is_enabled,
-            "generation": 0 if chain is None else chain.generation,
-            "changed_ms": chain.changed_ms if chain is not None and chain.changed_ms else None,
-            "changed_by": "" if chain is None else chain.by,
-            "retention_s": None if chain is None else chain.retention_s,
-            "leader": self.leader,
-            "log_ledgers": [] if chain is None else [each.ledger_id for each in chain.logs],
-            "base_ledger": None if chain is None or chain.base is None else chain.base.ledger_id,
-            "oldest_previous_id": chain.logs[0].previous_id if chain and chain.logs else None,
-            "last_checkpoint_id": None if last is None else last.id,
-            "last_checkpoint_ms": None if last is None else last.time_ms,
-            "lost_ledger": None if chain is None else chain.lost_ledger_id,
-            "begun_again_ms": None if chain is None else chain.renewed_ms or None,
-            "stall": None if self.stall is None else self.stall.to_json(),
-            "deleting_count": 0 if chain is None else len(chain.deleting),
-            "clients": [each.to_json() for each in self.clients],
-            "error": self.error,
-        }
-
-    def to_text(self, *, now_ms: int) -> str:
-        lines = [self._state_text(now_ms)]
-        if self.chain is not None and self.chain.is_enabled:
-            lines.append(self._log_text(now_ms))
-            if self.chain.renewed_ms:
-                lines.append(self._renewal_text(now_ms))
-            if self.stall is not None:
-                lines += [self.stall.fact(now_ms=now_ms), f"    {self.stall.action()}"]
-        lines += [each.to_text() for each in self.clients]
-        if self.error:
-            lines.append(f"The feed cannot be read: {printable(self.error)}")
-        return "\n".join(lines)
-
-    def _state_text(self, now_ms: int) -> str:
-        chain = self.chain
-        if chain is None:
-            return "It is not known whether the feed is enabled."
-        if not chain.is_enabled:
-            deleting = len(chain.deleting)
-            if deleting:
-                return (
-                    f"The feed is disabled. The leader still deletes {counted(deleting, 'ledger')}."
-                )
-            return "The feed is disabled. Enable it: bookmender feed enable."
-        since = duration_text((now_ms - chain.changed_ms) / 1000)
-        return (
-            f"The feed has been enabled for {since} by {printable(chain.by)}. "
-            f"Its log keeps {duration_text(chain.retention_s)}."
-        )
-
-    def _renewal_text(self, now_ms: int) -> str:
-        assert self.chain is not None
-        age = duration_text((now_ms - self.chain.renewed_ms) / 1000)
-        because = f"its ledger {self.chain.lost_ledger_id} was lost"
-        if self.chain.is_after_restore:
-            because = "ZooKeeper was restored from a backup"
-        return (
-            f"The feed began again {age} ago, because {because}. Its clients must compare their "
-            "state with all ledgers."
-        )
-
-    def _log_text(self, now_ms: int) -> str:
-        assert self.chain is not None
-        count = len(self.chain.logs)
-        if not count:
-            if self.leader is None:
-                return "No log yet, because no node leads. Start a node: bookmender daemon."
-            return f"The leader {printable(self.leader)} has not begun the log yet."
-        ledgers = f"Log: {counted(count, 'ledger')}"
-        base = self.chain.base
-        ledgers += "." if base is None else f", base in ledger {base.ledger_id}."
-        if self.last is None:
-            return f"{ledgers} It has no checkpoint yet."
-        age = duration_text((now_ms - self.last.time_ms) / 1000)
-        text = f"{ledgers} The last change was published {age} ago (checkpoint {self.last.id:#x})."
-        if self.leader is None:
-            text += "\nNo node leads, so no change is published. Start a node: bookmender daemon."
-        return text
-
-
-async def read_feed(cluster: AdminSession) -> FeedState:
-    """Read chain and log. Raises UnavailableError if ZooKeeper does not answer."""
-    stored = await read_chain(cluster.store, cluster.paths)
-    leading = await current_leader(cluster.store, cluster.paths)
-    leader = None if leading is None else leading.candidate
-    if stored.error is not None:
-        return FeedState(chain=None, leader=leader, error=str(stored.error))
-    chain = stored.value or FeedChain(is_enabled=False, generation=0, changed_ms=0)
-    nodes = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
-    stall = await read_stall(
-        cluster.store,
-        cluster.paths,
-        leader_session_id=None if leading is None else leading.session_id,
-        is_java_leader=leading is not None and leading.session_id not in nodes,
-    )
-    if not chain.logs:
-        return FeedState(chain=chain, leader=leader, stall=stall)
-    last: Checkpoint | None = None
-    try:
-        last = await _last_checkpoint(cluster, chain)
-        clients = await read_clients(cluster, IN_ZOOKEEPER) if chain.is_enabled else ()
-    except BookmenderError as error:
-        return FeedState(chain=chain, leader=leader, last=last, error=str(error), stall=stall)
-    return FeedState(chain=chain, leader=leader, last=last, clients=clients, stall=stall)
-
-
-async def _last_checkpoint(cluster: AdminSession, chain: FeedChain) -> Checkpoint | None:
-    async with opened_feed(cluster) as ledgers:
-        for segment in reversed(chain.logs):
-            opened = await ledgers.open(segment.ledger_id)
-            found = None if opened is None else await ledgers.last_checkpoint(opened)
-            if found is not None:
-                return found[1]
-    return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Enabled:
-    """``has_changed``: the feed was disabled before. ``retention_s``: how long changes are kept."""
-
-    has_changed: bool
-    retention_s: int
-
-
-async def enable_feed(cluster: AdminSession, *, retention_s: int | None, clock: Clock) -> Enabled:
-    """Enable the feed. If it is enabled already, only change its retention.
-
-    ``retention_s``: None: an enabled feed keeps its retention; a new one has the default.
-    """
-    has_changed = False
-
-    def change(chain: FeedChain) -> FeedChain:
-        nonlocal has_changed
-        has_changed = not chain.is_enabled
-        if chain.is_enabled:
-            return chain.with_retention(chain.retention_s if retention_s is None else retention_s)
-        now_ms = clock.wall_ms()
-        return chain.enabled(
-            now_ms=now_ms,
-            by=cluster.by,
-            retention_s=RETENTION_DEFAULT_S if retention_s is None else retention_s,
-            generation_min=now_ms // 1000,
-        )
-
-    chain = await order_change(cluster.store, cluster.paths, change)
-    await cluster.note_order(order_event("feed enable"))
-    return Enabled(has_changed=has_changed, retention_s=chain.retention_s)
-
-
-async def disable_feed(cluster: AdminSession, *, clock: Clock) -> bool:
-    """Disable the feed, and return False if it was disabled already. The leader deletes its
-    ledgers."""
-    stored = await read_chain(cluster.store, cluster.paths)
-    if stored.error is None and (stored.value is None or not stored.value.is_enabled):
-        return False
-    await order_change(
-        cluster.store,
-        cluster.paths,
-        lambda chain: chain.disabled(now_ms=clock.wall_ms(), by=cluster.by),
-    )
-    await cluster.note_order(order_event("feed disable"))
-    return True
-
+from ledgers.clock import SystemClock
 
 COMMANDS = {
     "follow": ("daemon.cli.feed_follow:follow_command", "Print changed ledgers, or run a command."),
-    "clients": ("daemon.cli.feed_clients:clients", "Show how far the clients are behind."),
-    "failures": ("daemon.cli.feed_clients:failures", "Show or retry the failures of a client."),
-    "forget": ("daemon.cli.feed_clients:forget", "Delete the receipts of a client."),
 }
+COLUMNS = ("name", "is_connected", "lag_checkpoints", "lag_s", "failure_count", "low_watermark")
+RENAMED = {"failures": ["clients"], "forget": ["clients", "--forget"]}
+"""Commands of earlier releases, and what they are now."""
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+class FeedGroup(LazyGroup):
+    """The group, which still knows the commands of the last release."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        return super().resolve_command(ctx, [*RENAMED.get(args[0], args[:1]), *args[1:]])
+
+
+@click.group(cls=FeedGroup, lazy=COMMANDS)
 def feed() -> None:
     """Follow all changes of ledger metadata.
 
@@ -249,10 +76,8 @@ def status(config: Path | None, output: str) -> None:
     Exit codes: 0 it can be read, or it is disabled. 1 it cannot be read.
     """
     state = run_in_session(config, read_feed)
-    if output == "json":
-        click.echo(json.dumps(state.to_json(), indent=2))
-    else:
-        click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
+    now_ms = SystemClock().wall_ms()
+    click.echo(as_json(state) if output == "json" else state.to_text(now_ms=now_ms))
     sys.exit(EXIT_FAILED if state.error else 0)
 
 
@@ -271,20 +96,16 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
     If the feed is enabled already, --retention changes its retention.
     """
 
-    async def act(cluster: AdminSession) -> Enabled:
+    async def act(cluster: AdminSession) -> tuple[FeedSwitched, int]:
         clock = await shared_clock(cluster)
         return await enable_feed(cluster, retention_s=retention_s, clock=clock)
 
-    done = run_in_session(config, act)
-    kept = duration_text(done.retention_s)
-    if not done.has_changed:
-        text = f"The feed is already enabled. It keeps changes for {kept}."
-    else:
-        text = (
-            f"The feed is enabled. It keeps changes for {kept}.\n"
-            "Follow it: bookmender feed follow --client NAME --from-start"
-        )
-    _report(output, text, is_enabled=True, has_changed=done.has_changed)
+    done, kept_s = run_in_session(config, act)
+    already = "" if done.has_changed else "already "
+    text = f"The feed is {already}enabled. It keeps changes for {duration_text(kept_s)}."
+    if done.has_changed:
+        text += "\nFollow it: bookmender feed follow --client NAME --from-start"
+    click.echo(as_json(done) if output == "json" else text)
 
 
 @feed.command()
@@ -299,15 +120,117 @@ def disable(yes: bool, config: Path | None, output: str) -> None:
     """
     confirm_deletion("the feed, whose clients must then begin again", yes=yes)
 
-    async def act(cluster: AdminSession) -> bool:
+    async def act(cluster: AdminSession) -> FeedSwitched:
         return await disable_feed(cluster, clock=await shared_clock(cluster))
 
-    has_changed = run_in_session(config, act)
-    text = "The feed is disabled." if has_changed else "The feed is already disabled."
-    _report(output, text, is_enabled=False, has_changed=has_changed)
+    done = run_in_session(config, act)
+    text = f"The feed is {'' if done.has_changed else 'already '}disabled."
+    click.echo(as_json(done) if output == "json" else text)
 
 
-def _report(output: str, text: str, *, is_enabled: bool, has_changed: bool) -> None:
-    if output == "json":
-        text = json.dumps({"is_enabled": is_enabled, "has_changed": has_changed}, indent=2)
-    click.echo(text)
+# --- Clients --------------------------------------------------------------------------------------
+
+client_store_option = click.option(
+    "--store",
+    default=IN_ZOOKEEPER,
+    show_default=True,
+    envvar="FEED_STORE",  # a password in a URL must not be in the list of processes
+    show_envvar=True,
+    metavar="URL",
+    help="Where receipts are: zookeeper:, sqlite:///FILE or postgresql://…",
+)
+
+
+@feed.command()
+@click.argument("name", required=False)
+@click.option("--retry", is_flag=True, help="Let the client NAME try its failures again.")
+@click.option("--forget", is_flag=True, help="Delete the receipts and failures of the client NAME.")
+@click.option("--yes", is_flag=True, help="With --forget: do not ask.")
+@click.option("--dry-run", is_flag=True, help="With --forget: only show what would be deleted.")
+@client_store_option
+@config_option
+@list_output_option
+def clients(
+    name: str | None,
+    retry: bool,
+    forget: bool,
+    yes: bool,
+    dry_run: bool,
+    store: str,
+    config: Path | None,
+    output: str,
+) -> None:
+    """List the clients of the feed, and how far they are behind.
+
+    With NAME, show the ledgers that this client could not handle, and why. With --retry, bookmender
+    feed follow tries them again: within some seconds if it runs, else at its next start. After
+    --forget, a client that runs under this name ends with an error. One that starts later is new.
+
+    Exit codes: 0 neither failures nor lost changes, or done. 1 a client has failures, or the feed
+    has deleted changes that the client was not given. 2 no such client.
+    """
+    if name is None and (retry or forget):
+        raise click.UsageError("--retry and --forget need the NAME of a client.")
+    if retry and forget:
+        raise click.UsageError("--retry and --forget exclude each other.")
+    if name is None:
+        found = run_in_session(config, lambda cluster: read_clients(cluster, store))
+        record: dict[str, Any] = msgspec.to_builtins(found)
+        echo_list(output, record, rows="clients", columns=COLUMNS, text=lambda: _list_text(found))
+        is_bad = any(each.failure_count or each.has_lost_changes for each in found.clients)
+        sys.exit(EXIT_FAILED if is_bad else 0)
+    failures = run_in_session(
+        config, lambda cluster: read_failures(cluster, store, name, orders_retry=retry)
+    )
+    if failures is None:
+        raise click.UsageError(
+            f"The store has no client '{printable(name)}'. List its clients: bookmender feed "
+            "clients. Clients with receipts in a database need --store."
+        )
+    if not forget:
+        text = _failures_text(failures, is_retried=retry)
+        click.echo(as_json(failures) if output == "json" else text)
+        sys.exit(EXIT_FAILED if failures.failures and not retry else 0)
+    what = f"client {printable(name)} with {counted(len(failures.failures), 'failure')}"
+    if not dry_run:
+        confirm_deletion(what, yes=yes)
+    is_deleted = not dry_run and run_in_session(
+        config, lambda cluster: forget_client(cluster, store, name)
+    )
+    text = f"Would delete {what}." if dry_run else f"Deleted {what}."
+    answer = Forgotten(name=name, is_deleted=is_deleted)
+    click.echo(as_json(answer) if output == "json" else text)
+
+
+def _list_text(found: FeedFollowers) -> str:
+    lines = [each.to_text() for each in found.clients]
+    lines += [
+        f"Client {printable(name)}: connected, its receipts are in another store (--store)."
+        for name in found.connected_elsewhere
+    ]
+    return "\n".join([*lines, counted(len(lines), "client")])
+
+
+def _failures_text(found: Failures, *, is_retried: bool) -> str:
+    now_ms, lines = SystemClock().wall_ms(), []
+    for each in found.failures:
+        age = duration_text((now_ms - each.time_ms) / 1000)
+        retried = ", to be tried again" if each.is_retry_ordered else ""
+        lines.append(f"ledger {each.ledger_id}, {age} ago{retried}: {printable(each.because)}")
+    if is_retried:
+        lines.append(f"{counted(found.retried_count, 'ledger')} will be tried again.")
+    elif found.failures:
+        lines.append(f"{counted(len(found.failures), 'failure')}. Try again: --retry")
+    else:
+        lines.append("0 failures")
+    return "\n".join(lines)
+
+
+def confirm_deletion(text: str, *, yes: bool) -> None:
+    """Ask whether to delete something. Without a terminal it is an error, unless ``yes`` is
+    given."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(f"This deletes {text}. Give --yes to do it.")
+    click.confirm(f"Delete {text}?", abort=True, err=True)

@@ -5,7 +5,7 @@ was handled. So after a crash the next run is given it again. A ledger that chan
 while it waits is handled once.
 
 A command that fails leaves a negative receipt with the last line of its standard error, and the
-next change follows. ``bookmender feed failures NAME --retry`` orders another try, which a running
+next change follows. ``bookmender feed clients NAME --retry`` orders another try, which a running
 follower makes within RETRY_CHECK_S.
 """
 
@@ -23,11 +23,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
 from checkpoints.client import (
     IN_ZOOKEEPER,
@@ -40,9 +40,11 @@ from checkpoints.errors import FeedChangedError
 from checkpoints.model import CommittedVersion, Key, Version, ledger_id_of
 from checkpoints.recovery import LiftReason, Missed, RecoveryService, WatermarkLift
 from daemon.admin_session import AdminSession, admin_session, run_with
-from daemon.cli.feed_clients import client_store_option, connection_of
+from daemon.answers import Answer
+from daemon.cli.feed import client_store_option
 from daemon.cli.main import EXIT_FAILED, EXIT_FENCED, config_option, output_option
 from daemon.logs import set_up_logs
+from daemon.operations.feed import connection_of
 from daemon.settings import Settings, load_settings
 from daemon.words import counted, printable
 from ledgers.errors import (
@@ -79,23 +81,17 @@ Tell = Callable[[str], None]
 """Shows a sentence to the user."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A changed ledger. ``time_ms``: when the leader published it; None on another try after a
-    failure."""
+class Change(Answer, frozen=True, kw_only=True):
+    """A changed ledger."""
 
     ledger_id: int
     is_deleted: bool
     version: Version
     time_ms: int | None
+    """When the leader published it; ``null`` on another try after a failure."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "ledger_id": self.ledger_id,
-            "is_deleted": self.is_deleted,
-            "version": self.version,
-            "time_ms": self.time_ms,
-        }
+    def to_line(self) -> str:
+        return json.dumps(msgspec.to_builtins(self))
 
     def to_text(self) -> str:
         when = "-" * 20
@@ -194,7 +190,7 @@ class Follower:
             name = printable(self._options.name)
             self._tell(
                 f"It is recorded as failed, and the next ledger follows. To list failed ledgers: "
-                f"bookmender feed failures {name}. To try them again, add --retry."
+                f"bookmender feed clients {name}. To try them again, add --retry."
             )
 
 
@@ -230,6 +226,12 @@ async def follow(
 ) -> None:
     """Follow the feed over one session. Raises SessionLostError. ``parts``: for
     ``open_client_in``."""
+
+    def tell_disabled() -> None:
+        if options.once:
+            raise SettingsError("the feed is not enabled. Enable it: bookmender feed enable")
+        tell("The feed is not enabled. Enable it: bookmender feed enable. Waiting for it.")
+
     has_followed, is_changed = False, False
     while True:
         is_followed = False
@@ -241,7 +243,7 @@ async def follow(
                 process=run.process,
                 from_end=True,
                 from_start=options.from_start,
-                on_disabled=partial(_tell_disabled, options, tell),
+                on_disabled=tell_disabled,
                 **parts,
             ) as client:
                 follower = Follower(client.service, handle, options, tell=tell, failed=run.failed)
@@ -264,7 +266,14 @@ async def follow(
                     "a restore of ZooKeeper, begin a new feed instead: bookmender feed disable, "
                     "then bookmender feed enable"
                 ) from error
-            tell(_change_text(error))
+            text = printable(str(error))
+            told = f"{text[0].upper()}{text[1:]}."
+            if error.lost_ledger_id is not None:
+                told = (
+                    f"Warning: the feed began again, because its ledger {error.lost_ledger_id} was "
+                    "lost. Changes may be lost with it. Compare your state with all ledgers."
+                )
+            tell(told)
             is_changed = not is_followed
             if is_changed:
                 await asyncio.sleep(RECONNECT_S)
@@ -273,59 +282,35 @@ async def follow(
                 f"there are too many failures for ZooKeeper: {printable(str(error))}. Keep the "
                 "receipts in a database (--store), or repair the command and start again"
             ) from error
-        except CorruptionError as error:
-            # A checkpoint is missing or unreadable. Reading the log again finds out what is lost.
-            if not is_followed:
+        except (CorruptionError, UnavailableError) as error:
+            # After corruption, a checkpoint is missing or unreadable. Reading the log again finds
+            # out what is lost.
+            is_tried_again = is_followed if isinstance(error, CorruptionError) else has_followed
+            if not is_tried_again:
                 raise
-            await _wait_next_try(error, tell)
-        except UnavailableError as error:
-            if not has_followed:
-                raise
-            await _wait_next_try(error, tell)
-
-
-def _tell_disabled(options: FollowOptions, tell: Tell) -> None:
-    if options.once:
-        raise SettingsError("the feed is not enabled. Enable it: bookmender feed enable")
-    tell("The feed is not enabled. Enable it: bookmender feed enable. Waiting for it.")
-
-
-async def _wait_next_try(error: BookmenderError, tell: Tell) -> None:
-    what = f"The feed cannot be followed: {printable(str(error))}"
-    tell(f"{what}. Next try in {RECONNECT_S:g} s.")
-    await asyncio.sleep(RECONNECT_S)
-
-
-def _change_text(error: FeedChangedError) -> str:
-    if error.lost_ledger_id is None:
-        text = printable(str(error))
-        return f"{text[0].upper()}{text[1:]}."
-    return (
-        f"Warning: the feed began again, because its ledger {error.lost_ledger_id} was lost. "
-        "Changes may be lost with it. Compare your state with all ledgers."
-    )
+            what = f"The feed cannot be followed: {printable(str(error))}"
+            tell(f"{what}. Next try in {RECONNECT_S:g} s.")
+            await asyncio.sleep(RECONNECT_S)
 
 
 def begin_texts(options: FollowOptions, client: FeedClient, missed: Missed) -> list[str]:
     """Return what the user is told at the begin."""
     name = printable(options.name)
     if client.was_reset:
-        return [
+        texts = [
             f"Client {name} had followed an earlier feed. It begins again: all ledgers follow, but "
-            "ledgers that were deleted meanwhile are not told.",
-            *([lift_text(missed.lifted)] if missed.lifted else []),
+            "ledgers that were deleted meanwhile are not told."
         ]
-    if client.was_new and not options.from_start:
+    elif client.was_new and not options.from_start:
         return [f"Client {name} is new. It follows from now on; --from-start gives older changes."]
-    texts = [f"Client {name}: {counted(len(missed), 'changed ledger')} to handle."]
-    if options.from_start and not client.was_new:
-        texts.append(
-            "It goes on where it was: --from-start is for new clients. To begin again, first: "
-            f"bookmender feed forget {name}"
-        )
-    if missed.lifted is not None:
-        texts.append(lift_text(missed.lifted))
-    return texts
+    else:
+        texts = [f"Client {name}: {counted(len(missed), 'changed ledger')} to handle."]
+        if options.from_start and not client.was_new:
+            texts.append(
+                "It goes on where it was: --from-start is for new clients. To begin again, first: "
+                f"bookmender feed clients {name} --forget"
+            )
+    return texts + ([lift_text(missed.lifted)] if missed.lifted else [])
 
 
 def lift_text(lifted: WatermarkLift) -> str:
@@ -372,7 +357,7 @@ def printing(output: str) -> Handle:
     """Return a function that prints a change, and returns when the line was flushed."""
 
     async def handle(change: Change) -> None:
-        line = json.dumps(change.to_json()) if output == "json" else change.to_text()
+        line = change.to_line() if output == "json" else change.to_text()
         try:
             click.echo(line)
         except OSError as error:
@@ -396,20 +381,30 @@ def running(command: str) -> Handle:
             "LEDGER_VERSION": str(change.version),
             "LEDGER_TIME_MS": "" if change.time_ms is None else str(change.time_ms),
         }
-        last_words = LastWords()
+        end = b""  # of what the command wrote to standard error
+
+        async def pass_on(errors: asyncio.StreamReader) -> None:
+            nonlocal end
+            while block := await errors.read(65_536):
+                sys.stderr.buffer.write(block)
+                sys.stderr.flush()
+                end = (end + block)[-4_096:]
+
         async with _started(command, environment) as (process, errors), task_scope() as scope:
-            copying = scope.start(last_words.pass_on(errors))
+            copying = scope.start(pass_on(errors))
             assert process.stdin is not None
             with suppress(BrokenPipeError, ConnectionResetError):  # it need not read
-                process.stdin.write(json.dumps(change.to_json()).encode() + b"\n")
+                process.stdin.write(change.to_line().encode() + b"\n")
                 await process.stdin.drain()
             process.stdin.close()
             code = await process.wait()
             await asyncio.wait({copying}, timeout=LAST_WORDS_S)
         if code == 0:
             return None
+        lines = [line.strip() for line in end.decode(errors="replace").splitlines()]
+        last_line = next(filter(None, reversed(lines)), REASON_UNKNOWN)
         how = f"exit code {code}" if code > 0 else f"signal {-code}"
-        return f"{last_words.last_line or REASON_UNKNOWN} ({how})"
+        return f"{last_line} ({how})"
 
     return handle
 
@@ -471,26 +466,6 @@ async def _end_group(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-class LastWords:
-    """The end of what a command wrote to standard error."""
-
-    def __init__(self) -> None:
-        self._end = b""
-
-    async def pass_on(self, errors: asyncio.StreamReader) -> None:
-        """Copy standard error of the command to ours."""
-        while block := await errors.read(65_536):
-            sys.stderr.buffer.write(block)
-            sys.stderr.flush()
-            self._end = (self._end + block)[-4_096:]
-
-    @property
-    def last_line(self) -> str:
-        """The last line with text; empty if there is none."""
-        text = self._end.decode(errors="replace")
-        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
-
-
 # --- The command ----------------------------------------------------------------------------------
 
 
@@ -525,7 +500,7 @@ def follow_command(
 
     The command gets LEDGER_ID, LEDGER_DELETED (0 or 1), LEDGER_VERSION and LEDGER_TIME_MS, and the
     same as JSON on standard input. If it fails, the next ledger follows, and bookmender feed
-    failures shows it.
+    clients NAME shows it.
 
     Exit codes: 0 done (--once). 1 a command failed (--once, --stop-on-failure), or receipts are
     unreadable. 2 wrong usage, or the feed is not enabled (--once). 3 ZooKeeper or the store of
@@ -561,23 +536,22 @@ def follow_command(
 
     try:
         run_with(settings, act)
-    except HandlingFailedError as error:
-        click.echo(f"bookmender: {printable(str(error))}", err=True)
-        sys.exit(EXIT_FAILED)
-    except ClientDeletedError:
-        click.echo(
-            f"bookmender: client {printable(name)} was deleted (bookmender feed forget). If it is "
-            "started again, it is a new client.",
-            err=True,
-        )
-        sys.exit(EXIT_FENCED)
-    except ClientFencedError:
-        click.echo(
-            f"bookmender: another process follows the feed as client {printable(name)} now. Each "
-            "name has one process: stop the other one, or give this one another --client name.",
-            err=True,
-        )
-        sys.exit(EXIT_FENCED)
+    except (HandlingFailedError, ClientDeletedError, ClientFencedError) as error:
+        text, code = printable(str(error)), EXIT_FAILED
+        if isinstance(error, ClientDeletedError):
+            code = EXIT_FENCED
+            text = (
+                f"client {printable(name)} was deleted (bookmender feed clients --forget). If it "
+                "is started again, it is a new client."
+            )
+        elif isinstance(error, ClientFencedError):
+            code = EXIT_FENCED
+            text = (
+                f"another process follows the feed as client {printable(name)} now. Each name has "
+                "one process: stop the other one, or give this one another --client name."
+            )
+        _tell(f"bookmender: {text}")
+        sys.exit(code)
     if run.failed:
         _tell(f"{counted(len(run.failed), 'ledger')} failed.")
         sys.exit(EXIT_FAILED)

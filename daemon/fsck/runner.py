@@ -44,13 +44,13 @@ from auditor.fsck.results.summary import Summary, note_marked, write_last
 from auditor.fsck.verdicts import Finding
 from auditor.mark_reasons import Findings
 from daemon.admin_session import AdminSession, admin_session, by_hand, order_event
-from daemon.cli.feed_clients import connection_of
 from daemon.cli.main import EXIT_UNKNOWN
 from daemon.cli.progress import echo_notes
 from daemon.fsck.changes import Fetched, WhyWhole, acknowledge, fetch_changes
 from daemon.fsck.spark_environment import LaunchEnvironment, applied, launch_environment
 from daemon.home import has_name
 from daemon.local.java import Java
+from daemon.operations.feed import connection_of
 from daemon.placement import load_placement, rule_of
 from daemon.settings import Settings
 from daemon.words import printable

@@ -19,9 +19,9 @@ from daemon.cli.bookies import (
     registered_bookies,
     with_losses,
 )
-from daemon.cli.feed_stall import read_stall
 from daemon.cli.hold import current_hold
 from daemon.limits import limits_in_force
+from daemon.operations.feed import read_stall
 from daemon.status.leader import LeaderState, gather_leader
 from daemon.status.pace import copying_pace
 from daemon.status.state import (

@@ -87,9 +87,9 @@ def test_a_batch_lies_between_two_offsets() -> None:
 @pytest.mark.parametrize(
     ("begin", "end", "ledgers"),
     [
-        pytest.param(10, 30, [3, 2, 1], id="all"),
-        pytest.param(20, 30, [3, 2], id="after the first"),
-        pytest.param(21, 30, [3, 2], id="begin within a ledger"),
+        pytest.param(10, 30, [1, 2, 3], id="all"),
+        pytest.param(20, 30, [2, 3], id="after the first"),
+        pytest.param(21, 30, [2, 3], id="begin within a ledger"),
         pytest.param(10, 20, [1], id="up to the first"),
         pytest.param(25, 99, [3], id="in the last"),
     ],

@@ -12,9 +12,9 @@ from auditor.election import current_leader
 from checkpoints.chain import RETENTION_DEFAULT_S
 from checkpoints.collector import fingerprint_of
 from checkpoints.log import CheckpointLog
-from daemon.cli.feed import disable_feed, enable_feed, read_feed
 from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
+from daemon.operations.feed import disable_feed, enable_feed, read_feed
 from ledgers.clock import SystemClock
 from ledgers.model import LedgerState
 from replication.nodes import live_nodes
@@ -97,14 +97,13 @@ def test_a_follower_knows_all_ledgers_though_the_leader_is_killed(
             await wait_equal(on, follower)
 
             state = await read_feed(on.seen)
-            assert state.last is not None
-            assert state.last.id == follower.received[-1].id
+            assert state.last_checkpoint_id == follower.received[-1].id
             async with aclosing(follower.log.request_checkpoints(0)) as found:
                 logged = [checkpoint.id async for checkpoint in found]
             assert logged == [checkpoint.id for checkpoint in follower.received][::-1]
             assert not errors(second)
 
-            segments = {each.ledger_id for each in (state.chain.segments if state.chain else ())}
+            segments = {*state.log_ledgers, state.base_ledger}
             await disable_feed(on.seen, clock=CLOCK)
 
             async def are_deleted() -> bool:

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from checkpoints.chain import RETENTION_DEFAULT_S
-from daemon.cli.feed import disable_feed, enable_feed, read_feed
 from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
+from daemon.operations.feed import disable_feed, enable_feed, read_feed
 from ledgers.clock import SystemClock
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for
@@ -193,7 +193,7 @@ def test_a_new_catalogue_has_no_ledger_that_the_feed_never_tells(
             await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
 
             async def is_published() -> bool:
-                return (await read_feed(on.seen)).last is not None
+                return (await read_feed(on.seen)).last_checkpoint_id is not None
 
             await wait_for(is_published, "a checkpoint")
             await asyncio.to_thread(first.kill)

@@ -12,9 +12,9 @@ import pytest
 from auditor.election import current_leader
 from checkpoints.chain import RETENTION_DEFAULT_S, FeedChain, read_chain
 from checkpoints.model import Checkpoint
-from daemon.cli.feed import disable_feed, enable_feed
 from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
+from daemon.operations.feed import disable_feed, enable_feed
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids

@@ -18,11 +18,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from checkpoints import spark as feed_stream
 from checkpoints.chain import RETENTION_DEFAULT_S
 from checkpoints.client import open_client_table
-from daemon.cli.feed import disable_feed, enable_feed
-from daemon.cli.feed_clients import connection_of
 from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, wait_until
+from daemon.operations.feed import connection_of, disable_feed, enable_feed
 from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
 from tests.checkpoints.feed_cluster import Follower

@@ -14,9 +14,9 @@ import pytest
 
 from auditor.fsck.results.run_folder import Results
 from checkpoints.chain import RETENTION_DEFAULT_S
-from daemon.cli.feed import disable_feed, enable_feed
 from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
+from daemon.operations.feed import disable_feed, enable_feed
 from ledgers.clock import SystemClock
 from tests.cluster.commands import Said, bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import cast
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -22,12 +23,11 @@ from checkpoints.chain import order_change
 from checkpoints.client import IN_ZOOKEEPER, ClusterConnection, connected_names, open_client_table
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_key
-from checkpoints.receipts import DELETED, FENCED, ClientSummary, ClientTable, Failure
+from checkpoints.receipts import DELETED, FENCED, ClientTable, Failure
 from checkpoints.recovery import LiftReason, RecoveryService, WatermarkLift
 from checkpoints.stores import zookeeper as zookeeper_stores
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
-from daemon.cli import feed, feed_clients, feed_follow
-from daemon.cli.feed_clients import ClientRow, Lag, lag_of
+from daemon.cli import feed, feed_follow
 from daemon.cli.feed_follow import (
     RECONNECT_S,
     RETRY_CHECK_S,
@@ -43,6 +43,7 @@ from daemon.cli.feed_follow import (
     watch_reader,
 )
 from daemon.cli.main import EXIT_FENCED, cli
+from daemon.operations.feed import FeedFollower, Lag, lag_of
 from ledgers.errors import (
     ClientDeletedError,
     ClientFencedError,
@@ -268,7 +269,7 @@ async def test_a_failure_stops_nothing_and_is_tried_again_on_order() -> None:
             assert sorted(run.ledger_ids) == sorted([bad, good])
             line, hint = run.told[-2:]
             assert line == f"ledger {bad} failed: disk full"
-            assert f"bookmender feed failures {NAME}." in hint
+            assert f"bookmender feed clients {NAME}." in hint
             table = await run.table()
             (summary,) = await table.list()
             assert [each.because for each in summary.failures] == ["disk full"]
@@ -420,7 +421,7 @@ async def test_a_retry_does_not_replace_a_later_change() -> None:
         ),
         pytest.param(
             ClientDeletedError(DELETED),
-            f"client {NAME} was deleted (bookmender feed forget).",
+            f"client {NAME} was deleted (bookmender feed clients --forget).",
             id="deleted",
         ),
     ],
@@ -596,7 +597,7 @@ def test_a_command_gets_the_ledger_in_variables_and_as_json(tmp_path: Path) -> N
 
     line, document = out.read_text().splitlines()
     assert line == "7 0 31 1700000000000"
-    assert json.loads(document) == CHANGE.to_json()
+    assert json.loads(document) == msgspec.to_builtins(CHANGE)
 
 
 def test_the_reason_of_a_failure_is_the_last_line_of_standard_error(
@@ -720,14 +721,20 @@ def test_the_lag_of_a_client(low_watermark: int, lag: Lag) -> None:
 def test_a_client_as_text(
     watermark: int | None, is_current: bool, lag: Lag | None, text: str
 ) -> None:
-    row = ClientRow(
-        summary=ClientSummary(name="c", low_watermark=watermark),
+    client = FeedFollower(
+        name="c",
         is_connected=True,
         is_current=is_current,
-        lag=lag,
+        low_watermark=watermark,
+        lag_checkpoints=None if lag is None else lag.checkpoints,
+        lag_s=None if lag is None else lag.seconds,
+        is_lag_more=lag is not None and lag.is_more,
+        has_lost_changes=lag is not None and lag.is_lost,
+        receipt_count=0,
+        failure_count=0,
     )
 
-    assert row.to_text() == text
+    assert client.to_text() == text
 
 
 @pytest.mark.parametrize(
@@ -765,39 +772,26 @@ def test_a_line_that_cannot_be_printed_names_standard_output(
 
 
 @pytest.mark.parametrize(
-    ("command", "arguments", "exit_code", "text"),
+    ("arguments", "exit_code", "text"),
     [
-        (feed_clients.clients, [], 1, "Client catalogue: not connected, lag unknown, 1 failure.\n"),
-        (feed_clients.failures, [NAME], 1, " ago: disk full\n1 failure. Try again: --retry\n"),
-        (feed_clients.failures, [NAME, "--retry"], 0, "1 ledger will be tried again.\n"),
-        (feed_clients.failures, ["nobody"], 2, "The store has no client 'nobody'."),
-        (
-            feed_clients.forget,
-            [NAME],
-            2,
-            "This deletes client catalogue with 1 failure. Give --yes",
-        ),
-        (feed_clients.forget, [NAME, "--dry-run"], 0, "Would delete client catalogue with 1 fail"),
-        (feed_clients.forget, [NAME, "--yes"], 0, "Deleted client catalogue with 1 failure.\n"),
-        (feed_clients.forget, ["nobody", "--yes"], 2, "The store has no client 'nobody'."),
-        (
-            feed_clients.clients,
-            ["--store", "mysql://host/feed"],
-            1,
-            "has the scheme 'mysql'; allowed: zookeeper:, sqlite:///FILE, postgresql://USER",
-        ),
+        (["clients"], 1, "Client catalogue: not connected, lag unknown, 1 failure.\n"),
+        (["clients", NAME], 1, " ago: disk full\n1 failure. Try again: --retry\n"),
+        (["clients", NAME, "--retry"], 0, "1 ledger will be tried again.\n"),
+        (["clients", "nobody"], 2, "The store has no client 'nobody'."),
+        (["clients", "--retry"], 2, "--retry and --forget need the NAME of a client."),
+        (["clients", NAME, "--forget"], 2, "This deletes client catalogue with 1 failure. Give"),
+        (["clients", NAME, "--forget", "--dry-run"], 0, "Would delete client catalogue with 1 "),
+        (["clients", NAME, "--forget", "--yes"], 0, "Deleted client catalogue with 1 failure.\n"),
+        (["clients", "nobody", "--forget", "--yes"], 2, "The store has no client 'nobody'."),
+        (["failures", NAME, "--retry"], 0, "1 ledger will be tried again.\n"),
+        (["forget", NAME, "--yes"], 0, "Deleted client catalogue with 1 failure.\n"),
+        (["clients", "--store", "mysql://host/feed"], 1, "has the scheme 'mysql'; allowed: zook"),
     ],
 )
 def test_commands_about_clients(
-    monkeypatch: pytest.MonkeyPatch,
-    command: click.Command,
-    arguments: list[str],
-    exit_code: int,
-    text: str,
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    result, _ = run_in_memory(
-        monkeypatch, feed_clients, command, *arguments, prepare=client_with_failure
-    )
+    result, _ = run_in_memory(monkeypatch, feed, feed.feed, *arguments, prepare=client_with_failure)
 
     assert result.exit_code == exit_code
     assert text in result.output + str(result.exception)

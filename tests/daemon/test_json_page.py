@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 
 from auditor.checks.records import CheckRun
 from auditor.mark_reasons import PrivateQueue
 from checkpoints.model import ledger_key
-from checkpoints.receipts import ClientSummary, Failure
+from checkpoints.receipts import Failure
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from daemon.cli import (
     bookie,
@@ -24,7 +25,6 @@ from daemon.cli import (
     doctor,
     drain,
     feed,
-    feed_clients,
     history,
     hold,
     identities,
@@ -40,9 +40,7 @@ from daemon.cli import plan as plan_command
 from daemon.cli import repair as repair_command
 from daemon.cli.bookies import BookieRow, BookieState, drain_record, maintenance_record
 from daemon.cli.check import CheckRow, Checks, run_record
-from daemon.cli.feed_clients import ClientRow
 from daemon.cli.feed_follow import Change
-from daemon.cli.feed_stall import FeedStall
 from daemon.cli.hold import hold_record
 from daemon.cli.main import cli
 from daemon.cli.repair import RepairedByHand
@@ -52,6 +50,7 @@ from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
 from daemon.messages import blocked_record
 from daemon.observe.report import to_record as observe_record
+from daemon.operations.feed import JAVA_LEADS, FeedFollower, FeedStall
 from daemon.previews import Previews
 from daemon.status.records import note_record
 from ledgers.bookies import DiskSpace
@@ -261,8 +260,17 @@ REPAIRED = RepairedByHand(
     failed={1: "no such ledger"},
 )
 FEED_CHANGE = Change(ledger_id=LEDGER, is_deleted=False, version=1, time_ms=0)
-FEED_CLIENT = ClientRow(
-    summary=ClientSummary(name="catalogue"), is_connected=True, is_current=True, lag=None
+FEED_CLIENT = FeedFollower(
+    name="catalogue",
+    is_connected=True,
+    is_current=True,
+    low_watermark=None,
+    lag_checkpoints=None,
+    lag_s=None,
+    is_lag_more=False,
+    has_lost_changes=False,
+    receipt_count=0,
+    failure_count=0,
 )
 IDLE = idle.IdleLedger(
     ledger_id=LEDGER, state=LedgerState.OPEN, idle_s=1, last_entry_id=9, bookies=(B1,)
@@ -311,15 +319,13 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     "bookmender feed status": [ran(feed, feed.status)],
     "bookmender feed enable": [ran(feed, feed.enable)],
     "bookmender feed disable": [ran(feed, feed.disable, "--yes")],
-    "bookmender feed follow": [value(FEED_CHANGE.to_json())],
+    "bookmender feed follow": [value(msgspec.to_builtins(FEED_CHANGE))],
     "bookmender feed clients": [
-        ran(feed_clients, feed_clients.clients, prepare=feed_client),
+        ran(feed, feed.clients, prepare=feed_client),
     ],
-    "bookmender feed failures": [
-        ran(feed_clients, feed_clients.failures, "catalogue", prepare=feed_client)
-    ],
-    "bookmender feed forget": [
-        ran(feed_clients, feed_clients.forget, "catalogue", "--dry-run", prepare=feed_client)
+    "bookmender feed clients NAME": [ran(feed, feed.clients, "catalogue", prepare=feed_client)],
+    "bookmender feed clients NAME --forget": [
+        ran(feed, feed.clients, "catalogue", "--forget", "--dry-run", prepare=feed_client)
     ],
     "bookmender observe": [value(observe_record(SEEN))],
     "bookmender doctor": [value(doctor.to_json([doctor.latency_finding(0.5)]))],
@@ -329,8 +335,8 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     "bookmender local up": [value(json.loads(local_json(at_rest(SPEC, data="/data"))))],
     "error": [failed],
     "event": [value(event_record(NodeEvent(node="n", event=Event(kind="order"))))],
-    "client": [value(FEED_CLIENT.to_json())],
-    "stall": [value(FeedStall(state=None).to_json())],
+    "client": [value(msgspec.to_builtins(FEED_CLIENT))],
+    "stall": [value(FeedStall(reason=JAVA_LEADS).to_json())],
     "drain": [value(drain_record(DrainOrder(since_ms=0), None))],
     "window": [value(maintenance_record(WINDOW))],
     "hold": [value(hold_record(HOLD))],

@@ -12,7 +12,7 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
 from checkpoints.stalls import FeedStateRecord, StallReason
 from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.feed_stall import FeedStall
+from daemon.operations.feed import JAVA_LEADS, FeedStall
 from daemon.status.conditions import Code, Severity, conditions, exit_code, health
 from daemon.status.leader import LeaderState, PendingLoss
 from daemon.status.unreadable import UnreadableRecord
@@ -810,7 +810,7 @@ STALLED = FeedStateRecord(
 
 
 def test_a_stalled_feed_is_a_condition_that_says_how_long_and_why() -> None:
-    status = changed(HEALTHY, feed_stall=FeedStall(state=STALLED), taken_ms=300_000)
+    status = changed(HEALTHY, feed_stall=FeedStall.of(STALLED), taken_ms=300_000)
 
     assert codes(status) == ["FEED_STALLED WARN"]
     assert fact(status, "FEED_STALLED") == (
@@ -822,7 +822,7 @@ def test_a_stalled_feed_is_a_condition_that_says_how_long_and_why() -> None:
 
 @pytest.mark.parametrize("reason", StallReason)
 def test_each_reason_of_a_stalled_feed_has_a_text(reason: StallReason) -> None:
-    stall = FeedStall(state=replace(STALLED, reason=reason))
+    stall = FeedStall.of(replace(STALLED, reason=reason))
 
     assert stall.fact(now_ms=0).count(": ") >= 1
     assert stall.action()
@@ -830,7 +830,7 @@ def test_each_reason_of_a_stalled_feed_has_a_text(reason: StallReason) -> None:
 
 
 def test_java_as_leader_stalls_the_feed() -> None:
-    status = changed(HEALTHY, feed_stall=FeedStall(state=None))
+    status = changed(HEALTHY, feed_stall=FeedStall(reason=JAVA_LEADS))
 
     assert "Java's auditor leads" in fact(status, "FEED_STALLED")
-    assert FeedStall(state=None).to_json()["reason"] == "java-leads"
+    assert FeedStall(reason=JAVA_LEADS).to_json()["reason"] == "java-leads"
