@@ -18,7 +18,7 @@ is deleted:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise, takewhile
 
@@ -134,10 +134,23 @@ class FeedChain(Record):
         error.lost_ledger_id = self.lost_ledger_id
         return error
 
-    def with_log(self, segment: Segment, *, empty: frozenset[int] = frozenset()) -> FeedChain:
-        """Return the chain with another log ledger at its end, and without these empty ones."""
-        kept = tuple(each for each in self.segments if each.ledger_id not in empty)
-        return replace(self, segments=(*kept, segment), deleting=(*self.deleting, *sorted(empty)))
+    def without(self, ledger_ids: Collection[int]) -> FeedChain:
+        """Return the chain without these segments. The leader deletes them."""
+        kept = tuple(each for each in self.segments if each.ledger_id not in ledger_ids)
+        gone = [each.ledger_id for each in self.segments if each.ledger_id in ledger_ids]
+        return replace(self, segments=kept, deleting=(*self.deleting, *gone))
+
+    def with_segment(self, segment: Segment) -> FeedChain:
+        """Return the chain with another log ledger at its end, or with a complete base. The leader
+        deletes earlier bases."""
+        is_base = segment.kind is Kind.BASE
+        old = [each.ledger_id for each in self.segments if is_base and each.kind is Kind.BASE]
+        chain = self.without(old)
+        return replace(
+            chain,
+            segments=(*chain.segments, segment),
+            unfinished=tuple(i for i in chain.unfinished if i != segment.ledger_id),
+        )
 
     def with_created(self, ledger_id: int) -> FeedChain:
         """Return the chain that says that this log ledger was created."""
@@ -150,17 +163,6 @@ class FeedChain(Record):
     def with_unfinished(self, ledger_id: int) -> FeedChain:
         """Return the chain with a base that is going to be written. Others are given up."""
         return replace(self, unfinished=(ledger_id,), deleting=(*self.deleting, *self.unfinished))
-
-    def with_base(self, base: Segment) -> FeedChain:
-        """Return the chain with a complete base. Earlier bases are deleted."""
-        others = tuple(each for each in self.segments if each.kind is not Kind.BASE)
-        old = tuple(each.ledger_id for each in self.segments if each.kind is Kind.BASE)
-        return replace(
-            self,
-            segments=(*others, base),
-            unfinished=tuple(i for i in self.unfinished if i != base.ledger_id),
-            deleting=(*self.deleting, *old),
-        )
 
     def retained(self, now_ms: int) -> FeedChain:
         """Return the chain without log ledgers that neither the retention nor the base needs.
@@ -180,17 +182,13 @@ class FeedChain(Record):
             )
 
         # Up to the first that is kept: clocks may step back, and the log must have no gap.
-        old = frozenset(segment.ledger_id for segment, _ in takewhile(is_old, pairwise(logs)))
-        kept = tuple(each for each in self.segments if each.ledger_id not in old)
-        return replace(self, segments=kept, deleting=(*self.deleting, *sorted(old)))
+        return self.without([each.ledger_id for each, _ in takewhile(is_old, pairwise(logs))])
 
     def without_lost(self, ledger_id: int) -> FeedChain:
         """Return the chain without this log ledger and the earlier ones, as retention would drop
         them. The base must contain them."""
         ids = [each.ledger_id for each in self.logs]
-        lost = ids[: ids.index(ledger_id) + 1] if ledger_id in ids else []
-        kept = tuple(each for each in self.segments if each.ledger_id not in lost)
-        return replace(self, segments=kept, deleting=(*self.deleting, *lost))
+        return self.without(ids[: ids.index(ledger_id) + 1] if ledger_id in ids else ())
 
     def within(self, bytes_max: int) -> FeedChain:
         """Return the chain without the oldest log ledgers if it has more than ``bytes_max`` bytes.
@@ -206,9 +204,6 @@ class FeedChain(Record):
         )
         dropped = [each for each, _ in islice(in_base, -(-excess_bytes // SEGMENT_BYTES_MIN))]
         return self.without_lost(dropped[-1].ledger_id) if dropped else self
-
-    def without_deleted(self, ledger_ids: frozenset[int]) -> FeedChain:
-        return replace(self, deleting=tuple(i for i in self.deleting if i not in ledger_ids))
 
     def enabled(
         self, *, now_ms: int, by: str, retention_s: int, generation_min: int = 0
@@ -244,9 +239,6 @@ class FeedChain(Record):
             generation_min=max(generation_min, now_ms // 1000),
         )
         return replace(fresh, lost_ledger_id=lost_ledger_id, renewed_ms=now_ms)
-
-    def with_retention(self, retention_s: int) -> FeedChain:
-        return replace(self, retention_s=retention_s)
 
     def disabled(self, *, now_ms: int, by: str) -> FeedChain:
         """Return the chain without feed. All its ledgers are deleted by the leader."""
@@ -315,8 +307,8 @@ class ChainWriter:
             chain = _readable(stored)
             assert stored.stat is not None
             try:
-                after = chain.without_deleted(ledger_ids)
-                await self._put(after, version=stored.stat.version)
+                left = tuple(i for i in chain.deleting if i not in ledger_ids)
+                await self._put(replace(chain, deleting=left), version=stored.stat.version)
             except (ConflictError, NoNodeError):
                 continue
             return

@@ -257,7 +257,7 @@ class FeedHousekeeper:
             )
             now_ms = self.clock.wall_ms()
             await self.chain_writer.change(
-                lambda chain: chain.with_base(base).retained(now_ms), generation=generation
+                lambda chain: chain.with_segment(base).retained(now_ms), generation=generation
             )
         self.state.log_bytes -= log_bytes
         BYTES.inc(size_bytes)

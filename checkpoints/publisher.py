@@ -409,7 +409,7 @@ class FeedPublisher:
                 begun_ms=now_ms,
             )
             _, zxid = await self._chain_writer.change(
-                lambda chain: chain.with_log(segment, empty=empty).retained(now_ms),
+                lambda chain: chain.without(empty).with_segment(segment).retained(now_ms),
                 generation=generation,
             )
             if zxid <= collector.last_id:

@@ -129,19 +129,37 @@ FAILURES: Final = Table(
 )
 
 
-class SqlReceiptStore:
+class _Database:
+    """An engine, whose calls run in a thread of their own."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._is_closed = engine, False
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed-receipts")
+
+    async def close(self) -> None:
+        if not self._is_closed:
+            self._is_closed = True
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._thread, self._engine.dispose)
+            self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        assert not self._is_closed
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, _translated, work, self._engine)
+
+
+class SqlReceiptStore(_Database):
     """A ``ReceiptStore`` in a database."""
 
     def __init__(
         self, client: str, engine: Engine, *, process: ClientProcess, generation: int = 0
     ) -> None:
-        self._client, self._engine, self._generation = client, engine, generation
-        self._process = process
+        super().__init__(engine)
+        self._client, self._generation, self._process = client, generation, process
         self._epoch = 0
         self.was_reset = False
         """True if receipts of an earlier feed were deleted, and none was stored since."""
-        self._is_closed = False
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed-receipts")
 
     @classmethod
     async def open(
@@ -278,13 +296,6 @@ class SqlReceiptStore:
     async def reset(self) -> None:
         await self._write(self._delete_receipts)
 
-    async def close(self) -> None:
-        if not self._is_closed:
-            self._is_closed = True
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._thread, self._engine.dispose)
-            self._thread.shutdown(wait=False)
-
     # --- In the thread ----------------------------------------------------------------------------
 
     def _begin(self, is_restored: bool) -> None:
@@ -370,11 +381,6 @@ class SqlReceiptStore:
             lambda connection: [tuple(row) for row in connection.execute(query)]
         )
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        assert not self._is_closed
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _translated, work, self._engine)
-
     def _insert(self, table: Table) -> Any:
         """Return an INSERT that can handle conflicts: both databases spell it alike."""
         if self._engine.dialect.name == "postgresql":
@@ -382,12 +388,8 @@ class SqlReceiptStore:
         return sqlite.insert(table)
 
 
-class SqlClientTable:
-    """A ``ClientTable`` of a database. Its calls run in a thread of their own."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="feed-clients")
+class SqlClientTable(_Database):
+    """A ``ClientTable`` of a database."""
 
     @classmethod
     async def open(cls, url: str) -> SqlClientTable:
@@ -397,7 +399,7 @@ class SqlClientTable:
         _check_exists(engine.url)
         table = cls(engine)
         try:
-            await table._in_thread(_metadata.create_all)
+            await table._transact(_metadata.create_all)
         except BaseException:
             await table.close()
             raise
@@ -405,7 +407,7 @@ class SqlClientTable:
 
     async def list(self) -> Sequence[ClientSummary]:
         query = select(CLIENTS).order_by(CLIENTS.c.client)
-        return await self._in_thread(
+        return await self._transact(
             lambda connection: [_summary(connection, row) for row in connection.execute(query)]
         )
 
@@ -417,7 +419,7 @@ class SqlClientTable:
             row = connection.execute(query).one_or_none()
             return None if row is None else _summary(connection, row)
 
-        return await self._in_thread(find)
+        return await self._transact(find)
 
     async def delete(self, name: str) -> bool:
         def delete_rows(connection: Connection) -> bool:
@@ -427,23 +429,18 @@ class SqlClientTable:
                 connection.execute(delete(table).where(table.c.client == name))
             return count > 0
 
-        return await self._in_thread(delete_rows)
+        return await self._transact(delete_rows)
 
     async def order_retries(self, name: str) -> int:
         order = update(FAILURES).where(FAILURES.c.client == name).values(is_retry_ordered=True)
-        return await self._in_thread(lambda connection: connection.execute(order).rowcount)
+        return await self._transact(lambda connection: connection.execute(order).rowcount)
 
-    async def close(self) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._engine.dispose)
-        self._thread.shutdown(wait=False)
-
-    async def _in_thread(self, work: Callable[[Connection], T]) -> T:
+    async def _transact(self, work: Callable[[Connection], T]) -> T:
         def transact() -> T:
             with self._engine.begin() as connection:
                 return work(connection)
 
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, _translated, transact, self._engine)
+        return await self._in_thread(transact)
 
 
 def _summary(connection: Connection, row: Any) -> ClientSummary:

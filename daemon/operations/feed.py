@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
@@ -564,7 +565,8 @@ async def enable_feed(
         nonlocal has_changed
         has_changed = not chain.is_enabled
         if chain.is_enabled:
-            return chain.with_retention(chain.retention_s if retention_s is None else retention_s)
+            kept_s = chain.retention_s if retention_s is None else retention_s
+            return replace(chain, retention_s=kept_s)
         now_ms = clock.wall_ms()
         return chain.enabled(
             now_ms=now_ms,

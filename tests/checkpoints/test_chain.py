@@ -64,7 +64,7 @@ def test_without_a_base_nothing_is_deleted() -> None:
 
 
 def test_a_new_base_replaces_the_old_one() -> None:
-    chain = CHAIN.with_unfinished(7).with_base(base(7, 30))
+    chain = CHAIN.with_unfinished(7).with_segment(base(7, 30))
 
     assert chain.base == base(7, 30)
     assert chain.unfinished == ()

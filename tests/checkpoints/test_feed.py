@@ -140,7 +140,7 @@ async def test_the_ledgers_of_the_log_are_known_before_its_last_ledger_is_create
         named = Segment(
             ledger_id=5_000, kind=Kind.LOG, previous_id=follower.log.last_id, begun_ms=0
         )
-        await order_change(cluster.store, PATHS, lambda chain: chain.with_log(named))
+        await order_change(cluster.store, PATHS, lambda chain: chain.with_segment(named))
 
         assert await ids_by_log(follower) == follower.catalogue.keys()
 
