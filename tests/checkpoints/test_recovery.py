@@ -23,7 +23,7 @@ from ledgers.errors import (
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipts
 from tests.memory.feed import MemoryReceiptStore
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 
 async def is_stored(receipt: StoredReceipt, *, within_s: float = 1.0) -> bool:
@@ -45,816 +45,726 @@ async def known_client(feed: Feed) -> None:
 # --- Lost checkpoints ---------------------------------------------------------------------------
 
 
-def test_changes_before_a_gap_in_the_log_may_be_missed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        lost = await feed.commit(1)
-        await feed.commit(2)
-        feed.source._checkpoints.remove(lost)
+@in_virtual_time
+async def test_changes_before_a_gap_in_the_log_may_be_missed() -> None:
+    feed = Feed()
+    await known_client(feed)
+    lost = await feed.commit(1)
+    await feed.commit(2)
+    feed.source._checkpoints.remove(lost)
 
-        async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
-            assert client.missed == {2: feed.versions[2]}
-            assert client.result.lifted is not None
-            assert client.result.lifted.because is LiftReason.RETENTION
-            assert client.result.lifted.to_id == lost.id
-
-    run(main())
+    async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
+        assert client.missed == {2: feed.versions[2]}
+        assert client.result.lifted is not None
+        assert client.result.lifted.because is LiftReason.RETENTION
+        assert client.result.lifted.to_id == lost.id
 
 
 # --- 1. Receipts ----------------------------------------------------------------------------------
 
 
-def test_a_receipt_is_stored_when_every_object_of_its_checkpoint_has_one() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2)
+@in_virtual_time
+async def test_a_receipt_is_stored_when_every_object_of_its_checkpoint_has_one() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
 
-            first = client.service.submit_receipt(ledger_key(1), feed.versions[1])
-            assert not await is_stored(first)
-            assert await client.store.get_low_watermark() == 0
+        first = client.service.submit_receipt(ledger_key(1), feed.versions[1])
+        assert not await is_stored(first)
+        assert await client.store.get_low_watermark() == 0
 
-            second = client.service.submit_receipt(ledger_key(2), feed.versions[2])
-            assert await is_stored(second)
-            assert await is_stored(first)
-            assert await client.store.get_low_watermark() == 10
-
-    run(main())
+        second = client.service.submit_receipt(ledger_key(2), feed.versions[2])
+        assert await is_stored(second)
+        assert await is_stored(first)
+        assert await client.store.get_low_watermark() == 10
 
 
-def test_submitting_a_receipt_is_idempotent() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2)
-            for _ in range(3):
-                client.submit({1: feed.versions[1]})
-            assert client.service.pending_count == 1
-            client.submit({2: feed.versions[2]})
+@in_virtual_time
+async def test_submitting_a_receipt_is_idempotent() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        for _ in range(3):
+            client.submit({1: feed.versions[1]})
+        assert client.service.pending_count == 1
+        client.submit({2: feed.versions[2]})
 
-            await client.stored(1, feed.versions[1])
-            await client.stored(1, feed.versions[1])
+        await client.stored(1, feed.versions[1])
+        await client.stored(1, feed.versions[1])
 
-            assert client.service.pending_count == 0
-
-    run(main())
+        assert client.service.pending_count == 0
 
 
-def test_a_version_that_was_not_yet_shared_is_refused() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            with pytest.raises(NotSharedError):
-                client.submit({1: 1})
-            await feed.commit(1, 2)
+@in_virtual_time
+async def test_a_version_that_was_not_yet_shared_is_refused() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        with pytest.raises(NotSharedError):
+            client.submit({1: 1})
+        await feed.commit(1, 2)
 
-            with pytest.raises(NotSharedError):
-                client.submit({1: feed.versions[1] + 1})
-            with pytest.raises(NotSharedError):
-                client.submit({3: 11})
-            with pytest.raises(NotSharedError):
-                await client.service.submit_failure(ledger_key(1), 11, "no space")
+        with pytest.raises(NotSharedError):
+            client.submit({1: feed.versions[1] + 1})
+        with pytest.raises(NotSharedError):
+            client.submit({3: 11})
+        with pytest.raises(NotSharedError):
+            await client.service.submit_failure(ledger_key(1), 11, "no space")
 
-            assert await client.store.get_low_watermark() is None
-
-    run(main())
+        assert await client.store.get_low_watermark() is None
 
 
-def test_a_cancelled_wait_for_a_receipt_ends_no_other() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2)
-            receipt = client.service.submit_receipt(ledger_key(1), feed.versions[1])
-            waiting = asyncio.ensure_future(is_stored(receipt, within_s=100))
-            assert not await is_stored(receipt)
+@in_virtual_time
+async def test_a_cancelled_wait_for_a_receipt_ends_no_other() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        receipt = client.service.submit_receipt(ledger_key(1), feed.versions[1])
+        waiting = asyncio.ensure_future(is_stored(receipt, within_s=100))
+        assert not await is_stored(receipt)
 
-            client.submit({2: feed.versions[2]})
+        client.submit({2: feed.versions[2]})
 
-            assert await waiting
-
-    run(main())
+        assert await waiting
 
 
 # --- 2. Subsumption and the low watermark ---------------------------------------------------------
 
 
-def test_a_later_version_subsumes_the_earlier_one() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            first = await feed.commit(1, 2)
-            early = feed.versions[1]
-            client.submit({2: feed.versions[2]})
-            await feed.commit(1)
+@in_virtual_time
+async def test_a_later_version_subsumes_the_earlier_one() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        first = await feed.commit(1, 2)
+        early = feed.versions[1]
+        client.submit({2: feed.versions[2]})
+        await feed.commit(1)
 
-            await client.stored(1, early)  # its checkpoint is complete by subsumption
+        await client.stored(1, early)  # its checkpoint is complete by subsumption
 
-            assert await client.store.get_low_watermark() == first.id
-            assert client.service.pending_count == 1
-
-    run(main())
+        assert await client.store.get_low_watermark() == first.id
+        assert client.service.pending_count == 1
 
 
-def test_the_low_watermark_never_passes_what_lacks_a_receipt() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            for ledger_id in range(5):
-                await feed.commit(ledger_id)
-            watermarks = []
-            for ledger_id in (4, 2, 1, 0, 3):
-                client.submit({ledger_id: feed.versions[ledger_id]})
-                await settle()
-                watermarks.append(await client.store.get_low_watermark())
+@in_virtual_time
+async def test_the_low_watermark_never_passes_what_lacks_a_receipt() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        for ledger_id in range(5):
+            await feed.commit(ledger_id)
+        watermarks = []
+        for ledger_id in (4, 2, 1, 0, 3):
+            client.submit({ledger_id: feed.versions[ledger_id]})
+            await settle()
+            watermarks.append(await client.store.get_low_watermark())
 
-            assert watermarks == [0, 0, 0, 30, 50]
-
-    run(main())
+        assert watermarks == [0, 0, 0, 30, 50]
 
 
-def test_what_a_later_receipt_subsumes_is_not_missed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        async with feed.client() as client:
-            await feed.commit(1, 2)
-            await feed.commit(1)
-            await client.stored(1, feed.versions[1])
+@in_virtual_time
+async def test_what_a_later_receipt_subsumes_is_not_missed() -> None:
+    feed = Feed()
+    await known_client(feed)
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await feed.commit(1)
+        await client.stored(1, feed.versions[1])
 
-        async with feed.client() as client:
-            assert client.missed == {2: feed.versions[2]}
-
-    run(main())
+    async with feed.client() as client:
+        assert client.missed == {2: feed.versions[2]}
 
 
 # --- 3. No gap at the seam ------------------------------------------------------------------------
 
 
-def test_missed_objects_come_once_at_their_latest_version_oldest_first() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        for ledger_ids in ((1, 2), (2, 3), (3, 4), (1,)):
-            await feed.commit(*ledger_ids)
+@in_virtual_time
+async def test_missed_objects_come_once_at_their_latest_version_oldest_first() -> None:
+    feed = Feed()
+    await known_client(feed)
+    for ledger_ids in ((1, 2), (2, 3), (3, 4), (1,)):
+        await feed.commit(*ledger_ids)
 
-        async with feed.client() as client:
-            assert client.missed == {each: feed.versions[each] for each in (1, 2, 3, 4)}
-            assert next(iter(client.missed)) == 2
-            assert list(client.missed)[-1] == 1
-            assert client.events == []
-            assert not client.result.is_new
-
-    run(main())
+    async with feed.client() as client:
+        assert client.missed == {each: feed.versions[each] for each in (1, 2, 3, 4)}
+        assert next(iter(client.missed)) == 2
+        assert list(client.missed)[-1] == 1
+        assert client.events == []
+        assert not client.result.is_new
 
 
-def test_the_listener_gets_what_was_committed_during_the_recovery() -> None:
+@in_virtual_time
+async def test_the_listener_gets_what_was_committed_during_the_recovery() -> None:
     """A checkpoint may come by the stream, by the listener, or by both."""
+    feed = Feed()
+    await known_client(feed)
+    for ledger_id in range(1, 50):
+        await feed.commit(ledger_id)
 
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        for ledger_id in range(1, 50):
-            await feed.commit(ledger_id)
+    async def commit_meanwhile() -> None:
+        for number in range(60):
+            await feed.commit(100 + number % 7, 20 + number % 3)
+            await asyncio.sleep(0)
 
-        async def commit_meanwhile() -> None:
-            for number in range(60):
-                await feed.commit(100 + number % 7, 20 + number % 3)
-                await asyncio.sleep(0)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(commit_meanwhile())
+        async with feed.client() as client:
+            await settle()
+            newest = client.missed | client.given
 
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(commit_meanwhile())
-            async with feed.client() as client:
-                await settle()
-                newest = client.missed | client.given
-
-        assert newest | {0: feed.versions[0]} == feed.versions
-
-    run(main())
+    assert newest | {0: feed.versions[0]} == feed.versions
 
 
-def test_a_missed_object_that_changes_before_it_is_taken_is_given_once() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        await feed.commit(1, 2)
-        store = await feed.receipts.open(CLIENT)
-        async with _open(feed, store) as service:
-            client = Client(service, store)
-            missed = await service.subscribe(client)
-            assert len(missed) == 2
-            await feed.commit(1)
-            service.submit_receipt(ledger_key(2), feed.versions[2])
-
-            assert list(missed) == []
-            assert client.given == {1: feed.versions[1]}
-
-    run(main())
-
-
-def test_an_interrupted_subscription_is_repeated() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_a_missed_object_that_changes_before_it_is_taken_is_given_once() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1, 2)
+    store = await feed.receipts.open(CLIENT)
+    async with _open(feed, store) as service:
+        client = Client(service, store)
+        missed = await service.subscribe(client)
+        assert len(missed) == 2
         await feed.commit(1)
-        store = _Failing(await feed.receipts.open(CLIENT))
-        async with _open(feed, cast(ReceiptStore, store)) as service:
-            client = Client(service, cast(ReceiptStore, store))
-            for failing in ("get_low_watermark", "get_failures", "get_checkpoint_range_receipts"):
-                store.failing = failing
-                with pytest.raises(UnavailableError):
-                    await client.subscribe()
-            store.failing = ""
-            await client.subscribe()
-            await feed.commit(2)
+        service.submit_receipt(ledger_key(2), feed.versions[2])
 
-            assert client.missed == {1: feed.versions[1]}
-            assert client.given == {2: feed.versions[2]}
+        assert list(missed) == []
+        assert client.given == {1: feed.versions[1]}
 
-    run(main())
+
+@in_virtual_time
+async def test_an_interrupted_subscription_is_repeated() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+    store = _Failing(await feed.receipts.open(CLIENT))
+    async with _open(feed, cast(ReceiptStore, store)) as service:
+        client = Client(service, cast(ReceiptStore, store))
+        for failing in ("get_low_watermark", "get_failures", "get_checkpoint_range_receipts"):
+            store.failing = failing
+            with pytest.raises(UnavailableError):
+                await client.subscribe()
+        store.failing = ""
+        await client.subscribe()
+        await feed.commit(2)
+
+        assert client.missed == {1: feed.versions[1]}
+        assert client.given == {2: feed.versions[2]}
 
 
 # --- 4. New clients and the bound -----------------------------------------------------------------
 
 
-def test_a_client_without_any_receipt_is_new_and_missed_nothing() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await feed.commit(1)
-        async with feed.client() as client:
-            assert client.result.is_new
-            assert client.missed == {}
-            await feed.commit(2)
-            assert client.given == {2: feed.versions[2]}
-
-        async with feed.client() as client:  # it was given something, but submitted no receipt
-            assert client.result.is_new
-            assert client.missed == {}
-
-    run(main())
-
-
-def test_a_client_recovers_from_its_first_receipt_on() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1)
-            await feed.commit(2)
-            await client.stored(2, feed.versions[2])
-
-        async with feed.client() as client:
-            assert not client.result.is_new
-            assert client.missed == {1: feed.versions[1]}
-
-    run(main())
-
-
-def test_what_is_left_out_is_no_first_receipt() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client(wanted=only_ledgers({1})) as client:
-            await feed.commit(2)
-            await settle()
-            assert await client.store.get_low_watermark() is None
-
-    run(main())
-
-
-def test_an_older_watermark_is_lifted_to_the_bound_and_the_client_is_told() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        await feed.commit(1)
-        await feed.clock.sleep(1000)
+@in_virtual_time
+async def test_a_client_without_any_receipt_is_new_and_missed_nothing() -> None:
+    feed = Feed()
+    await feed.commit(1)
+    async with feed.client() as client:
+        assert client.result.is_new
+        assert client.missed == {}
         await feed.commit(2)
+        assert client.given == {2: feed.versions[2]}
 
-        async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
-            lifted = client.result.lifted
-            assert client.missed == {2: feed.versions[2]}
-            assert lifted is not None
-            assert (lifted.from_id, lifted.to_id) == (10, 20)
-            assert lifted.because is LiftReason.BOUND
-            await client.stored(2, feed.versions[2])
-            assert await client.store.get_low_watermark() == 30
-
-    run(main())
+    async with feed.client() as client:  # it was given something, but submitted no receipt
+        assert client.result.is_new
+        assert client.missed == {}
 
 
-def test_a_client_that_dies_before_its_next_receipt_is_told_of_the_lift_again() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_a_client_recovers_from_its_first_receipt_on() -> None:
+    feed = Feed()
+    async with feed.client() as client:
         await feed.commit(1)
         await feed.commit(2)
-        feed.source.delete_up_to(20)
+        await client.stored(2, feed.versions[2])
 
-        for _ in range(2):
-            async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
-                assert client.result.lifted is not None
-                await settle()
-                assert await client.store.get_low_watermark() == 10
+    async with feed.client() as client:
+        assert not client.result.is_new
+        assert client.missed == {1: feed.versions[1]}
 
+
+@in_virtual_time
+async def test_what_is_left_out_is_no_first_receipt() -> None:
+    feed = Feed()
+    async with feed.client(wanted=only_ledgers({1})) as client:
+        await feed.commit(2)
+        await settle()
+        assert await client.store.get_low_watermark() is None
+
+
+@in_virtual_time
+async def test_an_older_watermark_is_lifted_to_the_bound_and_the_client_is_told() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+    await feed.clock.sleep(1000)
+    await feed.commit(2)
+
+    async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
+        lifted = client.result.lifted
+        assert client.missed == {2: feed.versions[2]}
+        assert lifted is not None
+        assert (lifted.from_id, lifted.to_id) == (10, 20)
+        assert lifted.because is LiftReason.BOUND
+        await client.stored(2, feed.versions[2])
+        assert await client.store.get_low_watermark() == 30
+
+
+@in_virtual_time
+async def test_a_client_that_dies_before_its_next_receipt_is_told_of_the_lift_again() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+    await feed.commit(2)
+    feed.source.delete_up_to(20)
+
+    for _ in range(2):
         async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
-            await client.stored(2, feed.versions[2])
-        async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
-            assert client.result.lifted is None
-
-    run(main())
-
-
-def test_a_bound_younger_than_every_checkpoint_lifts_to_the_last() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        await feed.commit(1)
-        await feed.clock.sleep(1000)
-
-        async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
-            assert client.missed == {}
             assert client.result.lifted is not None
-            assert client.result.lifted.to_id == 20
-            await feed.commit(2)
-            assert client.given == {2: feed.versions[2]}
-            await client.stored(2, feed.versions[2])
-            assert await client.store.get_low_watermark() == 30
+            await settle()
+            assert await client.store.get_low_watermark() == 10
 
-    run(main())
+    async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
+        await client.stored(2, feed.versions[2])
+    async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
+        assert client.result.lifted is None
 
 
-def test_a_client_without_changes_beyond_the_bound_is_told_nothing() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        await feed.clock.sleep(1000)
+@in_virtual_time
+async def test_a_bound_younger_than_every_checkpoint_lifts_to_the_last() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+    await feed.clock.sleep(1000)
 
-        async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
-            assert client.result.lifted is None
+    async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
+        assert client.missed == {}
+        assert client.result.lifted is not None
+        assert client.result.lifted.to_id == 20
+        await feed.commit(2)
+        assert client.given == {2: feed.versions[2]}
+        await client.stored(2, feed.versions[2])
+        assert await client.store.get_low_watermark() == 30
 
-    run(main())
+
+@in_virtual_time
+async def test_a_client_without_changes_beyond_the_bound_is_told_nothing() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.clock.sleep(1000)
+
+    async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
+        assert client.result.lifted is None
 
 
 @pytest.mark.parametrize("deleted_up_to", [20, 30])
-def test_retention_lifts_the_watermark_too(deleted_up_to: int) -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_retention_lifts_the_watermark_too(deleted_up_to: int) -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+    await feed.commit(2)
+    feed.source.delete_up_to(deleted_up_to)
+
+    async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
+        assert client.result.lifted is not None
+        assert client.result.lifted.because is LiftReason.RETENTION
+        assert client.result.lifted.to_id == deleted_up_to
+        assert client.missed == ({2: feed.versions[2]} if deleted_up_to == 20 else {})
+
+
+@in_virtual_time
+async def test_receipts_of_what_was_deleted_need_no_lift() -> None:
+    feed = Feed()
+    await known_client(feed)
+    async with feed.client() as client:
         await feed.commit(1)
         await feed.commit(2)
-        feed.source.delete_up_to(deleted_up_to)
+        await client.stored(1, feed.versions[1])
+    feed.source.delete_up_to(20)
 
-        async with feed.client(settings=RecoverySettings(recover_back_s=math.inf)) as client:
-            assert client.result.lifted is not None
-            assert client.result.lifted.because is LiftReason.RETENTION
-            assert client.result.lifted.to_id == deleted_up_to
-            assert client.missed == ({2: feed.versions[2]} if deleted_up_to == 20 else {})
-
-    run(main())
+    async with feed.client() as client:
+        assert client.result.lifted is None
+        assert client.missed == {2: feed.versions[2]}
 
 
-def test_receipts_of_what_was_deleted_need_no_lift() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        async with feed.client() as client:
-            await feed.commit(1)
-            await feed.commit(2)
-            await client.stored(1, feed.versions[1])
-        feed.source.delete_up_to(20)
+@in_virtual_time
+async def test_a_caller_may_choose_the_checkpoint_where_a_new_client_begins() -> None:
+    feed = Feed()
+    for ledger_id in (1, 2, 3):
+        await feed.commit(ledger_id)
+    store = await feed.receipts.open(CLIENT)
+    await store.store_low_watermark(10)
 
-        async with feed.client() as client:
-            assert client.result.lifted is None
-            assert client.missed == {2: feed.versions[2]}
-
-    run(main())
-
-
-def test_a_caller_may_choose_the_checkpoint_where_a_new_client_begins() -> None:
-    async def main() -> None:
-        feed = Feed()
-        for ledger_id in (1, 2, 3):
-            await feed.commit(ledger_id)
-        store = await feed.receipts.open(CLIENT)
-        await store.store_low_watermark(10)
-
-        async with feed.client() as client:
-            assert client.missed == {2: 11, 3: 21}
-
-    run(main())
+    async with feed.client() as client:
+        assert client.missed == {2: 11, 3: 21}
 
 
 # --- 5. What is being worked on -------------------------------------------------------------------
 
 
-def test_checkpoints_of_the_last_seconds_are_not_called_missed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client(settings=RecoverySettings(being_worked_on_s=5)) as client:
-            await feed.commit(1)
-            await feed.clock.sleep(3)
-            await feed.commit(2)
-
-            await client.subscribe()
-            assert client.missed == {}
-            await feed.clock.sleep(3)
-            await client.subscribe()
-            assert client.missed == {1: feed.versions[1]}
-            await feed.clock.sleep(3)
-            await client.subscribe()
-            assert client.missed == {2: feed.versions[2]}
-
-    run(main())
-
-
-def test_after_a_restart_nothing_is_being_worked_on() -> None:
-    """The process that was given the last seconds is dead, so leaving them out would be a gap."""
-
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_checkpoints_of_the_last_seconds_are_not_called_missed() -> None:
+    feed = Feed()
+    async with feed.client(settings=RecoverySettings(being_worked_on_s=5)) as client:
         await feed.commit(1)
+        await feed.clock.sleep(3)
+        await feed.commit(2)
 
-        async with feed.client() as client:
-            assert client.missed == {1: feed.versions[1]}
+        await client.subscribe()
+        assert client.missed == {}
+        await feed.clock.sleep(3)
+        await client.subscribe()
+        assert client.missed == {1: feed.versions[1]}
+        await feed.clock.sleep(3)
+        await client.subscribe()
+        assert client.missed == {2: feed.versions[2]}
 
-    run(main())
+
+@in_virtual_time
+async def test_after_a_restart_nothing_is_being_worked_on() -> None:
+    """The process that was given the last seconds is dead, so leaving them out would be a gap."""
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1)
+
+    async with feed.client() as client:
+        assert client.missed == {1: feed.versions[1]}
 
 
-def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        await feed.commit(1, 2)
-        async with _open(feed) as service:
-            client = Client(service, await feed.receipts.open("other"))
-            taken = [ledger_of(next(iter(await service.subscribe(client))))]
+@in_virtual_time
+async def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
+    feed = Feed()
+    await known_client(feed)
+    await feed.commit(1, 2)
+    async with _open(feed) as service:
+        client = Client(service, await feed.receipts.open("other"))
+        taken = [ledger_of(next(iter(await service.subscribe(client))))]
 
-            await client.subscribe()
+        await client.subscribe()
 
-            assert sorted([*taken, *client.missed]) == [1, 2]
-
-    run(main())
+        assert sorted([*taken, *client.missed]) == [1, 2]
 
 
 # --- 6. At least once: see also test_recovery_faults and test_recovery_random ---------------------
 
 
-def test_work_without_a_receipt_is_given_again() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_work_without_a_receipt_is_given_again() -> None:
+    feed = Feed()
+    await known_client(feed)
+    async with feed.client() as client:
+        await feed.commit(1)
+        assert client.given == {1: feed.versions[1]}  # and the process dies
+
+    for _ in range(2):
         async with feed.client() as client:
-            await feed.commit(1)
-            assert client.given == {1: feed.versions[1]}  # and the process dies
-
-        for _ in range(2):
-            async with feed.client() as client:
-                assert client.missed == {1: feed.versions[1]}
-
-    run(main())
-
-
-def test_a_listener_that_raises_has_missed_the_object() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        async with feed.client() as client:
-
-            async def refuse(committed: CommittedVersion) -> None:
-                raise OSError("disk full")
-
-            client.receive = refuse  # type: ignore[method-assign]
-            with pytest.raises(OSError, match="disk full"):
-                await feed.commit(1)
-            await feed.clock.sleep(6)
-            await client.subscribe()
-
             assert client.missed == {1: feed.versions[1]}
 
-    run(main())
+
+@in_virtual_time
+async def test_a_listener_that_raises_has_missed_the_object() -> None:
+    feed = Feed()
+    await known_client(feed)
+    async with feed.client() as client:
+
+        async def refuse(committed: CommittedVersion) -> None:
+            raise OSError("disk full")
+
+        client.receive = refuse  # type: ignore[method-assign]
+        with pytest.raises(OSError, match="disk full"):
+            await feed.commit(1)
+        await feed.clock.sleep(6)
+        await client.subscribe()
+
+        assert client.missed == {1: feed.versions[1]}
 
 
-def test_a_gap_in_the_feed_ends_the_service() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
+@in_virtual_time
+async def test_a_gap_in_the_feed_ends_the_service() -> None:
+    feed = Feed()
+    await known_client(feed)
 
-        async def follow() -> None:
-            async with feed.client() as client:
-                await client.service.receive_checkpoint(
-                    Checkpoint(id=40, previous_id=30, time_ms=0, spans=())
-                )
-                await asyncio.sleep(100)
+    async def follow() -> None:
+        async with feed.client() as client:
+            await client.service.receive_checkpoint(
+                Checkpoint(id=40, previous_id=30, time_ms=0, spans=())
+            )
+            await asyncio.sleep(100)
 
-        with pytest.raises(CorruptionError, match="does not follow"):
-            await follow()
-
-    run(main())
+    with pytest.raises(CorruptionError, match="does not follow"):
+        await follow()
 
 
 # --- 11. Receipts for checkpoints that the log does not have --------------------------------------
 
 
-def test_a_client_whose_receipts_end_within_a_checkpoint_begins_again() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await feed.commit(1)
-        store = await feed.receipts.open(CLIENT)
-        await store.store_low_watermark(5)
-        await store.store_checkpoint_range_receipts([ReceiptRange(8, 9)])
+@in_virtual_time
+async def test_a_client_whose_receipts_end_within_a_checkpoint_begins_again() -> None:
+    feed = Feed()
+    await feed.commit(1)
+    store = await feed.receipts.open(CLIENT)
+    await store.store_low_watermark(5)
+    await store.store_checkpoint_range_receipts([ReceiptRange(8, 9)])
 
-        with pytest.raises(PositionUnknownError):
-            async with feed.client(store=store):
-                raise AssertionError
+    with pytest.raises(PositionUnknownError):
+        async with feed.client(store=store):
+            raise AssertionError
 
-        assert await receipts(store) == []
-        async with feed.client() as client:
-            assert client.result.is_new
-
-    run(main())
+    assert await receipts(store) == []
+    async with feed.client() as client:
+        assert client.result.is_new
 
 
-def test_a_client_that_was_beyond_the_end_of_the_log_is_not_left_so_in_silence() -> None:
-    async def main() -> None:
-        feed = Feed()
-        store = await feed.receipts.open(CLIENT)
-        await store.store_low_watermark(5)
+@in_virtual_time
+async def test_a_client_that_was_beyond_the_end_of_the_log_is_not_left_so_in_silence() -> None:
+    feed = Feed()
+    store = await feed.receipts.open(CLIENT)
+    await store.store_low_watermark(5)
 
-        async def follow() -> None:
-            async with feed.client():
-                await feed.commit(1)
-                await asyncio.sleep(100)
+    async def follow() -> None:
+        async with feed.client():
+            await feed.commit(1)
+            await asyncio.sleep(100)
 
-        with pytest.raises(CorruptionError, match="does not follow"):
-            await follow()
-        with pytest.raises(PositionUnknownError):
-            await follow()
-        async with feed.client() as client:
-            assert client.result.is_new
-
-    run(main())
+    with pytest.raises(CorruptionError, match="does not follow"):
+        await follow()
+    with pytest.raises(PositionUnknownError):
+        await follow()
+    async with feed.client() as client:
+        assert client.result.is_new
 
 
 # --- 7. Merging -----------------------------------------------------------------------------------
 
 
-def test_receipts_out_of_order_are_merged() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            for ledger_id in range(10):
-                await feed.commit(ledger_id)
-            for ledger_id in (9, 7, 8, 3, 5, 4):
-                await client.stored(ledger_id, feed.versions[ledger_id])
-
-            # Rows are extended upwards; compaction deletes the others.
-            assert await receipts(client.store) == [(91, 100), (71, 100), (51, 60), (31, 60)]
-
-    run(main())
-
-
-def test_compaction_runs_from_time_to_time() -> None:
-    async def main() -> None:
-        feed = Feed()
-        settings = RecoverySettings(compaction_interval_s=60)
-        async with feed.client(settings=settings) as client:
-            for ledger_id in range(100):
-                await feed.commit(ledger_id)
-            for ledger_id in [*range(3, 100, 2), *range(4, 100, 2)]:
-                await client.stored(ledger_id, feed.versions[ledger_id])
-            assert len(feed.receipts.state(CLIENT).end_by_begin) > 40
-
-            await feed.clock.sleep(61)
-
-            assert await receipts(client.store) == [(31, 1000)]
-            client.submit({each: feed.versions[each] for each in range(3)})
-            await feed.clock.sleep(61)
-            assert await client.store.get_low_watermark() == 1000
-
-    run(main())
-
-
-def test_overlapping_receipts_in_the_store_are_merged() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        for ledger_id in range(1, 9):
+@in_virtual_time
+async def test_receipts_out_of_order_are_merged() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        for ledger_id in range(10):
             await feed.commit(ledger_id)
-        store = await feed.receipts.open(CLIENT)
-        await store.store_checkpoint_range_receipts(
-            [ReceiptRange(21, 40), ReceiptRange(31, 60), ReceiptRange(31, 50)]
-        )
+        for ledger_id in (9, 7, 8, 3, 5, 4):
+            await client.stored(ledger_id, feed.versions[ledger_id])
 
-        async with feed.client() as client:
-            assert sorted(client.missed) == [1, 6, 7, 8]
-            await client.stored(1, feed.versions[1])
-            assert await client.store.get_low_watermark() == 60
+        # Rows are extended upwards; compaction deletes the others.
+        assert await receipts(client.store) == [(91, 100), (71, 100), (51, 60), (31, 60)]
 
-    run(main())
+
+@in_virtual_time
+async def test_compaction_runs_from_time_to_time() -> None:
+    feed = Feed()
+    settings = RecoverySettings(compaction_interval_s=60)
+    async with feed.client(settings=settings) as client:
+        for ledger_id in range(100):
+            await feed.commit(ledger_id)
+        for ledger_id in [*range(3, 100, 2), *range(4, 100, 2)]:
+            await client.stored(ledger_id, feed.versions[ledger_id])
+        assert len(feed.receipts.state(CLIENT).end_by_begin) > 40
+
+        await feed.clock.sleep(61)
+
+        assert await receipts(client.store) == [(31, 1000)]
+        client.submit({each: feed.versions[each] for each in range(3)})
+        await feed.clock.sleep(61)
+        assert await client.store.get_low_watermark() == 1000
+
+
+@in_virtual_time
+async def test_overlapping_receipts_in_the_store_are_merged() -> None:
+    feed = Feed()
+    await known_client(feed)
+    for ledger_id in range(1, 9):
+        await feed.commit(ledger_id)
+    store = await feed.receipts.open(CLIENT)
+    await store.store_checkpoint_range_receipts(
+        [ReceiptRange(21, 40), ReceiptRange(31, 60), ReceiptRange(31, 50)]
+    )
+
+    async with feed.client() as client:
+        assert sorted(client.missed) == [1, 6, 7, 8]
+        await client.stored(1, feed.versions[1])
+        assert await client.store.get_low_watermark() == 60
 
 
 # --- 8. Filters -----------------------------------------------------------------------------------
 
 
-def test_a_filtered_view_acknowledges_what_it_leaves_out() -> None:
-    async def main() -> None:
-        feed = Feed()
-        wanted = only_ledgers(range(10, 20))
-        async with feed.client(wanted=wanted) as client:
-            await feed.commit(1, 10, 20)
-            await feed.commit(1, 2)
-            assert client.given == {10: feed.versions[10]}
-            await client.stored(10, feed.versions[10])
-            assert await client.store.get_low_watermark() == 20
+@in_virtual_time
+async def test_a_filtered_view_acknowledges_what_it_leaves_out() -> None:
+    feed = Feed()
+    wanted = only_ledgers(range(10, 20))
+    async with feed.client(wanted=wanted) as client:
+        await feed.commit(1, 10, 20)
+        await feed.commit(1, 2)
+        assert client.given == {10: feed.versions[10]}
+        await client.stored(10, feed.versions[10])
+        assert await client.store.get_low_watermark() == 20
 
-        await feed.commit(3)
-        await feed.commit(4, 11)
-        async with feed.client(wanted=wanted) as client:
-            assert client.missed == {11: feed.versions[11]}
-            await client.stored(11, feed.versions[11])
-            assert await client.store.get_low_watermark() == 40
-
-    run(main())
+    await feed.commit(3)
+    await feed.commit(4, 11)
+    async with feed.client(wanted=wanted) as client:
+        assert client.missed == {11: feed.versions[11]}
+        await client.stored(11, feed.versions[11])
+        assert await client.store.get_low_watermark() == 40
 
 
-def test_a_filter_is_a_predicate_on_spans() -> None:
-    async def main() -> None:
-        feed = Feed()
+@in_virtual_time
+async def test_a_filter_is_a_predicate_on_spans() -> None:
+    feed = Feed()
 
-        def is_new_ledger(span: Span) -> bool:
-            return span.begin == 0
+    def is_new_ledger(span: Span) -> bool:
+        return span.begin == 0
 
-        async with feed.client(wanted=is_new_ledger) as client:
-            await feed.commit(1)
-            await feed.commit(1, 2)
+    async with feed.client(wanted=is_new_ledger) as client:
+        await feed.commit(1)
+        await feed.commit(1, 2)
 
-            assert [(ledger_of(each), each.version) for each in client.events] == [(1, 1), (2, 12)]
-
-    run(main())
+        assert [(ledger_of(each), each.version) for each in client.events] == [(1, 1), (2, 12)]
 
 
 # --- 9. Negative receipts -------------------------------------------------------------------------
 
 
-def test_a_failure_does_not_stop_the_rest() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2)
-            await feed.commit(3)
-            client.submit({2: feed.versions[2]})
+@in_virtual_time
+async def test_a_failure_does_not_stop_the_rest() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await feed.commit(3)
+        client.submit({2: feed.versions[2]})
 
-            await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-            await client.stored(3, feed.versions[3])
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+        await client.stored(3, feed.versions[3])
 
-            assert await client.store.get_low_watermark() == 20
-            (failure,) = client.service.failures()
-            assert (failure.key, failure.version) == (ledger_key(1), feed.versions[1])
-            assert failure.because == "no space"
+        assert await client.store.get_low_watermark() == 20
+        (failure,) = client.service.failures()
+        assert (failure.key, failure.version) == (ledger_key(1), feed.versions[1])
+        assert failure.because == "no space"
 
-        async with feed.client() as client:
-            assert client.missed == {}
-            assert len(client.service.failures()) == 1
-
-    run(main())
+    async with feed.client() as client:
+        assert client.missed == {}
+        assert len(client.service.failures()) == 1
 
 
-def test_failures_are_offered_again_on_request() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2, deleted=frozenset({2}))
-            for ledger_id in (1, 2):
-                await client.service.submit_failure(
-                    ledger_key(ledger_id), feed.versions[ledger_id], "no space"
-                )
+@in_virtual_time
+async def test_failures_are_offered_again_on_request() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2, deleted=frozenset({2}))
+        for ledger_id in (1, 2):
+            await client.service.submit_failure(
+                ledger_key(ledger_id), feed.versions[ledger_id], "no space"
+            )
 
-        async with feed.client() as client:
-            assert await client.service.retry_failures() == 2
-            assert client.given == {1: feed.versions[1], 2: feed.versions[2]}
-            assert [each.is_deleted for each in client.events] == [False, True]
-            await client.stored(1, feed.versions[1])
-            await client.service.submit_failure(ledger_key(2), feed.versions[2], "still no space")
+    async with feed.client() as client:
+        assert await client.service.retry_failures() == 2
+        assert client.given == {1: feed.versions[1], 2: feed.versions[2]}
+        assert [each.is_deleted for each in client.events] == [False, True]
+        await client.stored(1, feed.versions[1])
+        await client.service.submit_failure(ledger_key(2), feed.versions[2], "still no space")
 
-            assert [each.key for each in await client.store.get_failures()] == [ledger_key(2)]
-            assert [each.because for each in client.service.failures()] == ["still no space"]
-
-    run(main())
+        assert [each.key for each in await client.store.get_failures()] == [ledger_key(2)]
+        assert [each.because for each in client.service.failures()] == ["still no space"]
 
 
-def test_a_failure_whose_checkpoint_is_open_is_not_missed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1, 2)
-            await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+@in_virtual_time
+async def test_a_failure_whose_checkpoint_is_open_is_not_missed() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
 
-        async with feed.client() as client:
-            assert client.missed == {2: feed.versions[2]}
-
-    run(main())
+    async with feed.client() as client:
+        assert client.missed == {2: feed.versions[2]}
 
 
-def test_a_later_version_is_given_although_an_earlier_one_failed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1)
-            await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-            await feed.commit(1)
+@in_virtual_time
+async def test_a_later_version_is_given_although_an_earlier_one_failed() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+        await feed.commit(1)
 
-            assert client.given == {1: feed.versions[1]}
-            assert await client.service.retry_failures() == 0
-            await client.stored(1, feed.versions[1])
-            assert list(client.service.failures()) == []
-            assert list(await client.store.get_failures()) == []
-
-    run(main())
+        assert client.given == {1: feed.versions[1]}
+        assert await client.service.retry_failures() == 0
+        await client.stored(1, feed.versions[1])
+        assert list(client.service.failures()) == []
+        assert list(await client.store.get_failures()) == []
 
 
-def test_a_long_reason_is_cut() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with feed.client() as client:
-            await feed.commit(1)
-            await client.service.submit_failure(ledger_key(1), feed.versions[1], "x" * 5_000)
+@in_virtual_time
+async def test_a_long_reason_is_cut() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "x" * 5_000)
 
-            assert len(client.service.failures()[0].because) == 1_000
-
-    run(main())
+        assert len(client.service.failures()[0].because) == 1_000
 
 
 # --- 10. One process for each client --------------------------------------------------------------
 
 
-def test_the_later_of_two_processes_fences_the_earlier() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        clients: list[Client] = []
+@in_virtual_time
+async def test_the_later_of_two_processes_fences_the_earlier() -> None:
+    feed = Feed()
+    await known_client(feed)
+    clients: list[Client] = []
 
-        async def follow_later() -> None:
-            async with feed.client() as later:
-                clients.append(later)
-                await feed.commit(1)
-                await later.stored(1, feed.versions[1])
+    async def follow_later() -> None:
+        async with feed.client() as later:
+            clients.append(later)
+            await feed.commit(1)
+            await later.stored(1, feed.versions[1])
 
-        async def follow() -> None:
-            async with feed.client() as earlier:
-                clients.append(earlier)
-                await follow_later()
-                await earlier.stored(1, feed.versions[1])
+    async def follow() -> None:
+        async with feed.client() as earlier:
+            clients.append(earlier)
+            await follow_later()
+            await earlier.stored(1, feed.versions[1])
 
-        with pytest.raises(ClientFencedError):
-            await follow()
-        earlier, later = clients
-        with pytest.raises(ClientFencedError):
-            earlier.submit({1: feed.versions[1]})
-        assert later.given == {1: feed.versions[1]}
-
-    run(main())
+    with pytest.raises(ClientFencedError):
+        await follow()
+    earlier, later = clients
+    with pytest.raises(ClientFencedError):
+        earlier.submit({1: feed.versions[1]})
+    assert later.given == {1: feed.versions[1]}
 
 
-def test_clients_do_not_see_the_receipts_of_others() -> None:
-    async def main() -> None:
-        feed = Feed()
-        await known_client(feed)
-        other = await feed.receipts.open("billing")
-        async with feed.client(store=other) as client:
-            assert client.result.is_new
-
-    run(main())
+@in_virtual_time
+async def test_clients_do_not_see_the_receipts_of_others() -> None:
+    feed = Feed()
+    await known_client(feed)
+    other = await feed.receipts.open("billing")
+    async with feed.client(store=other) as client:
+        assert client.result.is_new
 
 
 # --- The end of a service -------------------------------------------------------------------------
 
 
-def test_complete_receipts_are_written_at_the_end() -> None:
-    async def main() -> None:
-        feed = Feed()
-        store = await feed.receipts.open(CLIENT)
-        async with feed.client(store=store) as client:
-            await feed.commit(1)
-            client.submit({1: feed.versions[1]})
+@in_virtual_time
+async def test_complete_receipts_are_written_at_the_end() -> None:
+    feed = Feed()
+    store = await feed.receipts.open(CLIENT)
+    async with feed.client(store=store) as client:
+        await feed.commit(1)
+        client.submit({1: feed.versions[1]})
 
-        assert await store.get_low_watermark() == 10
-        await feed.commit(2)
-        assert client.given == {1: feed.versions[1]}
-
-    run(main())
+    assert await store.get_low_watermark() == 10
+    await feed.commit(2)
+    assert client.given == {1: feed.versions[1]}
 
 
-def test_a_wait_ends_with_the_service() -> None:
-    async def main() -> None:
-        feed = Feed()
-        async with asyncio.TaskGroup() as tasks, feed.client() as client:
-            await feed.commit(1, 2)
-            waiting = tasks.create_task(_outcome(client, feed.versions[1]))
-            await settle()
+@in_virtual_time
+async def test_a_wait_ends_with_the_service() -> None:
+    feed = Feed()
+    async with asyncio.TaskGroup() as tasks, feed.client() as client:
+        await feed.commit(1, 2)
+        waiting = tasks.create_task(_outcome(client, feed.versions[1]))
+        await settle()
 
-        assert isinstance(await waiting, UnavailableError)
-
-    run(main())
+    assert isinstance(await waiting, UnavailableError)
 
 
 async def _outcome(client: Client, version: int) -> BaseException | None:

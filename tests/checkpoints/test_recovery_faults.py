@@ -14,6 +14,7 @@ from ledgers.errors import UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, settle
 from tests.checkpoints.faulty_store import FaultyStore, StoreFault
 from tests.memory.feed import MemoryReceiptStore
+from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import run
 
 SETTINGS = RecoverySettings(compaction_interval_s=20)
@@ -109,82 +110,75 @@ def test_the_store_fails_at_every_call_in_turn(fault: StoreFault, life: int) -> 
 
 
 @pytest.mark.parametrize("calls", range(12))
-def test_the_client_dies_at_every_call_of_the_store(calls: int) -> None:
+@in_virtual_time
+async def test_the_client_dies_at_every_call_of_the_store(calls: int) -> None:
     """Also between its work and the receipt: what was not stored is offered again."""
+    feed, done = Feed(), dict[int, int]()
 
-    async def main() -> None:
-        feed, done = Feed(), dict[int, int]()
+    def count() -> None:
+        store.is_dead = store.call_count > calls
 
-        def count() -> None:
-            store.is_dead = store.call_count > calls
+    store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=count)
+    life = asyncio.ensure_future(_first_life(feed, store, done))
+    await asyncio.wait([life], timeout=400)
+    life.cancel()
+    await asyncio.wait([life])
 
-        store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=count)
-        life = asyncio.ensure_future(_first_life(feed, store, done))
-        await asyncio.wait([life], timeout=400)
-        life.cancel()
-        await asyncio.wait([life])
-
-        after = await feed.receipts.open(CLIENT)
-        watermark = await after.get_low_watermark()
-        async with feed.client(store=after) as client:
-            failed = {each.key for each in client.service.failures()}
-            if watermark is None:
-                assert client.result.is_new
-                return
-            assert client.service.low_watermark is not None
-            for ledger_id, version in feed.versions.items():
-                is_failed = ledger_key(ledger_id) in failed
-                if done.get(ledger_id) != version and not is_failed:
-                    assert client.missed[ledger_id] == version
-
-    run(main())
+    after = await feed.receipts.open(CLIENT)
+    watermark = await after.get_low_watermark()
+    async with feed.client(store=after) as client:
+        failed = {each.key for each in client.service.failures()}
+        if watermark is None:
+            assert client.result.is_new
+            return
+        assert client.service.low_watermark is not None
+        for ledger_id, version in feed.versions.items():
+            is_failed = ledger_key(ledger_id) in failed
+            if done.get(ledger_id) != version and not is_failed:
+                assert client.missed[ledger_id] == version
 
 
-def test_a_store_that_is_down_for_long_delays_receipts_and_nothing_else() -> None:
-    async def main() -> None:
-        feed = Feed()
+@in_virtual_time
+async def test_a_store_that_is_down_for_long_delays_receipts_and_nothing_else() -> None:
+    feed = Feed()
+    is_down = False
+
+    def fault() -> StoreFault | None:
+        return StoreFault.BEFORE if is_down else None
+
+    store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=fault)
+    async with feed.client(store=store) as client:
+        await feed.commit(0)
+        await client.stored(0, feed.versions[0])
+        is_down = True
+        for ledger_id in range(100):
+            await feed.commit(ledger_id)
+            client.submit({ledger_id: feed.versions[ledger_id]})
+        receipt = client.service.submit_receipt(ledger_key(7), feed.versions[7])
+        await feed.clock.sleep(300)
+        calls_while_down = store.call_count
         is_down = False
+        await receipt
 
-        def fault() -> StoreFault | None:
-            return StoreFault.BEFORE if is_down else None
-
-        store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=fault)
-        async with feed.client(store=store) as client:
-            await feed.commit(0)
-            await client.stored(0, feed.versions[0])
-            is_down = True
-            for ledger_id in range(100):
-                await feed.commit(ledger_id)
-                client.submit({ledger_id: feed.versions[ledger_id]})
-            receipt = client.service.submit_receipt(ledger_key(7), feed.versions[7])
-            await feed.clock.sleep(300)
-            calls_while_down = store.call_count
-            is_down = False
-            await receipt
-
-            assert calls_while_down < 50  # it waits longer and longer
-            assert await store.get_low_watermark() == feed.source.last_id
-
-    run(main())
+        assert calls_while_down < 50  # it waits longer and longer
+        assert await store.get_low_watermark() == feed.source.last_id
 
 
-def test_a_death_before_the_end_of_the_work_offers_the_object_again() -> None:
-    async def main() -> None:
-        feed = Feed()
-        store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=lambda: None)
-        async with feed.client(store=store) as client:
-            await feed.commit(0)
-            await client.stored(0, feed.versions[0])
-            await feed.commit(1, 2)
-            client.submit({1: feed.versions[1]})
-            store.is_dead = True
-            client.submit({2: feed.versions[2]})
+@in_virtual_time
+async def test_a_death_before_the_end_of_the_work_offers_the_object_again() -> None:
+    feed = Feed()
+    store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=lambda: None)
+    async with feed.client(store=store) as client:
+        await feed.commit(0)
+        await client.stored(0, feed.versions[0])
+        await feed.commit(1, 2)
+        client.submit({1: feed.versions[1]})
+        store.is_dead = True
+        client.submit({2: feed.versions[2]})
 
-        async with feed.client() as client:
-            assert isinstance(client, Client)
-            assert client.missed == {1: feed.versions[1], 2: feed.versions[2]}
-
-    run(main())
+    async with feed.client() as client:
+        assert isinstance(client, Client)
+        assert client.missed == {1: feed.versions[1], 2: feed.versions[2]}
 
 
 # --- Calls that overlap ---------------------------------------------------------------------------
@@ -216,73 +210,66 @@ class _Gated(MemoryReceiptStore):
         await super().store_failure(failure)
 
 
-def test_the_receipt_of_a_failure_is_stored_after_the_failure() -> None:
+@in_virtual_time
+async def test_the_receipt_of_a_failure_is_stored_after_the_failure() -> None:
     """Otherwise a death between the two would lose the object."""
-
-    async def main() -> None:
-        feed = Feed()
-        store = _Gated(await feed.receipts.open(CLIENT))
-        async with feed.client(store=store) as client:
-            await feed.commit(0)
-            await client.stored(0, feed.versions[0])
-            await feed.commit(1)
-            store.waiting_for = "failure"
-            failing = asyncio.ensure_future(
-                client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-            )
-            await settle()
-            assert client.service.low_watermark == 10
-            store.gate.set()
-            await failing
-            await settle()
-            assert await store.get_low_watermark() == 20
-
-    run(main())
+    feed = Feed()
+    store = _Gated(await feed.receipts.open(CLIENT))
+    async with feed.client(store=store) as client:
+        await feed.commit(0)
+        await client.stored(0, feed.versions[0])
+        await feed.commit(1)
+        store.waiting_for = "failure"
+        failing = asyncio.ensure_future(
+            client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+        )
+        await settle()
+        assert client.service.low_watermark == 10
+        store.gate.set()
+        await failing
+        await settle()
+        assert await store.get_low_watermark() == 20
 
 
-def test_a_receipt_that_is_extended_while_it_is_written_is_written_again() -> None:
-    async def main() -> None:
-        feed = Feed()
-        store = _Gated(await feed.receipts.open(CLIENT))
-        async with feed.client(store=store) as client:
-            for ledger_id in range(4):
-                await feed.commit(ledger_id)
-            await client.stored(0, feed.versions[0])
-            store.waiting_for = "receipts"
-            first = client.service.submit_receipt(ledger_key(2), feed.versions[2])
-            await settle()
-            second = client.service.submit_receipt(ledger_key(3), feed.versions[3])
-            store.gate.set()
+@in_virtual_time
+async def test_a_receipt_that_is_extended_while_it_is_written_is_written_again() -> None:
+    feed = Feed()
+    store = _Gated(await feed.receipts.open(CLIENT))
+    async with feed.client(store=store) as client:
+        for ledger_id in range(4):
+            await feed.commit(ledger_id)
+        await client.stored(0, feed.versions[0])
+        store.waiting_for = "receipts"
+        first = client.service.submit_receipt(ledger_key(2), feed.versions[2])
+        await settle()
+        second = client.service.submit_receipt(ledger_key(3), feed.versions[3])
+        store.gate.set()
 
-            await first
-            await second
+        await first
+        await second
 
-            assert feed.receipts.state(CLIENT).end_by_begin == {21: 40}
-
-    run(main())
+        assert feed.receipts.state(CLIENT).end_by_begin == {21: 40}
 
 
-def test_an_object_that_fails_again_while_its_failure_is_deleted_stays_failed() -> None:
-    async def main() -> None:
-        feed = Feed()
-        store = _Gated(await feed.receipts.open(CLIENT))
-        async with feed.client(store=store) as client:
-            await feed.commit(1)
-            await feed.commit(2)
-            await client.service.submit_failure(ledger_key(1), feed.versions[1], "first")
-            await settle()
-            store.waiting_for = "watermark"
-            client.submit({1: feed.versions[1], 2: feed.versions[2]})
-            await settle()
-            failing = asyncio.ensure_future(
-                client.service.submit_failure(ledger_key(1), feed.versions[1], "second")
-            )
-            await settle()
-            store.gate.set()
-            await failing
-            await settle()
+@in_virtual_time
+async def test_an_object_that_fails_again_while_its_failure_is_deleted_stays_failed() -> None:
+    feed = Feed()
+    store = _Gated(await feed.receipts.open(CLIENT))
+    async with feed.client(store=store) as client:
+        await feed.commit(1)
+        await feed.commit(2)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "first")
+        await settle()
+        store.waiting_for = "watermark"
+        client.submit({1: feed.versions[1], 2: feed.versions[2]})
+        await settle()
+        failing = asyncio.ensure_future(
+            client.service.submit_failure(ledger_key(1), feed.versions[1], "second")
+        )
+        await settle()
+        store.gate.set()
+        await failing
+        await settle()
 
-            assert [each.because for each in await store.get_failures()] == ["second"]
-            assert [each.because for each in client.service.failures()] == ["second"]
-
-    run(main())
+        assert [each.because for each in await store.get_failures()] == ["second"]
+        assert [each.because for each in client.service.failures()] == ["second"]
