@@ -1,7 +1,7 @@
 """Sentences on the result of a run, and what to do next, for the terminal and the report. Pure."""
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple
 
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Counts, Summary
@@ -72,110 +72,97 @@ def tails_text(counts: Counts) -> str:
 
 def advice_for(summary: Summary) -> list[Advice]:
     """Return the advice for a run, the most urgent first. Empty if there is nothing to do."""
+    count_by_name: dict[Grade | Finding | str, int] = {
+        **{Grade(name): count for name, count in summary.counts.verdicts.items()},
+        **{Finding(name): count for name, count in summary.counts.findings.items()},
+        HIDDEN: len(summary.hidden),
+        LEFT_WRONG: summary.left_wrong,
+        LEFT: summary.left,
+    }
+    # The largest of several counts: a sum would count a ledger once for each of its findings.
     return [
         Advice(title=f"{title}: {count:,}", text=text)
-        for count_of, title, text in _RULES
-        if (count := count_of(summary))
+        for names, (title, text) in _ADVICE.items()
+        if (count := max(count_by_name.get(name, 0) for name in names))
     ]
 
 
-def _grade(grade: Grade) -> Callable[[Summary], int]:
-    return lambda summary: summary.counts.verdicts.get(grade.value, 0)
+HIDDEN, LEFT_WRONG, LEFT = "hidden", "left_wrong", "left"
 
-
-def _finding(*findings: Finding) -> Callable[[Summary], int]:
-    """Return a function for the largest of these findings' counts. A sum would count a ledger once
-    for each of its findings."""
-    return lambda summary: max(summary.counts.findings.get(each.value, 0) for each in findings)
-
-
-_RULES: tuple[tuple[Callable[[Summary], int], str, str], ...] = (
-    (
-        _grade(Grade.LOST),
+_ADVICE: Final[Mapping[tuple[Grade | Finding | str, ...], tuple[str, str]]] = {
+    (Grade.LOST,): (
         "Ledgers with entries that have no good copy left",
         "Do not wipe, format or decommission any bookie: a removed disk may hold the only copy. "
         "Bring back absent bookies and disks, then run fsck again. "
         "Entries that stay lost must come from a backup.",
     ),
-    (
-        _grade(Grade.AT_RISK),
+    (Grade.AT_RISK,): (
         "Ledgers with entries that have one good copy left",
         "Do not restart the bookies that store it before these ledgers are repaired. Mark missing "
         "and damaged copies with bookmender fsck mark DIR --mark; workers repair these ledgers "
         "first. bookmender queue list shows the progress.",
     ),
-    (
-        _finding(Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR),
+    (Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR): (
         "Ledgers with missing, damaged or unreadable copies, at least",
         "Mark them with bookmender fsck mark DIR --mark; workers copy the entries from good "
         "copies. If one bookie has many damaged or unreadable copies, check its disk.",
     ),
-    (
-        _finding(Finding.BOOKIE_GONE),
+    (Finding.BOOKIE_GONE,): (
         "Ledgers with copies on absent bookies",
         "bookmender bookie list shows the absent bookies. Start them if possible. "
         "After the recovery delay workers copy their entries.",
     ),
-    (
-        _finding(Finding.SUSPECT),
+    (Finding.SUSPECT,): (
         "Ledgers whose copies differ although their digests are correct",
         "fsck cannot know which copy is right, so nothing is repaired. Possible causes are a "
         "writer that was not fenced, and files restored from a backup. Compare the entries with "
         "the application's data.",
     ),
-    (
-        _finding(Finding.UNREADABLE_METADATA),
+    (Finding.UNREADABLE_METADATA,): (
         "Ledgers with unreadable metadata",
         "bookmender ledger show ID shows the reason. If an ACL denies access, a user with "
         "permission can change it with setAcl (see getAcl). For damaged metadata, bookmender "
         "ledger restore ID puts back what bookmender last replaced. Metadata of a newer version "
         "needs a newer bookmender.",
     ),
-    (
-        lambda summary: len(summary.hidden),
+    (HIDDEN,): (
         "Directories of ledgers that ACLs hide, at least",
         "Their ledgers were not checked. bookmender status and summary.json name them. Grant the "
         "user of fsck read access with setAcl, and run fsck again.",
     ),
-    (
-        _finding(Finding.END_UNPROVEN),
+    (Finding.END_UNPROVEN,): (
         "Ledgers that are not closed and whose end cannot be proven",
         "Too many bookies of their last ensemble were reformatted, so acknowledged entries at the "
         "end may be lost. A running writer knows the end and closes its ledger. For the others, "
         "bookmender ledger show ID shows what helps.",
     ),
-    (
-        _grade(Grade.UNKNOWN),
+    (Grade.UNKNOWN,): (
         "Ledgers that could not be checked completely",
         "A bookie did not answer, the metadata is unreadable, or the end cannot be proven; the "
         "evidence shows which. Make the bookie answer, and run fsck again.",
     ),
-    (
-        _finding(Finding.MISPLACED),
+    (Finding.MISPLACED,): (
         "Ledgers whose copies break the placement policy",
         "With checks.repairs_placement = true the placement check marks them, and workers move "
         "the copies.",
     ),
-    (
-        _finding(Finding.IDLE_OPEN),
+    (Finding.IDLE_OPEN,): (
         "Open ledgers that no client writes any more",
         "bookmender ledger idle lists them. bookmender ledger close ID closes one.",
     ),
-    (
-        _finding(Finding.STRAY),
+    (Finding.STRAY,): (
         "Ledgers with copies on bookies that their metadata does not name",
         "Bookies delete such copies within a day. If the evidence says only_copy, leave that "
         "bookie unchanged until the ledger is repaired.",
     ),
-    (
-        lambda summary: summary.left_wrong,
+    (LEFT_WRONG,): (
         "Ledgers that were not checked in time, and that the last check found wrong",
         "bookmender fsck show DIR LEDGER shows what was found. The next run begins with the least "
         "recently checked ledgers.",
     ),
-    (
-        lambda summary: summary.left,
+    (LEFT,): (
         "Ledgers that were not checked in time",
         "The next run checks them first.",
     ),
-)
+}
+"""What was found, and what to do. The most urgent comes first."""
