@@ -416,7 +416,7 @@ def _check_store(url: str) -> None:
 
 async def _show_connected(cluster: ClusterConnection, name: str) -> None:
     """Create the ephemeral znode of this client, in place of that of an earlier process."""
-    path = follower_path(cluster.paths, name)
+    path = f"{cluster.paths.feed_followers}/{urllib.parse.quote(name, safe='')}"
     with suppress(UnauthorizedError):
         for _ in range(2):
             try:
@@ -426,11 +426,6 @@ async def _show_connected(cluster: ClusterConnection, name: str) -> None:
                     await cluster.store.delete(path)
             else:
                 return
-
-
-def follower_path(paths: ClusterPaths, name: str) -> str:
-    """Return the path of the ephemeral znode of a client."""
-    return f"{paths.feed_followers}/{urllib.parse.quote(name, safe='')}"
 
 
 async def connected_names(cluster: ClusterConnection) -> frozenset[str]:

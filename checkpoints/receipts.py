@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from checkpoints.model import Checkpoint, CheckpointId, Key, LogId, Version
+from checkpoints.model import CheckpointId, Key, LogId, Version
 from ledgers.errors import SettingsError
 
 CLIENT_CHARS_MAX: Final = 200
@@ -40,11 +40,6 @@ class ReceiptRange(NamedTuple):
 
     def contains(self, other: ReceiptRange) -> bool:
         return self.begin <= other.begin and other.end <= self.end
-
-
-def receipt_of(checkpoint: Checkpoint) -> ReceiptRange:
-    """Return the receipt for exactly this checkpoint."""
-    return ReceiptRange(checkpoint.previous_id + 1, checkpoint.id)
 
 
 class Failure(Struct, frozen=True, kw_only=True):

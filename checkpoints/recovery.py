@@ -88,6 +88,11 @@ log = structlog.get_logger()
 ARRIVED_MAX: Final = 20_000
 """Changes that are kept while a client recovers: a few megabytes. The source waits beyond it. An
 empty checkpoint counts as one."""
+STORE_TIMEOUT_S: Final = 10.0
+"""A call of the store that takes longer counts as failed, and is repeated."""
+RETRY_WAIT_MAX_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 5.0
+"""At the end, receipts are written for at most this long. The others are given again."""
 REASON_CHARS_MAX: Final = 1_000
 """Longer reasons of failures are cut."""
 _SPANS_AT_ONCE: Final = 10_000
@@ -105,21 +110,14 @@ class RecoverySettings:
     without a receipt is called missed."""
     compaction_interval_s: float = 60.0
     """How often stored receipts are merged."""
-    store_timeout_s: float = 10.0
-    """A call of the store that takes longer counts as failed, and is repeated."""
     retry_wait_s: float = 0.1
     """Wait after a failed call of the store. It doubles with each further failure."""
-    retry_wait_max_s: float = 10.0
-    close_timeout_s: float = 5.0
-    """At the end, receipts are written for at most this long. The others are given again."""
 
     def __post_init__(self) -> None:
         assert self.recover_back_s >= 0, self
         assert self.being_worked_on_s >= 0, self
         assert self.compaction_interval_s > 0, self
-        assert self.store_timeout_s > 0, self
-        assert 0 < self.retry_wait_s <= self.retry_wait_max_s, self
-        assert self.close_timeout_s >= 0, self
+        assert self.retry_wait_s > 0, self
 
 
 class LiftReason(enum.Enum):
@@ -440,7 +438,7 @@ class RecoveryService:
             return ReceiptBook(low_watermark=None, failures=failures, wanted=self._wanted), None
         self._stored_log = await self._read(self._store.get_log)
         async with (
-            self._in_time(self._settings.store_timeout_s),
+            self._in_time(STORE_TIMEOUT_S),
             aclosing(self._store.get_checkpoint_range_receipts(low_watermark)) as rows,
         ):
             merger = RangeMerger()
@@ -537,7 +535,12 @@ class RecoveryService:
         if (low_watermark := unstored.low_watermark) is not None:
             await self._write(lambda: self._store.store_low_watermark(low_watermark))
         for key, version in unstored.processed:
-            await self._delete_failure(book, key, version)
+
+            async def delete(key: Key = key, version: Version = version) -> None:
+                if book.is_deletion_unstored(key):  # while this waited, it may have failed again
+                    await self._store.delete_failure(key, up_to=version)
+
+            await self._write(delete)
         if unstored.ranges:
             await self._write(lambda: self._store.store_checkpoint_range_receipts(unstored.ranges))
         self._is_compaction_due = True
@@ -547,13 +550,6 @@ class RecoveryService:
         for token in tokens:
             if (future := self._waiting.pop(token, None)) is not None and not future.done():
                 future.set_result(None)
-
-    async def _delete_failure(self, book: ReceiptBook, key: Key, version: Version) -> None:
-        async def delete() -> None:
-            if book.is_deletion_unstored(key):  # while this waited, it may have failed again
-                await self._store.delete_failure(key, up_to=version)
-
-        await self._write(delete)
 
     async def _compact_receipts(self) -> None:
         """Merge the stored receipts from time to time."""
@@ -588,7 +584,7 @@ class RecoveryService:
 
     async def _read(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call the store once. Raises UnavailableError, also if it takes too long."""
-        async with self._in_time(self._settings.store_timeout_s):
+        async with self._in_time(STORE_TIMEOUT_S):
             return await call()
 
     async def _write(self, call: Callable[[], Awaitable[None]]) -> None:
@@ -596,7 +592,7 @@ class RecoveryService:
         long. Any other error ends the service."""
         async with self._writing:
             try:
-                async with self._in_time(self._settings.store_timeout_s):
+                async with self._in_time(STORE_TIMEOUT_S):
                     await call()
             except UnavailableError:
                 raise
@@ -622,7 +618,7 @@ class RecoveryService:
                 log.warning("client.store_failed", error=str(error), wait_s=wait_s)
             await self._clock.sleep(wait_s)
             self._raise_if_failed()
-            wait_s = min(2 * wait_s, self._settings.retry_wait_max_s)
+            wait_s = min(2 * wait_s, RETRY_WAIT_MAX_S)
 
     @asynccontextmanager
     async def _in_time(self, limit_s: float) -> AsyncIterator[None]:
@@ -664,7 +660,7 @@ class RecoveryService:
         try:
             if self._failure is None:
                 with suppress(UnavailableError, TimeoutError):
-                    async with asyncio.timeout(self._settings.close_timeout_s):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await self._write_unstored()
         finally:
             if self._failure is None:

@@ -19,7 +19,7 @@ import random
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -101,11 +101,6 @@ def client_path(folder: str, client: str) -> str:
     return f"{folder}/{urllib.parse.quote(client, safe='')}"
 
 
-class _Read(NamedTuple):
-    record: ClientRecord
-    version: int
-
-
 class ZooKeeperReceiptStore:
     """A ``ReceiptStore`` in one znode. Lives as long as the session of ``store``."""
 
@@ -141,19 +136,6 @@ class ZooKeeperReceiptStore:
         """
         path = client_path(folder, client)
         process = process or ClientProcess()
-        opened = await cls._take_over(store, path, generation, process, is_restored)
-        process.epoch = opened._epoch
-        return opened
-
-    @classmethod
-    async def _take_over(
-        cls,
-        store: MetadataStore,
-        path: str,
-        generation: int,
-        process: ClientProcess,
-        is_restored: bool,
-    ) -> ZooKeeperReceiptStore:
         for number in range(_OPEN_TRIES_MAX):
             if number > 0:
                 # A process that writes all the time must not win every race: the waits differ.
@@ -173,6 +155,7 @@ class ZooKeeperReceiptStore:
                     await store.create(path, _encode(record), with_parents=True)
                 except NodeExistsError:
                     continue
+                process.epoch = record.epoch
                 return cls(store, path, record.epoch, was_reset=is_restored)
             record = decode_client(data, path=path)
             if process.is_fenced_by(epoch=record.epoch, process=record.process):
@@ -195,7 +178,8 @@ class ZooKeeperReceiptStore:
                 await store.set(path, _encode(record), version=stat.version)
             except (ConflictError, NoNodeError):
                 continue
-            return cls(store, path, record.epoch, was_reset=was_reset)
+            process.epoch = epoch
+            return cls(store, path, epoch, was_reset=was_reset)
         raise UnavailableError("the record of a client changes all the time", path=path)
 
     async def store_low_watermark(self, checkpoint_id: CheckpointId) -> None:
@@ -208,7 +192,7 @@ class ZooKeeperReceiptStore:
         await self._change(change)
 
     async def get_low_watermark(self) -> CheckpointId | None:
-        return (await self._read()).record.low_watermark
+        return (await self._read())[0].low_watermark
 
     async def store_checkpoint_range_receipts(self, ranges: Sequence[ReceiptRange]) -> None:
         def change(record: ClientRecord) -> ClientRecord:
@@ -223,7 +207,7 @@ class ZooKeeperReceiptStore:
     async def get_checkpoint_range_receipts(
         self, antecedent: CheckpointId
     ) -> AsyncGenerator[ReceiptRange, None]:
-        for each in reversed((await self._read()).record.receipts):
+        for each in reversed((await self._read())[0].receipts):
             if each.end > antecedent:
                 yield each
 
@@ -252,7 +236,7 @@ class ZooKeeperReceiptStore:
         await self._change(change)
 
     async def get_failures(self) -> Sequence[Failure]:
-        return (await self._read()).record.failures
+        return (await self._read())[0].failures
 
     async def delete_failure(self, key: Key, *, up_to: Version) -> None:
         def change(record: ClientRecord) -> ClientRecord:
@@ -265,7 +249,7 @@ class ZooKeeperReceiptStore:
         await self._change(lambda record: msgspec.structs.replace(record, log=log_id))
 
     async def get_log(self) -> LogId | None:
-        return (await self._read()).record.log
+        return (await self._read())[0].log
 
     async def reset(self) -> None:
         def change(record: ClientRecord) -> ClientRecord:
@@ -309,7 +293,8 @@ class ZooKeeperReceiptStore:
             return
         raise UnavailableError("the record of a client changes all the time", path=self._path)
 
-    async def _read(self) -> _Read:
+    async def _read(self) -> tuple[ClientRecord, int]:
+        """Return the record, and the version of its znode."""
         try:
             data, stat = await self._store.get(self._path)
         except NoNodeError:
@@ -319,7 +304,7 @@ class ZooKeeperReceiptStore:
             raise PositionUnknownError(path=self._path)
         if record.epoch > self._epoch:
             raise _fenced(self._path)
-        return _Read(record, stat.version)
+        return record, stat.version
 
 
 def _fenced(path: str) -> ClientFencedError:
