@@ -11,6 +11,14 @@ ARGS ?=
 # The tests start hundreds of Python processes, which must not compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Groups of long tests (.ci/long) that `make test` also runs: make test LONG='feed fsck'. "all" is all.
+LONG ?=
+LONG_GROUPS = $(shell sed -n 's/^\([a-z]*\) .*/\1/p' .ci/long)
+ifneq ($(filter-out $(LONG_GROUPS),$(LONG)),)
+$(error No group of long tests: $(filter-out $(LONG_GROUPS),$(LONG)). There are: $(sort $(LONG_GROUPS)))
+endif
+WITH_LONG = $(if $(filter all,$(LONG)),,-m "not long$(foreach group,$(LONG), or long(group='$(group)'))")
+
 # Number of processes that run the tests. Four would keep two cores busy all the time, so that tests
 # with real servers run into their time limits.
 WORKERS ?= 3
@@ -40,7 +48,7 @@ $(error Name the cluster to judge: make judge URI=zk+hierarchical://127.0.0.1:21
 endif
 endif
 
-.PHONY: help demo demo-operate feed-demo fsck-demo test test-matrix test-scale test-fsck test-page soak-audit compat judge bench \
+.PHONY: help demo demo-operate feed-demo fsck-demo test test-all soak-audit compat judge bench \
 	bench-repair bench-audit bench-feed bench-fsck bench-limit fsck-archive lint docs proto lock venv clean
 
 help: ## show this list
@@ -62,33 +70,20 @@ fsck-demo: venv ## find each kind of damage with fsck on Spark here, show it in 
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.fsck.demo
 
-test: venv ## run all tests, with real ZooKeeper and real bookies
+test: venv ## run the tests, with real ZooKeeper and real bookies: about ten minutes
 	@$(BIN)/python -m tests.prepare
-	@$(BIN)/python -m pytest $(XDIST) $(ARGS)
+	@$(BIN)/python -m pytest $(XDIST) $(WITH_LONG) $(ARGS)
+
+test-all: ## run the long tests, too: about half an hour
+	@$(MAKE) test LONG=all
 
 compat: venv ## compare with Java's tests, and write docs/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)
 
-test-matrix: venv ## repair on every storage class, version and layout: about ten minutes
-	@$(BIN)/python -m tests.prepare
-	@TEST_MATRIX=full $(BIN)/python -m pytest tests/cluster/test_matrix.py $(ARGS)
-
-test-scale: venv ## run the auditor with 1,000 bookies and 200,000 ledgers: about three minutes
-	@$(BIN)/python -m tests.prepare --default-only
-	@TEST_SCALE=full $(BIN)/python -m pytest tests/cluster/test_scale.py $(ARGS)
-
 soak-audit: venv ## check marks during half an hour of losses, killed leaders and restarts
 	@$(BIN)/python -m tests.prepare --default-only
 	@$(BIN)/python -m tests.soak.audit $(ARGS)
-
-test-fsck: venv ## run fsck on each kind of damage, and on 1,000 healthy ledgers under load
-	@$(BIN)/python -m tests.prepare --default-only
-	@TEST_FSCK=full $(BIN)/python -m pytest tests/cluster/test_fsck.py $(ARGS)
-
-test-page: venv ## the page of a node in Chromium, which must be installed, during a repair
-	@$(BIN)/python -m tests.prepare --default-only
-	@$(BIN)/python -m pytest tests/cluster/test_page.py $(ARGS)
 
 judge: venv ## read every copy with BookKeeper's own client: make judge URI=zk+hierarchical://…
 	@$(BIN)/python -m tests.java.judge '$(URI)' $(ARGS)

@@ -114,7 +114,11 @@ async def until_all_are_marked(on: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    "is_killed", [pytest.param(True, id="killed"), pytest.param(False, id="frozen, and expired")]
+    "is_killed",
+    [
+        pytest.param(True, id="killed"),
+        pytest.param(False, marks=pytest.mark.long(group="audit"), id="frozen, and expired"),
+    ],
 )
 def test_a_leader_cut_off_while_marking_loses_no_mark(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, is_killed: bool

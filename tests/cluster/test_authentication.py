@@ -12,7 +12,7 @@ from ledgers.errors import AuthenticationRequiredError
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import WORKER_ONLY, events, start_node, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="secured"), pytest.mark.timeout(240)]
 
 SASL = {
     "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.sasl.SASLBookieAuthProviderFactory"

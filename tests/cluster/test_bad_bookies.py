@@ -31,6 +31,7 @@ from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes
 from tests.tcp_proxy import TcpProxy
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+LONG = pytest.mark.long(group="repair")
 
 SLOTS = 20
 FEW, CROWD = SLOTS // 2, 2 * SLOTS
@@ -61,9 +62,11 @@ with_each_trouble = pytest.mark.parametrize(
     ("trouble", "touching_count"),
     [
         pytest.param(hang, FEW, id="it hangs"),
-        pytest.param(hang, CROWD, id="it hangs, and more ledgers need it than a worker has slots"),
-        pytest.param(be_slow, FEW, id="it is slow"),
-        pytest.param(send_garbage, CROWD, id="it sends garbage"),
+        pytest.param(
+            hang, CROWD, marks=LONG, id="it hangs, and more ledgers need it than a worker has slots"
+        ),
+        pytest.param(be_slow, FEW, marks=LONG, id="it is slow"),
+        pytest.param(send_garbage, CROWD, marks=LONG, id="it sends garbage"),
     ],
 )
 
@@ -105,6 +108,7 @@ def test_a_bad_source_delays_only_its_own_ledgers(
     asyncio.run(run())
 
 
+@LONG
 @with_each_trouble
 def test_a_bad_target_delays_only_its_own_ledgers(
     module_cluster: LocalCluster,

@@ -99,6 +99,7 @@ def test_entries_above_the_default_frame_limit_are_copied(
     asyncio.run(main())
 
 
+@pytest.mark.long(group="matrix")
 def test_a_bookie_before_4_17_is_read_entry_by_entry(make_cluster: MakeCluster) -> None:
     (bookie,) = make_cluster(bookies=1, bookkeeper="4.16.6").bookies
 

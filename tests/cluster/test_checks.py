@@ -59,7 +59,10 @@ def damaged(cluster: LocalCluster, bookie: BookieId, damage: Callable[[Path], No
         pytest.param(
             1,
             break_indexes,
-            marks=pytest.mark.compat(f"{JAVA}.testIndexCorruption", verdict="same"),
+            marks=[
+                pytest.mark.long(group="audit"),
+                pytest.mark.compat(f"{JAVA}.testIndexCorruption", verdict="same"),
+            ],
             id="indexes are overwritten",
         ),
     ],
@@ -91,6 +94,7 @@ def test_damage_on_a_live_bookie_is_found_marked_and_repaired(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="audit")
 def test_a_bookie_that_hangs_makes_its_ledgers_unknown(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -115,6 +119,7 @@ def test_a_bookie_that_hangs_makes_its_ledgers_unknown(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="audit")
 @pytest.mark.compat("G6", verdict="better")
 def test_the_next_leader_continues_the_run_of_a_killed_one(
     module_cluster: LocalCluster, tmp_path: Path
@@ -148,6 +153,7 @@ def test_the_next_leader_continues_the_run_of_a_killed_one(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="audit")
 @pytest.mark.compat("G34", verdict="better")
 def test_javas_tool_can_request_a_check_by_our_leader(
     module_cluster: LocalCluster, tmp_path: Path

@@ -18,7 +18,7 @@ from tests.cluster.commands import bookmender
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, Bench, bench, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="repair"), pytest.mark.timeout(360)]
 CLUSTER = {"bookies": 4}
 
 WIDE = LedgerOptions(ensemble_size=2, write_quorum=2, ack_quorum=2)

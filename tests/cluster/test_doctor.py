@@ -33,6 +33,7 @@ def test_a_running_cluster_is_ok(module_cluster: LocalCluster, uri: str) -> None
     assert f"{len(module_cluster.bookies)} answer" in said.out
 
 
+@pytest.mark.long(group="commands")
 def test_a_bookie_that_hangs_is_an_error(module_cluster: LocalCluster, uri: str) -> None:
     victim = module_cluster.bookies[0]
     module_cluster.pause(victim)
@@ -46,6 +47,7 @@ def test_a_bookie_that_hangs_is_an_error(module_cluster: LocalCluster, uri: str)
     assert errors[0].startswith(f"{victim} is registered, but does not serve this host")
 
 
+@pytest.mark.long(group="commands")
 @pytest.mark.parametrize("protected", ["a tree", "a ledger"])
 def test_what_cannot_be_written_is_an_error(
     module_cluster: LocalCluster, uri: str, protected: str

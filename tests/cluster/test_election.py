@@ -79,6 +79,7 @@ async def electorate(uri: str, folder: Path) -> AsyncIterator[Electorate]:
         yield Electorate(on=on, start_node=start)
 
 
+@pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorBookieTest.testShutdown", verdict="same")
 def test_a_standby_with_a_ledger_map_replaces_a_stopped_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
@@ -159,6 +160,7 @@ def test_g1_a_leader_whose_vote_is_deleted_stops_leading(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorBookieTest.testBookieClusterRestart", verdict="same")
 @pytest.mark.compat("G2", verdict="better", why="the end of a session does not end the process")
 def test_after_a_restart_of_zookeeper_there_is_one_leader(
@@ -189,6 +191,7 @@ def _has_voted_twice(node: Child) -> bool:
     return len(events(node, "election.entered")) >= 2
 
 
+@pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorRollingRestartTest.testAuditingDuringRollingRestart", verdict="same")
 def test_a_new_leader_marks_nothing_while_recovery_is_disabled(
     module_cluster: LocalCluster, uri: str, tmp_path: Path

@@ -115,6 +115,7 @@ def test_a_follower_knows_all_ledgers_though_the_leader_is_killed(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="feed")
 def test_a_follower_sees_each_change_by_javas_client(
     module_cluster: LocalCluster, tmp_path: Path, java: JavaTool
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_follower_sees_each_change_by_javas_client(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="feed")
 def test_a_change_reaches_a_follower_soon(module_cluster: LocalCluster, tmp_path: Path) -> None:
     """Prints how soon. It asserts nothing about it, because other tests share the processors."""
 

@@ -155,6 +155,7 @@ async def states_in_zookeeper(on: Bench) -> dict[int, str]:
     return found
 
 
+@pytest.mark.long(group="feed")
 def test_the_catalogue_of_the_example_is_right_whatever_is_killed(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -180,6 +181,7 @@ def test_the_catalogue_of_the_example_is_right_whatever_is_killed(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="feed")
 def test_a_new_catalogue_has_no_ledger_that_the_feed_never_tells(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ from tests.cluster.steps import (
 )
 from tests.cluster.test_feed import CLOCK, change, following, wait_equal
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="feed"), pytest.mark.timeout(360)]
 
 NO_HOLD = {"HOLD_ENABLED": "false", "REPLICATION_OPEN_LEDGER_GRACE_S": "1"}
 

@@ -91,7 +91,12 @@ class ZooKeepers:
         return self._folder / str(number) / "zookeeper" / "data"
 
 
-@pytest.fixture(params=[1, 3], ids=["standalone", "an ensemble of three"])
+@pytest.fixture(
+    params=[
+        pytest.param(1, id="standalone"),
+        pytest.param(3, marks=pytest.mark.long(group="feed"), id="an ensemble of three"),
+    ]
+)
 def zookeepers(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ZooKeepers]:

@@ -29,7 +29,7 @@ from tests.cluster.steps import AUDITOR_ONLY, WAIT_S, Bench, bench, nodes, shape
 from tests.cluster.test_feed import following
 from tests.spark_cluster import spark_session
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="feed"), pytest.mark.timeout(1200)]
 
 CLIENT = "stream"
 TRIES = 3

@@ -1,7 +1,6 @@
 """fsck on real bookies, without Spark: healthy ledgers, then each kind of damage at each level."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from tests.java.tool import JavaTool
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-HEALTHY_LEDGERS = 1_000 if os.environ.get("TEST_FSCK") == "full" else 200
+HEALTHY_LEDGERS = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +29,7 @@ def cluster_options() -> dict[str, Any]:
     return {"bookies": BOOKIES, "session_timeout_s": 90}  # a bookie that hangs stays registered
 
 
+@pytest.mark.long(group="fsck")
 def test_healthy_ledgers_have_no_findings_during_changes(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
@@ -64,6 +64,7 @@ async def run_while_deleting(uri: str, ledger_ids: Sequence[int]) -> dict[int, L
         return await run(wanted, ledger_ids, on_first=delete)
 
 
+@pytest.mark.long(group="fsck")
 def test_a_bookie_that_hangs_makes_only_its_ledgers_unknown(
     module_cluster: LocalCluster, java: JavaTool, uri: str
 ) -> None:

@@ -116,6 +116,7 @@ def test_later_runs_check_what_changed_and_what_was_wrong(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="fsck")
 def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -142,6 +143,7 @@ def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="fsck")
 def test_killed_runs_leave_no_change_unchecked(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from tests.cluster.fsck_ledgers import make_ledgers
 from tests.daemon.spark_homes import environment_without_spark
 from tests.spark_cluster import QUICK_TO_START
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="fsck"), pytest.mark.timeout(600)]
 
 
 def test_a_local_run_ignores_the_spark_of_the_host(uri: str, tmp_path: Path) -> None:

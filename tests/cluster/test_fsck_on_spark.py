@@ -96,6 +96,7 @@ def test_a_run_finds_what_is_wrong(
     assert {each.first_entry_id for each in row.evidence} == {ENTRY_COUNT}
 
 
+@pytest.mark.long(group="fsck")
 def test_a_run_without_time_leaves_ledgers_for_the_next_run(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
@@ -133,6 +134,7 @@ def test_a_continued_run_repeats_no_finished_part(
     assert list(unfinished_runs(tmp_path)) == []
 
 
+@pytest.mark.long(group="fsck")
 def test_ledgers_deleted_during_a_run_are_not_in_its_results(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:
@@ -169,6 +171,7 @@ def failing_once(folder: Path) -> Callable[[Sequence[int]], Work]:
     return work
 
 
+@pytest.mark.long(group="fsck")
 def test_a_retried_task_gives_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
     dispatch = Dispatch(spark.sparkContext, "tried again")
 

@@ -16,7 +16,7 @@ from tests.cluster.fsck_ledgers import Ledgers, make_ledgers, verdicts_of, writt
 from tests.fsck_driver import PARTS
 from tests.spark_cluster import StandaloneSpark, standalone_spark
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="fsck"), pytest.mark.timeout(600)]
 
 RUN = "20261121T193500Z"
 READS_PER_S = 100

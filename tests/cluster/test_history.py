@@ -18,7 +18,7 @@ from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="audit"), pytest.mark.timeout(240)]
 
 SETTINGS = {"AUDITOR_LOST_BOOKIE_RECOVERY_DELAY_S": "1", "REPLICATION_OPEN_LEDGER_GRACE_S": "0.2"}
 

@@ -138,6 +138,7 @@ def test_a_node_answers_while_it_repairs(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="http")
 def test_the_backlog_of_the_leader_is_measured(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -213,6 +214,7 @@ def test_without_zookeeper_the_node_lives_and_is_not_ready(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="http")
 def test_a_port_in_use_stops_no_repair(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -244,6 +246,7 @@ def comparable(answer: Answer) -> Any:
     return status, sorted(value) if isinstance(value, list) else value, sorted(layout)
 
 
+@pytest.mark.long(group="http")
 def test_the_answers_equal_those_of_a_java_bookie(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

@@ -33,7 +33,7 @@ from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(240)]
 CLUSTER = {
     # The sorted storage shows a collected ledger until it flushes its write cache.
     "storage": Storage.INTERLEAVED,

@@ -14,7 +14,7 @@ from tests.java.messages import Shape
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java")]
 
 ADMIN = "BookKeeperAdminTest"
 READ = "the entries are read; bookies with DbLedgerStorage give no lists"

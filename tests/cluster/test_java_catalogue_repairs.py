@@ -34,7 +34,7 @@ from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(240)]
 
 ON_ALL, ON_THREE, ON_ONE = (5, 5, 5), (3, 3, 3), (1, 1, 1)
 HALF_WAY = 10

@@ -130,6 +130,7 @@ def test_open_java_ledgers_are_fenced_after_the_grace(
     assert_acknowledged(java, uri, stopped)
 
 
+@pytest.mark.long(group="java")
 @pytest.mark.compat(
     "BookieAutoRecoveryTest.testEmptyLedgerLosesQuorumEventually",
     "TestReplicationWorker.testReplicateEmptyOpenStateLedger",
@@ -160,6 +161,7 @@ def test_an_empty_open_ledger_survives_two_losses_in_turn(
 # --- Both change the metadata ---------------------------------------------------------------------
 
 
+@pytest.mark.long(group="java")
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldReplicateTheLedgersAfterTimeoutIfLastFragmentIsNotUR",
     "BookieRecoveryTest.testMetadataConflictWithRecovery",
@@ -196,6 +198,7 @@ def test_ensemble_changes_by_java_and_by_a_repair_both_last(
     assert_acknowledged(java, uri, stopped)
 
 
+@pytest.mark.long(group="java")
 @pytest.mark.compat(
     "TestFencing.testFencingInteractionWithBookieRecovery",
     "TestFencing.testFencingInteractionWithBookieRecovery2",
@@ -247,6 +250,7 @@ def test_a_recovery_by_java_during_a_repair_loses_no_entry(
 # --- Readers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(group="java")
 @pytest.mark.compat(
     "FullEnsembleDecommissionedTest.testOpenedLedgerHandleStillWorkAfterDecommissioning",
     "FullEnsembleDecommissionedTest.testRecoverOpenLedgerHandleStillWorkAfterDecommissioning",

@@ -56,6 +56,7 @@ def test_ledgers_of_every_kind_are_found_whole(java: JavaTool, uri: str) -> None
     assert report.summary.good == report.summary.copies
 
 
+@pytest.mark.long(group="java")
 def test_without_a_list_every_ledger_is_judged(java: JavaTool, uri: str) -> None:
     written = java.write(uri, Shape(count=3))
 
@@ -64,6 +65,7 @@ def test_without_a_list_every_ledger_is_judged(java: JavaTool, uri: str) -> None
     assert set(ids(written)) <= set(report.ledgers)
 
 
+@pytest.mark.long(group="java")
 def test_an_open_ledger_is_judged_up_to_its_last_add_confirmed(java: JavaTool, uri: str) -> None:
     with JavaWriter(uri, Shape()) as writer:
         writer.wait_acknowledged(20)
@@ -95,6 +97,7 @@ def test_every_copy_on_a_killed_bookie_is_missing(
     assert afterwards.verdict is Verdict.WHOLE
 
 
+@pytest.mark.long(group="java")
 def test_an_absent_bookie_makes_even_an_empty_ledger_incomplete(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
@@ -146,6 +149,7 @@ def test_unexpected_content_is_found_though_all_copies_are_good(java: JavaTool, 
     assert report.summary.contents[Verdict.MISSING] == 2
 
 
+@pytest.mark.long(group="java")
 def test_a_bookie_that_does_not_answer_makes_a_ledger_unknown(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
@@ -168,24 +172,10 @@ def test_a_ledger_without_metadata_is_missing(java: JavaTool, uri: str) -> None:
     assert report.verdict is Verdict.MISSING
 
 
-def test_a_java_writer_is_fenced_by_a_recovery_of_its_ledger(java: JavaTool, uri: str) -> None:
-    with JavaWriter(uri, Shape()) as writer:
-        writer.wait_acknowledged(10)
-
-        recovered = java.read(uri, writer.ledger_id, with_recovery=True)
-        stopped = writer.wait_stopped()
-
-    assert stopped.error == "BKLedgerFencedException"
-    assert recovered.state == "CLOSED"
-    assert recovered.last is not None
-    assert recovered.last >= stopped.last
-    acknowledged = java.read(uri, writer.ledger_id, last=stopped.last)
-    assert acknowledged.sha256 == stopped.sha256
-
-
 # --- The command ---------------------------------------------------------------------------------
 
 
+@pytest.mark.long(group="java")
 def test_the_command_says_that_all_copies_are_there(java: JavaTool, uri: str) -> None:
     (written,) = java.write(uri, Shape())
 
@@ -195,6 +185,7 @@ def test_the_command_says_that_all_copies_are_there(java: JavaTool, uri: str) ->
     assert command.stdout.splitlines()[-1] == "verdict: all copies are there"
 
 
+@pytest.mark.long(group="java")
 def test_the_command_names_the_ledger_whose_copies_are_missing(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:

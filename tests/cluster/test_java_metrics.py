@@ -24,7 +24,7 @@ from tests.cluster.steps import Bench, bench, shape, wait_for
 from tests.cluster.test_http import serving_node
 from tests.prepare import METRICS_PROVIDER
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="http"), pytest.mark.timeout(360)]
 PROVIDER_CLASS = "org.apache.bookkeeper.stats.prometheus.PrometheusMetricsProvider"
 LEDGER_COUNT = 12
 ENTRY_COUNT, ENTRY_BYTES = 20, 100

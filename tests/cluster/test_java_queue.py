@@ -163,6 +163,7 @@ def test_a_java_worker_repairs_our_marks_except_locked_ledgers(
     assert report.verdict is Verdict.WHOLE
 
 
+@pytest.mark.long(group="java")
 def test_a_java_auditor_succeeds_our_leader_and_finds_the_loss(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:

@@ -66,12 +66,21 @@ async def write_and_lose(on: Bench, point: Point) -> list[Written]:
     return written
 
 
+def each_point(*always: Point) -> pytest.MarkDecorator:
+    """Run the test at each point. ``always``: those of ``make test``."""
+    long = pytest.mark.long(group="repair")
+    return pytest.mark.parametrize(
+        "point",
+        [pytest.param(p, marks=() if p in always else long, id=p.value) for p in Point],
+    )
+
+
 @pytest.mark.compat(
     "BookieAutoRecoveryTest.testStopWhileReplicationInProgress",
     verdict="better",
     why="also with SIGKILL and SIGSTOP at each step; the metadata never names a missing copy",
 )
-@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+@each_point(Point.MID_COPY, Point.AFTER_COMPARE_AND_SET)
 def test_another_node_finishes_the_repair_of_a_killed_node(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -100,7 +109,7 @@ def test_another_node_finishes_the_repair_of_a_killed_node(
     "AutoRecoveryMainTest.testAutoRecoverySessionLoss",
     verdict="better",
 )
-@pytest.mark.parametrize("point", Point, ids=lambda point: point.value)
+@each_point(Point.MID_COPY, Point.BEFORE_COMPARE_AND_SET)
 def test_a_node_frozen_beyond_its_session_does_no_harm(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:

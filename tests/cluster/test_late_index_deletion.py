@@ -14,7 +14,7 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
 from tests.cluster.steps import WORKER_ONLY, bench, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="repair"), pytest.mark.timeout(480)]
 
 FLUSH_S = 20
 REREAD_S = 25

@@ -55,6 +55,7 @@ def test_every_bookie_is_writable_and_small_after_the_start(
     assert all(0 < (bookie.rss_bytes or 0) <= RSS_BYTES_MAX for bookie in status.bookies)
 
 
+@pytest.mark.long(group="local")
 def test_zookeeper_reports_its_number_of_requests(module_cluster: LocalCluster) -> None:
     before = int(module_cluster.zookeeper_monitor()["zk_packets_received"])
 
@@ -79,6 +80,7 @@ def test_a_killed_bookie_is_registered_until_its_session_expires(
     assert observe(module_cluster).is_whole
 
 
+@pytest.mark.long(group="local")
 def test_a_terminated_bookie_deletes_its_registration(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]  # not one that has just started, because that may hang
 
@@ -90,6 +92,7 @@ def test_a_terminated_bookie_deletes_its_registration(module_cluster: LocalClust
     assert observe(module_cluster).is_whole
 
 
+@pytest.mark.long(group="local")
 def test_a_bookie_that_does_not_end_in_time_is_killed(module_cluster: LocalCluster) -> None:
     bookie = module_cluster.bookies[2]
 
@@ -112,6 +115,7 @@ def test_a_killed_bookie_restarts_after_its_former_session(
     assert files <= {path.name for path in bookie_folder(module_cluster, bookie).rglob("*.txn")}
 
 
+@pytest.mark.long(group="local")
 def test_a_bookie_restarts_though_its_old_session_lasts_too_long(
     module_cluster: LocalCluster,
 ) -> None:
@@ -144,6 +148,7 @@ def test_a_wiped_bookie_can_start_empty(module_cluster: LocalCluster) -> None:
     assert observe(module_cluster).is_whole
 
 
+@pytest.mark.long(group="local")
 def test_a_paused_bookie_loses_its_session(
     module_cluster: LocalCluster,
 ) -> None:
@@ -159,6 +164,7 @@ def test_a_paused_bookie_loses_its_session(
     wait_for(lambda: observe(module_cluster).is_whole)
 
 
+@pytest.mark.long(group="local")
 def test_bookies_survive_a_restart_of_zookeeper(module_cluster: LocalCluster) -> None:
     pids = [module_cluster.pid(bookie) for bookie in module_cluster.bookies]
 
@@ -182,6 +188,7 @@ def test_a_folder_has_one_owner_at_a_time(module_cluster: LocalCluster) -> None:
     assert observe(module_cluster).is_whole
 
 
+@pytest.mark.long(group="local")
 def test_javas_autorecovery_is_elected(module_cluster: LocalCluster) -> None:
     election = "/ledgers/underreplication/auditorelection"
 
@@ -198,6 +205,7 @@ def test_javas_autorecovery_is_elected(module_cluster: LocalCluster) -> None:
     assert daemon.wait(timeout_s=TIMEOUT_S)
 
 
+@pytest.mark.long(group="local")
 def test_a_restarted_cluster_keeps_ports_data_and_added_bookies(
     make_cluster: MakeCluster,
 ) -> None:
@@ -214,6 +222,7 @@ def test_a_restarted_cluster_keeps_ports_data_and_added_bookies(
         assert znode(second, "/ledgers/INSTANCEID") == instance
 
 
+@pytest.mark.long(group="local")
 def test_a_used_port_is_reported_before_the_start(make_cluster: MakeCluster) -> None:
     (port,) = ports.free_ports(1)
     with (
@@ -223,6 +232,7 @@ def test_a_used_port_is_reported_before_the_start(make_cluster: MakeCluster) -> 
         make_cluster(bookies=1, zookeeper_port=port)
 
 
+@pytest.mark.long(group="local")
 def test_a_failed_start_shows_the_end_of_the_bookies_log(
     make_cluster: MakeCluster, tmp_path: Path
 ) -> None:
@@ -230,6 +240,7 @@ def test_a_failed_start_shows_the_end_of_the_bookies_log(
         make_cluster(bookies=1, bookie_settings={"ledgerStorageClass": "NoSuchStorage"})
 
 
+@pytest.mark.long(group="local")
 @pytest.mark.usefixtures("_prerequisites")
 def test_no_process_is_left_when_the_owner_is_killed(tmp_path: Path) -> None:
     code = (

@@ -138,6 +138,7 @@ def test_wrong_calls_are_refused_in_one_line(
     assert up.states() == ["writable", "writable"]
 
 
+@pytest.mark.long(group="local")
 def test_up_skips_decommissioned_and_starts_wiped_bookies(
     terminal: Terminal,
 ) -> None:
@@ -163,6 +164,7 @@ def test_up_skips_decommissioned_and_starts_wiped_bookies(
     assert terminal.states() == ["writable"] * 3
 
 
+@pytest.mark.long(group="local")
 def test_write_can_leave_ledgers_open(
     terminal: Terminal,
 ) -> None:
@@ -178,6 +180,7 @@ def test_write_can_leave_ledgers_open(
     assert [each.lac for each in found[2:]] == [OPEN_SIZE[1] - 2] * 2, "the last but one"
 
 
+@pytest.mark.long(group="local")
 def test_writing_after_a_kill_fails_with_the_bookie_and_advice(
     terminal: Terminal,
 ) -> None:
@@ -202,6 +205,7 @@ async def opened(uri: str, ledger_id: int) -> OpenedLedger:
         return await find_end(versioned, bookies=client.bookies, clock=client.clock)
 
 
+@pytest.mark.long(group="local")
 def test_the_same_cluster_comes_back_after_down(terminal: Terminal) -> None:
     first = terminal.run("up", "--bookies", "1", "-o", "json")
     terminal.run("down")
@@ -217,6 +221,7 @@ def addresses(status: str) -> tuple[str, list[str]]:
     return found["metadata_service_uri"], [bookie["address"] for bookie in found["bookies"]]
 
 
+@pytest.mark.long(group="local")
 def test_no_process_is_left_when_the_supervisor_is_killed(terminal: Terminal) -> None:
     terminal.run("up", "--bookies", "1")
     terminal_status = terminal.status()
@@ -238,6 +243,7 @@ def supervisor_pid(terminal: Terminal) -> int:
     return int(parent.stdout)
 
 
+@pytest.mark.long(group="local")
 @pytest.mark.parametrize(
     ("number", "exit_code"),
     [
@@ -258,6 +264,7 @@ def test_no_process_is_left_when_up_is_interrupted(
     assert terminal.data.exists() is (number is signal.SIGKILL), "no process is left to delete it"
 
 
+@pytest.mark.long(group="local")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_foreground_cluster(terminal: Terminal, number: signal.Signals) -> None:
     command = terminal.command("up", "--foreground", "--bookies", "1")
@@ -272,6 +279,7 @@ def test_a_signal_stops_a_foreground_cluster(terminal: Terminal, number: signal.
     assert terminal.processes() == []
 
 
+@pytest.mark.long(group="local")
 def test_down_stops_a_foreground_cluster(terminal: Terminal) -> None:
     command = terminal.command("up", "--foreground", "--bookies", "1")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as foreground:

@@ -12,7 +12,7 @@ from daemon.local.processes import Child
 from daemon.local.servers import Servers
 from ledgers.errors import UnavailableError
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="local"), pytest.mark.timeout(360)]
 
 
 def ending_with(complaint: str, folder: Path) -> Child:

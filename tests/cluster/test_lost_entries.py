@@ -88,7 +88,10 @@ class Holed:
 
 @pytest.mark.parametrize(
     ("size", "write_quorum"),
-    [pytest.param(2, 2, id="not striped"), pytest.param(3, 2, id="striped: E 3, W 2")],
+    [
+        pytest.param(2, 2, marks=pytest.mark.long(group="repair"), id="not striped"),
+        pytest.param(3, 2, id="striped: E 3, W 2"),
+    ],
 )
 def test_java_reads_a_ledger_split_around_a_lost_entry(
     size: int,

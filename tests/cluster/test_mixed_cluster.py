@@ -48,7 +48,10 @@ ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
 SLOW_COPY = {"replicationRateByBytes": "4000"}
 
 
-@pytest.fixture(scope="module", params=["4.18.0", "4.16.6"])
+@pytest.fixture(
+    scope="module",
+    params=["4.18.0", pytest.param("4.16.6", marks=pytest.mark.long(group="matrix"))],
+)
 def cluster_options(request: pytest.FixtureRequest) -> dict[str, Any]:
     version = request.param
     if not jars.jars_folder(version).exists():
@@ -101,6 +104,7 @@ def copies_of(node: Child) -> list[dict[str, Any]]:
 # --- One marks, the other repairs -----------------------------------------------------------------
 
 
+@pytest.mark.long(group="java")
 def test_our_worker_repairs_marks_of_javas_auditor(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
@@ -130,6 +134,7 @@ def test_our_worker_repairs_marks_of_javas_auditor(
     assert_whole(java, uri, asyncio.run(run()))
 
 
+@pytest.mark.long(group="java")
 def test_javas_worker_repairs_marks_of_our_auditor(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:

@@ -135,7 +135,12 @@ def repaired_by(node: Child, home: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("session_timeout_s", "is_long"),
     [
-        pytest.param("10", False, id="shorter than their sessions"),
+        pytest.param(
+            "10",
+            False,
+            marks=pytest.mark.long(group="repair"),
+            id="shorter than their sessions",
+        ),
         pytest.param("1", True, id="longer than their sessions"),
     ],
 )

@@ -73,6 +73,7 @@ def test_a_node_stops_at_once_during_a_copy(uri: str, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long(group="repair")
 @pytest.mark.compat("AutoRecoveryMainTest.testShutdown", verdict="same")
 def test_a_node_stops_at_once_during_a_grace(uri: str, tmp_path: Path) -> None:
     """It leaves no lock, vote or session behind."""
@@ -101,6 +102,7 @@ def test_a_node_stops_at_once_during_a_grace(uri: str, tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.long(group="repair")
 @pytest.mark.compat("G22", verdict="better")
 def test_a_node_stops_at_once_while_a_bookie_hangs(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
@@ -132,7 +134,13 @@ def test_a_node_stops_at_once_while_a_bookie_hangs(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("trouble", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "killed"])
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        pytest.param(signal.SIGSTOP, id="frozen"),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.long(group="repair"), id="killed"),
+    ],
+)
 def test_a_node_stops_in_time_during_an_outage_of_zookeeper(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, trouble: signal.Signals
 ) -> None:

@@ -85,6 +85,7 @@ async def assert_unfenced(on: Bench, written: Written, bookies: Sequence[BookieI
         await on.workload.bookies.add(bookie, entry, master_key=digest.master_key)
 
 
+@pytest.mark.long(group="audit")
 def test_observing_agrees_with_the_marks_of_javas_auditor(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

@@ -39,6 +39,7 @@ async def state_of(on: Bench, ledger_id: int) -> LedgerState:
     return (await on.seen.manager.read(ledger_id)).metadata.state
 
 
+@pytest.mark.long(group="commands")
 def test_a_repair_of_an_open_end_names_the_closing_command(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_node_tells_its_manager_how_it_is(uri: str, tmp_path: Path, manager: M
     asyncio.run(run())
 
 
+@pytest.mark.long(group="commands")
 def test_a_reload_changes_what_can_be_changed_and_names_the_rest(
     uri: str, tmp_path: Path, manager: Manager
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_reload_changes_what_can_be_changed_and_names_the_rest(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="commands")
 def test_an_abort_by_the_watchdog_shows_where_each_thread_was(
     uri: str, tmp_path: Path, manager: Manager
 ) -> None:

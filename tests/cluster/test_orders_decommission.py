@@ -34,6 +34,7 @@ async def versions(on: Bench, written: Sequence[Written]) -> list[int]:
     return [(await on.seen.manager.read(ledger.ledger_id)).version for ledger in written]
 
 
+@pytest.mark.long(group="commands")
 def test_a_restart_during_maintenance_marks_and_copies_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

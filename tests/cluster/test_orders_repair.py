@@ -126,6 +126,7 @@ def test_an_open_ledger_without_coverage_ends_the_repair(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="commands")
 def test_mark_only_leaves_the_repair_to_the_nodes(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
@@ -190,6 +191,7 @@ def test_ctrl_c_leaves_the_marks_and_releases_every_lock(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="commands")
 def test_commands_order_limits_drains_and_the_switch(
     module_cluster: LocalCluster, java: JavaTool, uri: str
 ) -> None:

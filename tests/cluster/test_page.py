@@ -1,4 +1,4 @@
-"""The page for people in headless Chromium, also during a real repair: ``make test-page``."""
+"""The page for people in headless Chromium, also during a real repair."""
 
 import asyncio
 import shutil
@@ -23,6 +23,7 @@ from tests.replication.nodes import PATHS
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.long(group="http"),
     pytest.mark.timeout(360),
     pytest.mark.skipif(
         not any(map(shutil.which, NAMES)),

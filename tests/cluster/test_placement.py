@@ -51,6 +51,7 @@ async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterato
         await on.seen.store.delete(RACKS_PATH)
 
 
+@pytest.mark.long(group="repair")
 def test_copies_of_isolated_pulsar_ledgers_stay_in_their_groups(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -116,6 +117,7 @@ def test_copies_follow_the_racks_of_pulsars_znode(cluster: LocalCluster, tmp_pat
     asyncio.run(run())
 
 
+@pytest.mark.long(group="repair")
 def test_no_copy_goes_to_a_bookie_short_of_space(cluster: LocalCluster, tmp_path: Path) -> None:
     free_share = asyncio.run(greatest_free_share(cluster))
     if free_share > 0.85:

@@ -19,6 +19,7 @@ from tests.prometheus import DEPLOY, JOB, PROGRAMS, running_prometheus
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.long(group="http"),
     pytest.mark.timeout(360),
     pytest.mark.skipif(
         not all(map(shutil.which, PROGRAMS)),

@@ -17,7 +17,7 @@ from tests.java.pulsar import PulsarCluster, running_pulsar
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="matrix"), pytest.mark.timeout(360)]
 
 CALM_S = 3.0
 """Longer than a session timeout. An auditor that takes part in no election would be seen."""

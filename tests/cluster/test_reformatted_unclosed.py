@@ -204,6 +204,7 @@ def failures(node: Child) -> list[str]:
     ]
 
 
+@pytest.mark.long(group="repair")
 def test_two_bookies_reformatted_in_turn_cost_no_entry(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
@@ -230,6 +231,7 @@ def test_two_bookies_reformatted_in_turn_cost_no_entry(
     asyncio.run(scenario())
 
 
+@pytest.mark.long(group="repair")
 def test_with_one_reformatted_bookie_a_recovery_is_finished(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
@@ -263,6 +265,7 @@ async def assert_reads_whole(java: JavaTool, uri: str, ledger: Unclosed) -> None
     assert (read.error, read.last, read.sha256) == (None, LAST, sha256_of(PAYLOADS))
 
 
+@pytest.mark.long(group="repair")
 def test_fsck_finds_missing_copies_of_an_unfinished_recovery(
     module_cluster: LocalCluster, uri: str
 ) -> None:
@@ -287,6 +290,7 @@ def test_fsck_finds_missing_copies_of_an_unfinished_recovery(
 # --- An open ledger without a writer --------------------------------------------------------------
 
 
+@pytest.mark.long(group="repair")
 def test_an_open_ledger_keeps_its_mark_or_its_entries(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from tests.cluster.steps import (
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="matrix"), pytest.mark.timeout(480)]
 CLUSTER = {"bookies": 6}
 
 LAST_RELEASE = "7fd5f87f"

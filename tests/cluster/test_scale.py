@@ -1,11 +1,6 @@
-"""The auditor with many bookies and ledgers, all of them znodes.
-
-With ``TEST_SCALE=full`` (``make test-scale``) there are 1,000 bookies and 200,000 ledgers,
-otherwise as many as the suite has time for.
-"""
+"""The auditor with 1,000 bookies and 200,000 ledgers, all of them znodes."""
 
 import asyncio
-import os
 import random
 import time
 from pathlib import Path
@@ -19,10 +14,9 @@ from tests.cluster.steps import AUDITOR_ONLY, errors, events, nodes, wait_for
 from tests.znode_cluster import LAYOUT, PATHS, ROOT, ZnodeCluster, bookie, closed
 from tests.zookeeper_server import running_zookeeper
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="audit"), pytest.mark.timeout(1200)]
 
-IS_FULL = os.environ.get("TEST_SCALE") == "full"
-BOOKIES, LEDGERS = (1_000, 200_000) if IS_FULL else (50, 5_000)
+BOOKIES, LEDGERS = 1_000, 200_000
 LOST = BOOKIES // 25
 """Far too few for a safety hold."""
 WAVE = BOOKIES // 2

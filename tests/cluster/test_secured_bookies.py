@@ -27,7 +27,7 @@ from ledgers.security import OPEN, SecuritySettings
 from tests.certificates import need_openssl
 from tests.secured import BOOKIE_ROLES, PASSWORD
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="secured"), pytest.mark.timeout(240)]
 
 LOOPS = [
     pytest.param(asyncio.new_event_loop, id="asyncio"),

@@ -146,6 +146,7 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
     assert "PRIVATE KEY" not in log
 
 
+@pytest.mark.long(group="secured")
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -167,6 +168,7 @@ def test_commands_are_secured_by_the_same_settings(
     assert secured.secrets.password.reveal() not in said.out + said.err
 
 
+@pytest.mark.long(group="secured")
 def test_the_settings_file_of_the_cluster_is_enough(secured: Secured) -> None:
     file = secured.cluster.settings_file
 
@@ -176,6 +178,7 @@ def test_the_settings_file_of_the_cluster_is_enough(secured: Secured) -> None:
     assert len(said.record["bookies"]) == len(secured.cluster.bookies)
 
 
+@pytest.mark.long(group="secured")
 def test_the_list_of_bookies_has_their_disk_space(secured: Secured) -> None:
     """So the command was answered by every bookie."""
     said = asyncio.run(
@@ -189,6 +192,7 @@ def test_the_list_of_bookies_has_their_disk_space(secured: Secured) -> None:
     assert all(bookie["disk_space"] for bookie in bookies), bookies
 
 
+@pytest.mark.long(group="secured")
 def test_a_repair_by_hand_copies_entries(secured: Secured, tmp_path: Path) -> None:
     async def run() -> None:
         async with bench(secured.uri, security=secured.security) as on:
@@ -207,6 +211,7 @@ def test_a_repair_by_hand_copies_entries(secured: Secured, tmp_path: Path) -> No
     asyncio.run(run())
 
 
+@pytest.mark.long(group="secured")
 def test_fsck_reads_every_copy(secured: Secured, tmp_path: Path) -> None:
     count = asyncio.run(_write_three(secured))
     output = tmp_path / "output"
@@ -219,6 +224,7 @@ def test_fsck_reads_every_copy(secured: Secured, tmp_path: Path) -> None:
     assert _secrets_in(output, secured) == []
 
 
+@pytest.mark.long(group="secured")
 def test_executors_of_a_spark_cluster_read_the_files_of_security_by_themselves(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -324,6 +330,7 @@ def _shown_of(pid: int) -> set[bytes]:
     return set()
 
 
+@pytest.mark.long(group="secured")
 def test_a_wrong_password_for_bookies_quarantines_them(secured: Secured, tmp_path: Path) -> None:
     wrong = secured.secrets.file("wrong", "no such password")
     settings = replace(secured.security, bookie_password_file=str(wrong))
@@ -345,6 +352,7 @@ def test_a_wrong_password_for_bookies_quarantines_them(secured: Secured, tmp_pat
     assert "no such password" not in (tmp_path / "node.log").read_text()
 
 
+@pytest.mark.long(group="secured")
 def test_javas_worker_repairs_what_we_marked(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,6 +379,7 @@ def test_javas_worker_repairs_what_we_marked(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="secured")
 def test_a_node_warns_if_its_znodes_would_be_open_to_everybody(
     secured: Secured, tmp_path: Path
 ) -> None:
@@ -386,6 +395,7 @@ def test_a_node_warns_if_its_znodes_would_be_open_to_everybody(
     asyncio.run(run())
 
 
+@pytest.mark.long(group="secured")
 @pytest.mark.parametrize(
     ("changes", "exit_code", "told"),
     [

@@ -77,10 +77,12 @@ async def _use(address: str, settings: SecuritySettings) -> None:
         await store.close()
 
 
+@pytest.mark.long(group="secured")
 def test_a_session_over_tls_with_a_certificate(secured: Secured) -> None:
     asyncio.run(_use(secured.tls_address, SecuritySettings(**secured.tls)))
 
 
+@pytest.mark.long(group="secured")
 def test_a_session_with_sasl(secured: Secured) -> None:
     settings = SecuritySettings(zookeeper_acl="creator", **secured.secrets.zookeeper_login)
 
@@ -95,6 +97,7 @@ def test_a_session_with_both(secured: Secured) -> None:
     asyncio.run(_use(secured.tls_address, settings))
 
 
+@pytest.mark.long(group="secured")
 def test_a_certificate_may_own_znodes(secured: Secured) -> None:
     settings = SecuritySettings(zookeeper_acl="creator", **secured.tls)
 
@@ -139,6 +142,7 @@ async def test_znodes_of_a_secured_store_are_only_for_its_identity(secured: Secu
         assert isinstance(failure.value.cause, UnauthorizedError)
 
 
+@pytest.mark.long(group="secured")
 @on_loop
 async def test_znodes_that_bookkeeper_leaves_open_stay_open(secured: Secured) -> None:
     """Operators' tools and clients rely on these exceptions of zkEnableSecurity."""
@@ -154,6 +158,7 @@ async def test_znodes_that_bookkeeper_leaves_open_stay_open(secured: Secured) ->
         await stranger.create("/open/idgen-long/HOB-0000000001/ID-", is_sequential=True)
 
 
+@pytest.mark.long(group="secured")
 def test_a_broken_connection_is_secured_again(secured: Secured) -> None:
     settings = SecuritySettings(
         zookeeper_acl="creator", **secured.tls, **secured.secrets.zookeeper_login
@@ -214,6 +219,7 @@ def test_refused_credentials_are_an_error_at_once(
     assert "check security.zookeeper_user and security.zookeeper_password_file" in str(error)
 
 
+@pytest.mark.long(group="secured")
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
@@ -248,6 +254,7 @@ def test_a_failed_handshake_is_explained(
     assert text in str(error)
 
 
+@pytest.mark.long(group="secured")
 def test_a_certificate_for_another_host_is_refused(secured: Secured) -> None:
     """The server's certificate names its address, and the connect string its name."""
     address = secured.tls_address.replace(LOOPBACK, "localhost")
@@ -266,12 +273,14 @@ def test_tls_to_a_port_without_tls_does_not_fall_back(secured: Secured) -> None:
     assert "secureClientPort" in str(error)
 
 
+@pytest.mark.long(group="secured")
 def test_clear_text_to_a_port_with_tls_is_not_answered(secured: Secured) -> None:
     error = told(secured.tls_address, OPEN)
 
     assert isinstance(error, UnavailableError)
 
 
+@pytest.mark.long(group="secured")
 def test_renewed_files_are_used_by_the_next_connection(secured: Secured, tmp_path: Path) -> None:
     password, certificate = tmp_path / "password", tmp_path / "certificate.pem"
     password.write_text(PASSWORD)
@@ -290,6 +299,7 @@ def test_renewed_files_are_used_by_the_next_connection(secured: Secured, tmp_pat
     asyncio.run(_use(secured.tls_address, settings))
 
 
+@pytest.mark.long(group="secured")
 def test_sasl_at_a_server_without_sasl_is_explained(
     server: ZooKeeperServer, tmp_path: Path
 ) -> None:

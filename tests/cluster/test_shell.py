@@ -23,7 +23,7 @@ from tests.cluster.our_client import our_client
 from tests.cluster.steps import bench, shape
 from tests.java.shell import Shelled, java_shell
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(600)]
 CLUSTER = {"bookies": 3}
 
 GONE = BookieId("bookie-that-left:3181")

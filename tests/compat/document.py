@@ -31,9 +31,9 @@ our tests and comments use. Each row says whether bookmender does the same, does
 on purpose, and which of our tests show it. Tests marked ●\u00a0run on real bookies or a real
 ZooKeeper. `make compat` runs the tests, and fails if no passing test shows a row.
 
-Slow tests have their own targets. `make test-matrix` repairs on every storage class, version and
-layout. `make test-scale` runs the auditor with 1,000 bookies and 200,000 ledgers. `make soak-audit`
-runs half an hour of lost bookies, killed leaders and ZooKeeper restarts.
+`make test-all` also runs the auditor with 1,000 bookies and 200,000 ledgers, and repairs on each
+pair of storage class, version and layout. `make soak-audit` runs half an hour of lost bookies,
+killed leaders and ZooKeeper restarts.
 
 Clusters of Apache Pulsar's metadata driver (`metadataServiceUri=metadata-store:zk:…`) are supported
 too. They have no `LAYOUT`, and another election. bookmender's leader takes part in both elections,
