@@ -176,26 +176,20 @@ def test_a_ledger_without_metadata_is_missing(java: JavaTool, uri: str) -> None:
 
 
 @pytest.mark.long(group="java")
-def test_the_command_says_that_all_copies_are_there(java: JavaTool, uri: str) -> None:
-    (written,) = java.write(uri, Shape())
-
-    command = CliRunner().invoke(judge.main, [uri, "--ledgers", str(written.ledger)])
-
-    assert command.exit_code == 0, command.output
-    assert command.stdout.splitlines()[-1] == "verdict: all copies are there"
-
-
-@pytest.mark.long(group="java")
 def test_the_command_names_the_ledger_whose_copies_are_missing(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     (written,) = java.write(uri, ON_EVERY_BOOKIE)
+    arguments = [uri, "--ledgers", str(written.ledger)]
     victim = module_cluster.bookies[4]
-    terminate(module_cluster, victim)
 
-    command = CliRunner().invoke(judge.main, [uri, "--ledgers", str(written.ledger)])
+    whole = CliRunner().invoke(judge.main, arguments)
+    terminate(module_cluster, victim)
+    command = CliRunner().invoke(judge.main, arguments)
     module_cluster.start_bookie(victim)
 
+    assert whole.exit_code == 0, whole.output
+    assert whole.stdout.splitlines()[-1] == "verdict: all copies are there"
     assert command.exit_code == 1, command.output
     assert f"ledger {written.ledger} (missing): 40 of 50 copies are good" in command.stdout
     assert command.stdout.splitlines()[-1] == "verdict: COPIES ARE MISSING"

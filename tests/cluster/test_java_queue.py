@@ -161,25 +161,3 @@ def test_a_java_worker_repairs_our_marks_except_locked_ledgers(
     report = java.judge(uri, [locked.ledger, free.ledger], expected=[locked, free])
 
     assert report.verdict is Verdict.WHOLE
-
-
-@pytest.mark.long(group="java")
-def test_a_java_auditor_succeeds_our_leader_and_finds_the_loss(
-    java: JavaTool, uri: str, module_cluster: LocalCluster
-) -> None:
-    written, *_ = java.write(uri, ON_FOUR)
-    victim = BookieId(java.metadata(uri, written.ledger).ensembles[0][0])
-
-    async def lead_and_leave() -> None:
-        async with our_node(uri) as us:
-            await us.win_election()
-            assert java.auditor(uri) == US
-
-    with autorecovery(module_cluster):
-        asyncio.run(lead_and_leave())
-        asyncio.run(until(lambda: java.auditor(uri) not in (US, None)))
-        terminate(module_cluster, victim)
-        asyncio.run(until(lambda: java.judge(uri, [written.ledger]).verdict is Verdict.WHOLE))
-    module_cluster.start_bookie(victim)
-
-    assert victim not in java.metadata(uri, written.ledger).ensembles[0]

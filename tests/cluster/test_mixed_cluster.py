@@ -23,10 +23,8 @@ from replication.marks import locked_ledger_ids
 from tests.cluster.beside_java import assert_whole, javas
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.steps import (
-    AUDITOR_ONLY,
     NONEXISTENT,
     POLL_S,
-    WORKER_ONLY,
     Bench,
     bench,
     errors,
@@ -45,7 +43,6 @@ US = socket.gethostname()
 CALM_S = 1.5
 """Several rounds of our daemon and of Java's. A daemon that ignores the switch would be seen."""
 ONE_BY_ONE = {"REPLICATION_LEDGERS_AT_ONCE": "1"}
-SLOW_COPY = {"replicationRateByBytes": "4000"}
 
 
 @pytest.fixture(
@@ -99,78 +96,6 @@ async def versions(on: Bench, written: Sequence[Written]) -> dict[int, int]:
 def copies_of(node: Child) -> list[dict[str, Any]]:
     """Return the repairs for which our daemon copied entries."""
     return [event for event in events(node, "ledger.repaired") if event["entry_count"]]
-
-
-# --- One marks, the other repairs -----------------------------------------------------------------
-
-
-@pytest.mark.long(group="java")
-def test_our_worker_repairs_marks_of_javas_auditor(
-    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
-) -> None:
-    async def run() -> list[Written]:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            javas(module_cluster) as start_javas,
-        ):
-            await wait_candidates(on, 0)
-            # Java's worker cannot be disabled, so it is slow enough to leave some to ours.
-            start_javas(**SLOW_COPY)
-            await wait_leader(on, is_java=True)
-            node = start("worker", settings=WORKER_ONLY)
-            await wait_for(lambda: events(node, "node.started"), "worker")
-            written = await on.write(*(shape(number) for number in range(20)))
-
-            await on.forget(written)
-            await ask_for_audit(on)
-
-            await on.wait_repaired(written, NONEXISTENT)
-            assert await leader(on) != US
-            assert copies_of(node)
-            assert not errors(node)
-            return written
-
-    assert_whole(java, uri, asyncio.run(run()))
-
-
-@pytest.mark.long(group="java")
-def test_javas_worker_repairs_marks_of_our_auditor(
-    module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
-) -> None:
-    async def run() -> list[Written]:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            javas(module_cluster) as start_javas,
-        ):
-            await wait_candidates(on, 0)
-            node = start("auditor", settings=AUDITOR_ONLY)
-            await wait_leader(on, is_java=False)
-            written = await on.write(*(shape(number) for number in range(10)))
-            ledger_ids = sorted(ledger.ledger_id for ledger in written)
-
-            await on.forget(written)
-            await ask_for_audit(on)
-
-            await wait_for(lambda: on.has_marked(ledger_ids), "our marks")
-            seen = await asyncio.to_thread(java.under_replicated, uri)
-            assert {mark.ledger: mark.replicas for mark in seen} == dict.fromkeys(
-                ledger_ids, (NONEXISTENT,)
-            )
-            assert await asyncio.to_thread(java.auditor, uri) == US
-
-            start_javas()
-            await on.wait_repaired(written, NONEXISTENT)
-            await wait_candidates(on, 2)
-            assert await leader(on) == US
-            assert not errors(node)
-            return written
-
-    assert_whole(java, uri, asyncio.run(run()))
-
-
-# --- Both do everything ---------------------------------------------------------------------------
 
 
 @pytest.mark.compat(
