@@ -16,7 +16,7 @@ from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 3}
 
 LAST, LOST = 29, 13

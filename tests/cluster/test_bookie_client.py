@@ -77,6 +77,7 @@ def test_a_recovery_can_add_the_largest_entry_of_v2(
     asyncio.run(main())
 
 
+@pytest.mark.long(group="client")
 def test_entries_above_the_default_frame_limit_are_copied(
     make_cluster: MakeCluster,
 ) -> None:

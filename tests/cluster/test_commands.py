@@ -15,7 +15,6 @@ from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
 from daemon.words import counted
 from ledgers.model import BookieId
-from ledgers.store import ANY_VERSION
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import AUDITOR_ONLY, WORKER_ONLY, bench, nodes, shape, wait_for
@@ -24,7 +23,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 3}
 
 ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
-NO_SUCH_LEDGER = "123456"
 
 
 # --- A lost bookie --------------------------------------------------------------------------------
@@ -126,49 +124,6 @@ async def is_blocked(uri: str, ledger_id: int, reason: str) -> bool:
     return has_condition(status, "REPAIRS_BLOCKED", "ERROR") and (ledger_id, reason) in waiting
 
 
-# --- Corrupt data ---------------------------------------------------------------------------------
-
-
-def test_commands_name_corrupt_ledgers_and_marks(uri: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            store = on.seen.store
-            bad_ledger, bad_mark = await on.write(*(shape(n, quorums=ON_TWO) for n in range(2)))
-            bad_id = bad_ledger.ledger_id
-            await on.lose([bad_ledger, bad_mark])
-            path = on.seen.manager.path(bad_id)
-            intact, _ = await store.get(path)
-            await store.set(path, b"no metadata", version=ANY_VERSION)
-            mark_path = on.seen.paths.mark(bad_mark.ledger_id)
-            await store.set(mark_path, b"no mark", version=ANY_VERSION)
-
-            shown, none, queue = await gather(
-                bookmender(uri, "ledger", "show", str(bad_id)),
-                bookmender(uri, "ledger", "show", NO_SUCH_LEDGER),
-                bookmender(uri, "queue", "list"),
-            )
-            assert (shown.exit_code, none.exit_code) == (1, 1)
-            assert "its metadata cannot be read" in shown.complaint
-            assert f"ledger_id={bad_id}" in shown.complaint
-            assert none.complaint == f"bookmender: no such ledger (ledger_id={NO_SUCH_LEDGER})"
-            assert f"ledger {bad_mark.ledger_id}: its mark is unreadable, but " in queue.out
-
-            start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
-            await wait_for(
-                lambda: is_blocked(uri, bad_id, "corrupt-metadata"), "reason in the status"
-            )
-            status = await bookmender(uri, "status")
-            assert status.exit_code == 1
-            assert status.out.startswith("ERROR  REPAIRS_BLOCKED, ")
-            assert "1 corrupt-metadata" in status.out
-            assert f"ledger_id={bad_id}" in status.out
-
-            await store.set(path, intact, version=ANY_VERSION)
-            await on.wait_idle()
-
-    asyncio.run(run())
-
-
 # --- A wrong URI, or denied access ----------------------------------------------------------------
 
 Commands = Sequence[str]
@@ -185,43 +140,21 @@ async def assert_refused(
         assert said.exit_code == exit_code
 
 
-@pytest.mark.parametrize(
-    ("address", "exit_code", "complaint"),
-    [
-        pytest.param(
-            "zk+hierarchical://{zookeeper}/nowhere",
-            3,
-            "no BookKeeper cluster at /nowhere",
-            id="root",
-        ),
-        pytest.param(
-            "zk+flat://{zookeeper}/ledgers", 2, "says flat, but the cluster", id="another layout"
-        ),
-        pytest.param(
-            "etcd://{zookeeper}/ledgers", 2, "the metadata store etcd is not supported", id="scheme"
-        ),
-        pytest.param(None, 2, "metadata_service_uri is not set", id="none at all"),
-        pytest.param(
-            "zk+hierarchical://{nobody}/ledgers", 3, "no ZooKeeper server answers", id="port"
-        ),
-    ],
-)
 def test_a_wrong_address_is_refused_in_one_line(
-    module_cluster: LocalCluster,
-    tmp_path: Path,
-    address: str | None,
-    exit_code: int,
-    complaint: str,
+    module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    if address is not None:
-        address = address.format(
-            zookeeper=module_cluster.zookeeper_address, nobody=f"{LOOPBACK}:{port}"
+    zookeeper, nobody = module_cluster.zookeeper_address, f"{LOOPBACK}:{port}"
+    for address, exit_code, complaint in (
+        (f"zk+hierarchical://{zookeeper}/nowhere", 3, "no BookKeeper cluster at /nowhere"),
+        (f"zk+flat://{zookeeper}/ledgers", 2, "says flat, but the cluster"),
+        (f"etcd://{zookeeper}/ledgers", 2, "the metadata store etcd is not supported"),
+        (None, 2, "metadata_service_uri is not set"),
+        (f"zk+hierarchical://{nobody}/ledgers", 3, "no ZooKeeper server answers"),
+    ):
+        asyncio.run(
+            assert_refused(address, COMMANDS, tmp_path, exit_code=exit_code, complaint=complaint)
         )
-
-    asyncio.run(
-        assert_refused(address, COMMANDS, tmp_path, exit_code=exit_code, complaint=complaint)
-    )
 
 
 @pytest.mark.parametrize(

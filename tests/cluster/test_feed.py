@@ -1,7 +1,6 @@
 """The change feed on real bookies: a follower's catalogue equals ZooKeeper, whoever leads."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -140,34 +139,6 @@ def test_a_follower_sees_each_change_by_javas_client(
 
             assert follower.catalogue.keys() == java.ledger_ids(uri)
             assert not errors(node)
-            await disable_feed(on.seen, clock=CLOCK)
-
-    asyncio.run(run())
-
-
-@pytest.mark.long(group="feed")
-def test_a_change_reaches_a_follower_soon(module_cluster: LocalCluster, tmp_path: Path) -> None:
-    """Prints how soon. It asserts nothing about it, because other tests share the processors."""
-
-    async def run() -> None:
-        uri = module_cluster.metadata_service_uri
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            start("node", settings=AUDITOR_ONLY)
-            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
-            (written,) = await on.write(shape(0))
-            await wait_equal(on, follower)
-            waits_s = []
-            for _ in range(30):
-                found = await on.seen.manager.read(written.ledger_id)
-                begun_s, count = time.monotonic(), len(follower.received)
-                await on.seen.store.set(
-                    on.seen.manager.path(written.ledger_id), found.data, version=found.version
-                )
-                while len(follower.received) == count:  # noqa: ASYNC110  # measures the time
-                    await asyncio.sleep(0.001)
-                waits_s.append(time.monotonic() - begun_s)
-                await asyncio.sleep(0.05)
-            print(f"change to follower, median: {sorted(waits_s)[15] * 1000:.0f} ms")
             await disable_feed(on.seen, clock=CLOCK)
 
     asyncio.run(run())

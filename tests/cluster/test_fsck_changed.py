@@ -22,7 +22,7 @@ from tests.cluster.commands import Said, bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for
 from tests.forked import ForkedChild
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="fsck"), pytest.mark.timeout(600)]
 
 CLOCK = SystemClock()
 
@@ -116,7 +116,6 @@ def test_later_runs_check_what_changed_and_what_was_wrong(
     asyncio.run(run())
 
 
-@pytest.mark.long(group="fsck")
 def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
@@ -143,7 +142,6 @@ def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
     asyncio.run(run())
 
 
-@pytest.mark.long(group="fsck")
 def test_killed_runs_leave_no_change_unchecked(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:

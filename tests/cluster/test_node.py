@@ -29,6 +29,7 @@ from tests.cluster.bookies_in_trouble import (
     register_again,
     unregistered,
 )
+from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -206,6 +207,15 @@ def test_corrupt_ledgers_are_reported_and_others_repaired(uri: str, tmp_path: Pa
             await on.assert_whole(written[1:])
             assert note.reason is Reason.CORRUPT_METADATA
             assert "version" in note.blocked.facts.errors[0]
+            shown = await bookmender(uri, "ledger", "show", str(corrupt))
+            assert shown.exit_code == 1
+            assert "its metadata cannot be read" in shown.complaint
+
+            async def is_told() -> bool:
+                status = (await bookmender(uri, "status", "-o", "json")).record
+                return has_condition(status, "REPAIRS_BLOCKED", "ERROR")
+
+            await wait_for(is_told, "condition in the status")
             assert {e["event"] for e in errors(node)} <= {"ledger_map.unreadable_ledgers"}
             assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
 

@@ -1,4 +1,4 @@
-"""Repair by hand on real bookies without a daemon, judged by Java; and other orders."""
+"""Repair by hand on real bookies without a daemon, judged by Java."""
 
 import asyncio
 import json
@@ -187,46 +187,5 @@ def test_ctrl_c_leaves_the_marks_and_releases_every_lock(
             await on.seen.manager.delete(ledger_id, version=ANY_VERSION)
             gone = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
             assert gone.exit_code == 1, gone
-
-    asyncio.run(run())
-
-
-@pytest.mark.long(group="commands")
-def test_commands_order_limits_drains_and_the_switch(
-    module_cluster: LocalCluster, java: JavaTool, uri: str
-) -> None:
-    bookie = module_cluster.bookies[0]
-
-    async def run() -> None:
-        limits, room, unknown, disabled = await asyncio.gather(
-            bookmender(uri, "limits", "--bytes-per-s", "20M", "--full-speed", "-o", "json"),
-            bookmender(uri, "bookie", "list", "--space", "-o", "json"),
-            bookmender(uri, "bookie", "drain", f"{bookie}1"),
-            bookmender(uri, "disable"),
-        )
-        assert limits.record["bytes_per_s"] == {"value": 20_000_000, "is_ordered": True}
-        assert limits.record["yields_to_writers"] == {"value": False, "is_ordered": True}
-        assert all(row["disk_space"]["free_bytes"] > 0 for row in room.record["bookies"])
-        assert unknown.exit_code == 2
-        assert f"Did you mean {bookie}" in unknown.err
-        assert disabled.out == "auto-recovery is disabled\n"
-        assert not await asyncio.to_thread(java.is_replication_enabled, uri)
-
-        reset, again = await asyncio.gather(
-            bookmender(uri, "limits", "--reset", "-o", "json"), bookmender(uri, "disable")
-        )
-        assert not reset.record["bytes_per_s"]["is_ordered"]
-        assert again.out == "auto-recovery is already disabled\n"
-        assert (await bookmender(uri, "enable")).out == "auto-recovery is enabled\n"
-        assert await asyncio.to_thread(java.is_replication_enabled, uri)
-
-        given = await bookmender(uri, "bookie", "drain", bookie)
-        assert given.exit_code == 0
-        assert given.out == f"{bookie}: draining (its ledgers are not counted yet)\n"
-        assert "still accepts writes" in given.err
-        assert "No auditor is running" in given.err
-        assert (await bookmender(uri, "bookie", "drain", bookie, "--cancel")).exit_code == 0
-        nothing = await bookmender(uri, "bookie", "drain")
-        assert (nothing.exit_code, nothing.out) == (0, "no drain is ordered\n")
 
     asyncio.run(run())

@@ -147,49 +147,24 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
 
 
 @pytest.mark.long(group="secured")
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(("status", "-o", "json"), id="status"),
-        pytest.param(("bookie", "list", "-o", "json"), id="bookie list"),
-        pytest.param(("plan", "-o", "json"), id="plan"),
-        pytest.param(("observe", "-o", "json"), id="observe"),
-        pytest.param(("queue", "list", "-o", "json"), id="queue list"),
-        pytest.param(("limits", "-o", "json"), id="limits"),
-    ],
-)
-def test_commands_are_secured_by_the_same_settings(
-    secured: Secured, arguments: tuple[str, ...]
-) -> None:
-    said = asyncio.run(bookmender(secured.uri, *arguments, settings=secured.variables))
+def test_commands_are_secured_by_the_settings_file_of_the_cluster(secured: Secured) -> None:
+    """The list of bookies with their disk space is answered by every bookie."""
+    file = str(secured.cluster.settings_file)
 
-    assert said.record is not None
-    assert said.err == ""
-    assert secured.secrets.password.reveal() not in said.out + said.err
+    async def record(*arguments: str) -> Any:
+        said = await bookmender(None, *arguments, "-o", "json", "-c", file)
+        assert said.err == ""
+        assert secured.secrets.password.reveal() not in said.out
+        return said.record
 
+    async def run() -> None:
+        for command in ("status", "plan", "observe", "queue list", "limits"):
+            assert await record(*command.split()) is not None
+        bookies = (await record("bookie", "list", "--space"))["bookies"]
+        assert len(bookies) == len(secured.cluster.bookies)
+        assert all(bookie["disk_space"] for bookie in bookies), bookies
 
-@pytest.mark.long(group="secured")
-def test_the_settings_file_of_the_cluster_is_enough(secured: Secured) -> None:
-    file = secured.cluster.settings_file
-
-    said = asyncio.run(bookmender(None, "bookie", "list", "-o", "json", "-c", str(file)))
-
-    assert said.err == ""
-    assert len(said.record["bookies"]) == len(secured.cluster.bookies)
-
-
-@pytest.mark.long(group="secured")
-def test_the_list_of_bookies_has_their_disk_space(secured: Secured) -> None:
-    """So the command was answered by every bookie."""
-    said = asyncio.run(
-        bookmender(
-            secured.uri, "bookie", "list", "--space", "-o", "json", settings=secured.variables
-        )
-    )
-
-    bookies = said.record["bookies"]
-    assert len(bookies) == len(secured.cluster.bookies)
-    assert all(bookie["disk_space"] for bookie in bookies), bookies
+    asyncio.run(run())
 
 
 @pytest.mark.long(group="secured")
@@ -209,19 +184,6 @@ def test_a_repair_by_hand_copies_entries(secured: Secured, tmp_path: Path) -> No
             await on.assert_whole(written)
 
     asyncio.run(run())
-
-
-@pytest.mark.long(group="secured")
-def test_fsck_reads_every_copy(secured: Secured, tmp_path: Path) -> None:
-    count = asyncio.run(_write_three(secured))
-    output = tmp_path / "output"
-
-    with fsck(secured, output, master="local[1]") as process:
-        said, complaint = process.communicate(timeout=200)
-
-    assert process.returncode == 0, complaint
-    assert json.loads(said)["ledgers"] >= count, said
-    assert _secrets_in(output, secured) == []
 
 
 @pytest.mark.long(group="secured")
@@ -396,42 +358,18 @@ def test_a_node_warns_if_its_znodes_would_be_open_to_everybody(
 
 
 @pytest.mark.long(group="secured")
-@pytest.mark.parametrize(
-    ("changes", "exit_code", "told"),
-    [
-        pytest.param(
-            {"zookeeper_password_file": "wrong"},
-            3,
-            "wrong user or password: check security.zookeeper_user",
-            id="ZooKeeper's password is wrong",
-        ),
-        pytest.param(
-            {"zookeeper_password_file": "absent"},
-            2,
-            "security.zookeeper_password_file: cannot read",
-            id="a file is missing",
-        ),
-        pytest.param(
-            {"ca_file": "other-ca"},
-            3,
-            "the certificate of ZooKeeper is not signed by a CA of security.ca_file",
-            id="ZooKeeper's certificate is not trusted",
-        ),
-    ],
-)
-def test_a_daemon_with_wrong_secrets_ends_and_says_why(
-    secured: Secured, tmp_path: Path, changes: dict[str, str], exit_code: int, told: str
-) -> None:
-    secured.secrets.file("wrong", "no such password")
-    other = Authority(tmp_path, "other")
-    secured.secrets.file("other-ca", other.certificate.read_text())
-    paths: dict[str, Any] = {
-        key: str(secured.secrets.folder / name) for key, name in changes.items()
-    }
-    settings = as_environment(replace(secured.security, **paths))
+def test_a_daemon_with_wrong_secrets_ends_and_says_why(secured: Secured, tmp_path: Path) -> None:
+    wrong = str(secured.secrets.file("wrong", "no such password"))
+    other = str(Authority(tmp_path, "other").certificate)
+    for changed, told in (
+        ({"zookeeper_password_file": wrong}, "check security.zookeeper_user"),
+        ({"ca_file": other}, "ZooKeeper is not signed by a CA of security.ca_file"),
+    ):
+        paths: dict[str, Any] = changed
+        settings = as_environment(replace(secured.security, **paths))
 
-    said = asyncio.run(bookmender(secured.uri, "daemon", state=tmp_path, settings=settings))
+        said = asyncio.run(bookmender(secured.uri, "daemon", state=tmp_path, settings=settings))
 
-    assert said.exit_code == exit_code
-    assert told in said.err
-    assert secured.secrets.password.reveal() not in said.out + said.err
+        assert said.exit_code == 3
+        assert told in said.err
+        assert secured.secrets.password.reveal() not in said.out + said.err

@@ -1,6 +1,6 @@
 """The steps before a secured connection is used, at bookies that misbehave.
 
-Right and wrong secrets at real bookies: ``tests/cluster/test_secured_bookies.py``.
+Right and wrong secrets at real bookies: ``tests/cluster/test_secured_connections.py``.
 """
 
 import asyncio
