@@ -120,32 +120,29 @@ async def until_all_are_marked(on: Bench) -> None:
         pytest.param(False, marks=pytest.mark.long(group="audit"), id="frozen, and expired"),
     ],
 )
-def test_a_leader_cut_off_while_marking_loses_no_mark(
+async def test_a_leader_cut_off_while_marking_loses_no_mark(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, is_killed: bool
 ) -> None:
     root = "/ledgers"
 
-    async def run() -> None:
-        async with bench(uri) as on, ledgers_on_a_ghost(on), nodes(uri, tmp_path) as start:
-            first = start("first", settings=AUDITOR_ONLY)
-            await wait_for(lambda: _has_audited(first), "first audit")
-            second = start("second", settings=AUDITOR_ONLY)
-            await wait_for(lambda: events(second, "election.entered"), "second vote")
+    async with bench(uri) as on, ledgers_on_a_ghost(on), nodes(uri, tmp_path) as start:
+        first = start("first", settings=AUDITOR_ONLY)
+        await wait_for(lambda: _has_audited(first), "first audit")
+        second = start("second", settings=AUDITOR_ONLY)
+        await wait_for(lambda: events(second, "election.entered"), "second vote")
 
-            async with slowed_down(on):
-                await on.seen.store.delete(f"{root}/available/{GHOST}")
-                await until_marking(on)
-                os.kill(first.pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
-            await wait_for(lambda: events(second, "election.won"), "second leader")
-            await until_all_are_marked(on)
-            if not is_killed:
-                os.kill(first.pid, signal.SIGCONT)
-                await wait_for(lambda: events(first, "role.restarted"), "end of its session")
-                assert not errors(first)
+        async with slowed_down(on):
+            await on.seen.store.delete(f"{root}/available/{GHOST}")
+            await until_marking(on)
+            os.kill(first.pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+        await wait_for(lambda: events(second, "election.won"), "second leader")
+        await until_all_are_marked(on)
+        if not is_killed:
+            os.kill(first.pid, signal.SIGCONT)
+            await wait_for(lambda: events(first, "role.restarted"), "end of its session")
+            assert not errors(first)
 
-            await assert_each_is_marked(on)
-
-    asyncio.run(run())
+        await assert_each_is_marked(on)
 
 
 def _has_audited(node: Child) -> bool:
@@ -158,29 +155,26 @@ def _has_audited(node: Child) -> bool:
     "AuditorLedgerCheckerTest.testReadOnlyBookieShutdown",
     verdict="same",
 )
-def test_a_read_only_bookie_is_lost_only_after_it_stops(
+async def test_a_read_only_bookie_is_lost_only_after_it_stops(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     bookie = module_cluster.bookies[1]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number) for number in range(6)))
-            named = await on.names(written, bookie)
-            assert named
-            await asyncio.to_thread(make_read_only, module_cluster, bookie)
-            node = start("node", settings=AUDITOR_ONLY)
-            try:
-                await wait_for(lambda: _has_audited(node), "first audit")
-                assert await marked_ledger_ids(on.seen.store, on.seen.paths) == []
-            finally:
-                kill_and_expire(module_cluster, bookie)
-            try:
-                await wait_for(lambda: on.has_marked(named), "marks of its ledgers")
-            finally:
-                status_file(module_cluster, bookie).unlink()
-                await asyncio.to_thread(module_cluster.start_bookie, bookie)
-            start("worker")
-            await on.wait_idle()
-
-    asyncio.run(run())
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number) for number in range(6)))
+        named = await on.names(written, bookie)
+        assert named
+        await asyncio.to_thread(make_read_only, module_cluster, bookie)
+        node = start("node", settings=AUDITOR_ONLY)
+        try:
+            await wait_for(lambda: _has_audited(node), "first audit")
+            assert await marked_ledger_ids(on.seen.store, on.seen.paths) == []
+        finally:
+            kill_and_expire(module_cluster, bookie)
+        try:
+            await wait_for(lambda: on.has_marked(named), "marks of its ledgers")
+        finally:
+            status_file(module_cluster, bookie).unlink()
+            await asyncio.to_thread(module_cluster.start_bookie, bookie)
+        start("worker")
+        await on.wait_idle()

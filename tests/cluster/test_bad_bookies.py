@@ -72,7 +72,7 @@ with_each_trouble = pytest.mark.parametrize(
 
 
 @with_each_trouble
-def test_a_bad_source_delays_only_its_own_ledgers(
+async def test_a_bad_source_delays_only_its_own_ledgers(
     module_cluster: LocalCluster,
     tmp_path: Path,
     trouble: Callable[[TcpProxy], None],
@@ -80,37 +80,34 @@ def test_a_bad_source_delays_only_its_own_ledgers(
 ) -> None:
     bad = module_cluster.bookies[0]
 
-    async def run() -> None:
-        async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
-            touching, others = await write_apart(on, bad, touching_count=touching_count)
-            await proxy.register(is_writable=False)  # so that the bookie is no target
-            trouble(proxy)
-            node = start()
-            for number, ledger in enumerate(touching):
-                await lose_but(on, ledger, bad, number=number)
-            await proxy.wait_reply()  # the first of them is under way
-            under_way_s = time.monotonic()
-            await on.lose(others)
-            await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
-            took_s = time.monotonic() - under_way_s
+    async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
+        touching, others = await write_apart(on, bad, touching_count=touching_count)
+        await proxy.register(is_writable=False)  # so that the bookie is no target
+        trouble(proxy)
+        node = start()
+        for number, ledger in enumerate(touching):
+            await lose_but(on, ledger, bad, number=number)
+        await proxy.wait_reply()  # the first of them is under way
+        under_way_s = time.monotonic()
+        await on.lose(others)
+        await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
+        took_s = time.monotonic() - under_way_s
 
-            are_first = took_s < COSTS_S[trouble.__name__]
-            assert_others_repaired(ids(others), ids(touching), node, are_first=are_first)
-            assert errors(node) == []
-            if trouble is hang:
-                await wait_for(
-                    lambda: ids(touching) <= set(concluded(node)), "unresponsive bookie noticed"
-                )
-                assert bad in [e["bookie"] for e in events(node, "bookie.quarantined")]
-            await get_well(on, proxy)
-            await on.assert_whole([*touching, *others])
-
-    asyncio.run(run())
+        are_first = took_s < COSTS_S[trouble.__name__]
+        assert_others_repaired(ids(others), ids(touching), node, are_first=are_first)
+        assert errors(node) == []
+        if trouble is hang:
+            await wait_for(
+                lambda: ids(touching) <= set(concluded(node)), "unresponsive bookie noticed"
+            )
+            assert bad in [e["bookie"] for e in events(node, "bookie.quarantined")]
+        await get_well(on, proxy)
+        await on.assert_whole([*touching, *others])
 
 
 @LONG
 @with_each_trouble
-def test_a_bad_target_delays_only_its_own_ledgers(
+async def test_a_bad_target_delays_only_its_own_ledgers(
     module_cluster: LocalCluster,
     tmp_path: Path,
     trouble: Callable[[TcpProxy], None],
@@ -119,33 +116,30 @@ def test_a_bad_target_delays_only_its_own_ledgers(
     """The bad bookie is the only possible target of wide ledgers. Then it counts as read-only."""
     bad = module_cluster.bookies[0]
 
-    async def run() -> None:
-        async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
-            wide = shape(1, quorums=(5, 2, 2))
-            touching = await on.write(*(wide for _ in range(touching_count)))
-            _, (first, *others) = await write_apart(on, bad, touching_count=0)
-            await proxy.register(is_writable=True)
-            node = start()
-            await on.lose([first])
-            await wait_for(lambda: concluded(node) == [first.ledger_id], "the node at work")
-            trouble(proxy)
-            proxy.expect_reply()
-            for ledger in touching:
-                await on.lose([ledger], index=await index_of(on, ledger, bad))
-            await proxy.wait_reply()  # to an add
-            under_way_s = time.monotonic()
-            await proxy.register(is_writable=False)
-            await on.lose(others)
-            await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
-            took_s = time.monotonic() - under_way_s
+    async with scene(module_cluster, bad, tmp_path) as (on, proxy, start):
+        wide = shape(1, quorums=(5, 2, 2))
+        touching = await on.write(*(wide for _ in range(touching_count)))
+        _, (first, *others) = await write_apart(on, bad, touching_count=0)
+        await proxy.register(is_writable=True)
+        node = start()
+        await on.lose([first])
+        await wait_for(lambda: concluded(node) == [first.ledger_id], "the node at work")
+        trouble(proxy)
+        proxy.expect_reply()
+        for ledger in touching:
+            await on.lose([ledger], index=await index_of(on, ledger, bad))
+        await proxy.wait_reply()  # to an add
+        under_way_s = time.monotonic()
+        await proxy.register(is_writable=False)
+        await on.lose(others)
+        await wait_for(lambda: ids(others) <= set(concluded(node)), "others repaired")
+        took_s = time.monotonic() - under_way_s
 
-            are_first = took_s < COSTS_S[trouble.__name__]
-            assert_others_repaired(ids(others), ids(touching), node, are_first=are_first)
-            assert errors(node) == []
-            await get_well(on, proxy)
-            await on.assert_whole([*touching, *others])
-
-    asyncio.run(run())
+        are_first = took_s < COSTS_S[trouble.__name__]
+        assert_others_repaired(ids(others), ids(touching), node, are_first=are_first)
+        assert errors(node) == []
+        await get_well(on, proxy)
+        await on.assert_whole([*touching, *others])
 
 
 def test_a_full_bookie_gets_no_copy_and_causes_no_delay(

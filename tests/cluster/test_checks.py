@@ -67,112 +67,98 @@ def damaged(cluster: LocalCluster, bookie: BookieId, damage: Callable[[Path], No
         ),
     ],
 )
-def test_damage_on_a_live_bookie_is_found_marked_and_repaired(
+async def test_damage_on_a_live_bookie_is_found_marked_and_repaired(
     number: int, damage: Callable[[Path], None], module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, victim = module_cluster.metadata_service_uri, module_cluster.bookies[number]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(n, quorums=(3, 3, 2)) for n in range(LEDGERS)))
-            await asyncio.to_thread(damaged, module_cluster, victim, damage)
-            start("auditor", settings=EVERY_ENTRY)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(n, quorums=(3, 3, 2)) for n in range(LEDGERS)))
+        await asyncio.to_thread(damaged, module_cluster, victim, damage)
+        start("auditor", settings=EVERY_ENTRY)
 
-            found = await check_all_ledgers(uri)
+        found = await check_all_ledgers(uri)
 
-            assert found.exit_code == 1, found
-            assert await marked(on) == dict.fromkeys(await on.names(written, victim), (victim,))
+        assert found.exit_code == 1, found
+        assert await marked(on) == dict.fromkeys(await on.names(written, victim), (victim,))
 
-            start("worker", settings=WORKER_ONLY)
-            await on.wait_idle()
-            await on.assert_whole(written)
-            assert (await check_all_ledgers(uri)).exit_code == 0
-            # SortedLedgerStorage does not find a new entry whose old index refers to nothing,
-            # until it flushes. Keep such ledgers out of the other tests.
-            await delete(on, written)
-
-    asyncio.run(run())
+        start("worker", settings=WORKER_ONLY)
+        await on.wait_idle()
+        await on.assert_whole(written)
+        assert (await check_all_ledgers(uri)).exit_code == 0
+        # SortedLedgerStorage does not find a new entry whose old index refers to nothing,
+        # until it flushes. Keep such ledgers out of the other tests.
+        await delete(on, written)
 
 
 @pytest.mark.long(group="audit")
-def test_a_bookie_that_hangs_makes_its_ledgers_unknown(
+async def test_a_bookie_that_hangs_makes_its_ledgers_unknown(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """No ledger is marked."""
     uri, hung = module_cluster.metadata_service_uri, module_cluster.bookies[2]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(n, quorums=(3, 3, 2)) for n in range(LEDGERS)))
-            start("auditor", settings=EVERY_ENTRY)
-            module_cluster.pause(hung)
-            try:
-                found = await check_all_ledgers(uri)
-            finally:
-                module_cluster.resume(hung)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(n, quorums=(3, 3, 2)) for n in range(LEDGERS)))
+        start("auditor", settings=EVERY_ENTRY)
+        module_cluster.pause(hung)
+        try:
+            found = await check_all_ledgers(uri)
+        finally:
+            module_cluster.resume(hung)
 
-            assert found.exit_code == 3, found
-            assert found.record["run"]["counts"] == {"unknown": len(await on.names(written, hung))}
-            assert await marked(on) == {}
-            await delete(on, written)
-
-    asyncio.run(run())
+        assert found.exit_code == 3, found
+        assert found.record["run"]["counts"] == {"unknown": len(await on.names(written, hung))}
+        assert await marked(on) == {}
+        await delete(on, written)
 
 
 @pytest.mark.long(group="audit")
 @pytest.mark.compat("G6", verdict="better")
-def test_the_next_leader_continues_the_run_of_a_killed_one(
+async def test_the_next_leader_continues_the_run_of_a_killed_one(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, count = module_cluster.metadata_service_uri, 300
     slowly = AUDITOR_ONLY | {"CHECKS_READS_PER_S": "200"}  # two seconds for each of three parts
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            shapes = (shape(n, quorums=(2, 2, 2), entry_count=2) for n in range(count))
-            written = await on.write(*shapes)
-            await bookmender(uri, "check", "run", "all-ledgers")
-            first = start("first", settings=slowly)
-            await wait_for(lambda: events(first, "check.began"), "the check")
-            second = start("second", settings=slowly)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        shapes = (shape(n, quorums=(2, 2, 2), entry_count=2) for n in range(count))
+        written = await on.write(*shapes)
+        await bookmender(uri, "check", "run", "all-ledgers")
+        first = start("first", settings=slowly)
+        await wait_for(lambda: events(first, "check.began"), "the check")
+        second = start("second", settings=slowly)
 
-            async def has_progress() -> bool:
-                run = (await read_check(on.seen.store, on.seen.paths, "all-ledgers")).running
-                return run is not None and run.cursor > 0
+        async def has_progress() -> bool:
+            run = (await read_check(on.seen.store, on.seen.paths, "all-ledgers")).running
+            return run is not None and run.cursor > 0
 
-            await wait_for(has_progress, "progress")
-            first.kill()
-            await wait_for(lambda: events(second, "check.finished"), "end of the check")
+        await wait_for(has_progress, "progress")
+        first.kill()
+        await wait_for(lambda: events(second, "check.finished"), "end of the check")
 
-            (began,) = events(second, "check.began")
-            (finished,) = events(second, "check.finished")
-            assert began["cursor"] > 0
-            assert (finished["ledger_count"], finished["counts"]) == (count, {})
-            await delete(on, written)
-
-    asyncio.run(run())
+        (began,) = events(second, "check.began")
+        (finished,) = events(second, "check.finished")
+        assert began["cursor"] > 0
+        assert (finished["ledger_count"], finished["counts"]) == (count, {})
+        await delete(on, written)
 
 
 @pytest.mark.long(group="audit")
 @pytest.mark.compat("G34", verdict="better")
-def test_javas_tool_can_request_a_check_by_our_leader(
+async def test_javas_tool_can_request_a_check_by_our_leader(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri = module_cluster.metadata_service_uri
 
-    async def run() -> None:
-        async with nodes(uri, tmp_path) as start:
-            node = start("auditor", settings=AUDITOR_ONLY)
-            assert (await check_all_ledgers(uri)).exit_code == 0
-            before = run_count(node)
+    async with nodes(uri, tmp_path) as start:
+        node = start("auditor", settings=AUDITOR_ONLY)
+        assert (await check_all_ledgers(uri)).exit_code == 0
+        before = run_count(node)
 
-            await asyncio.to_thread(
-                java_shell, module_cluster, tmp_path, "forceauditchecks", "-calc"
-            )
+        await asyncio.to_thread(java_shell, module_cluster, tmp_path, "forceauditchecks", "-calc")
 
-            await wait_for(lambda: run_count(node) == before + 1, "a check")
-
-    asyncio.run(run())
+        await wait_for(lambda: run_count(node) == before + 1, "a check")
 
 
 def run_count(node: Child) -> int:

@@ -54,54 +54,48 @@ async def adding(writer: LedgerWriter) -> AsyncIterator[None]:
             await task
 
 
-def test_bookies_are_active_only_while_a_client_writes(
+async def test_bookies_are_active_only_while_a_client_writes(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            our_client(uri) as client,
-            client.create(WIDE) as writer,
-        ):
-            metadata = (await on.seen.manager.read(writer.ledger_id)).metadata
-            members = metadata.segments[-1].ensemble
-            others = set(module_cluster.bookies) - set(members)
-            start("node", settings=AUDITOR_ONLY)
+    async with (
+        bench(uri) as on,
+        nodes(uri, tmp_path) as start,
+        our_client(uri) as client,
+        client.create(WIDE) as writer,
+    ):
+        metadata = (await on.seen.manager.read(writer.ledger_id)).metadata
+        members = metadata.segments[-1].ensemble
+        others = set(module_cluster.bookies) - set(members)
+        start("node", settings=AUDITOR_ONLY)
 
-            await wait_until(on, Activity.QUIET, *module_cluster.bookies)
-            async with adding(writer):
-                await wait_until(on, Activity.ACTIVE, *members)
-                await wait_until(on, Activity.QUIET, *others)
-            await wait_until(on, Activity.QUIET, *members)
-
-    asyncio.run(run())
+        await wait_until(on, Activity.QUIET, *module_cluster.bookies)
+        async with adding(writer):
+            await wait_until(on, Activity.ACTIVE, *members)
+            await wait_until(on, Activity.QUIET, *others)
+        await wait_until(on, Activity.QUIET, *members)
 
 
-def test_repairs_continue_beside_a_client_and_show_their_pace(
+async def test_repairs_continue_beside_a_client_and_show_their_pace(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     wide = LedgerOptions(ensemble_size=4, write_quorum=2, ack_quorum=2)
 
-    async def run() -> None:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            our_client(uri) as client,
-            client.create(wide) as writer,
-            adding(writer),
-        ):
-            written = await on.write(*[shape(number) for number in range(20)])
-            start("leader", settings=AUDITOR_ONLY)
-            await wait_until(on, Activity.ACTIVE, *module_cluster.bookies)
-            await on.lose(written)
-            said = json.loads((await bookmender(uri, "status", "-o", "json")).out)
-            assert said["copying"]["speed"] == "yielding"
-            assert set(said["copying"]["active_bookies"]) == set(module_cluster.bookies)
+    async with (
+        bench(uri) as on,
+        nodes(uri, tmp_path) as start,
+        our_client(uri) as client,
+        client.create(wide) as writer,
+        adding(writer),
+    ):
+        written = await on.write(*[shape(number) for number in range(20)])
+        start("leader", settings=AUDITOR_ONLY)
+        await wait_until(on, Activity.ACTIVE, *module_cluster.bookies)
+        await on.lose(written)
+        said = json.loads((await bookmender(uri, "status", "-o", "json")).out)
+        assert said["copying"]["speed"] == "yielding"
+        assert set(said["copying"]["active_bookies"]) == set(module_cluster.bookies)
 
-            start("worker", settings=WORKER_ONLY)
-            await wait_for(on.is_idle, "repair beside a client")
+        start("worker", settings=WORKER_ONLY)
+        await wait_for(on.is_idle, "repair beside a client")
 
-            await on.assert_whole(written)
-
-    asyncio.run(run())
+        await on.assert_whole(written)

@@ -1,6 +1,5 @@
 """A ledger whose last entry has a wrong digest on each bookie can be closed before that entry."""
 
-import asyncio
 from hashlib import sha256
 from pathlib import Path
 
@@ -48,31 +47,27 @@ async def state_of(uri: str, ledger_id: int) -> LedgerState:
         return (await client.manager.read(ledger_id)).metadata.state
 
 
-def test_java_reads_the_closed_ledger_up_to_its_new_end(
+async def test_java_reads_the_closed_ledger_up_to_its_new_end(
     java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
-    async def close() -> int:
-        ledger_id = await with_a_damaged_last_entry(uri)
-        command = ("ledger", "close", str(ledger_id), "--force")
+    ledger_id = await with_a_damaged_last_entry(uri)
+    command = ("ledger", "close", str(ledger_id), "--force")
 
-        refused = await bookmender(uri, *command, "--yes", state=tmp_path)
-        assert refused.exit_code == 1, refused
-        assert "shows which entries would be given up" in refused.complaint
-        assert await state_of(uri, ledger_id) is not LedgerState.CLOSED
+    refused = await bookmender(uri, *command, "--yes", state=tmp_path)
+    assert refused.exit_code == 1, refused
+    assert "shows which entries would be given up" in refused.complaint
+    assert await state_of(uri, ledger_id) is not LedgerState.CLOSED
 
-        shown = await bookmender(uri, *command, "--accept-loss", state=tmp_path)
-        assert shown.exit_code == 0, shown
-        assert "would give up entries 5 to 5" in shown.out, shown
+    shown = await bookmender(uri, *command, "--accept-loss", state=tmp_path)
+    assert shown.exit_code == 0, shown
+    assert "would give up entries 5 to 5" in shown.out, shown
 
-        closed = await bookmender(uri, *command, "--accept-loss", "--yes", state=tmp_path)
-        assert closed.exit_code == 0, closed
-        assert "closed, last entry 4" in closed.out
+    closed = await bookmender(uri, *command, "--accept-loss", "--yes", state=tmp_path)
+    assert closed.exit_code == 0, closed
+    assert "closed, last entry 4" in closed.out
 
-        told = await bookmender(uri, "ledger", "show", str(ledger_id))
-        assert "entries 5 to 5 were given up by" in told.out
-        return ledger_id
-
-    ledger_id = asyncio.run(close())
+    told = await bookmender(uri, "ledger", "show", str(ledger_id))
+    assert "entries 5 to 5 were given up by" in told.out
 
     assert java.judge(uri, [ledger_id]).verdict is Verdict.WHOLE
     read = java.read(uri, ledger_id)

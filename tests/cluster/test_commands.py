@@ -28,37 +28,32 @@ ON_TWO, ON_ALL = (2, 2, 2), (3, 3, 2)
 # --- A lost bookie --------------------------------------------------------------------------------
 
 
-def test_commands_report_a_lost_bookie_until_it_returns(
+async def test_commands_report_a_lost_bookie_until_it_returns(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     victim = module_cluster.bookies[0]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number, quorums=ON_TWO) for number in range(8)))
-            (everywhere,) = await on.write(shape(8, quorums=ON_ALL))
-            at_risk = [*sorted(await on.names(written, victim)), everywhere.ledger_id]
-            auditor = start("auditor", settings=AUDITOR_ONLY)
-            kill_and_expire(module_cluster, victim)
-            try:
-                await wait_for(lambda: on.has_marked(at_risk), "marks")
-                await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number, quorums=ON_TWO) for number in range(8)))
+        (everywhere,) = await on.write(shape(8, quorums=ON_ALL))
+        at_risk = [*sorted(await on.names(written, victim)), everywhere.ledger_id]
+        auditor = start("auditor", settings=AUDITOR_ONLY)
+        kill_and_expire(module_cluster, victim)
+        try:
+            await wait_for(lambda: on.has_marked(at_risk), "marks")
+            await assert_repairing(uri, at_risk, victim=victim, leader_pid=auditor.pid)
 
-                start("worker", settings=WORKER_ONLY)
-                await wait_for(lambda: on.has_marked(at_risk[-1:]), "queue with a single ledger")
-                await assert_blocked(uri, everywhere.ledger_id, victim=victim)
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, victim)
-            await on.wait_idle()
-            status, queue = await gather(
-                bookmender(uri, "status"), bookmender(uri, "queue", "list")
-            )
-            assert (status.exit_code, queue.exit_code) == (0, 0)
-            assert status.out.splitlines()[0] == "OK"
-            assert "3 writable, 0 read-only, 0 lost" in status.out
-            assert queue.out == "0 ledgers marked\n"
-
-    asyncio.run(run())
+            start("worker", settings=WORKER_ONLY)
+            await wait_for(lambda: on.has_marked(at_risk[-1:]), "queue with a single ledger")
+            await assert_blocked(uri, everywhere.ledger_id, victim=victim)
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, victim)
+        await on.wait_idle()
+        status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
+        assert (status.exit_code, queue.exit_code) == (0, 0)
+        assert status.out.splitlines()[0] == "OK"
+        assert "3 writable, 0 read-only, 0 lost" in status.out
+        assert queue.out == "0 ledgers marked\n"
 
 
 async def assert_repairing(
@@ -178,31 +173,26 @@ def test_a_denied_znode_is_reported_in_one_line(
         asyncio.run(assert_refused(uri, commands, tmp_path, exit_code=3, complaint=complaint))
 
 
-def test_a_repair_by_hand_ends_if_its_mark_is_denied(
+async def test_a_repair_by_hand_ends_if_its_mark_is_denied(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on:
-            shut, other = [w.ledger_id for w in await on.write(shape(1), shape(2))]
-            marked = await bookmender(uri, "repair", str(shut), "--mark-only", state=tmp_path)
-            assert marked.exit_code == 0, marked
+    async with bench(uri) as on:
+        shut, other = [w.ledger_id for w in await on.write(shape(1), shape(2))]
+        marked = await bookmender(uri, "repair", str(shut), "--mark-only", state=tmp_path)
+        assert marked.exit_code == 0, marked
 
-            with only_for_another(module_cluster, on.seen.paths.private.mark(shut)):
-                listed = await bookmender(uri, "queue", "list", state=tmp_path)
-                said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
+        with only_for_another(module_cluster, on.seen.paths.private.mark(shut)):
+            listed = await bookmender(uri, "queue", "list", state=tmp_path)
+            said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
 
-            unread = (
-                f"ledger {shut}: its mark cannot be read, so no node leases it: ZooKeeper's ACL"
-            )
-            assert unread in listed.out, listed
-            assert said.exit_code == 1, said
-            first, last = said.out.splitlines()
-            assert first.startswith(f"ledger {shut}: its mark cannot be read: ZooKeeper's ACL")
-            assert last == "1 ledger checked and whole"
-            opened = await bookmender(uri, "repair", str(shut), state=tmp_path)
-            assert opened.exit_code == 0, opened
-
-    asyncio.run(run())
+        unread = f"ledger {shut}: its mark cannot be read, so no node leases it: ZooKeeper's ACL"
+        assert unread in listed.out, listed
+        assert said.exit_code == 1, said
+        first, last = said.out.splitlines()
+        assert first.startswith(f"ledger {shut}: its mark cannot be read: ZooKeeper's ACL")
+        assert last == "1 ledger checked and whole"
+        opened = await bookmender(uri, "repair", str(shut), state=tmp_path)
+        assert opened.exit_code == 0, opened
 
 
 @contextmanager

@@ -81,30 +81,27 @@ async def electorate(uri: str, folder: Path) -> AsyncIterator[Electorate]:
 
 @pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorBookieTest.testShutdown", verdict="same")
-def test_a_standby_with_a_ledger_map_replaces_a_stopped_leader(
+async def test_a_standby_with_a_ledger_map_replaces_a_stopped_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """The stopped leader's vote is deleted, so the standby leads at once."""
 
-    async def run() -> None:
-        async with electorate(uri, tmp_path) as nodes:
-            await nodes.on.write(shape(1))
-            patient = {"ZOOKEEPER_SESSION_TIMEOUT_S": str(LONG_S)}
-            await nodes.start("one", **patient)
-            await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_LEDGER_MAP="true")
-            (first, _) = await nodes.votes()
-            standby = nodes.running["two"]
-            await wait_for(lambda: events(standby, "ledger_map.built"), "ledger map of the standby")
-            assert await nodes.wait_leader({"one"}) == "one"
+    async with electorate(uri, tmp_path) as nodes:
+        await nodes.on.write(shape(1))
+        patient = {"ZOOKEEPER_SESSION_TIMEOUT_S": str(LONG_S)}
+        await nodes.start("one", **patient)
+        await nodes.start("two", **patient, AUDITOR_STANDBYS_KEEP_LEDGER_MAP="true")
+        (first, _) = await nodes.votes()
+        standby = nodes.running["two"]
+        await wait_for(lambda: events(standby, "ledger_map.built"), "ledger map of the standby")
+        assert await nodes.wait_leader({"one"}) == "one"
 
-            await nodes.stop("one")
-            assert await nodes.wait_leader({"two"}) == "two"
+        await nodes.stop("one")
+        assert await nodes.wait_leader({"two"}) == "two"
 
-            assert first not in await nodes.votes()
-            assert len(events(standby, "ledger_map.built")) == 1, "it already had its ledger map"
-            await wait_for(lambda: events(standby, "audit.finished"), "first audit")
-
-    asyncio.run(run())
+        assert first not in await nodes.votes()
+        assert len(events(standby, "ledger_map.built")) == 1, "it already had its ledger map"
+        await wait_for(lambda: events(standby, "audit.finished"), "first audit")
 
 
 @pytest.mark.compat(
@@ -113,78 +110,69 @@ def test_a_standby_with_a_ledger_map_replaces_a_stopped_leader(
     "AuditorBookieTest.testEnsureOnlySingleAuditor",
     verdict="same",
 )
-def test_each_killed_leader_has_one_successor(
+async def test_each_killed_leader_has_one_successor(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """A killed leader that restarts does not take the lead back."""
 
-    async def run() -> None:
-        async with electorate(uri, tmp_path) as nodes:
-            for name in ("one", "two", "three"):
-                await nodes.start(name)
-            for leader, rest in (("one", {"two", "three"}), ("two", {"three"})):
-                assert await nodes.wait_leader({leader}) == leader
-                nodes.kill(leader)
-                await nodes.wait_leader(rest)
+    async with electorate(uri, tmp_path) as nodes:
+        for name in ("one", "two", "three"):
+            await nodes.start(name)
+        for leader, rest in (("one", {"two", "three"}), ("two", {"three"})):
+            assert await nodes.wait_leader({leader}) == leader
+            nodes.kill(leader)
+            await nodes.wait_leader(rest)
 
-            await nodes.start("one again")
-            await nodes.start("another")
-            await nodes.stop("one again")
-            assert await nodes.leader() == "three"
-            assert [name for name in nodes.running if nodes.has_won(name)] == ["three"]
-
-    asyncio.run(run())
+        await nodes.start("one again")
+        await nodes.start("another")
+        await nodes.stop("one again")
+        assert await nodes.leader() == "three"
+        assert [name for name in nodes.running if nodes.has_won(name)] == ["three"]
 
 
 @pytest.mark.compat(
     "G1", verdict="better", why="the leader watches its vote, and each write checks it"
 )
-def test_g1_a_leader_whose_vote_is_deleted_stops_leading(
+async def test_g1_a_leader_whose_vote_is_deleted_stops_leading(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """Another node leads, and the former leader votes again."""
 
-    async def run() -> None:
-        async with electorate(uri, tmp_path) as nodes:
-            one = await nodes.start("one")
-            await nodes.start("two")
-            await nodes.wait_leader({"one"})
+    async with electorate(uri, tmp_path) as nodes:
+        one = await nodes.start("one")
+        await nodes.start("two")
+        await nodes.wait_leader({"one"})
 
-            await nodes.on.seen.store.delete((await nodes.votes())[0])
+        await nodes.on.seen.store.delete((await nodes.votes())[0])
 
-            await nodes.wait_leader({"two"})
-            await wait_for(lambda: len(events(one, "election.entered")) == 2, "its next vote")
-            assert len(await nodes.votes()) == 2
-            assert not errors(one)
-
-    asyncio.run(run())
+        await nodes.wait_leader({"two"})
+        await wait_for(lambda: len(events(one, "election.entered")) == 2, "its next vote")
+        assert len(await nodes.votes()) == 2
+        assert not errors(one)
 
 
 @pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorBookieTest.testBookieClusterRestart", verdict="same")
 @pytest.mark.compat("G2", verdict="better", why="the end of a session does not end the process")
-def test_after_a_restart_of_zookeeper_there_is_one_leader(
+async def test_after_a_restart_of_zookeeper_there_is_one_leader(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """One node keeps running; the other is killed and started again."""
 
-    async def run() -> None:
-        async with electorate(uri, tmp_path) as nodes:
-            survivor = await nodes.start("one", ZOOKEEPER_SESSION_TIMEOUT_S="1")
-            await nodes.start("two")
-            await nodes.wait_leader({"one"})
+    async with electorate(uri, tmp_path) as nodes:
+        survivor = await nodes.start("one", ZOOKEEPER_SESSION_TIMEOUT_S="1")
+        await nodes.start("two")
+        await nodes.wait_leader({"one"})
 
-            module_cluster.kill_zookeeper()
-            nodes.kill("two")
-            await wait_for(lambda: events(survivor, "role.restarted"), "end of its session")
-            await asyncio.to_thread(module_cluster.restart_zookeeper)
-            await nodes.start("two again")
+        module_cluster.kill_zookeeper()
+        nodes.kill("two")
+        await wait_for(lambda: events(survivor, "role.restarted"), "end of its session")
+        await asyncio.to_thread(module_cluster.restart_zookeeper)
+        await nodes.start("two again")
 
-            await nodes.wait_leader({"one", "two again"})
-            await wait_for(lambda: _has_voted_twice(survivor), "the survivor's next vote")
-            assert survivor.is_running
-
-    asyncio.run(run())
+        await nodes.wait_leader({"one", "two again"})
+        await wait_for(lambda: _has_voted_twice(survivor), "the survivor's next vote")
+        assert survivor.is_running
 
 
 def _has_voted_twice(node: Child) -> bool:
@@ -193,32 +181,27 @@ def _has_voted_twice(node: Child) -> bool:
 
 @pytest.mark.long(group="audit")
 @pytest.mark.compat("AuditorRollingRestartTest.testAuditingDuringRollingRestart", verdict="same")
-def test_a_new_leader_marks_nothing_while_recovery_is_disabled(
+async def test_a_new_leader_marks_nothing_while_recovery_is_disabled(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """A bookie and the old leader are killed together."""
     victim = module_cluster.bookies[0]
 
-    async def run() -> None:
-        async with electorate(uri, tmp_path) as nodes:
-            store, paths = nodes.on.seen.store, nodes.on.seen.paths
-            written = await nodes.on.write(*(shape(number) for number in range(3)))
-            assert await nodes.on.names(written, victim)
-            await nodes.start("one")
-            two = await nodes.start("two")
-            await nodes.wait_leader({"one"})
-            await store.create(paths.disable)
-            try:
-                nodes.kill("one")
-                kill_and_expire(module_cluster, victim)
-                await nodes.wait_leader({"two"})
-                await wait_for(
-                    lambda: events(two, "ledger_map.built"), "ledger map of the new leader"
-                )
-                await asyncio.sleep(1)  # time for a mark that must not appear
-                assert await marked_ledger_ids(store, paths) == []
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, victim)
-                await store.delete(paths.disable)
-
-    asyncio.run(run())
+    async with electorate(uri, tmp_path) as nodes:
+        store, paths = nodes.on.seen.store, nodes.on.seen.paths
+        written = await nodes.on.write(*(shape(number) for number in range(3)))
+        assert await nodes.on.names(written, victim)
+        await nodes.start("one")
+        two = await nodes.start("two")
+        await nodes.wait_leader({"one"})
+        await store.create(paths.disable)
+        try:
+            nodes.kill("one")
+            kill_and_expire(module_cluster, victim)
+            await nodes.wait_leader({"two"})
+            await wait_for(lambda: events(two, "ledger_map.built"), "ledger map of the new leader")
+            await asyncio.sleep(1)  # time for a mark that must not appear
+            assert await marked_ledger_ids(store, paths) == []
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, victim)
+            await store.delete(paths.disable)

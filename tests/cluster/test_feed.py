@@ -72,73 +72,67 @@ async def change(on: Bench, number: int) -> None:
     await on.seen.manager.delete(written[-1].ledger_id, version=-1)
 
 
-def test_a_follower_knows_all_ledgers_though_the_leader_is_killed(
+async def test_a_follower_knows_all_ledgers_though_the_leader_is_killed(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        uri = module_cluster.metadata_service_uri
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            await on.write(shape(0), shape(1))
-            first = start("first", settings=AUDITOR_ONLY)
+    uri = module_cluster.metadata_service_uri
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        await on.write(shape(0), shape(1))
+        first = start("first", settings=AUDITOR_ONLY)
 
-            async def leads() -> bool:
-                return await current_leader(on.seen.store, on.seen.paths) is not None
+        async def leads() -> bool:
+            return await current_leader(on.seen.store, on.seen.paths) is not None
 
-            await wait_for(leads, "a leader")
-            second = start("second", settings=AUDITOR_ONLY)
-            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
-            await wait_equal(on, follower)
+        await wait_for(leads, "a leader")
+        second = start("second", settings=AUDITOR_ONLY)
+        await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+        await wait_equal(on, follower)
 
-            await change(on, 10)
-            await wait_equal(on, follower)
-            await asyncio.to_thread(first.kill)
-            await change(on, 20)
-            await wait_equal(on, follower)
+        await change(on, 10)
+        await wait_equal(on, follower)
+        await asyncio.to_thread(first.kill)
+        await change(on, 20)
+        await wait_equal(on, follower)
 
-            state = await read_feed(on.seen)
-            assert state.last_checkpoint_id == follower.received[-1].id
-            async with aclosing(follower.log.request_checkpoints(0)) as found:
-                logged = [checkpoint.id async for checkpoint in found]
-            assert logged == [checkpoint.id for checkpoint in follower.received][::-1]
-            assert not errors(second)
+        state = await read_feed(on.seen)
+        assert state.last_checkpoint_id == follower.received[-1].id
+        async with aclosing(follower.log.request_checkpoints(0)) as found:
+            logged = [checkpoint.id async for checkpoint in found]
+        assert logged == [checkpoint.id for checkpoint in follower.received][::-1]
+        assert not errors(second)
 
-            segments = {*state.log_ledgers, state.base_ledger}
-            await disable_feed(on.seen, clock=CLOCK)
+        segments = {*state.log_ledgers, state.base_ledger}
+        await disable_feed(on.seen, clock=CLOCK)
 
-            async def are_deleted() -> bool:
-                return not segments & (await in_zookeeper(on)).keys()
+        async def are_deleted() -> bool:
+            return not segments & (await in_zookeeper(on)).keys()
 
-            await wait_for(are_deleted, "deletion of the feed's ledgers")
-            assert await live_nodes(on.seen.store, on.seen.paths)
-
-    asyncio.run(run())
+        await wait_for(are_deleted, "deletion of the feed's ledgers")
+        assert await live_nodes(on.seen.store, on.seen.paths)
 
 
 @pytest.mark.long(group="feed")
-def test_a_follower_sees_each_change_by_javas_client(
+async def test_a_follower_sees_each_change_by_javas_client(
     module_cluster: LocalCluster, tmp_path: Path, java: JavaTool
 ) -> None:
-    async def run() -> None:
-        uri = module_cluster.metadata_service_uri
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            node = start("node", settings=AUDITOR_ONLY)
-            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+    uri = module_cluster.metadata_service_uri
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        node = start("node", settings=AUDITOR_ONLY)
+        await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
 
-            with JavaWriter(uri, Shape()) as writer:
-                ledger_id = writer.ledger_id
-                await wait_for(lambda: ledger_id in follower.catalogue, "created ledger")
-                await wait_equal(on, follower)
-                assert (await on.seen.manager.read(ledger_id)).metadata.state is LedgerState.OPEN
-                created = follower.catalogue[ledger_id]
-                await asyncio.to_thread(writer.stop)
-            await wait_for(lambda: follower.catalogue[ledger_id] != created, "closed ledger")
+        with JavaWriter(uri, Shape()) as writer:
+            ledger_id = writer.ledger_id
+            await wait_for(lambda: ledger_id in follower.catalogue, "created ledger")
             await wait_equal(on, follower)
-            await asyncio.to_thread(java.delete, uri, [ledger_id])
-            await wait_for(lambda: ledger_id not in follower.catalogue, "deleted ledger")
-            await wait_equal(on, follower)
+            assert (await on.seen.manager.read(ledger_id)).metadata.state is LedgerState.OPEN
+            created = follower.catalogue[ledger_id]
+            await asyncio.to_thread(writer.stop)
+        await wait_for(lambda: follower.catalogue[ledger_id] != created, "closed ledger")
+        await wait_equal(on, follower)
+        await asyncio.to_thread(java.delete, uri, [ledger_id])
+        await wait_for(lambda: ledger_id not in follower.catalogue, "deleted ledger")
+        await wait_equal(on, follower)
 
-            assert follower.catalogue.keys() == java.ledger_ids(uri)
-            assert not errors(node)
-            await disable_feed(on.seen, clock=CLOCK)
-
-    asyncio.run(run())
+        assert follower.catalogue.keys() == java.ledger_ids(uri)
+        assert not errors(node)
+        await disable_feed(on.seen, clock=CLOCK)

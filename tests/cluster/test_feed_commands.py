@@ -57,7 +57,7 @@ async def change(on: Bench, number: int) -> tuple[list[int], int]:
     return ids[:-1], ids[-1]
 
 
-def test_a_killed_follower_goes_on_where_it_was(
+async def test_a_killed_follower_goes_on_where_it_was(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, out = module_cluster.metadata_service_uri, tmp_path / "out"
@@ -70,54 +70,51 @@ def test_a_killed_follower_goes_on_where_it_was(
         lines = [line.split() for line in out.read_text().splitlines()]
         return {int(ledger_id): deleted == "1" for ledger_id, deleted in lines}
 
-    async def run() -> None:
-        async with enabled_feed(module_cluster, tmp_path) as on:
-            existing, deleted = set[int](), set[int]()
-            for number in range(3):
-                follower = ForkedChild(
-                    f"follower {number}",
-                    ("daemon", *arguments),
-                    log=tmp_path / f"follower-{number}.log",
-                    environment=environment(uri),
-                )
-                handled_before = len(handled())
+    async with enabled_feed(module_cluster, tmp_path) as on:
+        existing, deleted = set[int](), set[int]()
+        for number in range(3):
+            follower = ForkedChild(
+                f"follower {number}",
+                ("daemon", *arguments),
+                log=tmp_path / f"follower-{number}.log",
+                environment=environment(uri),
+            )
+            handled_before = len(handled())
 
-                def has_handled(before: int = handled_before) -> bool:
-                    return len(handled()) > before
+            def has_handled(before: int = handled_before) -> bool:
+                return len(handled()) > before
 
-                async def is_connected() -> bool:
-                    said = await bookmender(uri, "feed", "clients", "-o", "json")
-                    return any(each["is_connected"] for each in said.record["clients"])
+            async def is_connected() -> bool:
+                said = await bookmender(uri, "feed", "clients", "-o", "json")
+                return any(each["is_connected"] for each in said.record["clients"])
 
-                await wait_for(is_connected, "a connected follower")
-                kept, gone = await change(on, 10 * number)
-                existing.update(kept)
-                deleted.add(gone)
-                await wait_for(has_handled, "a handled ledger")
-                await asyncio.to_thread(follower.kill)  # in the middle
-                kept, gone = await change(on, 10 * number + 5)
-                existing.update(kept)
-                deleted.add(gone)
+            await wait_for(is_connected, "a connected follower")
+            kept, gone = await change(on, 10 * number)
+            existing.update(kept)
+            deleted.add(gone)
+            await wait_for(has_handled, "a handled ledger")
+            await asyncio.to_thread(follower.kill)  # in the middle
+            kept, gone = await change(on, 10 * number + 5)
+            existing.update(kept)
+            deleted.add(gone)
 
-            async def are_all_handled() -> bool:
-                said = await bookmender(uri, *arguments, "--once")
-                assert said.exit_code == 0, said.err
-                seen = handled()
-                # A ledger that was created and deleted before the leader began the log is not told.
-                return existing <= seen.keys() and all(seen.get(each, True) for each in deleted)
-
-            await wait_for(are_all_handled, "a command for each changed ledger")
-            assert not any(handled()[each] for each in existing)
-            said = await bookmender(uri, "feed", "status", "-o", "json")
-            (client,) = said.record["clients"]
-            assert (client["name"], client["is_connected"]) == ("backup", False)
-            assert client["lag_checkpoints"] is not None
-            said = await bookmender(uri, "feed", "forget", "backup", "--yes")
+        async def are_all_handled() -> bool:
+            said = await bookmender(uri, *arguments, "--once")
             assert said.exit_code == 0, said.err
-            said = await bookmender(uri, "feed", "clients", "-o", "json")
-            assert said.record == {"clients": [], "connected_elsewhere": []}
+            seen = handled()
+            # A ledger that was created and deleted before the leader began the log is not told.
+            return existing <= seen.keys() and all(seen.get(each, True) for each in deleted)
 
-    asyncio.run(run())
+        await wait_for(are_all_handled, "a command for each changed ledger")
+        assert not any(handled()[each] for each in existing)
+        said = await bookmender(uri, "feed", "status", "-o", "json")
+        (client,) = said.record["clients"]
+        assert (client["name"], client["is_connected"]) == ("backup", False)
+        assert client["lag_checkpoints"] is not None
+        said = await bookmender(uri, "feed", "forget", "backup", "--yes")
+        assert said.exit_code == 0, said.err
+        said = await bookmender(uri, "feed", "clients", "-o", "json")
+        assert said.record == {"clients": [], "connected_elsewhere": []}
 
 
 @contextmanager
@@ -156,62 +153,56 @@ async def states_in_zookeeper(on: Bench) -> dict[int, str]:
 
 
 @pytest.mark.long(group="feed")
-def test_the_catalogue_of_the_example_is_right_whatever_is_killed(
+async def test_the_catalogue_of_the_example_is_right_whatever_is_killed(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri, file = module_cluster.metadata_service_uri, tmp_path / "catalogue.db"
 
-    async def run() -> None:
-        async with enabled_feed(module_cluster, tmp_path) as on:
+    async with enabled_feed(module_cluster, tmp_path) as on:
 
-            async def is_right() -> bool:
-                rows = catalogue_rows(file)
-                return bool(rows) and rows == await states_in_zookeeper(on)
+        async def is_right() -> bool:
+            rows = catalogue_rows(file)
+            return bool(rows) and rows == await states_in_zookeeper(on)
 
-            await change(on, 100)
-            for number in range(3):
-                with catalogue_process(uri, file):
-                    if number == 0:
-                        await wait_for(is_right, "a catalogue")
-                    await change(on, 110 + 10 * number)
-                await change(on, 115 + 10 * number)  # nobody follows
+        await change(on, 100)
+        for number in range(3):
             with catalogue_process(uri, file):
-                await wait_for(is_right, "a catalogue that equals ZooKeeper")
-
-    asyncio.run(run())
+                if number == 0:
+                    await wait_for(is_right, "a catalogue")
+                await change(on, 110 + 10 * number)
+            await change(on, 115 + 10 * number)  # nobody follows
+        with catalogue_process(uri, file):
+            await wait_for(is_right, "a catalogue that equals ZooKeeper")
 
 
 @pytest.mark.long(group="feed")
-def test_a_new_catalogue_has_no_ledger_that_the_feed_never_tells(
+async def test_a_new_catalogue_has_no_ledger_that_the_feed_never_tells(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """A ledger that is created and deleted while no node leads is in no checkpoint."""
     uri, file = module_cluster.metadata_service_uri, tmp_path / "catalogue.db"
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            (known,) = await on.write(shape(0, entry_count=1))
-            first = start("first", settings=AUDITOR_ONLY)
-            await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        (known,) = await on.write(shape(0, entry_count=1))
+        first = start("first", settings=AUDITOR_ONLY)
+        await enable_feed(on.seen, retention_s=RETENTION_DEFAULT_S, clock=CLOCK)
 
-            async def is_published() -> bool:
-                return (await read_feed(on.seen)).last_checkpoint_id is not None
+        async def is_published() -> bool:
+            return (await read_feed(on.seen)).last_checkpoint_id is not None
 
-            await wait_for(is_published, "a checkpoint")
-            await asyncio.to_thread(first.kill)
-            (unseen,) = await on.write(shape(1, entry_count=1))
-            with catalogue_process(uri, file):
-                await wait_for(lambda: known.ledger_id in catalogue_rows(file), "a catalogue")
-                assert unseen.ledger_id not in catalogue_rows(file)
-                await on.seen.manager.delete(unseen.ledger_id, version=-1)
-                (last,) = await on.write(shape(2, entry_count=1))
-                start("second", settings=AUDITOR_ONLY)
-                await wait_for(lambda: last.ledger_id in catalogue_rows(file), "the last ledger")
+        await wait_for(is_published, "a checkpoint")
+        await asyncio.to_thread(first.kill)
+        (unseen,) = await on.write(shape(1, entry_count=1))
+        with catalogue_process(uri, file):
+            await wait_for(lambda: known.ledger_id in catalogue_rows(file), "a catalogue")
+            assert unseen.ledger_id not in catalogue_rows(file)
+            await on.seen.manager.delete(unseen.ledger_id, version=-1)
+            (last,) = await on.write(shape(2, entry_count=1))
+            start("second", settings=AUDITOR_ONLY)
+            await wait_for(lambda: last.ledger_id in catalogue_rows(file), "the last ledger")
 
-                async def is_right() -> bool:
-                    return catalogue_rows(file) == await states_in_zookeeper(on)
+            async def is_right() -> bool:
+                return catalogue_rows(file) == await states_in_zookeeper(on)
 
-                await wait_for(is_right, "a catalogue that equals ZooKeeper")
-            await disable_feed(on.seen, clock=CLOCK)
-
-    asyncio.run(run())
+            await wait_for(is_right, "a catalogue that equals ZooKeeper")
+        await disable_feed(on.seen, clock=CLOCK)

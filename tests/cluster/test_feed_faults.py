@@ -84,92 +84,81 @@ async def touching(on: Bench, written: Sequence[Written]) -> AsyncIterator[None]
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_nothing_is_missed_when_zookeeper_restarts(
+async def test_nothing_is_missed_when_zookeeper_restarts(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            written = await on.write(*(shape(number) for number in range(3)))
-            node = start("node", settings=AUDITOR_ONLY)
-            async with feed(on):
-                await wait_equal(on, follower)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        written = await on.write(*(shape(number) for number in range(3)))
+        node = start("node", settings=AUDITOR_ONLY)
+        async with feed(on):
+            await wait_equal(on, follower)
+            async with touching(on, written):
+                module_cluster.kill_zookeeper()
+                await asyncio.to_thread(module_cluster.restart_zookeeper)
+                await wait_for(lambda: leads(on), "a leader")
+                await change(on, 10)
+            await wait_equal(on, follower)
+            assert (await chain_of(on)).lost_ledger_id is None
+        assert not errors(node)
+
+
+async def test_the_feeds_ledgers_are_repaired_like_all_others(
+    module_cluster: LocalCluster, uri: str, tmp_path: Path
+) -> None:
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        written = await on.write(*(shape(number) for number in range(3)))
+        start("node", settings=NO_HOLD)
+        async with feed(on):
+            await wait_equal(on, follower)
+            victim = (await log_bookies(on))[0]
+            kill_and_expire(module_cluster, victim)
+            try:
                 async with touching(on, written):
-                    module_cluster.kill_zookeeper()
-                    await asyncio.to_thread(module_cluster.restart_zookeeper)
-                    await wait_for(lambda: leads(on), "a leader")
-                    await change(on, 10)
+
+                    async def is_repaired() -> bool:
+                        feeds = [each.ledger_id for each in (await chain_of(on)).segments]
+                        found = [await on.seen.manager.find(i) for i in feeds]
+                        return not any(each and victim in each.metadata.bookies for each in found)
+
+                    await wait_for(is_repaired, "repair of the feed's ledgers")
                 await wait_equal(on, follower)
-                assert (await chain_of(on)).lost_ledger_id is None
-            assert not errors(node)
-
-    asyncio.run(run())
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookie, victim)
 
 
-def test_the_feeds_ledgers_are_repaired_like_all_others(
+async def test_the_feed_waits_for_its_bookies_and_repairs_do_not_wait_for_the_feed(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            written = await on.write(*(shape(number) for number in range(3)))
-            start("node", settings=NO_HOLD)
-            async with feed(on):
-                await wait_equal(on, follower)
-                victim = (await log_bookies(on))[0]
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        start("node", settings=NO_HOLD)
+        async with feed(on):
+            await on.write(shape(0))
+            await wait_equal(on, follower)
+            log, members = (await chain_of(on)).logs[-1], await log_bookies(on)
+            others = [each for each in module_cluster.bookies if each not in members]
+            victims = [*others, *members[:2]]  # in this order the feed cannot use the others
+            for victim in victims:
                 kill_and_expire(module_cluster, victim)
-                try:
-                    async with touching(on, written):
+            try:
+                empty = [shape(n, quorums=(1, 1, 1), entry_count=0) for n in range(1, 6)]
+                written = await on.write(*empty)
+                await on.lose(written)
 
-                        async def is_repaired() -> bool:
-                            feeds = [each.ledger_id for each in (await chain_of(on)).segments]
-                            found = [await on.seen.manager.find(i) for i in feeds]
-                            return not any(
-                                each and victim in each.metadata.bookies for each in found
-                            )
+                async def are_repaired() -> bool:
+                    return not await on.names(written, NONEXISTENT)
 
-                        await wait_for(is_repaired, "repair of the feed's ledgers")
-                    await wait_equal(on, follower)
-                finally:
-                    await asyncio.to_thread(module_cluster.start_bookie, victim)
+                await wait_for(are_repaired, "repair of the other ledgers")
 
-    asyncio.run(run())
+                async def is_marked() -> bool:
+                    marked = await marked_ledger_ids(on.seen.store, on.seen.paths)
+                    return log.ledger_id in marked
 
-
-def test_the_feed_waits_for_its_bookies_and_repairs_do_not_wait_for_the_feed(
-    module_cluster: LocalCluster, uri: str, tmp_path: Path
-) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            start("node", settings=NO_HOLD)
-            async with feed(on):
-                await on.write(shape(0))
-                await wait_equal(on, follower)
-                log, members = (await chain_of(on)).logs[-1], await log_bookies(on)
-                others = [each for each in module_cluster.bookies if each not in members]
-                victims = [*others, *members[:2]]  # in this order the feed cannot use the others
-                for victim in victims:
-                    kill_and_expire(module_cluster, victim)
-                try:
-                    empty = [shape(n, quorums=(1, 1, 1), entry_count=0) for n in range(1, 6)]
-                    written = await on.write(*empty)
-                    await on.lose(written)
-
-                    async def are_repaired() -> bool:
-                        return not await on.names(written, NONEXISTENT)
-
-                    await wait_for(are_repaired, "repair of the other ledgers")
-
-                    async def is_marked() -> bool:
-                        marked = await marked_ledger_ids(on.seen.store, on.seen.paths)
-                        return log.ledger_id in marked
-
-                    await wait_for(is_marked, "mark of the feed's ledger")
-                    assert not {each.ledger_id for each in written} & follower.catalogue.keys()
-                finally:
-                    await asyncio.to_thread(module_cluster.start_bookies, victims)
-                await wait_equal(on, follower)
-                assert (await chain_of(on)).lost_ledger_id is None
-
-    asyncio.run(run())
+                await wait_for(is_marked, "mark of the feed's ledger")
+                assert not {each.ledger_id for each in written} & follower.catalogue.keys()
+            finally:
+                await asyncio.to_thread(module_cluster.start_bookies, victims)
+            await wait_equal(on, follower)
+            assert (await chain_of(on)).lost_ledger_id is None
 
 
 class RestartingFollower(Follower):
@@ -181,65 +170,59 @@ class RestartingFollower(Follower):
         await super().receive_checkpoint(checkpoint)
 
 
-def test_the_feed_begins_again_when_the_disks_of_its_log_are_lost(
+async def test_the_feed_begins_again_when_the_disks_of_its_log_are_lost(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as first:
-            follower = RestartingFollower(log=first.log)
-            first.log.remove_checkpoint_listener(first)
-            first.log.register_checkpoint_listener(follower)
-            node = start(
-                "node",
-                command=("tests.cluster.impatient_feed",),
-                settings={**AUDITOR_ONLY, "HOLD_ENABLED": "false"},
-            )
-            async with feed(on):
-                await on.write(shape(0))
-                await wait_equal(on, follower)
-                lost, members = (await chain_of(on)).logs[-1], await log_bookies(on)
-                for victim in members:
-                    await asyncio.to_thread(module_cluster.wipe, victim)
-                    expire(module_cluster, victim)
-                await asyncio.to_thread(module_cluster.start_bookies, members)
-                await on.write(shape(1, quorums=(1, 1, 1)))
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as first:
+        follower = RestartingFollower(log=first.log)
+        first.log.remove_checkpoint_listener(first)
+        first.log.register_checkpoint_listener(follower)
+        node = start(
+            "node",
+            command=("tests.cluster.impatient_feed",),
+            settings={**AUDITOR_ONLY, "HOLD_ENABLED": "false"},
+        )
+        async with feed(on):
+            await on.write(shape(0))
+            await wait_equal(on, follower)
+            lost, members = (await chain_of(on)).logs[-1], await log_bookies(on)
+            for victim in members:
+                await asyncio.to_thread(module_cluster.wipe, victim)
+                expire(module_cluster, victim)
+            await asyncio.to_thread(module_cluster.start_bookies, members)
+            await on.write(shape(1, quorums=(1, 1, 1)))
 
-                async def has_begun_again() -> bool:
-                    return (await chain_of(on)).lost_ledger_id == lost.ledger_id
+            async def has_begun_again() -> bool:
+                return (await chain_of(on)).lost_ledger_id == lost.ledger_id
 
-                await wait_for(has_begun_again, "another feed")
-                await wait_equal(on, follower)
-                (event,) = events(node, "feed.begun_again")
-                assert event["ledger_id"] == lost.ledger_id
-
-    asyncio.run(run())
+            await wait_for(has_begun_again, "another feed")
+            await wait_equal(on, follower)
+            (event,) = events(node, "feed.begun_again")
+            assert event["ledger_id"] == lost.ledger_id
 
 
-def test_a_leader_that_was_suspended_past_its_session_loses_nothing(
+async def test_a_leader_that_was_suspended_past_its_session_loses_nothing(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
-            written = await on.write(*(shape(number) for number in range(3)))
-            first = start("first", settings=AUDITOR_ONLY)
-            async with feed(on):
-                await wait_equal(on, follower)
-                second = start("second", settings=AUDITOR_ONLY)
-                await wait_for(lambda: events(second, "election.entered"), "second vote")
+    async with bench(uri) as on, nodes(uri, tmp_path) as start, following(on) as follower:
+        written = await on.write(*(shape(number) for number in range(3)))
+        first = start("first", settings=AUDITOR_ONLY)
+        async with feed(on):
+            await wait_equal(on, follower)
+            second = start("second", settings=AUDITOR_ONLY)
+            await wait_for(lambda: events(second, "election.entered"), "second vote")
 
-                async with touching(on, written):
-                    await asyncio.sleep(0.5)
-                    os.kill(first.pid, signal.SIGSTOP)
-                    await wait_for(lambda: events(second, "election.won"), "second leader")
-                    await change(on, 10)
-                    await wait_for(lambda: events(second, "feed.ledger_begun"), "its log ledger")
-                    os.kill(first.pid, signal.SIGCONT)
-                    await wait_for(lambda: events(first, "role.restarted"), "end of its session")
-                    await change(on, 20)
-                await wait_equal(on, follower)
+            async with touching(on, written):
+                await asyncio.sleep(0.5)
+                os.kill(first.pid, signal.SIGSTOP)
+                await wait_for(lambda: events(second, "election.won"), "second leader")
+                await change(on, 10)
+                await wait_for(lambda: events(second, "feed.ledger_begun"), "its log ledger")
+                os.kill(first.pid, signal.SIGCONT)
+                await wait_for(lambda: events(first, "role.restarted"), "end of its session")
+                await change(on, 20)
+            await wait_equal(on, follower)
 
-                assert (await chain_of(on)).lost_ledger_id is None
-                assert not errors(first)
-                assert not errors(second)
-
-    asyncio.run(run())
+            assert (await chain_of(on)).lost_ledger_id is None
+            assert not errors(first)
+            assert not errors(second)

@@ -177,7 +177,7 @@ async def wait_equal(cluster: RealCluster, *catalogues: Catalogue) -> None:
         await asyncio.sleep(0.2)
 
 
-def test_clients_are_told_that_zookeeper_was_restored(
+async def test_clients_are_told_that_zookeeper_was_restored(
     zookeepers: ZooKeepers, tmp_path: Path
 ) -> None:
     """First the disk of a node tells. Then nothing but the receipts in SQLite does."""
@@ -228,15 +228,12 @@ def test_clients_are_told_that_zookeeper_was_restored(
         assert in_sqlite.comparison_count > told_count
         assert (await cluster.chain()).generation == generation
 
-    async def connected() -> None:
-        cluster = RealCluster(zookeepers)
-        await cluster.connect()
-        try:
-            await main(cluster)
-        finally:
-            await cluster.store.close()
-
-    asyncio.run(connected())
+    cluster = RealCluster(zookeepers)
+    await cluster.connect()
+    try:
+        await main(cluster)
+    finally:
+        await cluster.store.close()
 
 
 @asynccontextmanager

@@ -131,7 +131,7 @@ async def told(follower: Follower, *ledger_ids: int, deleted: Collection[int] = 
     )
 
 
-def test_a_query_goes_on_where_it_was(
+async def test_a_query_goes_on_where_it_was(
     spark: SparkSession, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     uri = module_cluster.metadata_service_uri
@@ -142,50 +142,47 @@ def test_a_query_goes_on_where_it_was(
         found = await table.find(CLIENT)
         return None if found is None else found.low_watermark
 
-    async def run() -> None:
-        async with feed(module_cluster, tmp_path) as on, following(on) as follower:
-            first, second, third = [
-                each.ledger_id
-                for each in await on.write(*(shape(i, ending=Ending.CLOSED) for i in range(3)))
-            ]
-            await told(follower, first, second, third)
-            taken = await asyncio.to_thread(stream.take, fromStart="true")
-            assert taken.keys() >= {first, second, third}
-            assert await asyncio.to_thread(stream.take) == {}
+    async with feed(module_cluster, tmp_path) as on, following(on) as follower:
+        first, second, third = [
+            each.ledger_id
+            for each in await on.write(*(shape(i, ending=Ending.CLOSED) for i in range(3)))
+        ]
+        await told(follower, first, second, third)
+        taken = await asyncio.to_thread(stream.take, fromStart="true")
+        assert taken.keys() >= {first, second, third}
+        assert await asyncio.to_thread(stream.take) == {}
 
-            await on.seen.manager.delete(first, version=-1)
-            (fourth,) = [each.ledger_id for each in await on.write(shape(4, ending=Ending.CLOSED))]
-            await told(follower, fourth, deleted=[first])
-            count, before = len(stream.batches), await watermark(on)
-            (number, killed) = await asyncio.to_thread(killed_driver, uri, stream.location)
-            await asyncio.to_thread(stream.take)
-            (again, failed), *_ = stream.batches[count:]
-            assert again == number  # the batch of the killed driver, with the same rows
-            assert {i: row.version for i, row in failed.items()} == killed
-            assert failed.keys() >= {first, fourth}
-            assert not failed.keys() & {second, third}
-            assert (failed[first].is_deleted, failed[fourth].is_deleted) == (True, False)
-            assert failed[first].fingerprint is None
-            stat = (await on.seen.manager.read(fourth)).stat
-            assert failed[fourth].version == stat.mzxid
-            assert failed[fourth].time_ms > 0
+        await on.seen.manager.delete(first, version=-1)
+        (fourth,) = [each.ledger_id for each in await on.write(shape(4, ending=Ending.CLOSED))]
+        await told(follower, fourth, deleted=[first])
+        count, before = len(stream.batches), await watermark(on)
+        (number, killed) = await asyncio.to_thread(killed_driver, uri, stream.location)
+        await asyncio.to_thread(stream.take)
+        (again, failed), *_ = stream.batches[count:]
+        assert again == number  # the batch of the killed driver, with the same rows
+        assert {i: row.version for i, row in failed.items()} == killed
+        assert failed.keys() >= {first, fourth}
+        assert not failed.keys() & {second, third}
+        assert (failed[first].is_deleted, failed[fourth].is_deleted) == (True, False)
+        assert failed[first].fingerprint is None
+        stat = (await on.seen.manager.read(fourth)).stat
+        assert failed[fourth].version == stat.mzxid
+        assert failed[fourth].time_ms > 0
 
-            (fifth,) = [each.ledger_id for each in await on.write(shape(5, ending=Ending.CLOSED))]
-            await told(follower, fifth)
-            assert fifth in await asyncio.to_thread(stream.take)
-            after = await watermark(on)
-            assert before is not None
-            assert after is not None
-            assert after > before
-            assert after >= failed[fourth].version  # Spark's commit is the receipt
+        (fifth,) = [each.ledger_id for each in await on.write(shape(5, ending=Ending.CLOSED))]
+        await told(follower, fifth)
+        assert fifth in await asyncio.to_thread(stream.take)
+        after = await watermark(on)
+        assert before is not None
+        assert after is not None
+        assert after > before
+        assert after >= failed[fourth].version  # Spark's commit is the receipt
 
-            # Without its checkpoint location, a query begins where the client is.
-            stream.location = tmp_path / "another location"
-            taken = await asyncio.to_thread(stream.take)
-            assert fifth in taken  # its batch has no receipt yet
-            assert not taken.keys() & {first, second, third, fourth}
+        # Without its checkpoint location, a query begins where the client is.
+        stream.location = tmp_path / "another location"
+        taken = await asyncio.to_thread(stream.take)
+        assert fifth in taken  # its batch has no receipt yet
+        assert not taken.keys() & {first, second, third, fourth}
 
-        with pytest.raises(Exception, match="the change feed is not enabled"):
-            await asyncio.to_thread(stream.take)
-
-    asyncio.run(run())
+    with pytest.raises(Exception, match="the change feed is not enabled"):
+        await asyncio.to_thread(stream.take)

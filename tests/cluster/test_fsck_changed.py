@@ -77,100 +77,91 @@ async def runs(cluster: LocalCluster, folder: Path) -> AsyncIterator[Runs]:
         await disable_feed(on.seen, clock=CLOCK)
 
 
-def test_later_runs_check_what_changed_and_what_was_wrong(
+async def test_later_runs_check_what_changed_and_what_was_wrong(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with runs(module_cluster, tmp_path) as fsck:
-            on = fsck.on
-            written = await on.write(*(shape(i, ending=Ending.CLOSED) for i in range(4)))
-            ids = [each.ledger_id for each in written]
-            await fsck.told(ids[-1])
-            said, checked = await fsck.run()  # on Spark
-            assert said.exit_code == 0, said.out
-            assert checked >= set(ids)
-            assert said.record["changes"]["is_whole"]
-            assert said.record["changes"]["is_acknowledged"]
-            assert not said.record["is_changed_only"]
+    async with runs(module_cluster, tmp_path) as fsck:
+        on = fsck.on
+        written = await on.write(*(shape(i, ending=Ending.CLOSED) for i in range(4)))
+        ids = [each.ledger_id for each in written]
+        await fsck.told(ids[-1])
+        said, checked = await fsck.run()  # on Spark
+        assert said.exit_code == 0, said.out
+        assert checked >= set(ids)
+        assert said.record["changes"]["is_whole"]
+        assert said.record["changes"]["is_acknowledged"]
+        assert not said.record["is_changed_only"]
 
-            await on.forget(written[:1])
-            await on.seen.manager.delete(ids[1], version=-1)
-            await fsck.told(ids[1], is_deleted=True)
-            said, checked = await fsck.run()
-            assert said.exit_code == 1, said.out
-            assert checked & set(ids) == {ids[0]}
-            assert said.record["is_changed_only"]
-            assert said.record["changes"]["deleted"] == 1
-            assert not (fsck.folder / "spark.log").exists()
+        await on.forget(written[:1])
+        await on.seen.manager.delete(ids[1], version=-1)
+        await fsck.told(ids[1], is_deleted=True)
+        said, checked = await fsck.run()
+        assert said.exit_code == 1, said.out
+        assert checked & set(ids) == {ids[0]}
+        assert said.record["is_changed_only"]
+        assert said.record["changes"]["deleted"] == 1
+        assert not (fsck.folder / "spark.log").exists()
 
-            said, checked = await fsck.run()  # nothing changed, and one ledger is still wrong
-            assert (said.exit_code, checked & set(ids)) == (1, {ids[0]})
-            status = await bookmender(fsck.uri, "status", "-o", "json")
-            assert "FSCK_FOUND_DAMAGE" in status.out
+        said, checked = await fsck.run()  # nothing changed, and one ledger is still wrong
+        assert (said.exit_code, checked & set(ids)) == (1, {ids[0]})
+        status = await bookmender(fsck.uri, "status", "-o", "json")
+        assert "FSCK_FOUND_DAMAGE" in status.out
 
-            await on.seen.manager.delete(ids[0], version=-1)
-            await fsck.told(ids[0], is_deleted=True)
-            said, checked = await fsck.run()
-            assert (said.exit_code, checked & set(ids)) == (0, set())
-
-    asyncio.run(run())
+        await on.seen.manager.delete(ids[0], version=-1)
+        await fsck.told(ids[0], is_deleted=True)
+        said, checked = await fsck.run()
+        assert (said.exit_code, checked & set(ids)) == (0, set())
 
 
-def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
+async def test_a_ledger_whose_bookie_did_not_answer_is_checked_again(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with runs(module_cluster, tmp_path) as fsck:
-            await fsck.run()
-            (written,) = await fsck.on.write(shape(0, ending=Ending.CLOSED))
-            ledger_id = written.ledger_id
-            await fsck.told(ledger_id)
-            found = await fsck.on.seen.manager.read(ledger_id)
-            hung = found.metadata.last_segment.ensemble[0]
-            module_cluster.pause(hung)
-            try:
-                said, checked = await fsck.run()
-            finally:
-                module_cluster.resume(hung)
-            assert (said.exit_code, ledger_id in checked) == (3, True), said.out
-            assert said.record["findings"]["not_answered"] >= 1
-
+    async with runs(module_cluster, tmp_path) as fsck:
+        await fsck.run()
+        (written,) = await fsck.on.write(shape(0, ending=Ending.CLOSED))
+        ledger_id = written.ledger_id
+        await fsck.told(ledger_id)
+        found = await fsck.on.seen.manager.read(ledger_id)
+        hung = found.metadata.last_segment.ensemble[0]
+        module_cluster.pause(hung)
+        try:
             said, checked = await fsck.run()
-            assert (said.exit_code, ledger_id in checked) == (0, True), said.out
-            assert said.record["changes"]["changed"] >= 1
+        finally:
+            module_cluster.resume(hung)
+        assert (said.exit_code, ledger_id in checked) == (3, True), said.out
+        assert said.record["findings"]["not_answered"] >= 1
 
-    asyncio.run(run())
+        said, checked = await fsck.run()
+        assert (said.exit_code, ledger_id in checked) == (0, True), said.out
+        assert said.record["changes"]["changed"] >= 1
 
 
-def test_killed_runs_leave_no_change_unchecked(
+async def test_killed_runs_leave_no_change_unchecked(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        seed = random.randrange(2**32)
-        print(f"seed {seed}")
-        rng = random.Random(seed)
-        async with runs(module_cluster, tmp_path) as fsck:
-            await fsck.run()
-            expected = set[int]()
-            for number in range(6):
-                (written,) = await fsck.on.write(shape(number, ending=Ending.CLOSED))
-                expected.add(written.ledger_id)
-                await fsck.told(written.ledger_id)
-                child = ForkedChild(
-                    f"fsck {number}",
-                    ("daemon", *fsck.arguments),
-                    log=tmp_path / f"fsck-{number}.log",
-                    environment={"BOOKMENDER_METADATA_SERVICE_URI": fsck.uri},
-                )
-                await asyncio.sleep(rng.uniform(0.2, 3.0))
-                await asyncio.to_thread(child.kill)
-            await fsck.run()  # that of a killed one, if it was begun
-            await fsck.run()
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    async with runs(module_cluster, tmp_path) as fsck:
+        await fsck.run()
+        expected = set[int]()
+        for number in range(6):
+            (written,) = await fsck.on.write(shape(number, ending=Ending.CLOSED))
+            expected.add(written.ledger_id)
+            await fsck.told(written.ledger_id)
+            child = ForkedChild(
+                f"fsck {number}",
+                ("daemon", *fsck.arguments),
+                log=tmp_path / f"fsck-{number}.log",
+                environment={"BOOKMENDER_METADATA_SERVICE_URI": fsck.uri},
+            )
+            await asyncio.sleep(rng.uniform(0.2, 3.0))
+            await asyncio.to_thread(child.kill)
+        await fsck.run()  # that of a killed one, if it was begun
+        await fsck.run()
 
-            checked = set[int]()
-            for path in (fsck.folder / "summaries").glob("*.json"):
-                rows = Results.open(fsck.folder, path.stem).table(["ledger_id"])
-                checked.update(rows["ledger_id"].to_pylist())
-            assert checked >= expected
-
-    asyncio.run(run())
+        checked = set[int]()
+        for path in (fsck.folder / "summaries").glob("*.json"):
+            rows = Results.open(fsck.folder, path.stem).table(["ledger_id"])
+            checked.update(rows["ledger_id"].to_pylist())
+        assert checked >= expected

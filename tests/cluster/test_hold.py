@@ -48,7 +48,9 @@ async def is_deferred_by_hold(on: Bench, written: Written) -> bool:
     return note is not None and note.reason is Reason.HOLD
 
 
-def test_a_mass_failure_begins_a_safety_hold(module_cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_a_mass_failure_begins_a_safety_hold(
+    module_cluster: LocalCluster, tmp_path: Path
+) -> None:
     """The hold ends when the bookies return, or when an operator ends it."""
     cluster = module_cluster
     uri, wave, rack = cluster.metadata_service_uri, cluster.bookies[:3], cluster.bookies[:2]
@@ -57,59 +59,54 @@ def test_a_mass_failure_begins_a_safety_hold(module_cluster: LocalCluster, tmp_p
     racks_file.write_text("".join(f"{bookie} {racks[bookie]}\n" for bookie in racks))
     settings = SETTINGS | {"PLACEMENT_RACKS_FILE": str(racks_file)}
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number) for number in range(10)))
-            [unclosed] = await on.write(shape(10, quorums=(5, 3, 2), ending=Ending.ABANDONED))
-            node = start("ours", settings=settings)
-            await wait_for(lambda: events(node, "audit.finished"), "first audit")
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number) for number in range(10)))
+        [unclosed] = await on.write(shape(10, quorums=(5, 3, 2), ending=Ending.ABANDONED))
+        node = start("ours", settings=settings)
+        await wait_for(lambda: events(node, "audit.finished"), "first audit")
 
-            async def are_remembered() -> bool:
-                return await remembered_racks(on.seen.store, on.seen.paths) == racks
+        async def are_remembered() -> bool:
+            return await remembered_racks(on.seen.store, on.seen.paths) == racks
 
-            await wait_for(are_remembered, "racks in the record")
+        await wait_for(are_remembered, "racks in the record")
 
-            for bookie in wave:
-                await asyncio.to_thread(kill_and_expire, cluster, bookie)
-            await wait_for(lambda: hold_is_in_force(on), "hold")
-            audit_count = len(events(node, "audit.finished"))
-            await ask_for_audit(on)
-            await wait_for(lambda: len(events(node, "audit.finished")) > audit_count, "audit")
+        for bookie in wave:
+            await asyncio.to_thread(kill_and_expire, cluster, bookie)
+        await wait_for(lambda: hold_is_in_force(on), "hold")
+        audit_count = len(events(node, "audit.finished"))
+        await ask_for_audit(on)
+        await wait_for(lambda: len(events(node, "audit.finished")) > audit_count, "audit")
 
-            assert await marked(on) == []
-            shown = await bookmender(uri, "status")
-            assert shown.exit_code == 1
-            assert "SAFETY_HOLD" in shown.out.splitlines()[0], shown.out
-            assert "on hold for" in shown.out
-            unmeant = await bookmender(uri, "hold", "end")
-            assert unmeant.exit_code == 1
-            assert "3 of 5 bookies are absent" in unmeant.out
+        assert await marked(on) == []
+        shown = await bookmender(uri, "status")
+        assert shown.exit_code == 1
+        assert "SAFETY_HOLD" in shown.out.splitlines()[0], shown.out
+        assert "on hold for" in shown.out
+        unmeant = await bookmender(uri, "hold", "end")
+        assert unmeant.exit_code == 1
+        assert "3 of 5 bookies are absent" in unmeant.out
 
-            await on.mark([unclosed.ledger_id])
-            await wait_for(
-                lambda: is_deferred_by_hold(on, unclosed), "open ledger deferred by the hold"
-            )
+        await on.mark([unclosed.ledger_id])
+        await wait_for(
+            lambda: is_deferred_by_hold(on, unclosed), "open ledger deferred by the hold"
+        )
 
-            for bookie in wave:
-                await asyncio.to_thread(cluster.start_bookie, bookie)
-            await wait_for(lambda: events(node, "hold.ended"), "end of the hold")
-            await on.wait_idle()
-            assert not await hold_is_in_force(on)
-            assert not events(node, "bookies.lost")
-            assert not events(node, "ledger.recovered")
-            assert (await on.metadata(unclosed)).state is LedgerState.OPEN
-            await on.assert_whole(written)
+        for bookie in wave:
+            await asyncio.to_thread(cluster.start_bookie, bookie)
+        await wait_for(lambda: events(node, "hold.ended"), "end of the hold")
+        await on.wait_idle()
+        assert not await hold_is_in_force(on)
+        assert not events(node, "bookies.lost")
+        assert not events(node, "ledger.recovered")
+        assert (await on.metadata(unclosed)).state is LedgerState.OPEN
+        await on.assert_whole(written)
 
-            for bookie in rack:
-                await asyncio.to_thread(kill_and_expire, cluster, bookie)
-            await wait_for(
-                lambda: hold_is_in_force(on), "hold for a whole rack of only two bookies"
-            )
-            meant = await bookmender(uri, "hold", "end", "--yes")
-            assert meant.exit_code == 0, meant
-            await wait_for(lambda: events(node, "bookies.lost"), "loss")
+        for bookie in rack:
+            await asyncio.to_thread(kill_and_expire, cluster, bookie)
+        await wait_for(lambda: hold_is_in_force(on), "hold for a whole rack of only two bookies")
+        meant = await bookmender(uri, "hold", "end", "--yes")
+        assert meant.exit_code == 0, meant
+        await wait_for(lambda: events(node, "bookies.lost"), "loss")
 
-            await wait_for(lambda: marked(on), "marks")
-            assert {each["event"] for each in errors(node)} == {"hold.began"}
-
-    asyncio.run(run())
+        await wait_for(lambda: marked(on), "marks")
+        assert {each["event"] for each in errors(node)} == {"hold.began"}

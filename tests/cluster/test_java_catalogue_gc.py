@@ -4,7 +4,6 @@ A bookie refuses a ledger that it has collected. It does not collect a copy unde
 ledger is locked.
 """
 
-import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -98,30 +97,26 @@ async def assert_members_store_all(on: Bench, ledgers: Iterable[Written]) -> Non
     why="a bookie that refuses adds after garbage collection is no target for that ledger",
 )
 @pytest.mark.compat("GcOverreplicatedLedgerTest.testNoGcOfLedger", verdict="same")
-def test_a_bookie_that_collected_a_ledger_is_no_target_for_it(
+async def test_a_bookie_that_collected_a_ledger_is_no_target_for_it(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> Written:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            (ledger,) = await on.write(shape(0, entry_count=ENTRY_COUNT, quorums=ON_THREE))
-            collector, *others = await members(on, ledger)
-            assert await stored_entries(on, collector, ledger) == set(range(ENTRY_COUNT))
-            await on.forget([ledger])  # so that no ensemble names the first bookie
-            await wait_collected(on, collector, ledger)
-            for bookie in others:
-                assert await stored_entries(on, bookie, ledger) == set(range(ENTRY_COUNT))
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        (ledger,) = await on.write(shape(0, entry_count=ENTRY_COUNT, quorums=ON_THREE))
+        collector, *others = await members(on, ledger)
+        assert await stored_entries(on, collector, ledger) == set(range(ENTRY_COUNT))
+        await on.forget([ledger])  # so that no ensemble names the first bookie
+        await wait_collected(on, collector, ledger)
+        for bookie in others:
+            assert await stored_entries(on, bookie, ledger) == set(range(ENTRY_COUNT))
 
-            await on.mark([ledger.ledger_id])
-            node = start("node", settings=WORKER_ONLY | {"NODE_BOOKIE_ID": collector})
+        await on.mark([ledger.ledger_id])
+        node = start("node", settings=WORKER_ONLY | {"NODE_BOOKIE_ID": collector})
 
-            await on.wait_idle()
-            assert collector in {event["bookie"] for event in events(node, "copy.refused")}
-            assert collector not in await members(on, ledger)
-            await assert_members_store_all(on, [ledger])
-            assert not errors(node)
-            return ledger
-
-    ledger = asyncio.run(run())
+        await on.wait_idle()
+        assert collector in {event["bookie"] for event in events(node, "copy.refused")}
+        assert collector not in await members(on, ledger)
+        await assert_members_store_all(on, [ledger])
+        assert not errors(node)
     assert java.judge(uri, [ledger.ledger_id]).verdict is Verdict.WHOLE
 
 
@@ -131,38 +126,35 @@ def test_a_bookie_that_collected_a_ledger_is_no_target_for_it(
     verdict="better",
     why="every repair, by hand too, runs under the ledger's lock",
 )
-def test_the_ledger_lock_protects_a_copy_under_way(
+async def test_the_ledger_lock_protects_a_copy_under_way(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> list[Written]:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            ledger, *others = await on.write(
-                *(shape(n, entry_count=ENTRY_COUNT, quorums=ON_THREE) for n in range(30))
-            )
-            target = sorted(set(module_cluster.bookies) - set(await members(on, ledger)))[0]
-            await on.lose([ledger])
-            node = start(
-                "node",
-                command=("tests.cluster.faulty_daemon", Point.MID_COPY.value, "SIGSTOP"),
-                settings=WORKER_ONLY | LONG_SESSION | {"NODE_BOOKIE_ID": target},
-            )
-            await wait_for(lambda: is_frozen(node), "copy under way")
-            begun = await stored_entries(on, target, ledger)
-            assert 0 < len(begun) < ENTRY_COUNT
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        ledger, *others = await on.write(
+            *(shape(n, entry_count=ENTRY_COUNT, quorums=ON_THREE) for n in range(30))
+        )
+        target = sorted(set(module_cluster.bookies) - set(await members(on, ledger)))[0]
+        await on.lose([ledger])
+        node = start(
+            "node",
+            command=("tests.cluster.faulty_daemon", Point.MID_COPY.value, "SIGSTOP"),
+            settings=WORKER_ONLY | LONG_SESSION | {"NODE_BOOKIE_ID": target},
+        )
+        await wait_for(lambda: is_frozen(node), "copy under way")
+        begun = await stored_entries(on, target, ledger)
+        assert 0 < len(begun) < ENTRY_COUNT
 
-            # The bookie collects a copy that comes without a lock, so its collector is running.
-            for other in [each for each in others if target not in await members(on, each)][:2]:
-                await copy_one_entry(on, other, target)
-                await wait_collected(on, target, other)
-            assert await stored_entries(on, target, ledger) == begun
+        # The bookie collects a copy that comes without a lock, so its collector is running.
+        for other in [each for each in others if target not in await members(on, each)][:2]:
+            await copy_one_entry(on, other, target)
+            await wait_collected(on, target, other)
+        assert await stored_entries(on, target, ledger) == begun
 
-            node.resume()
-            await on.wait_idle()
-            assert target in await members(on, ledger)
-            await assert_members_store_all(on, [ledger, *others])
-            assert not errors(node)
-            return [ledger, *others]
-
-    written = asyncio.run(run())
+        node.resume()
+        await on.wait_idle()
+        assert target in await members(on, ledger)
+        await assert_members_store_all(on, [ledger, *others])
+        assert not errors(node)
+        written = [ledger, *others]
     report = java.judge(uri, [each.ledger_id for each in written])
     assert report.verdict is Verdict.WHOLE, report

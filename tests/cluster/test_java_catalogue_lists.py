@@ -1,6 +1,5 @@
 """The entries that real bookies store of ledgers by Java, compared with the metadata."""
 
-import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -77,18 +76,15 @@ def whole(ledger_id: int, metadata: LedgerMetadata, entry_count: int) -> Sequenc
         ),
     ],
 )
-def test_every_bookie_stores_the_entries_of_its_bookie_index(
+async def test_every_bookie_stores_the_entries_of_its_bookie_index(
     cluster: LocalCluster, java: JavaTool, shape: Shape
 ) -> None:
     uri = cluster.metadata_service_uri
     (written,) = java.write(uri, shape)
 
-    async def look() -> None:
-        async with our_client(uri) as ours:
-            metadata = (await ours.manager.read(written.ledger)).metadata
-            (fragment,) = whole(written.ledger, metadata, shape.entries)
-            for index, bookie in enumerate(fragment.ensemble):
-                found = await stored(ours, bookie, written.ledger, shape.entries)
-                assert found == list(fragment.entries_of(index))
-
-    asyncio.run(look())
+    async with our_client(uri) as ours:
+        metadata = (await ours.manager.read(written.ledger)).metadata
+        (fragment,) = whole(written.ledger, metadata, shape.entries)
+        for index, bookie in enumerate(fragment.ensemble):
+            found = await stored(ours, bookie, written.ledger, shape.entries)
+            assert found == list(fragment.entries_of(index))

@@ -67,34 +67,32 @@ def assert_whole(java: JavaTool, uri: str, written: Sequence[Written]) -> None:
 
 
 @pytest.mark.compat("G11", "G12", verdict="better")
-def test_a_reformatted_bookie_gets_its_missing_copies_back(
+async def test_a_reformatted_bookie_gets_its_missing_copies_back(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """A ledger with a damaged copy is moved to another bookie."""
 
-    async def run() -> list[Written]:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            everywhere, *others = await on.write(
-                shape(0, quorums=ON_ALL), *(shape(n, quorums=ON_THREE) for n in range(1, 7))
-            )
-            wiped = (await on.metadata(others[0])).last_segment.ensemble[0]
-            before = await on.metadata(everywhere)
-            kill_and_expire(module_cluster, wiped)
-            await asyncio.to_thread(module_cluster.wipe, wiped)
-            await asyncio.to_thread(module_cluster.start_bookie, wiped)
-            await store_damaged(on, others[0], wiped)
-            written = [everywhere, *others]
-            await on.mark([each.ledger_id for each in written])
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        everywhere, *others = await on.write(
+            shape(0, quorums=ON_ALL), *(shape(n, quorums=ON_THREE) for n in range(1, 7))
+        )
+        wiped = (await on.metadata(others[0])).last_segment.ensemble[0]
+        before = await on.metadata(everywhere)
+        kill_and_expire(module_cluster, wiped)
+        await asyncio.to_thread(module_cluster.wipe, wiped)
+        await asyncio.to_thread(module_cluster.start_bookie, wiped)
+        await store_damaged(on, others[0], wiped)
+        written = [everywhere, *others]
+        await on.mark([each.ledger_id for each in written])
 
-            node = start("node", settings=WORKER_ONLY)
+        node = start("node", settings=WORKER_ONLY)
 
-            await on.wait_idle()
-            assert await on.metadata(everywhere) == before, "no other bookie was registered"
-            assert wiped not in (await on.metadata(others[0])).last_segment.ensemble
-            assert not errors(node)
-            return written
+        await on.wait_idle()
+        assert await on.metadata(everywhere) == before, "no other bookie was registered"
+        assert wiped not in (await on.metadata(others[0])).last_segment.ensemble
+        assert not errors(node)
 
-    assert_whole(java, uri, asyncio.run(run()))
+    assert_whole(java, uri, written)
 
 
 async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
@@ -114,7 +112,7 @@ async def store_damaged(on: Bench, ledger: Written, bookie: BookieId) -> None:
 @pytest.mark.compat(
     "G36", verdict="other", why="nothing is fenced, so a running writer can still close the ledger"
 )
-def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
+async def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """Java writes such ledgers."""
@@ -124,29 +122,26 @@ def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
     needy = [w for w in closed if victim in java.metadata(uri, w.ledger).ensembles[0]]
     terminate(module_cluster, victim)
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            await on.mark([each.ledger for each in [*needy, opened]])
-            settings = WORKER_ONLY | {"REPLICATION_OPEN_LEDGER_GRACE_S": "1"}
-            start("node", settings=settings)
-            notes = WaitingNotes(on.seen.store, on.seen.paths)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        await on.mark([each.ledger for each in [*needy, opened]])
+        settings = WORKER_ONLY | {"REPLICATION_OPEN_LEDGER_GRACE_S": "1"}
+        start("node", settings=settings)
+        notes = WaitingNotes(on.seen.store, on.seen.paths)
 
-            async def is_deferred() -> bool:
-                note = await notes.read(opened.ledger)
-                return note is not None and note.reason is Reason.END_UNPROVEN
+        async def is_deferred() -> bool:
+            note = await notes.read(opened.ledger)
+            return note is not None and note.reason is Reason.END_UNPROVEN
 
-            await wait_for(is_deferred, "a note that the end is unproven")
-            await wait_for(
-                lambda: java.judge(uri, [w.ledger for w in needy]).verdict is Verdict.WHOLE,
-                "repairs",
-            )
-            assert java.metadata(uri, opened.ledger).state == "OPEN"
-            module_cluster.start_bookie(victim)
-            await on.wait_idle()
-            # Later tests lose bookies of this cluster, and wait until no ledger is marked.
-            await on.seen.manager.delete(opened.ledger, version=-1)
-
-    asyncio.run(run())
+        await wait_for(is_deferred, "a note that the end is unproven")
+        await wait_for(
+            lambda: java.judge(uri, [w.ledger for w in needy]).verdict is Verdict.WHOLE,
+            "repairs",
+        )
+        assert java.metadata(uri, opened.ledger).state == "OPEN"
+        module_cluster.start_bookie(victim)
+        await on.wait_idle()
+        # Later tests lose bookies of this cluster, and wait until no ledger is marked.
+        await on.seen.manager.delete(opened.ledger, version=-1)
     assert {java.metadata(uri, w.ledger).ack_quorum for w in needy} == {0}
     assert java.judge(uri, [w.ledger for w in needy], expected=needy).verdict is Verdict.WHOLE
 
@@ -158,32 +153,30 @@ def test_without_an_ack_quorum_closed_ledgers_are_repaired_and_open_ones_wait(
     "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
     verdict="same",
 )
-def test_java_and_bookmender_workers_share_two_fragment_ledgers(
+async def test_java_and_bookmender_workers_share_two_fragment_ledgers(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     quick = {"rwRereplicateBackoffMs": "200", "zkTimeout": "4000"}
 
-    async def run() -> list[Written]:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(n, quorums=ON_THREE) for n in range(40)))
-            for ledger in written:
-                await lose_of_two_fragments(on, ledger)
-            javas = module_cluster.start_autorecovery(settings=quick)
-            node = start("node", settings=WORKER_ONLY | {"REPLICATION_LEDGERS_AT_ONCE": "1"})
-            try:
-                await wait_for(lambda: events(node, "node.started"), "our worker")
-                await on.mark([ledger.ledger_id for ledger in written])
-                await on.wait_repaired(written, NONEXISTENT)
-                assert javas.is_running
-            finally:
-                javas.kill()
-            # The test wrote each ledger once. Java writes once for each fragment, we write once.
-            versions = [(await on.seen.manager.read(w.ledger_id)).version for w in written]
-            assert set(versions) <= {3, 4}, "a fragment was repaired twice"
-            assert not errors(node)
-            return written
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(n, quorums=ON_THREE) for n in range(40)))
+        for ledger in written:
+            await lose_of_two_fragments(on, ledger)
+        javas = module_cluster.start_autorecovery(settings=quick)
+        node = start("node", settings=WORKER_ONLY | {"REPLICATION_LEDGERS_AT_ONCE": "1"})
+        try:
+            await wait_for(lambda: events(node, "node.started"), "our worker")
+            await on.mark([ledger.ledger_id for ledger in written])
+            await on.wait_repaired(written, NONEXISTENT)
+            assert javas.is_running
+        finally:
+            javas.kill()
+        # The test wrote each ledger once. Java writes once for each fragment, we write once.
+        versions = [(await on.seen.manager.read(w.ledger_id)).version for w in written]
+        assert set(versions) <= {3, 4}, "a fragment was repaired twice"
+        assert not errors(node)
 
-    assert_whole(java, uri, asyncio.run(run()))
+    assert_whole(java, uri, written)
 
 
 async def lose_of_two_fragments(on: Bench, ledger: Written) -> None:
@@ -203,33 +196,32 @@ async def lose_of_two_fragments(on: Bench, ledger: Written) -> None:
     "TestReplicationWorker.testBookiesNotAvailableScenarioForReplicationWorker", verdict="better"
 )
 @pytest.mark.compat("G13", verdict="better")
-def test_an_unreadable_ledger_is_retried_when_its_bookie_returns(
+async def test_an_unreadable_ledger_is_retried_when_its_bookie_returns(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """Before that, two workers try it only a few times."""
 
-    async def run() -> list[Written]:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            (ledger,) = await on.write(shape(0, quorums=ON_ONE))
-            (only,) = (await on.metadata(ledger)).last_segment.ensemble
-            terminate(module_cluster, only)
-            two = [start(name, settings=WORKER_ONLY) for name in ("one", "other")]
-            try:
-                await on.mark([ledger.ledger_id])
-                note = await wait_note(on, ledger, Reason.NO_COPY)
-                assert only in note.blocked.facts.absent
-                await wait_for(lambda: is_unlocked(on), "released lock")
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, only)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        (ledger,) = await on.write(shape(0, quorums=ON_ONE))
+        (only,) = (await on.metadata(ledger)).last_segment.ensemble
+        terminate(module_cluster, only)
+        two = [start(name, settings=WORKER_ONLY) for name in ("one", "other")]
+        try:
+            await on.mark([ledger.ledger_id])
+            note = await wait_note(on, ledger, Reason.NO_COPY)
+            assert only in note.blocked.facts.absent
+            await wait_for(lambda: is_unlocked(on), "released lock")
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, only)
 
-            await on.wait_idle()
-            assert await on.names([ledger], only)
-            attempts = [event for node in two for event in events(node, "ledger.deferred")]
-            assert 1 <= len(attempts) <= 4
-            assert not [error for node in two for error in errors(node)]
-            return [ledger]
+        await on.wait_idle()
+        assert await on.names([ledger], only)
+        attempts = [event for node in two for event in events(node, "ledger.deferred")]
+        assert 1 <= len(attempts) <= 4
+        assert not [error for node in two for error in errors(node)]
+        written = [ledger]
 
-    assert_whole(java, uri, asyncio.run(run()))
+    assert_whole(java, uri, written)
 
 
 @pytest.mark.compat(
@@ -241,26 +233,25 @@ def test_an_unreadable_ledger_is_retried_when_its_bookie_returns(
     "TestAutoRecoveryAlongWithBookieServers.testAutoRecoveryAlongWithBookieServers",
     verdict="other",
 )
-def test_a_new_bookie_becomes_the_target_of_a_waiting_ledger(
+async def test_a_new_bookie_becomes_the_target_of_a_waiting_ledger(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> list[Written]:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            (ledger,) = await on.write(shape(0, quorums=ON_ALL))
-            lost = (await on.metadata(ledger)).last_segment.ensemble[2]
-            node = start("node")
-            await wait_for(lambda: events(node, "audit.finished"), "audit")
-            terminate(module_cluster, lost)
-            try:
-                await wait_note(on, ledger, Reason.NO_TARGET)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        (ledger,) = await on.write(shape(0, quorums=ON_ALL))
+        lost = (await on.metadata(ledger)).last_segment.ensemble[2]
+        node = start("node")
+        await wait_for(lambda: events(node, "audit.finished"), "audit")
+        terminate(module_cluster, lost)
+        try:
+            await wait_note(on, ledger, Reason.NO_TARGET)
 
-                joined = await asyncio.to_thread(module_cluster.add_bookie)
+            joined = await asyncio.to_thread(module_cluster.add_bookie)
 
-                await on.wait_repaired([ledger], lost)
-                assert (await on.metadata(ledger)).last_segment.ensemble[2] == joined
-                assert not errors(node)
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, lost)
-            return [ledger]
+            await on.wait_repaired([ledger], lost)
+            assert (await on.metadata(ledger)).last_segment.ensemble[2] == joined
+            assert not errors(node)
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, lost)
+        written = [ledger]
 
-    assert_whole(java, uri, asyncio.run(run()))
+    assert_whole(java, uri, written)

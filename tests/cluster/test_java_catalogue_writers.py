@@ -136,13 +136,13 @@ def test_open_java_ledgers_are_fenced_after_the_grace(
     "TestReplicationWorker.testReplicateEmptyOpenStateLedger",
     verdict="same",
 )
-def test_an_empty_open_ledger_survives_two_losses_in_turn(
+async def test_an_empty_open_ledger_survives_two_losses_in_turn(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     (written,) = java.write(uri, ABANDONED_EMPTY)
     first, second, _ = members(java, uri, written.ledger)
 
-    async def run() -> Content:
+    with back_afterwards(module_cluster, first, second):
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             node = start("node", settings=NO_GRACE)
             await wait_for(lambda: events(node, "audit.finished"), "audit")
@@ -150,10 +150,7 @@ def test_an_empty_open_ledger_survives_two_losses_in_turn(
                 terminate(module_cluster, victim)
                 await wait_unnamed(on, victim, [written.ledger])
             assert not errors(node)
-            return await asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True)
-
-    with back_afterwards(module_cluster, first, second):
-        content = asyncio.run(run())
+            content = await asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True)
 
     assert (content.error, content.state, content.last) == (None, "CLOSED", -1)
 

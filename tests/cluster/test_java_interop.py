@@ -95,7 +95,7 @@ def test_java_reads_our_ledgers(java: JavaTool, uri: str) -> None:
 
 
 @pytest.mark.parametrize("metadata_version", [pytest.param(2, marks=LONG), 3])
-def test_we_read_javas_ledgers_and_serialise_equal_metadata(
+async def test_we_read_javas_ledgers_and_serialise_equal_metadata(
     java: JavaTool, uri: str, metadata_version: int
 ) -> None:
     shapes = [
@@ -109,38 +109,32 @@ def test_we_read_javas_ledgers_and_serialise_equal_metadata(
     written = java.write(uri, *shapes, metadata_version=metadata_version, with_ctime=True)
     open_ledgers = java.write(uri, Shape(close=False), metadata_version=metadata_version)
 
-    async def look() -> None:
-        async with our_client(uri) as ours:
-            for expected in written:
-                assert await ours.read(expected.ledger) == (expected.last, expected.sha256)
-            for expected in [*written, *open_ledgers]:
-                data = (await ours.manager.read(expected.ledger)).data
-                javas = java.metadata(uri, expected.ledger)
-                assert javas.metadata_version == metadata_version
-                assert serialize_metadata(parse_metadata(data)) == data
-                assert bytes.fromhex(javas.serialized) == data
-
-    asyncio.run(look())
+    async with our_client(uri) as ours:
+        for expected in written:
+            assert await ours.read(expected.ledger) == (expected.last, expected.sha256)
+        for expected in [*written, *open_ledgers]:
+            data = (await ours.manager.read(expected.ledger)).data
+            javas = java.metadata(uri, expected.ledger)
+            assert javas.metadata_version == metadata_version
+            assert serialize_metadata(parse_metadata(data)) == data
+            assert bytes.fromhex(javas.serialized) == data
 
 
 # --- Open ledgers --------------------------------------------------------------------------------
 
 
-def test_java_and_we_find_the_same_end_of_an_open_ledger(java: JavaTool, uri: str) -> None:
-    async def look() -> None:
-        async with our_client(uri) as ours, ours.create(ON_THREE) as writer:
-            for payload in payloads(1, 2, 3):
-                await writer.add(payload)
+async def test_java_and_we_find_the_same_end_of_an_open_ledger(java: JavaTool, uri: str) -> None:
+    async with our_client(uri) as ours, ours.create(ON_THREE) as writer:
+        for payload in payloads(1, 2, 3):
+            await writer.add(payload)
 
-            assert java.read(uri, writer.ledger_id).last == 1  # the LAC of entry 2
-            assert (await ours.read(writer.ledger_id))[0] == 1
+        assert java.read(uri, writer.ledger_id).last == 1  # the LAC of entry 2
+        assert (await ours.read(writer.ledger_id))[0] == 1
 
-            await ours.write_lac(writer)
+        await ours.write_lac(writer)
 
-            assert java.read(uri, writer.ledger_id).last == 2
-            assert (await ours.read(writer.ledger_id))[0] == 2
-
-    asyncio.run(look())
+        assert java.read(uri, writer.ledger_id).last == 2
+        assert (await ours.read(writer.ledger_id))[0] == 2
 
 
 def recovered_by_us(uri: str, ledger_id: int) -> LedgerMetadata:
@@ -254,22 +248,19 @@ def test_fencing_by_java_loses_no_entry_that_we_acknowledged(java: JavaTool, uri
     "ParallelLedgerRecoveryTest.testConcurrentRecovery4",
     verdict="same",
 )
-def test_concurrent_recoveries_by_java_and_us_agree(java: JavaTool, uri: str) -> None:
+async def test_concurrent_recoveries_by_java_and_us_agree(java: JavaTool, uri: str) -> None:
     ledgers = java.write(uri, Shape(entries=5, close=False, count=10))
 
-    async def run() -> None:
-        async with our_client(uri) as one, our_client(uri) as other:
-            for written in ledgers:
-                theirs, first, second = await asyncio.gather(
-                    asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True),
-                    one.recover(written.ledger),
-                    other.recover(written.ledger),
-                )
-                assert (theirs.error, theirs.last) == (None, 4)
-                assert first.metadata == second.metadata
-                assert first.metadata.last_entry_id == 4
-
-    asyncio.run(run())
+    async with our_client(uri) as one, our_client(uri) as other:
+        for written in ledgers:
+            theirs, first, second = await asyncio.gather(
+                asyncio.to_thread(java.read, uri, written.ledger, with_recovery=True),
+                one.recover(written.ledger),
+                other.recover(written.ledger),
+            )
+            assert (theirs.error, theirs.last) == (None, 4)
+            assert first.metadata == second.metadata
+            assert first.metadata.last_entry_id == 4
 
     assert java.judge(uri, [w.ledger for w in ledgers], expected=ledgers).verdict is Verdict.WHOLE
 
@@ -277,34 +268,30 @@ def test_concurrent_recoveries_by_java_and_us_agree(java: JavaTool, uri: str) ->
 # --- A bookie dies --------------------------------------------------------------------------------
 
 
-def test_a_bookie_killed_during_writes_is_replaced(
+async def test_a_bookie_killed_during_writes_is_replaced(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     written = payloads(*range(1, 20_000, 1_000))
 
-    async def run() -> tuple[int, BookieId]:
-        async with our_client(uri) as ours:
-            async with ours.create(ON_THREE) as writer:
-                await asyncio.gather(*[await writer.send(payload) for payload in written[:10]])
-                killed = writer.metadata.last_segment.ensemble[1]
-                kill_and_expire(module_cluster, killed)
-                await asyncio.gather(*[await writer.send(payload) for payload in written[10:]])
-                closed = await writer.close()
-            _, second = closed.metadata.segments
-            assert second.first_entry_id == 10
-            assert killed not in second.ensemble
-            assert await ours.read(writer.ledger_id) == (19, sha256_of(written))
-            return writer.ledger_id, killed
-
-    ledger_id, killed = asyncio.run(run())
-    content = java.read(uri, ledger_id)
+    async with our_client(uri) as ours:
+        async with ours.create(ON_THREE) as writer:
+            await asyncio.gather(*[await writer.send(payload) for payload in written[:10]])
+            killed = writer.metadata.last_segment.ensemble[1]
+            kill_and_expire(module_cluster, killed)
+            await asyncio.gather(*[await writer.send(payload) for payload in written[10:]])
+            closed = await writer.close()
+        _, second = closed.metadata.segments
+        assert second.first_entry_id == 10
+        assert killed not in second.ensemble
+        assert await ours.read(writer.ledger_id) == (19, sha256_of(written))
+    content = java.read(uri, writer.ledger_id)
     module_cluster.start_bookie(killed)
 
     assert content.sha256 == sha256_of(written)
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testEnsembleChangeDuringRecovery", verdict="same")
-def test_an_abandoned_ledger_is_recovered_with_one_bookie_dead(
+async def test_an_abandoned_ledger_is_recovered_with_one_bookie_dead(
     java: JavaTool, uri: str, module_cluster: LocalCluster
 ) -> None:
     shape = Shape(entries=50, write_quorum=3, ack_quorum=2, close=False, count=5)
@@ -312,14 +299,11 @@ def test_an_abandoned_ledger_is_recovered_with_one_bookie_dead(
     victim = BookieId(java.metadata(uri, written[0].ledger).ensembles[0][0])
     kill_and_expire(module_cluster, victim)
 
-    async def run() -> None:
-        async with our_client(uri) as ours:
-            closed = await asyncio.gather(*(ours.recover(each.ledger) for each in written))
-            assert {each.metadata.last_entry_id for each in closed} == {49}
-            for each in written:
-                assert await ours.read(each.ledger) == (49, each.sha256)
-
-    asyncio.run(run())
+    async with our_client(uri) as ours:
+        closed = await asyncio.gather(*(ours.recover(each.ledger) for each in written))
+        assert {each.metadata.last_entry_id for each in closed} == {49}
+        for each in written:
+            assert await ours.read(each.ledger) == (49, each.sha256)
     module_cluster.start_bookie(victim)
 
     for each in written:

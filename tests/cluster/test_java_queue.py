@@ -22,7 +22,7 @@ from replication.work_queue import LedgerLease, Queue
 from replication.znodes import ClusterPaths
 from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.our_client import OurClient, our_client
-from tests.java.messages import Mark, Shape, Verdict
+from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool
 
 pytest_plugins = ["tests.java.fixtures"]
@@ -102,20 +102,17 @@ async def until(is_so: Callable[[], bool]) -> None:
     "TestLedgerUnderreplicationManager.testGetReplicationWorkerIdRereplicatingLedger",
     verdict="same",
 )
-def test_java_sees_our_marks_and_the_owner_of_a_lock(java: JavaTool, uri: str) -> None:
+async def test_java_sees_our_marks_and_the_owner_of_a_lock(java: JavaTool, uri: str) -> None:
     (written,) = java.write(uri, Shape())
 
-    async def mark_lease_and_complete() -> list[list[Mark]]:
-        async with our_node(uri) as us:
-            await us.marker.mark(written.ledger, [LOST])
-            seen = [java.under_replicated(uri)]
-            lease = await us.lease(written.ledger)
-            seen.append(java.under_replicated(uri))
-            await us.queue.complete(lease)
-            seen.append(java.under_replicated(uri))
-            return seen
-
-    marked, taken, finished = asyncio.run(mark_lease_and_complete())
+    async with our_node(uri) as us:
+        await us.marker.mark(written.ledger, [LOST])
+        seen = [java.under_replicated(uri)]
+        lease = await us.lease(written.ledger)
+        seen.append(java.under_replicated(uri))
+        await us.queue.complete(lease)
+        seen.append(java.under_replicated(uri))
+        marked, taken, finished = seen
 
     assert [(mark.ledger, mark.replicas, mark.locked_by) for mark in marked] == [
         (written.ledger, (LOST,), None)

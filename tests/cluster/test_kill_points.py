@@ -81,27 +81,22 @@ def each_point(*always: Point) -> pytest.MarkDecorator:
     why="also with SIGKILL and SIGSTOP at each step; the metadata never names a missing copy",
 )
 @each_point(Point.MID_COPY, Point.AFTER_COMPARE_AND_SET)
-def test_another_node_finishes_the_repair_of_a_killed_node(
+async def test_another_node_finishes_the_repair_of_a_killed_node(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(module_cluster.metadata_service_uri) as on:
-            written = await write_and_lose(on, point)
-            faulty = start_faulty(module_cluster, tmp_path, point, "SIGKILL")
-            assert await asyncio.to_thread(faulty.wait, timeout_s=WAIT_S), (
-                "the signal was never sent"
-            )
-            assert events(faulty, "struck")
+    async with bench(module_cluster.metadata_service_uri) as on:
+        written = await write_and_lose(on, point)
+        faulty = start_faulty(module_cluster, tmp_path, point, "SIGKILL")
+        assert await asyncio.to_thread(faulty.wait, timeout_s=WAIT_S), "the signal was never sent"
+        assert events(faulty, "struck")
 
-            healthy = start_healthy(module_cluster, tmp_path)
-            try:
-                await on.wait_idle()
-                await on.assert_whole(written)
-                assert not errors(healthy)
-            finally:
-                await asyncio.to_thread(healthy.kill)
-
-    asyncio.run(run())
+        healthy = start_healthy(module_cluster, tmp_path)
+        try:
+            await on.wait_idle()
+            await on.assert_whole(written)
+            assert not errors(healthy)
+        finally:
+            await asyncio.to_thread(healthy.kill)
 
 
 @pytest.mark.compat(
@@ -110,37 +105,32 @@ def test_another_node_finishes_the_repair_of_a_killed_node(
     verdict="better",
 )
 @each_point(Point.MID_COPY, Point.BEFORE_COMPARE_AND_SET)
-def test_a_node_frozen_beyond_its_session_does_no_harm(
+async def test_a_node_frozen_beyond_its_session_does_no_harm(
     point: Point, module_cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """It continues with a new session."""
 
-    async def run() -> None:
-        async with bench(module_cluster.metadata_service_uri) as on:
-            written = await write_and_lose(on, point)
-            faulty = start_faulty(module_cluster, tmp_path, point, "SIGSTOP")
-            await wait_for(lambda: is_frozen(faulty), f"freeze {point.value}")
-            healthy = start_healthy(module_cluster, tmp_path)
-            try:
-                await wait_for(lambda: is_expired(on, faulty), "end of the frozen node's session")
-                await on.wait_idle()
-                before = len(events(faulty, "session.opened"))
+    async with bench(module_cluster.metadata_service_uri) as on:
+        written = await write_and_lose(on, point)
+        faulty = start_faulty(module_cluster, tmp_path, point, "SIGSTOP")
+        await wait_for(lambda: is_frozen(faulty), f"freeze {point.value}")
+        healthy = start_healthy(module_cluster, tmp_path)
+        try:
+            await wait_for(lambda: is_expired(on, faulty), "end of the frozen node's session")
+            await on.wait_idle()
+            before = len(events(faulty, "session.opened"))
 
-                faulty.resume()
-                await wait_for(
-                    lambda: len(events(faulty, "session.opened")) > before, "new session"
-                )
-                await asyncio.to_thread(healthy.kill)
-                later = await on.write(shape(4))
-                await on.lose(later)
+            faulty.resume()
+            await wait_for(lambda: len(events(faulty, "session.opened")) > before, "new session")
+            await asyncio.to_thread(healthy.kill)
+            later = await on.write(shape(4))
+            await on.lose(later)
 
-                await on.wait_idle()
-                await on.assert_whole([*written, *later])
-                assert not errors(faulty)
-                assert not errors(healthy)
-            finally:
-                for node in (healthy, faulty):
-                    if node.is_running:
-                        await asyncio.to_thread(node.kill)
-
-    asyncio.run(run())
+            await on.wait_idle()
+            await on.assert_whole([*written, *later])
+            assert not errors(faulty)
+            assert not errors(healthy)
+        finally:
+            for node in (healthy, faulty):
+                if node.is_running:
+                    await asyncio.to_thread(node.kill)

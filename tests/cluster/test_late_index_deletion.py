@@ -35,41 +35,36 @@ def cluster_options() -> dict[str, Any]:
     }
 
 
-def test_a_copy_dropped_after_its_acknowledgement_is_repeated(
+async def test_a_copy_dropped_after_its_acknowledgement_is_repeated(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            (ledger,) = await on.write(shape(0, quorums=(3, 3, 3)))
-            first, _, collecting = (await on.metadata(ledger)).last_segment.ensemble
-            settings = WORKER_ONLY | {"REPLICATION_COPIES_REREAD_AFTER_S": str(REREAD_S)}
-            node = start("node", settings=settings)
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        (ledger,) = await on.write(shape(0, quorums=(3, 3, 3)))
+        first, _, collecting = (await on.metadata(ledger)).last_segment.ensemble
+        settings = WORKER_ONLY | {"REPLICATION_COPIES_REREAD_AFTER_S": str(REREAD_S)}
+        node = start("node", settings=settings)
 
-            # 1. The ledger moves from one bookie to the fourth, while the bookie is down.
-            await asyncio.to_thread(module_cluster.terminate, collecting)
-            await wait_for(
-                lambda: collecting not in module_cluster.writable(), "absence of the bookie"
-            )
-            await on.lose([ledger], index=2)
-            await on.wait_idle()
+        # 1. The ledger moves from one bookie to the fourth, while the bookie is down.
+        await asyncio.to_thread(module_cluster.terminate, collecting)
+        await wait_for(lambda: collecting not in module_cluster.writable(), "absence of the bookie")
+        await on.lose([ledger], index=2)
+        await on.wait_idle()
 
-            # 2. Another bookie stops. The first one returns, collects its old copy, and is the
-            #    only possible target.
-            await asyncio.to_thread(module_cluster.terminate, first)
-            await wait_for(lambda: first not in module_cluster.writable(), "absence of the bookie")
-            await asyncio.to_thread(module_cluster.start_bookie, collecting)
-            log = module_cluster.logs / f"bookie-{collecting.rpartition(':')[2]}.log"
-            collected = "Removed over-replicated ledgers"
-            await wait_for(lambda: collected in log.read_text(errors="replace"), collected)
+        # 2. Another bookie stops. The first one returns, collects its old copy, and is the
+        #    only possible target.
+        await asyncio.to_thread(module_cluster.terminate, first)
+        await wait_for(lambda: first not in module_cluster.writable(), "absence of the bookie")
+        await asyncio.to_thread(module_cluster.start_bookie, collecting)
+        log = module_cluster.logs / f"bookie-{collecting.rpartition(':')[2]}.log"
+        collected = "Removed over-replicated ledgers"
+        await wait_for(lambda: collected in log.read_text(errors="replace"), collected)
 
-            # 3. The copy is made before the checkpoint that deletes its index.
-            await on.lose([ledger], index=0)
-            await on.wait_idle()
-            assert collecting in (await on.metadata(ledger)).bookies
+        # 3. The copy is made before the checkpoint that deletes its index.
+        await on.lose([ledger], index=0)
+        await on.wait_idle()
+        assert collecting in (await on.metadata(ledger)).bookies
 
-            await wait_for(lambda: events(node, "check.found"), "report", within_s=2 * REREAD_S)
-            await on.wait_idle()
+        await wait_for(lambda: events(node, "check.found"), "report", within_s=2 * REREAD_S)
+        await on.wait_idle()
 
-            await on.assert_whole([ledger])
-
-    asyncio.run(run())
+        await on.assert_whole([ledger])

@@ -93,7 +93,7 @@ class Holed:
         pytest.param(3, 2, id="striped: E 3, W 2"),
     ],
 )
-def test_java_reads_a_ledger_split_around_a_lost_entry(
+async def test_java_reads_a_ledger_split_around_a_lost_entry(
     size: int,
     write_quorum: int,
     module_cluster: LocalCluster,
@@ -105,32 +105,29 @@ def test_java_reads_a_ledger_split_around_a_lost_entry(
     # Entry 13 is on bookie indexes 1 and 0 of two, and 1 and 2 of three.
     ensemble = (others[0], NONEXISTENT, *others[1:])
 
-    async def run() -> None:
-        async with our_client(uri) as client, bench(uri) as on, nodes(uri, tmp_path) as start:
-            ledger = Holed(
-                client=client,
-                ledger_id=await client.manager.new_ledger_id(),
-                ensemble=ensemble,
-                write_quorum=write_quorum,
-            )
-            await ledger.make()
-            await on.mark([ledger.ledger_id])
-            await assert_planned(uri, ledger)
+    async with our_client(uri) as client, bench(uri) as on, nodes(uri, tmp_path) as start:
+        ledger = Holed(
+            client=client,
+            ledger_id=await client.manager.new_ledger_id(),
+            ensemble=ensemble,
+            write_quorum=write_quorum,
+        )
+        await ledger.make()
+        await on.mark([ledger.ledger_id])
+        await assert_planned(uri, ledger)
 
-            start("node", settings=SOON)
-            await wait_for(lambda: is_deferred(on, ledger), "reason")
-            await assert_split(ledger, uri, java)
+        start("node", settings=SOON)
+        await wait_for(lambda: is_deferred(on, ledger), "reason")
+        await assert_split(ledger, uri, java)
 
-            await ledger.put(LOST)  # as if a bookie with the entry had returned
-            await on.wait_idle()
-            assert NONEXISTENT not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
+        await ledger.put(LOST)  # as if a bookie with the entry had returned
+        await on.wait_idle()
+        assert NONEXISTENT not in (await client.manager.read(ledger.ledger_id)).metadata.bookies
+        await assert_reads_whole(ledger, uri, java)
+        if size == 2:
+            await assert_undone(uri, ledger, state=tmp_path / "node")
+            await wait_for(ledger.is_repaired, "repair of the restored ledger")
             await assert_reads_whole(ledger, uri, java)
-            if size == 2:
-                await assert_undone(uri, ledger, state=tmp_path / "node")
-                await wait_for(ledger.is_repaired, "repair of the restored ledger")
-                await assert_reads_whole(ledger, uri, java)
-
-    asyncio.run(run())
 
 
 async def assert_planned(uri: str, ledger: Holed) -> None:

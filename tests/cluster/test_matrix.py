@@ -55,7 +55,7 @@ DAEMON = {"REPLICATION_OPEN_LEDGER_GRACE_S": "0.5", "REPLICATION_RETRY_MIN_S": "
 
 
 @pytest.mark.parametrize(("layout", "storage", "version"), CASES)
-def test_java_finds_all_copies_of_a_dead_bookie_repaired(
+async def test_java_finds_all_copies_of_a_dead_bookie_repaired(
     layout: Layout,
     storage: Storage,
     version: str,
@@ -78,29 +78,26 @@ def test_java_finds_all_copies_of_a_dead_bookie_repaired(
         in (cluster.logs / f"bookie-{port_of(cluster.bookies[0])}.log").read_text()
     )
 
-    async def run() -> None:
-        by_java = await asyncio.to_thread(java.write, uri, *shapes_for_java())
-        async with our_client(uri) as client:
-            ours = await write_ourselves(client, layout)
-            scene = await set_scene(client, cluster, open_ledger=by_java[-1], wide=ours[:2])
-        written = by_java + ours
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            assert parse_layout((await on.seen.store.get("/ledgers/LAYOUT"))[0]) is layout
-            node = start("node", settings=DAEMON)
-            kill_and_expire(cluster, scene.victim)
-            await on.mark(list(scene.refilled))
-            await wait_for(lambda: is_over(on, written, scene.victim), "end of all repairs")
+    by_java = await asyncio.to_thread(java.write, uri, *shapes_for_java())
+    async with our_client(uri) as client:
+        ours = await write_ourselves(client, layout)
+        scene = await set_scene(client, cluster, open_ledger=by_java[-1], wide=ours[:2])
+    written = by_java + ours
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        assert parse_layout((await on.seen.store.get("/ledgers/LAYOUT"))[0]) is layout
+        node = start("node", settings=DAEMON)
+        kill_and_expire(cluster, scene.victim)
+        await on.mark(list(scene.refilled))
+        await wait_for(lambda: is_over(on, written, scene.victim), "end of all repairs")
 
-            assert errors(node) == []
-            for ledger_id, bookie in scene.refilled.items():
-                metadata = (await on.seen.manager.read(ledger_id)).metadata
-                assert bookie in metadata.bookies, "it should get its missing copies"
-            fenced = await on.seen.manager.read(by_java[-1].ledger)
-            assert fenced.metadata.is_closed
-        report = await asyncio.to_thread(java.judge, uri, expected=written)
-        assert report.verdict is Verdict.WHOLE, report
-
-    asyncio.run(run())
+        assert errors(node) == []
+        for ledger_id, bookie in scene.refilled.items():
+            metadata = (await on.seen.manager.read(ledger_id)).metadata
+            assert bookie in metadata.bookies, "it should get its missing copies"
+        fenced = await on.seen.manager.read(by_java[-1].ledger)
+        assert fenced.metadata.is_closed
+    report = await asyncio.to_thread(java.judge, uri, expected=written)
+    assert report.verdict is Verdict.WHOLE, report
 
 
 def shapes_for_java() -> list[Shape]:

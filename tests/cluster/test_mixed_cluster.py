@@ -102,39 +102,37 @@ def copies_of(node: Child) -> list[dict[str, Any]]:
     "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
     verdict="same",
 )
-def test_java_and_bookmender_lead_by_turns_and_share_a_queue(
+async def test_java_and_bookmender_lead_by_turns_and_share_a_queue(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """Each continues after the other was killed."""
 
-    async def run() -> list[Written]:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            javas(module_cluster) as start_javas,
-        ):
-            written = on.workload.written
-            await wait_candidates(on, 0)
-            ours = start("ours", settings=ONE_BY_ONE)
-            await wait_leader(on, is_java=False)
-            javas_daemon = start_javas()
-            await wait_candidates(on, 2)
-            await both_honour_the_switch(on, java)
-            await both_take_their_share(on, ours)
-            assert javas_daemon.is_running
-            await leader_and_bookie_are_killed(on, module_cluster, ours, is_java_left=True)
-            assert not errors(ours)
+    async with (
+        bench(uri) as on,
+        nodes(uri, tmp_path) as start,
+        javas(module_cluster) as start_javas,
+    ):
+        written = on.workload.written
+        await wait_candidates(on, 0)
+        ours = start("ours", settings=ONE_BY_ONE)
+        await wait_leader(on, is_java=False)
+        javas_daemon = start_javas()
+        await wait_candidates(on, 2)
+        await both_honour_the_switch(on, java)
+        await both_take_their_share(on, ours)
+        assert javas_daemon.is_running
+        await leader_and_bookie_are_killed(on, module_cluster, ours, is_java_left=True)
+        assert not errors(ours)
 
-            ours = start("ours-again", settings=ONE_BY_ONE)
-            await wait_candidates(on, 2)
-            await both_honour_the_switch(on, java)
-            await both_take_their_share(on, ours)
-            assert javas_daemon.is_running
-            await leader_and_bookie_are_killed(on, module_cluster, javas_daemon, is_java_left=False)
-            assert not errors(ours)
-            return written
+        ours = start("ours-again", settings=ONE_BY_ONE)
+        await wait_candidates(on, 2)
+        await both_honour_the_switch(on, java)
+        await both_take_their_share(on, ours)
+        assert javas_daemon.is_running
+        await leader_and_bookie_are_killed(on, module_cluster, javas_daemon, is_java_left=False)
+        assert not errors(ours)
 
-    assert_whole(java, uri, asyncio.run(run()))
+    assert_whole(java, uri, written)
 
 
 async def both_honour_the_switch(on: Bench, java: JavaTool) -> None:

@@ -65,7 +65,7 @@ def nice_values(node: Child) -> set[int]:
     verdict="other",
     why="bookmender is a separate process, so neither it nor the bookie stops the other",
 )
-def test_two_daemons_with_only_the_uri_share_the_work(
+async def test_two_daemons_with_only_the_uri_share_the_work(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     victim = module_cluster.bookies[0]
@@ -75,38 +75,33 @@ def test_two_daemons_with_only_the_uri_share_the_work(
         "BOOKMENDER_METADATA_SERVICE_URI": uri,
     }
 
-    async def run() -> None:
-        async with bench(uri) as on:
-            written = await on.write(*(shape(number) for number in range(40)))
-            at_risk = sorted(await on.names(written, victim))
-            two = [
-                Child(
-                    name,
-                    [sys.executable, "-m", "daemon", "daemon"],
-                    log=tmp_path / f"{name}.log",
-                    environment=environment,
-                )
-                for name in ("one", "other")
-            ]
-            try:
-                await wait_for(
-                    lambda: both_services_of(on, two), "sessions of both services of both"
-                )
-                assert nice_values(two[0]) == {NodeSettings().nice}
-                kill_and_expire(module_cluster, victim)
-                await on.wait_repaired(written, victim)
-                repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]
-                assert sorted(repaired) == at_risk
+    async with bench(uri) as on:
+        written = await on.write(*(shape(number) for number in range(40)))
+        at_risk = sorted(await on.names(written, victim))
+        two = [
+            Child(
+                name,
+                [sys.executable, "-m", "daemon", "daemon"],
+                log=tmp_path / f"{name}.log",
+                environment=environment,
+            )
+            for name in ("one", "other")
+        ]
+        try:
+            await wait_for(lambda: both_services_of(on, two), "sessions of both services of both")
+            assert nice_values(two[0]) == {NodeSettings().nice}
+            kill_and_expire(module_cluster, victim)
+            await on.wait_repaired(written, victim)
+            repaired = [ledger_id for node in two for ledger_id in repaired_by(node, tmp_path)]
+            assert sorted(repaired) == at_risk
 
-                while not all(repaired_by(node, tmp_path) for node in two):
-                    await on.lose(written)  # again, because the quicker one may have repaired all
-                    await on.wait_idle()
-            finally:
-                await asyncio.to_thread(stop_all, two, timeout_s=STOP_MAX_S)
-                await asyncio.to_thread(module_cluster.start_bookie, victim)
-            await on.assert_whole(written)
-
-    asyncio.run(run())
+            while not all(repaired_by(node, tmp_path) for node in two):
+                await on.lose(written)  # again, because the quicker one may have repaired all
+                await on.wait_idle()
+        finally:
+            await asyncio.to_thread(stop_all, two, timeout_s=STOP_MAX_S)
+            await asyncio.to_thread(module_cluster.start_bookie, victim)
+        await on.assert_whole(written)
 
 
 async def both_services_of(on: Bench, daemons: list[Child]) -> bool:
@@ -145,36 +140,33 @@ def repaired_by(node: Child, home: Path) -> list[int]:
         pytest.param("1", True, id="longer than their sessions"),
     ],
 )
-def test_daemons_repair_losses_after_an_outage_of_zookeeper(
+async def test_daemons_repair_losses_after_an_outage_of_zookeeper(
     module_cluster: LocalCluster, uri: str, tmp_path: Path, session_timeout_s: str, is_long: bool
 ) -> None:
     victim = module_cluster.bookies[1]
     settings = {"ZOOKEEPER_SESSION_TIMEOUT_S": session_timeout_s}
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number) for number in range(20)))
-            two = [start(name, settings=settings) for name in ("one", "other")]
-            await wait_for(lambda: both_services_of(on, two), "sessions of both services of both")
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number) for number in range(20)))
+        two = [start(name, settings=settings) for name in ("one", "other")]
+        await wait_for(lambda: both_services_of(on, two), "sessions of both services of both")
 
-            module_cluster.kill_zookeeper()
-            module_cluster.kill(victim)
-            if is_long:
-                await wait_for(lambda: all(map(has_lost_its_sessions, two)), "end of sessions")
-            await asyncio.to_thread(module_cluster.restart_zookeeper)
-            expire(module_cluster, victim)
+        module_cluster.kill_zookeeper()
+        module_cluster.kill(victim)
+        if is_long:
+            await wait_for(lambda: all(map(has_lost_its_sessions, two)), "end of sessions")
+        await asyncio.to_thread(module_cluster.restart_zookeeper)
+        expire(module_cluster, victim)
 
-            try:
-                await on.wait_repaired(written, victim)
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, victim)
-            await on.assert_whole(written)
-            for node in two:
-                assert node.is_running
-                assert has_lost_its_sessions(node) is is_long
-                assert not errors(node)
-
-    asyncio.run(run())
+        try:
+            await on.wait_repaired(written, victim)
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, victim)
+        await on.assert_whole(written)
+        for node in two:
+            assert node.is_running
+            assert has_lost_its_sessions(node) is is_long
+            assert not errors(node)
 
 
 def has_lost_its_sessions(node: Child) -> bool:
@@ -188,42 +180,39 @@ def has_lost_its_sessions(node: Child) -> bool:
 # --- Corrupt data ---------------------------------------------------------------------------------
 
 
-def test_corrupt_ledgers_are_reported_and_others_repaired(uri: str, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            store, paths = on.seen.store, on.seen.paths
-            written = await on.write(*(shape(number) for number in range(6)))
-            await on.lose(written)
-            corrupt = written[0].ledger_id
-            ledger_path = on.seen.manager.path(corrupt)
-            intact, _ = await store.get(ledger_path)
-            await store.set(ledger_path, b"BookieMetadataFormatVersion\t9\n", version=ANY_VERSION)
-            mark_path = paths.mark(written[1].ledger_id)
-            await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
+async def test_corrupt_ledgers_are_reported_and_others_repaired(uri: str, tmp_path: Path) -> None:
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        store, paths = on.seen.store, on.seen.paths
+        written = await on.write(*(shape(number) for number in range(6)))
+        await on.lose(written)
+        corrupt = written[0].ledger_id
+        ledger_path = on.seen.manager.path(corrupt)
+        intact, _ = await store.get(ledger_path)
+        await store.set(ledger_path, b"BookieMetadataFormatVersion\t9\n", version=ANY_VERSION)
+        mark_path = paths.mark(written[1].ledger_id)
+        await store.set(mark_path, b"replica: \xff", version=ANY_VERSION)
 
-            node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
-            await wait_for(lambda: on.has_marked([corrupt]), "queue with one ledger")
-            note = await wait_for(lambda: WaitingNotes(store, paths).read(corrupt), "note")
-            await on.assert_whole(written[1:])
-            assert note.reason is Reason.CORRUPT_METADATA
-            assert "version" in note.blocked.facts.errors[0]
-            shown = await bookmender(uri, "ledger", "show", str(corrupt))
-            assert shown.exit_code == 1
-            assert "its metadata cannot be read" in shown.complaint
+        node = start("node", settings={"REPLICATION_RETRY_MIN_S": "0.5"})
+        await wait_for(lambda: on.has_marked([corrupt]), "queue with one ledger")
+        note = await wait_for(lambda: WaitingNotes(store, paths).read(corrupt), "note")
+        await on.assert_whole(written[1:])
+        assert note.reason is Reason.CORRUPT_METADATA
+        assert "version" in note.blocked.facts.errors[0]
+        shown = await bookmender(uri, "ledger", "show", str(corrupt))
+        assert shown.exit_code == 1
+        assert "its metadata cannot be read" in shown.complaint
 
-            async def is_told() -> bool:
-                status = (await bookmender(uri, "status", "-o", "json")).record
-                return has_condition(status, "REPAIRS_BLOCKED", "ERROR")
+        async def is_told() -> bool:
+            status = (await bookmender(uri, "status", "-o", "json")).record
+            return has_condition(status, "REPAIRS_BLOCKED", "ERROR")
 
-            await wait_for(is_told, "condition in the status")
-            assert {e["event"] for e in errors(node)} <= {"ledger_map.unreadable_ledgers"}
-            assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
+        await wait_for(is_told, "condition in the status")
+        assert {e["event"] for e in errors(node)} <= {"ledger_map.unreadable_ledgers"}
+        assert all(e["ledger_ids"] == [corrupt] for e in errors(node))
 
-            await store.set(ledger_path, intact, version=ANY_VERSION)
-            await on.wait_idle()
-            await on.assert_whole(written)
-
-    asyncio.run(run())
+        await store.set(ledger_path, intact, version=ANY_VERSION)
+        await on.wait_idle()
+        await on.assert_whole(written)
 
 
 # --- Read-only and unregistered bookies -----------------------------------------------------------
@@ -233,42 +222,39 @@ def test_corrupt_ledgers_are_reported_and_others_repaired(uri: str, tmp_path: Pa
     "BookieAutoRecoveryTest.testLedgerMetadataContainsIpAddressAsBookieID",
     verdict="same",
 )
-def test_a_read_only_bookie_is_no_target_but_its_copies_count(
+async def test_a_read_only_bookie_is_no_target_but_its_copies_count(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     bookie = module_cluster.bookies[2]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number) for number in range(30)))
-            await asyncio.to_thread(make_read_only, module_cluster, bookie)
-            try:
-                before = [await on.metadata(ledger) for ledger in written]
-                await on.lose(written)
-                node = start("node")
-                await wait_for(lambda: events(node, "audit.finished"), "audit")
-                await on.wait_idle()
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number) for number in range(30)))
+        await asyncio.to_thread(make_read_only, module_cluster, bookie)
+        try:
+            before = [await on.metadata(ledger) for ledger in written]
+            await on.lose(written)
+            node = start("node")
+            await wait_for(lambda: events(node, "audit.finished"), "audit")
+            await on.wait_idle()
 
-                await on.assert_whole(written)
-                for ledger, old in zip(written, before, strict=True):
-                    ensemble = (await on.metadata(ledger)).last_segment.ensemble
-                    assert ensemble[1:] == old.last_segment.ensemble[1:]
-                    assert ensemble[0] not in (bookie, NONEXISTENT)
-                assert not events(node, "copy.refused"), "the read-only bookie got copies"
-                assert not errors(node)
-            finally:
-                await asyncio.to_thread(make_writable, module_cluster, bookie)
-
-    asyncio.run(run())
+            await on.assert_whole(written)
+            for ledger, old in zip(written, before, strict=True):
+                ensemble = (await on.metadata(ledger)).last_segment.ensemble
+                assert ensemble[1:] == old.last_segment.ensemble[1:]
+                assert ensemble[0] not in (bookie, NONEXISTENT)
+            assert not events(node, "copy.refused"), "the read-only bookie got copies"
+            assert not errors(node)
+        finally:
+            await asyncio.to_thread(make_writable, module_cluster, bookie)
 
 
-def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
+async def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """After an outage of ZooKeeper, bookies may run without being registered."""
     touched: list[BookieId] = []
 
-    async def run() -> None:
+    try:
         async with bench(uri) as on, nodes(uri, tmp_path) as start:
             (ledger,) = await on.write(shape(0, quorums=ON_THREE, ending=Ending.LIVE))
             bookie = (await on.metadata(ledger)).last_segment.ensemble[0]
@@ -292,9 +278,6 @@ def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
             assert proof.metadata.state is LedgerState.OPEN
             assert (proof.lost, proof.wrong) == ([], [])
             assert not errors(node)
-
-    try:
-        asyncio.run(run())
     finally:
         for bookie in touched:
             register_again(module_cluster, bookie)

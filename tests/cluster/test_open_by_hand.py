@@ -40,57 +40,51 @@ async def state_of(on: Bench, ledger_id: int) -> LedgerState:
 
 
 @pytest.mark.long(group="commands")
-def test_a_repair_of_an_open_end_names_the_closing_command(
+async def test_a_repair_of_an_open_end_names_the_closing_command(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     wiped = module_cluster.bookies[0]
 
-    async def run() -> None:
-        async with left_open(uri, ack_quorum=2) as (on, ledger_id):
-            await asyncio.to_thread(kill_and_expire, module_cluster, wiped)
-            await asyncio.to_thread(module_cluster.wipe, wiped)
-            await asyncio.to_thread(module_cluster.start_bookie, wiped)
+    async with left_open(uri, ack_quorum=2) as (on, ledger_id):
+        await asyncio.to_thread(kill_and_expire, module_cluster, wiped)
+        await asyncio.to_thread(module_cluster.wipe, wiped)
+        await asyncio.to_thread(module_cluster.start_bookie, wiped)
 
-            async with asyncio.timeout(AT_ONCE_S):
-                told = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
-            listed = await bookmender(uri, "queue", "list")
+        async with asyncio.timeout(AT_ONCE_S):
+            told = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
+        listed = await bookmender(uri, "queue", "list")
 
-            assert told.exit_code == 1, told
-            assert f"ledger {ledger_id} waits for its writer: open-fragment: " in told.out
-            close = ("ledger", "close", str(ledger_id), "--yes")
-            assert f"bookmender {' '.join(close)}`" in told.out
-            assert f"bookmender {' '.join(close)}`" in listed.out
-            assert await state_of(on, ledger_id) is LedgerState.OPEN
+        assert told.exit_code == 1, told
+        assert f"ledger {ledger_id} waits for its writer: open-fragment: " in told.out
+        close = ("ledger", "close", str(ledger_id), "--yes")
+        assert f"bookmender {' '.join(close)}`" in told.out
+        assert f"bookmender {' '.join(close)}`" in listed.out
+        assert await state_of(on, ledger_id) is LedgerState.OPEN
 
-            closed = await bookmender(uri, *close, "--force", state=tmp_path)
-            assert closed.exit_code == 0, closed
-            whole = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
-            assert whole.exit_code == 0, whole
-
-    asyncio.run(run())
+        closed = await bookmender(uri, *close, "--force", state=tmp_path)
+        assert closed.exit_code == 0, closed
+        whole = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
+        assert whole.exit_code == 0, whole
 
 
-def test_without_a_bookie_for_its_last_entries_it_is_not_fenced(
+async def test_without_a_bookie_for_its_last_entries_it_is_not_fenced(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     away = module_cluster.bookies[1]
 
-    async def run() -> None:
-        async with left_open(uri, ack_quorum=3) as (on, ledger_id):
-            close = ("ledger", "close", str(ledger_id), "--yes", "--force")
-            await asyncio.to_thread(kill_and_expire, module_cluster, away)
-            try:
-                refused = await bookmender(uri, *close, state=tmp_path)
-                assert refused.exit_code == 1, refused
-                assert f"no answer from {away} (not registered)" in refused.complaint
-                assert f"Start {away}" in refused.complaint
-                assert await state_of(on, ledger_id) is LedgerState.OPEN
-            finally:
-                await asyncio.to_thread(module_cluster.start_bookie, away)
+    async with left_open(uri, ack_quorum=3) as (on, ledger_id):
+        close = ("ledger", "close", str(ledger_id), "--yes", "--force")
+        await asyncio.to_thread(kill_and_expire, module_cluster, away)
+        try:
+            refused = await bookmender(uri, *close, state=tmp_path)
+            assert refused.exit_code == 1, refused
+            assert f"no answer from {away} (not registered)" in refused.complaint
+            assert f"Start {away}" in refused.complaint
+            assert await state_of(on, ledger_id) is LedgerState.OPEN
+        finally:
+            await asyncio.to_thread(module_cluster.start_bookie, away)
 
-            closed = await bookmender(uri, *close, state=tmp_path)
-            assert closed.exit_code == 0, closed
-            metadata = (await on.seen.manager.read(ledger_id)).metadata
-            assert (metadata.is_closed, metadata.last_entry_id) == (True, LAST)
-
-    asyncio.run(run())
+        closed = await bookmender(uri, *close, state=tmp_path)
+        assert closed.exit_code == 0, closed
+        metadata = (await on.seen.manager.read(ledger_id)).metadata
+        assert (metadata.is_closed, metadata.last_entry_id) == (True, LAST)

@@ -47,53 +47,50 @@ async def turn_read_only(cluster: LocalCluster, *bookies: BookieId) -> None:
     assert cluster.read_only() == set(bookies)
 
 
-def test_rule_s16_two_bookies_are_drained_beside_java(
+async def test_rule_s16_two_bookies_are_drained_beside_java(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """A Java client writes, and Java's AutoRecovery runs."""
     leaving = module_cluster.bookies[:2]
 
-    async def run() -> None:
-        async with (
-            bench(uri) as on,
-            nodes(uri, tmp_path) as start,
-            javas(module_cluster) as start_javas,
-        ):
-            written = await on.write(*(shape(number) for number in range(30)))
-            wide = JavaShape(ensemble_size=4, write_quorum=2, ack_quorum=2)
+    async with (
+        bench(uri) as on,
+        nodes(uri, tmp_path) as start,
+        javas(module_cluster) as start_javas,
+    ):
+        written = await on.write(*(shape(number) for number in range(30)))
+        wide = JavaShape(ensemble_size=4, write_quorum=2, ack_quorum=2)
 
-            async def have_left() -> bool:
-                return not any([await on.names(written, bookie) for bookie in leaving])
+        async def have_left() -> bool:
+            return not any([await on.names(written, bookie) for bookie in leaving])
 
-            with await asyncio.to_thread(JavaWriter, uri, wide) as writer:
-                await asyncio.to_thread(writer.wait_acknowledged, 20)
-                await turn_read_only(module_cluster, *leaving)
-                node = start("ours", settings=OURS)
-                await wait_for(lambda: has_leader(on), "our leader")
-                start_javas()
+        with await asyncio.to_thread(JavaWriter, uri, wide) as writer:
+            await asyncio.to_thread(writer.wait_acknowledged, 20)
+            await turn_read_only(module_cluster, *leaving)
+            node = start("ours", settings=OURS)
+            await wait_for(lambda: has_leader(on), "our leader")
+            start_javas()
 
-                said = await bookmender(uri, "bookie", "drain", *leaving)
-                assert said.exit_code == 0, said
-                await wait_for(have_left, "closed ledgers on other bookies")
-                acknowledged = writer.last_acknowledged
-                await asyncio.to_thread(writer.wait_acknowledged, acknowledged + 20)
-                ended = await asyncio.to_thread(writer.stop)
-                assert ended.error is None, ended
+            said = await bookmender(uri, "bookie", "drain", *leaving)
+            assert said.exit_code == 0, said
+            await wait_for(have_left, "closed ledgers on other bookies")
+            acknowledged = writer.last_acknowledged
+            await asyncio.to_thread(writer.wait_acknowledged, acknowledged + 20)
+            ended = await asyncio.to_thread(writer.stop)
+            assert ended.error is None, ended
 
-            waited = await bookmender(uri, "bookie", "drain", *leaving, "--wait")
-            assert waited.exit_code == 0, waited
-            live = await on.seen.manager.read(writer.ledger_id)
-            assert not live.metadata.bookies.intersection(leaving)
-            assert await is_drained(uri, *leaving)
-            await asyncio.to_thread(assert_whole, java, uri, written)
-            report = await asyncio.to_thread(java.judge, uri, [writer.ledger_id])
-            assert report.verdict is Verdict.WHOLE, report
-            assert not await marked_ledger_ids(on.seen.store, on.seen.paths.private)
-            assert not errors(node)
+        waited = await bookmender(uri, "bookie", "drain", *leaving, "--wait")
+        assert waited.exit_code == 0, waited
+        live = await on.seen.manager.read(writer.ledger_id)
+        assert not live.metadata.bookies.intersection(leaving)
+        assert await is_drained(uri, *leaving)
+        await asyncio.to_thread(assert_whole, java, uri, written)
+        report = await asyncio.to_thread(java.judge, uri, [writer.ledger_id])
+        assert report.verdict is Verdict.WHOLE, report
+        assert not await marked_ledger_ids(on.seen.store, on.seen.paths.private)
+        assert not errors(node)
 
-            cancelled = await bookmender(uri, "bookie", "drain", *leaving, "--cancel")
-            assert cancelled.exit_code == 0, cancelled
-        for bookie in leaving:
-            await asyncio.to_thread(make_writable, module_cluster, bookie)
-
-    asyncio.run(run())
+        cancelled = await bookmender(uri, "bookie", "drain", *leaving, "--cancel")
+        assert cancelled.exit_code == 0, cancelled
+    for bookie in leaving:
+        await asyncio.to_thread(make_writable, module_cluster, bookie)

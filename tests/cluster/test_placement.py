@@ -52,37 +52,34 @@ async def pulsar_racks(on: Bench, racks: Mapping[BookieId, str]) -> AsyncIterato
 
 
 @pytest.mark.long(group="repair")
-def test_copies_of_isolated_pulsar_ledgers_stay_in_their_groups(
+async def test_copies_of_isolated_pulsar_ledgers_stay_in_their_groups(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     settings = WORKER_ONLY | {"PLACEMENT_RACKS_ZNODE": RACKS_PATH}
 
-    async def run() -> None:
-        uri = cluster.metadata_service_uri
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
-            groups = {}
+    uri = cluster.metadata_service_uri
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
+        groups = {}
+        for ledger in written:
+            bookies = (await on.metadata(ledger)).bookies
+            spare = min(set(cluster.bookies) - bookies)
+            groups[f"g{ledger.ledger_id}"] = bookies | {spare}
+            await isolate(on, ledger, f"g{ledger.ledger_id}")
+        table = {name: {b: {"rack": "/r"} for b in group} for name, group in groups.items()}
+        await on.seen.store.create(RACKS_PATH, json.dumps(table).encode())
+        try:
+            await on.lose(written)
+            node = start("node", settings=settings)
+
+            await on.wait_idle()
+
             for ledger in written:
-                bookies = (await on.metadata(ledger)).bookies
-                spare = min(set(cluster.bookies) - bookies)
-                groups[f"g{ledger.ledger_id}"] = bookies | {spare}
-                await isolate(on, ledger, f"g{ledger.ledger_id}")
-            table = {name: {b: {"rack": "/r"} for b in group} for name, group in groups.items()}
-            await on.seen.store.create(RACKS_PATH, json.dumps(table).encode())
-            try:
-                await on.lose(written)
-                node = start("node", settings=settings)
-
-                await on.wait_idle()
-
-                for ledger in written:
-                    assert (await on.metadata(ledger)).bookies <= groups[f"g{ledger.ledger_id}"]
-                await on.assert_whole(written)
-                assert not errors(node)
-            finally:
-                await on.seen.store.delete(RACKS_PATH)
-
-    asyncio.run(run())
+                assert (await on.metadata(ledger)).bookies <= groups[f"g{ledger.ledger_id}"]
+            await on.assert_whole(written)
+            assert not errors(node)
+        finally:
+            await on.seen.store.delete(RACKS_PATH)
 
 
 async def isolate(on: Bench, ledger: Written, group: str) -> None:
@@ -93,28 +90,27 @@ async def isolate(on: Bench, ledger: Written, group: str) -> None:
     await on.seen.manager.write(ledger.ledger_id, metadata, read_as=versioned)
 
 
-def test_copies_follow_the_racks_of_pulsars_znode(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_copies_follow_the_racks_of_pulsars_znode(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
     racks = {b: "/a" if i % 2 else "/b" for i, b in enumerate(sorted(cluster.bookies))}
     settings = WORKER_ONLY | {
         "PLACEMENT_RACKS_ZNODE": RACKS_PATH,
         "PLACEMENT_ENFORCE_MIN_RACKS": "true",
     }
 
-    async def run() -> None:
-        uri = cluster.metadata_service_uri
-        async with bench(uri) as on, pulsar_racks(on, racks), nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
-            await on.lose(written)
-            node = start("node", settings=settings)
-            await on.wait_idle()
+    uri = cluster.metadata_service_uri
+    async with bench(uri) as on, pulsar_racks(on, racks), nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(n, quorums=ON_TWO) for n in range(LEDGER_COUNT)))
+        await on.lose(written)
+        node = start("node", settings=settings)
+        await on.wait_idle()
 
-            for ledger in written:
-                (segment,) = (await on.metadata(ledger)).segments
-                assert {racks[bookie] for bookie in segment.ensemble} == {"/a", "/b"}
-            await on.assert_whole(written)
-            assert errors(node) == []
-
-    asyncio.run(run())
+        for ledger in written:
+            (segment,) = (await on.metadata(ledger)).segments
+            assert {racks[bookie] for bookie in segment.ensemble} == {"/a", "/b"}
+        await on.assert_whole(written)
+        assert errors(node) == []
 
 
 @pytest.mark.long(group="repair")

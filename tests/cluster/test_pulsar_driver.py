@@ -37,41 +37,38 @@ def java_client(java: JavaTool, pulsar: PulsarCluster) -> Iterator[JavaTool]:
 
 
 @pytest.mark.compat("AuditorBookieTest.testEnsureOnlySingleAuditor", verdict="same")
-def test_there_is_one_auditor_whichever_starts_first(
+async def test_there_is_one_auditor_whichever_starts_first(
     pulsar: PulsarCluster, java_client: JavaTool, tmp_path: Path
 ) -> None:
     """The other one waits, and takes over when the leader dies."""
 
-    async def run() -> None:
-        async with bench(pulsar.uri) as on, nodes(pulsar.uri, tmp_path) as start:
-            ours = start("one", settings=AUDITOR_ONLY)
-            await wait_for(lambda: events(ours, "election.won"), "our first leader")
-            javas = [pulsar.start_autorecovery("first"), pulsar.start_autorecovery("second")]
-            await wait_for(lambda: all(map(follows, javas)), "two candidates of Pulsar's driver")
-            await asyncio.sleep(CALM_S)
-            assert not any(map(leads, javas))
-            assert await is_ours(on)
-            auditor = await asyncio.to_thread(java_client.auditor, pulsar.uri)
-            assert auditor is not None
-            assert auditor.startswith("bookmender-")
+    async with bench(pulsar.uri) as on, nodes(pulsar.uri, tmp_path) as start:
+        ours = start("one", settings=AUDITOR_ONLY)
+        await wait_for(lambda: events(ours, "election.won"), "our first leader")
+        javas = [pulsar.start_autorecovery("first"), pulsar.start_autorecovery("second")]
+        await wait_for(lambda: all(map(follows, javas)), "two candidates of Pulsar's driver")
+        await asyncio.sleep(CALM_S)
+        assert not any(map(leads, javas))
+        assert await is_ours(on)
+        auditor = await asyncio.to_thread(java_client.auditor, pulsar.uri)
+        assert auditor is not None
+        assert auditor.startswith("bookmender-")
 
-            ours.kill()
-            await wait_for(lambda: any(map(leads, javas)), "leader of Pulsar's driver")
-            assert not await is_ours(on)
+        ours.kill()
+        await wait_for(lambda: any(map(leads, javas)), "leader of Pulsar's driver")
+        assert not await is_ours(on)
 
-            ours = start("two", settings=AUDITOR_ONLY)
-            await wait_for(lambda: events(ours, "election.held_by_pulsar"), "our candidacy")
-            javas.sort(key=leads)
-            javas.pop(0).kill()  # a candidate of theirs less: ours is next
-            await asyncio.sleep(CALM_S)
-            assert not events(ours, "election.won")
+        ours = start("two", settings=AUDITOR_ONLY)
+        await wait_for(lambda: events(ours, "election.held_by_pulsar"), "our candidacy")
+        javas.sort(key=leads)
+        javas.pop(0).kill()  # a candidate of theirs less: ours is next
+        await asyncio.sleep(CALM_S)
+        assert not events(ours, "election.won")
 
-            javas[0].kill()
-            await wait_for(lambda: events(ours, "election.won"), "our second leader")
-            assert await is_ours(on)
-            assert not errors(ours)
-
-    asyncio.run(run())
+        javas[0].kill()
+        await wait_for(lambda: events(ours, "election.won"), "our second leader")
+        assert await is_ours(on)
+        assert not errors(ours)
 
 
 def test_ledgers_of_a_lost_bookie_are_repaired(

@@ -146,34 +146,31 @@ async def start_leader(start: Callable[..., Child]) -> Child:
 # --- An unfinished recovery -----------------------------------------------------------------------
 
 
-def test_two_reformatted_bookies_get_their_entries_back(
+async def test_two_reformatted_bookies_get_their_entries_back(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """Both are absent before either returns, so the end of the ledger cannot be proven."""
 
-    async def scenario() -> None:
-        async with (
-            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
-            nodes(uri, tmp_path) as start,
-        ):
-            node = await start_leader(start)
-            await ledger.lose(*ledger.two)
-            await wait_for(lambda: ledger.on.has_marked([ledger.ledger_id]), "mark")
+    async with (
+        unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
+        nodes(uri, tmp_path) as start,
+    ):
+        node = await start_leader(start)
+        await ledger.lose(*ledger.two)
+        await wait_for(lambda: ledger.on.has_marked([ledger.ledger_id]), "mark")
 
-            for bookie in ledger.two:
-                assert await ledger.on.has_marked([ledger.ledger_id]), (
-                    "called whole with missing copies"
-                )
-                await ledger.bring_back(bookie)
-            await ledger.wait_unmarked()
+        for bookie in ledger.two:
+            assert await ledger.on.has_marked([ledger.ledger_id]), (
+                "called whole with missing copies"
+            )
+            await ledger.bring_back(bookie)
+        await ledger.wait_unmarked()
 
-            assert await ledger.lacking() == {}
-            assert (await ledger.metadata()).state is LedgerState.IN_RECOVERY
-            assert "0 to 29 remain" in failures(node)[-1]
-            assert not errors(node)
-            await assert_operators_learn_of(ledger, uri)
-
-    asyncio.run(scenario())
+        assert await ledger.lacking() == {}
+        assert (await ledger.metadata()).state is LedgerState.IN_RECOVERY
+        assert "0 to 29 remain" in failures(node)[-1]
+        assert not errors(node)
+        await assert_operators_learn_of(ledger, uri)
 
 
 async def assert_operators_learn_of(ledger: Unclosed, uri: str) -> None:
@@ -205,55 +202,49 @@ def failures(node: Child) -> list[str]:
 
 
 @pytest.mark.long(group="repair")
-def test_two_bookies_reformatted_in_turn_cost_no_entry(
+async def test_two_bookies_reformatted_in_turn_cost_no_entry(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """By then, the copies of the first one may or may not have been repaired."""
 
-    async def scenario() -> None:
-        async with (
-            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
-            nodes(uri, tmp_path) as start,
-        ):
-            node = await start_leader(start)
+    async with (
+        unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
+        nodes(uri, tmp_path) as start,
+    ):
+        node = await start_leader(start)
 
-            for bookie in ledger.two:
-                await ledger.lose(bookie)
-                await wait_for(partial(ledger.is_marked_for, bookie), "mark")
-                await ledger.bring_back(bookie)
-            await ledger.wait_unmarked()
+        for bookie in ledger.two:
+            await ledger.lose(bookie)
+            await wait_for(partial(ledger.is_marked_for, bookie), "mark")
+            await ledger.bring_back(bookie)
+        await ledger.wait_unmarked()
 
-            assert await ledger.lacking() == {}
-            if await ledger.is_closed():
-                await assert_reads_whole(java, uri, ledger)
-            assert not errors(node)
-
-    asyncio.run(scenario())
+        assert await ledger.lacking() == {}
+        if await ledger.is_closed():
+            await assert_reads_whole(java, uri, ledger)
+        assert not errors(node)
 
 
 @pytest.mark.long(group="repair")
-def test_with_one_reformatted_bookie_a_recovery_is_finished(
+async def test_with_one_reformatted_bookie_a_recovery_is_finished(
     module_cluster: LocalCluster, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """The bookie returns before the daemon starts, so the daemon has not seen its absence."""
 
-    async def scenario() -> None:
-        async with (
-            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
-            nodes(uri, tmp_path) as start,
-        ):
-            await ledger.lose(ledger.two[0])
-            await ledger.bring_back(ledger.two[0])
-            node = start("node", settings=SOON)
-            await wait_for(ledger.is_closed, "end of the recovery")
-            await ledger.wait_unmarked()
+    async with (
+        unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
+        nodes(uri, tmp_path) as start,
+    ):
+        await ledger.lose(ledger.two[0])
+        await ledger.bring_back(ledger.two[0])
+        node = start("node", settings=SOON)
+        await wait_for(ledger.is_closed, "end of the recovery")
+        await ledger.wait_unmarked()
 
-            assert await ledger.lacking() == {}
-            assert not failures(node)
-            await assert_reads_whole(java, uri, ledger)
-            assert not errors(node)
-
-    asyncio.run(scenario())
+        assert await ledger.lacking() == {}
+        assert not failures(node)
+        await assert_reads_whole(java, uri, ledger)
+        assert not errors(node)
 
 
 async def assert_reads_whole(java: JavaTool, uri: str, ledger: Unclosed) -> None:
@@ -266,66 +257,58 @@ async def assert_reads_whole(java: JavaTool, uri: str, ledger: Unclosed) -> None
 
 
 @pytest.mark.long(group="repair")
-def test_fsck_finds_missing_copies_of_an_unfinished_recovery(
+async def test_fsck_finds_missing_copies_of_an_unfinished_recovery(
     module_cluster: LocalCluster, uri: str
 ) -> None:
-    async def scenario() -> None:
-        async with (
-            unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
-        ):
-            await ledger.lose(*ledger.two)
-            for bookie in ledger.two:
-                await ledger.bring_back(bookie)
+    async with (
+        unclosed(module_cluster, state=LedgerState.IN_RECOVERY) as ledger,
+    ):
+        await ledger.lose(*ledger.two)
+        for bookie in ledger.two:
+            await ledger.bring_back(bookie)
 
-            for level in (Level.ENDS, Level.FULL):
-                verdicts = await run(options(uri, level), [ledger.ledger_id])
+        for level in (Level.ENDS, Level.FULL):
+            verdicts = await run(options(uri, level), [ledger.ledger_id])
 
-                found = told(verdicts[ledger.ledger_id])
-                assert found.grade is Grade.AT_RISK, level
-                assert found.findings == (Finding.MISSING, Finding.END_UNPROVEN), level
-
-    asyncio.run(scenario())
+            found = told(verdicts[ledger.ledger_id])
+            assert found.grade is Grade.AT_RISK, level
+            assert found.findings == (Finding.MISSING, Finding.END_UNPROVEN), level
 
 
 # --- An open ledger without a writer --------------------------------------------------------------
 
 
 @pytest.mark.long(group="repair")
-def test_an_open_ledger_keeps_its_mark_or_its_entries(
+async def test_an_open_ledger_keeps_its_mark_or_its_entries(
     module_cluster: LocalCluster, uri: str, tmp_path: Path
 ) -> None:
     """With one reformatted bookie, the ledger stays marked; with two, its entries are kept."""
 
-    async def scenario() -> None:
-        async with (
-            unclosed(module_cluster, state=LedgerState.OPEN) as ledger,
-            nodes(uri, tmp_path) as start,
-        ):
-            first, second = ledger.two
-            await ledger.lose(first)
-            await ledger.bring_back(first)
-            keeping = start("keeping", settings=SOON)
-            await wait_for(lambda: tries(keeping) >= 3, "tries")
-            note = await WaitingNotes(ledger.on.seen.store, ledger.on.seen.paths).read(
-                ledger.ledger_id
-            )
-            assert note is not None
-            assert note.reason is Reason.OPEN_FRAGMENT
-            assert await ledger.on.has_marked([ledger.ledger_id])
-            assert (await ledger.metadata()).state is LedgerState.OPEN
-            assert await ledger.lacking() == {first: list(range(LAST + 1))}
-            await asyncio.to_thread(stop_all, [keeping], timeout_s=STOP_TIMEOUT_S)
+    async with (
+        unclosed(module_cluster, state=LedgerState.OPEN) as ledger,
+        nodes(uri, tmp_path) as start,
+    ):
+        first, second = ledger.two
+        await ledger.lose(first)
+        await ledger.bring_back(first)
+        keeping = start("keeping", settings=SOON)
+        await wait_for(lambda: tries(keeping) >= 3, "tries")
+        note = await WaitingNotes(ledger.on.seen.store, ledger.on.seen.paths).read(ledger.ledger_id)
+        assert note is not None
+        assert note.reason is Reason.OPEN_FRAGMENT
+        assert await ledger.on.has_marked([ledger.ledger_id])
+        assert (await ledger.metadata()).state is LedgerState.OPEN
+        assert await ledger.lacking() == {first: list(range(LAST + 1))}
+        await asyncio.to_thread(stop_all, [keeping], timeout_s=STOP_TIMEOUT_S)
 
-            await ledger.lose(second)
-            await ledger.bring_back(second)
-            saving = start("saving", settings=SOON)
-            await ledger.wait_unmarked()
+        await ledger.lose(second)
+        await ledger.bring_back(second)
+        saving = start("saving", settings=SOON)
+        await ledger.wait_unmarked()
 
-            assert await ledger.lacking() == {}
-            assert deferral_reasons(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.END_UNPROVEN]
-            assert not errors(keeping) + errors(saving)
-
-    asyncio.run(scenario())
+        assert await ledger.lacking() == {}
+        assert deferral_reasons(saving) == [Reason.OPEN_LEDGER_GRACE, Reason.END_UNPROVEN]
+        assert not errors(keeping) + errors(saving)
 
 
 def deferral_reasons(node: Child) -> list[Reason]:

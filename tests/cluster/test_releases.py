@@ -87,48 +87,45 @@ async def end(node: Child) -> None:
     assert not errors(node)
 
 
-def test_leadership_moves_between_the_releases(
+async def test_leadership_moves_between_the_releases(
     module_cluster: LocalCluster, last_release: Path, java: JavaTool, uri: str, tmp_path: Path
 ) -> None:
     """Old, new, old, new. A reformatted, an absent and a drained bookie are what the first leader
     left them, and the last repairs what the first saw absent."""
     reformatted, absent, drained = module_cluster.bookies[:3]
 
-    async def run() -> None:
-        async with bench(uri) as on, nodes(uri, tmp_path) as start:
-            written = await on.write(*(shape(number) for number in range(24)))
-            node = start("first", tree=last_release)
-            await wait_leads(on, node)
-            await lose_and_reformat(on, module_cluster, reformatted)
-            assert (await bookmender(uri, "shell", "lostbookierecoverydelay", "-s", "3600")).out
-            await asyncio.to_thread(kill_and_expire, module_cluster, absent)
-            said = await bookmender(uri, "bookie", "drain", drained, "--wait")
-            assert said.exit_code == 0, said
-            await wait_for(lambda: is_recorded(on, absent), "recorded absence")
-            before = await remembered(on)
-            assert (await bookmender(uri, "feed", "enable")).exit_code == 0
-            assert not await told(uri)  # a new client
+    async with bench(uri) as on, nodes(uri, tmp_path) as start:
+        written = await on.write(*(shape(number) for number in range(24)))
+        node = start("first", tree=last_release)
+        await wait_leads(on, node)
+        await lose_and_reformat(on, module_cluster, reformatted)
+        assert (await bookmender(uri, "shell", "lostbookierecoverydelay", "-s", "3600")).out
+        await asyncio.to_thread(kill_and_expire, module_cluster, absent)
+        said = await bookmender(uri, "bookie", "drain", drained, "--wait")
+        assert said.exit_code == 0, said
+        await wait_for(lambda: is_recorded(on, absent), "recorded absence")
+        before = await remembered(on)
+        assert (await bookmender(uri, "feed", "enable")).exit_code == 0
+        assert not await told(uri)  # a new client
 
-            for name, tree in (("second", None), ("third", last_release), ("fourth", None)):
-                following = start(name, tree=tree)
-                await wait_for(partial(events, following, "election.entered"), "vote")
-                await end(node)
-                node = following
-                await wait_leads(on, node)
-                assert await remembered(on) == before
-                assert not await marked_ledger_ids(on.seen.store, on.seen.paths)
-                more = await on.write(*(shape(number) for number in range(100, 103)))
-                written += more
-                await wait_told(uri, {each.ledger_id for each in more})
-                said = await bookmender(uri, "bookie", "drain", drained, "--wait")
-                assert said.exit_code == 0, said  # the writer may have chosen this bookie
-
-            assert (await bookmender(uri, "shell", "lostbookierecoverydelay", "-s", "0")).out
-            await on.wait_repaired(written, absent)
-            await asyncio.to_thread(assert_whole, java, uri, written)
+        for name, tree in (("second", None), ("third", last_release), ("fourth", None)):
+            following = start(name, tree=tree)
+            await wait_for(partial(events, following, "election.entered"), "vote")
             await end(node)
+            node = following
+            await wait_leads(on, node)
+            assert await remembered(on) == before
+            assert not await marked_ledger_ids(on.seen.store, on.seen.paths)
+            more = await on.write(*(shape(number) for number in range(100, 103)))
+            written += more
+            await wait_told(uri, {each.ledger_id for each in more})
+            said = await bookmender(uri, "bookie", "drain", drained, "--wait")
+            assert said.exit_code == 0, said  # the writer may have chosen this bookie
 
-    asyncio.run(run())
+        assert (await bookmender(uri, "shell", "lostbookierecoverydelay", "-s", "0")).out
+        await on.wait_repaired(written, absent)
+        await asyncio.to_thread(assert_whole, java, uri, written)
+        await end(node)
 
 
 async def lose_and_reformat(on: Bench, cluster: LocalCluster, bookie: BookieId) -> None:

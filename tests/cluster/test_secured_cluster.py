@@ -98,10 +98,10 @@ async def _acls(store: MetadataStore, path: str) -> dict[str, Any]:
     return found
 
 
-def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path) -> None:
+async def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path) -> None:
     victim = secured.cluster.bookies[0]
 
-    async def run() -> None:
+    try:
         async with bench(secured.uri, security=secured.security) as on:
             written = await on.write(
                 *(shape(number) for number in range(12)),
@@ -134,9 +134,6 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
             ours = {path for path in acls if path.startswith("/ledgers/underreplication/")}
             assert len(ours) > 10
             assert {path for path, acl in acls.items() if acl != of_java} == are_open
-
-    try:
-        asyncio.run(run())
     finally:
         secured.cluster.start_bookies(
             [b for b in secured.cluster.bookies if secured.cluster.pid(b) is None]
@@ -147,7 +144,7 @@ def test_a_node_repairs_closed_and_open_ledgers(secured: Secured, tmp_path: Path
 
 
 @pytest.mark.long(group="secured")
-def test_commands_are_secured_by_the_settings_file_of_the_cluster(secured: Secured) -> None:
+async def test_commands_are_secured_by_the_settings_file_of_the_cluster(secured: Secured) -> None:
     """The list of bookies with their disk space is answered by every bookie."""
     file = str(secured.cluster.settings_file)
 
@@ -157,33 +154,27 @@ def test_commands_are_secured_by_the_settings_file_of_the_cluster(secured: Secur
         assert secured.secrets.password.reveal() not in said.out
         return said.record
 
-    async def run() -> None:
-        for command in ("status", "plan", "observe", "queue list", "limits"):
-            assert await record(*command.split()) is not None
-        bookies = (await record("bookie", "list", "--space"))["bookies"]
-        assert len(bookies) == len(secured.cluster.bookies)
-        assert all(bookie["disk_space"] for bookie in bookies), bookies
-
-    asyncio.run(run())
+    for command in ("status", "plan", "observe", "queue list", "limits"):
+        assert await record(*command.split()) is not None
+    bookies = (await record("bookie", "list", "--space"))["bookies"]
+    assert len(bookies) == len(secured.cluster.bookies)
+    assert all(bookie["disk_space"] for bookie in bookies), bookies
 
 
 @pytest.mark.long(group="secured")
-def test_a_repair_by_hand_copies_entries(secured: Secured, tmp_path: Path) -> None:
-    async def run() -> None:
-        async with bench(secured.uri, security=secured.security) as on:
-            written = await on.write(shape(1))
-            await on.lose(written)
-            said = await bookmender(
-                secured.uri,
-                "repair",
-                str(written[0].ledger_id),
-                state=tmp_path,
-                settings={**secured.variables, "REPLICATION_FREE_DISK_SHARE_MIN": "0"},
-            )
-            assert said.exit_code == 0, said
-            await on.assert_whole(written)
-
-    asyncio.run(run())
+async def test_a_repair_by_hand_copies_entries(secured: Secured, tmp_path: Path) -> None:
+    async with bench(secured.uri, security=secured.security) as on:
+        written = await on.write(shape(1))
+        await on.lose(written)
+        said = await bookmender(
+            secured.uri,
+            "repair",
+            str(written[0].ledger_id),
+            state=tmp_path,
+            settings={**secured.variables, "REPLICATION_FREE_DISK_SHARE_MIN": "0"},
+        )
+        assert said.exit_code == 0, said
+        await on.assert_whole(written)
 
 
 @pytest.mark.long(group="secured")
@@ -293,29 +284,26 @@ def _shown_of(pid: int) -> set[bytes]:
 
 
 @pytest.mark.long(group="secured")
-def test_a_wrong_password_for_bookies_quarantines_them(secured: Secured, tmp_path: Path) -> None:
+async def test_a_wrong_password_for_bookies_quarantines_them(
+    secured: Secured, tmp_path: Path
+) -> None:
     wrong = secured.secrets.file("wrong", "no such password")
     settings = replace(secured.security, bookie_password_file=str(wrong))
     variables = {**WORKER_ONLY, **as_environment(settings)}
 
-    async def run() -> None:
-        async with nodes(secured.uri, tmp_path) as start:
-            node = start("node", settings=variables)
-            await wait_for(
-                lambda: len(events(node, "bookie.quarantined")) >= len(secured.cluster.bookies),
-                "quarantine of all bookies",
-            )
-            for event in events(node, "bookie.quarantined"):
-                assert (
-                    "check security.bookie_user, security.bookie_password_file" in event["reason"]
-                )
-
-    asyncio.run(run())
+    async with nodes(secured.uri, tmp_path) as start:
+        node = start("node", settings=variables)
+        await wait_for(
+            lambda: len(events(node, "bookie.quarantined")) >= len(secured.cluster.bookies),
+            "quarantine of all bookies",
+        )
+        for event in events(node, "bookie.quarantined"):
+            assert "check security.bookie_user, security.bookie_password_file" in event["reason"]
     assert "no such password" not in (tmp_path / "node.log").read_text()
 
 
 @pytest.mark.long(group="secured")
-def test_javas_worker_repairs_what_we_marked(
+async def test_javas_worker_repairs_what_we_marked(
     secured: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Java may change and delete our znodes, and we may change and delete Java's."""
@@ -327,34 +315,28 @@ def test_javas_worker_repairs_what_we_marked(
         "auditorPeriodicCheckInterval": "0",
     }
 
-    async def run() -> None:
-        async with bench(secured.uri, security=secured.security) as on:
-            written = await on.write(*(shape(number) for number in range(3)))
-            await on.lose(written)
-            java = secured.cluster.start_autorecovery(settings=settings)
-            try:
-                await on.wait_repaired(written, NONEXISTENT)
-            finally:
-                await asyncio.to_thread(java.kill)
-            await on.assert_whole(written)
-
-    asyncio.run(run())
+    async with bench(secured.uri, security=secured.security) as on:
+        written = await on.write(*(shape(number) for number in range(3)))
+        await on.lose(written)
+        java = secured.cluster.start_autorecovery(settings=settings)
+        try:
+            await on.wait_repaired(written, NONEXISTENT)
+        finally:
+            await asyncio.to_thread(java.kill)
+        await on.assert_whole(written)
 
 
 @pytest.mark.long(group="secured")
-def test_a_node_warns_if_its_znodes_would_be_open_to_everybody(
+async def test_a_node_warns_if_its_znodes_would_be_open_to_everybody(
     secured: Secured, tmp_path: Path
 ) -> None:
     settings = replace(secured.security, zookeeper_acl="open")
     variables = {**WORKER_ONLY, **as_environment(settings)}
 
-    async def run() -> None:
-        async with nodes(secured.uri, tmp_path) as start:
-            node = start("node", settings=variables)
-            first, *_ = await wait_for(lambda: events(node, "acl.mismatched"), "warning")
-            assert 'set security.zookeeper_acl = "creator"' in first["next_step"]
-
-    asyncio.run(run())
+    async with nodes(secured.uri, tmp_path) as start:
+        node = start("node", settings=variables)
+        first, *_ = await wait_for(lambda: events(node, "acl.mismatched"), "warning")
+        assert 'set security.zookeeper_acl = "creator"' in first["next_step"]
 
 
 @pytest.mark.long(group="secured")

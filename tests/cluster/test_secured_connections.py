@@ -257,7 +257,7 @@ async def use(address: str, settings: SecuritySettings) -> None:
         pytest.param(True, True, id="both"),
     ],
 )
-def test_znodes_of_a_secured_store_are_only_for_its_identity(
+async def test_znodes_of_a_secured_store_are_only_for_its_identity(
     zookeeper: Server, has_tls: bool, has_login: bool
 ) -> None:
     identity = {
@@ -268,54 +268,48 @@ def test_znodes_of_a_secured_store_are_only_for_its_identity(
     root = f"/owned-{has_tls}-{has_login}"
     address, open_address = zookeeper.addresses[0 if has_tls else 1], zookeeper.addresses[1]
 
-    async def run() -> None:
-        await use(address, owner)
-        async with (
-            session(address, owner) as ours,
-            session(address, SecuritySettings(**identity)) as same,
-            session(open_address) as stranger,
+    await use(address, owner)
+    async with (
+        session(address, owner) as ours,
+        session(address, SecuritySettings(**identity)) as same,
+        session(open_address) as stranger,
+    ):
+        await ours.create(f"{root}/a", b"data", with_parents=True)
+
+        assert (await same.get(f"{root}/a"))[0] == b"data"
+        for call in (
+            stranger.get(f"{root}/a"),
+            stranger.children(root),
+            stranger.set(f"{root}/a", b"", version=ANY_VERSION),
+            stranger.delete(f"{root}/a"),
+            stranger.create(f"{root}/b"),
         ):
-            await ours.create(f"{root}/a", b"data", with_parents=True)
-
-            assert (await same.get(f"{root}/a"))[0] == b"data"
-            for call in (
-                stranger.get(f"{root}/a"),
-                stranger.children(root),
-                stranger.set(f"{root}/a", b"", version=ANY_VERSION),
-                stranger.delete(f"{root}/a"),
-                stranger.create(f"{root}/b"),
-            ):
-                with pytest.raises(UnauthorizedError, match=f"ACL.*{root}"):
-                    await call
-            with pytest.raises(MultiFailed) as failure:
-                await stranger.multi([Create(path="/stranger"), Create(path=f"{root}/b")])
-            assert failure.value.index == 1
-            assert isinstance(failure.value.cause, UnauthorizedError)
-            # BookKeeper leaves these open. Operators' tools and clients rely on that.
-            await ours.create(f"{root}/lostBookieRecoveryDelay", b"0")
-            await ours.create(f"{root}/idgen-long/HOB-0000000001", with_parents=True)
-            await stranger.set(f"{root}/lostBookieRecoveryDelay", b"5", version=0)
-            await stranger.create(f"{root}/idgen-long/HOB-0000000001/ID-", is_sequential=True)
-
-    asyncio.run(run())
+            with pytest.raises(UnauthorizedError, match=f"ACL.*{root}"):
+                await call
+        with pytest.raises(MultiFailed) as failure:
+            await stranger.multi([Create(path="/stranger"), Create(path=f"{root}/b")])
+        assert failure.value.index == 1
+        assert isinstance(failure.value.cause, UnauthorizedError)
+        # BookKeeper leaves these open. Operators' tools and clients rely on that.
+        await ours.create(f"{root}/lostBookieRecoveryDelay", b"0")
+        await ours.create(f"{root}/idgen-long/HOB-0000000001", with_parents=True)
+        await stranger.set(f"{root}/lostBookieRecoveryDelay", b"5", version=0)
+        await stranger.create(f"{root}/idgen-long/HOB-0000000001/ID-", is_sequential=True)
 
 
-def test_a_broken_connection_is_secured_again(zookeeper: Server) -> None:
+async def test_a_broken_connection_is_secured_again(zookeeper: Server) -> None:
     settings = SecuritySettings(zookeeper_acl="creator", **zookeeper.tls, **zookeeper.login)
     proxy = TcpProxy(int(zookeeper.addresses[0].rpartition(":")[2]))
 
-    async def run() -> None:
-        async with session(await proxy.start(), settings) as store:
-            await store.create("/again")
-            session_id = store.session_id
-            proxy.cut()
-            await store.wait_disconnected()
-            proxy.restore()
-            await store.delete("/again")
-            assert (store.state, store.session_id) == (SessionState.CONNECTED, session_id)
-        await proxy.close()
-
-    asyncio.run(run())
+    async with session(await proxy.start(), settings) as store:
+        await store.create("/again")
+        session_id = store.session_id
+        proxy.cut()
+        await store.wait_disconnected()
+        proxy.restore()
+        await store.delete("/again")
+        assert (store.state, store.session_id) == (SessionState.CONNECTED, session_id)
+    await proxy.close()
 
 
 @LONG
@@ -362,7 +356,7 @@ def test_renewed_files_are_used_by_the_next_session(zookeeper: Server, tmp_path:
 
 
 @LONG
-def test_a_bookie_without_authentication_accepts_a_user(
+async def test_a_bookie_without_authentication_accepts_a_user(
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     """As with Java's client: users can be set before bookies ask for them."""
@@ -370,11 +364,8 @@ def test_a_bookie_without_authentication_accepts_a_user(
     password.write_text(PASSWORD)
     settings = SecuritySettings(bookie_user="bookkeeper", bookie_password_file=str(password))
 
-    async def run() -> None:
-        async with connected(settings) as client:
-            assert (await client.room(cluster.bookies[0])).total_bytes > 0
-
-    asyncio.run(run())
+    async with connected(settings) as client:
+        assert (await client.room(cluster.bookies[0])).total_bytes > 0
 
 
 # --- Wrong secrets --------------------------------------------------------------------------------
