@@ -35,6 +35,13 @@ def test_each_part_of_a_row_is_a_path_of_the_tree(group: str, paths: str) -> Non
     assert [path for path in files if re.search(paths, path)], f"{group} would never run"
 
 
+def test_each_file_of_the_product_needs_a_group() -> None:
+    packages = ("ledgers", "replication", "auditor", "checkpoints", "daemon")
+    files = git(ROOT, "ls-files", "--", *(f"{package}/*.py" for package in packages)).splitlines()
+
+    assert [file for file in files if not any(re.search(paths, file) for _, paths in ROWS)] == []
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """Return a repository with the script, the table and one commit, whose tag is ``base``."""
