@@ -142,6 +142,7 @@ async def test_a_bad_target_delays_only_its_own_ledgers(
         await on.assert_whole([*touching, *others])
 
 
+@LONG
 def test_a_full_bookie_gets_no_copy_and_causes_no_delay(
     module_cluster: LocalCluster, tmp_path: Path
 ) -> None:

@@ -112,6 +112,7 @@ class DriverDied(Exception):
     pass
 
 
+@pytest.mark.long(group="fsck")
 def test_a_continued_run_repeats_no_finished_part(
     spark: SparkSession, uri: str, ledgers: Ledgers, tmp_path: Path
 ) -> None:

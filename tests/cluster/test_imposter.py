@@ -12,7 +12,7 @@ from daemon.local.cluster import LocalCluster
 from ledgers.digest import EntryDigest, EntryHeader
 from tests.cluster.steps import bench, events, nodes, shape, wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long(group="repair"), pytest.mark.timeout(400)]
 CLUSTER = {"bookies": 4}
 
 SETTINGS = {"REPLICATION_OPEN_LEDGER_GRACE_S": "3", "HOLD_ENABLED": "false"}
