@@ -128,5 +128,14 @@ async def our_client(metadata_service_uri: str) -> AsyncIterator[OurClient]:
             await store.close()
 
 
+async def abandoned(uri: str, payloads: Iterable[bytes], *, ack_quorum: int = 2) -> LedgerWriter:
+    """Return the writer of an open ledger on three bookies. It has ended without closing it."""
+    wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum)
+    async with our_client(uri) as client, client.create(wide) as writer:
+        for sent in [await writer.send(payload) for payload in payloads]:
+            await sent
+    return writer
+
+
 def sha256_of(payloads: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(payloads)).hexdigest()

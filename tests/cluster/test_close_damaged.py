@@ -8,9 +8,8 @@ import pytest
 from ledgers.digest import EntryHeader
 from ledgers.model import LedgerState
 from ledgers.reading import ledger_digest
-from ledgers.writing import LedgerOptions
 from tests.cluster.commands import bookmender
-from tests.cluster.our_client import our_client
+from tests.cluster.our_client import abandoned, our_client
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
 
@@ -26,11 +25,8 @@ async def with_a_damaged_last_entry(uri: str) -> int:
 
     Entry 5 has a wrong digest on all three bookies.
     """
+    writer = await abandoned(uri, PAYLOADS)
     async with our_client(uri) as client:
-        wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
-        async with client.create(wide) as writer:
-            for sent in [await writer.send(payload) for payload in PAYLOADS]:
-                await sent
         digest, ledger_id = ledger_digest(writer.metadata), writer.ledger_id
         entry = digest.pack(
             ledger_id=ledger_id, entry_id=LAST_GOOD + 1, lac=LAST_GOOD, length=100, payload=b"lost"

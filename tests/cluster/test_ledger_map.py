@@ -11,14 +11,13 @@ from kazoo.security import ACL, ANYONE_ID_UNSAFE, Permissions
 
 from auditor.ledger_map import MappedLedger
 from auditor.ledger_map_updater import LedgerMapUpdater
+from ledgers.clock import SystemClock
 from ledgers.codec.layout import Layout
 from ledgers.errors import NoSuchLedgerError
 from ledgers.manager import LedgerManager
 from ledgers.model import BookieId, LedgerMetadata
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.auditor.ledger_map_scenes import closed, contents, read_all, rescan
-from tests.cluster.ledger_maps import running_updater, wait_complete
-from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
@@ -71,13 +70,26 @@ class Writers:
 
 @asynccontextmanager
 async def keeping_map(address: str) -> AsyncIterator[LedgerMapUpdater]:
-    """Run an updater with a session of its own."""
+    """Run an updater with a session of its own. It does not rescan by itself during a test."""
     store = await ZooKeeperStore.open(address, session_timeout_s=PATIENT_SESSION_S)
+    updater = LedgerMapUpdater(
+        store=store,
+        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
+        clock=SystemClock(),
+    )
+    task = asyncio.create_task(updater.run())
     try:
-        async with running_updater(store, ROOT) as updater:
-            yield updater
+        yield updater
     finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await store.close()
+
+
+async def wait_complete(updater: LedgerMapUpdater, count: int) -> None:
+    """Wait until the map is complete and was completed this often."""
+    while updater.completed_count < count or not updater.is_complete:
+        await updater.wait_change(updater.change_count)
 
 
 async def assert_comes_to_be(updater: LedgerMapUpdater, expected: dict[int, MappedLedger]) -> None:
@@ -93,7 +105,6 @@ async def assert_comes_to_be(updater: LedgerMapUpdater, expected: dict[int, Mapp
         assert contents(updater) == expected
 
 
-@on_loop
 async def test_the_ledger_map_follows_every_change(
     server: ZooKeeperServer,
 ) -> None:
@@ -130,7 +141,6 @@ async def test_the_ledger_map_follows_every_change(
     await ours.close()
 
 
-@on_loop
 async def test_rule_s8_a_denied_ledger_is_unreadable_in_the_ledger_map(
     server: ZooKeeperServer,
 ) -> None:

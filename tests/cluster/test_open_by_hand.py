@@ -9,10 +9,9 @@ import pytest
 
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
-from ledgers.writing import LedgerOptions
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
-from tests.cluster.our_client import our_client
+from tests.cluster.our_client import abandoned
 from tests.cluster.steps import Bench, bench
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
@@ -27,11 +26,7 @@ LAST = 29
 async def left_open(uri: str, *, ack_quorum: int) -> AsyncIterator[tuple[Bench, int]]:
     """Create an abandoned open ledger on all three bookies."""
     async with bench(uri) as on:
-        async with our_client(uri) as client:
-            wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=ack_quorum)
-            async with client.create(wide) as writer:
-                for sent in [await writer.send(b"entry") for _ in range(LAST + 1)]:
-                    await sent
+        writer = await abandoned(uri, [b"entry"] * (LAST + 1), ack_quorum=ack_quorum)
         yield on, writer.ledger_id
 
 

@@ -13,13 +13,12 @@ from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
-from ledgers.writing import LedgerOptions
 from replication.marks import locked_ledger_ids, marked_ledger_ids
 from replication.nodes import live_nodes
 from tests.cluster.beside_java import assert_whole
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
-from tests.cluster.our_client import our_client
+from tests.cluster.our_client import abandoned
 from tests.cluster.steps import bench, shape, wait_for
 from tests.java.tool import JavaTool
 
@@ -87,11 +86,7 @@ async def test_an_open_ledger_without_coverage_ends_the_repair(
     settings.write_text("[replication]\nopen_ledger_grace_s = 1\n")
 
     async with bench(uri) as on:
-        async with our_client(uri) as client:
-            wide = LedgerOptions(ensemble_size=3, write_quorum=3, ack_quorum=2)
-            async with client.create(wide) as writer:  # the writer ends without closing the ledger
-                for sent in [await writer.send(b"entry") for _ in range(30)]:
-                    await sent
+        writer = await abandoned(uri, [b"entry"] * 30)
         ledger_id, (one, other) = writer.ledger_id, module_cluster.bookies[:2]
         repair = ("repair", str(ledger_id), "--config", str(settings))
         for bookie in (one, other):

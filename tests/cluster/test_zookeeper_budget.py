@@ -18,7 +18,6 @@ from replication.journal import MetadataJournal
 from replication.nodes import Role
 from replication.orders import LimitsOrder, OrderStore, limits_znode
 from tests.cluster.steps import wait_for
-from tests.contract.metadata_stores import on_loop
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import PATIENT_SESSION_S, ZooKeeperServer
 
@@ -27,7 +26,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 CALLERS = 4 * REQUESTS_FIRST
 
 
-@on_loop
 async def test_fewer_requests_are_in_flight_while_zookeeper_is_slow(
     server: ZooKeeperServer,
 ) -> None:
@@ -65,7 +63,6 @@ def journal(tmp_path: Path) -> Iterator[MetadataJournal]:
         yield journal
 
 
-@on_loop
 async def test_both_services_follow_the_setting_and_an_order(
     cluster: LocalCluster, journal: MetadataJournal
 ) -> None:

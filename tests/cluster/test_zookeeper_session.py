@@ -15,7 +15,7 @@ from ledgers.store import Event, EventKind
 from ledgers.zookeeper import kazoo_session
 from ledgers.zookeeper.kazoo_internals import OneSessionHandler
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.contract.metadata_stores import end_session, on_loop
+from tests.contract.metadata_stores import end_session
 from tests.tcp_proxy import TcpProxy
 from tests.zookeeper_server import ZooKeeperServer, opened
 
@@ -27,7 +27,6 @@ async def kind_and_path(events: AsyncIterator[Event]) -> tuple[EventKind, str]:
     return event.kind, event.path
 
 
-@on_loop
 async def test_a_session_and_its_watches_survive_a_server_restart(
     server: ZooKeeperServer,
 ) -> None:
@@ -49,7 +48,6 @@ async def test_a_session_and_its_watches_survive_a_server_restart(
         assert await kind_and_path(events) == (EventKind.CREATED, "/after")
 
 
-@on_loop
 async def test_a_session_survives_a_server_that_never_answers(
     server: ZooKeeperServer,
 ) -> None:
@@ -72,14 +70,12 @@ async def test_a_session_survives_a_server_that_never_answers(
         await proxy.close()
 
 
-@on_loop
 async def test_a_frozen_server_suspends_the_session(server: ZooKeeperServer) -> None:
     async with opened(server, session_timeout_s=1) as store:
         with frozen(server):
             await store.wait_disconnected()
 
 
-@on_loop
 async def test_a_session_ends_if_its_event_loop_hangs(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +109,6 @@ async def test_a_session_ends_if_its_event_loop_hangs(
         await hanging
 
 
-@on_loop
 async def test_closing_does_not_wait_for_a_frozen_server(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +128,6 @@ def frozen(server: ZooKeeperServer) -> Iterator[None]:
         server.process.resume()
 
 
-@on_loop
 async def test_a_session_without_a_server_for_too_long_counts_as_lost(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +142,6 @@ async def test_a_session_without_a_server_for_too_long_counts_as_lost(
             await asyncio.to_thread(server.start)
 
 
-@on_loop
 async def test_a_session_given_up_is_closed(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +163,6 @@ async def test_a_session_given_up_is_closed(
     await proxy.close()
 
 
-@on_loop
 async def test_a_lost_store_never_connects_again(
     server: ZooKeeperServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +200,6 @@ def watched_attempts(monkeypatch: pytest.MonkeyPatch) -> "asyncio.Queue[str]":
     return attempts
 
 
-@on_loop
 async def test_a_crashed_connection_ends_the_session_and_is_reported() -> None:
     crashes: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: crashes.append(context))

@@ -16,7 +16,6 @@ from ledgers.errors import (
 from ledgers.store import SessionState
 from ledgers.zookeeper.kazoo_session import KazooSession
 from ledgers.zookeeper.store import ZooKeeperStore
-from tests.contract.metadata_stores import on_loop
 from tests.zookeeper_server import (
     PATIENT_SESSION_S,
     ZooKeeperServer,
@@ -30,7 +29,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("no_session_thread_is
 # --- Opening -------------------------------------------------------------------------------------
 
 
-@on_loop
 async def test_opening_fails_in_time_if_no_server_answers() -> None:
     hosts = f"{LOOPBACK}:{free_ports(1)[0]}"
 
@@ -40,7 +38,6 @@ async def test_opening_fails_in_time_if_no_server_answers() -> None:
     assert str(caught.value) == f"no ZooKeeper server answers (hosts={hosts}, waited_s=0.3)"
 
 
-@on_loop
 async def test_hosts_without_an_address_are_named() -> None:
     hosts = f"no-such-host.invalid:2181,{LOOPBACK}:{free_ports(1)[0]}"
 
@@ -48,14 +45,12 @@ async def test_hosts_without_an_address_are_named() -> None:
         await ZooKeeperStore.open(hosts, connect_timeout_s=0.3)
 
 
-@on_loop
 async def test_opening_fails_in_time_if_the_server_never_answers() -> None:
     async with silent_server() as hosts:
         with pytest.raises(UnavailableError, match="no ZooKeeper server answers"):
             await ZooKeeperStore.open(hosts, connect_timeout_s=0.3)
 
 
-@on_loop
 async def test_a_dead_server_leaves_time_for_the_other_hosts(
     server: ZooKeeperServer,
 ) -> None:
@@ -91,7 +86,6 @@ async def silent_server() -> Any:
         pytest.param("host:2181/ledgers", "metadata service URI", id="a path"),
     ],
 )
-@on_loop
 async def test_malformed_hosts_are_a_settings_error(hosts: str, complaint: str) -> None:
     with pytest.raises(SettingsError, match=complaint):
         await ZooKeeperStore.open(hosts)
@@ -100,7 +94,6 @@ async def test_malformed_hosts_are_a_settings_error(hosts: str, complaint: str) 
 # --- Access --------------------------------------------------------------------------------------
 
 
-@on_loop
 async def test_a_secured_store_needs_an_identity(server: ZooKeeperServer) -> None:
     session = KazooSession(server.address, session_timeout_s=PATIENT_SESSION_S)
     await session.open(timeout_s=PATIENT_SESSION_S)
@@ -115,7 +108,6 @@ async def test_a_secured_store_needs_an_identity(server: ZooKeeperServer) -> Non
 # --- Quotas --------------------------------------------------------------------------------------
 
 
-@on_loop
 async def test_an_exhausted_quota_is_an_unavailable_error(
     tmp_path: Path,
 ) -> None:
