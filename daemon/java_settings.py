@@ -82,7 +82,7 @@ PULSAR_RESOLVER = ".BookieRackAffinityMapping"
 ACLS = "ACLs and authentication: see the security settings of bookmender."
 TLS = "TLS and authentication: see the security settings of bookmender."
 METRICS = "Metrics and HTTP: see the HTTP settings of bookmender."
-JAVA_METRICS = 'http.java_metrics = "standalone" keeps the names of the metrics.'
+JAVA_METRICS = "deploy/prometheus/java_names.rules.yaml keeps the names of the metrics."
 FLOWS = "Not needed: the number of entries in flight adapts to the bookies."
 UNLIMITED_OPENS = "Not needed: checks are limited by checks.reads_per_s and checks.bytes_per_s."
 

@@ -201,10 +201,6 @@ class HttpSettings:
     client_ca_file: str = ""
     """Certificates of CAs. A client with a certificate of one of them needs no token. Empty: client
     certificates are not asked for."""
-    java_metrics: str = "off"
-    """``standalone``: /metrics also has the metrics that Java's AutoRecovery exports, under its
-    names, for dashboards and alerts made for it. ``embedded``: as an AutoRecovery inside a bookie
-    names them, with the prefix replication_. ``off``: only bookmender's own metrics."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= PORT_MAX:
@@ -222,9 +218,6 @@ class HttpSettings:
                     f"http.{key} has no effect alone: set http.certificate_file, too",
                     setting=f"http.{key}",
                 )
-        if self.java_metrics not in ("off", "standalone", "embedded"):
-            allowed = "off, standalone, embedded"
-            raise SettingsError.not_allowed("http.java_metrics", self.java_metrics, allowed)
 
     @property
     def is_loopback(self) -> bool:
@@ -322,7 +315,12 @@ def setting_value(settings: Settings, key: str) -> Any:
 
 
 RETIRED = frozenset(
-    {"auditor.rescan_interval_s", "checks.overdue_after_s", "replication.entry_lists"}
+    {
+        "auditor.rescan_interval_s",
+        "checks.overdue_after_s",
+        "http.java_metrics",
+        "replication.entry_lists",
+    }
 )
 """Settings of earlier releases. They are read and have no effect, so that a file works after an
 upgrade as it is. CHANGELOG.md says what to use instead."""

@@ -1,7 +1,7 @@
 """``python -m tests.prepare``: download what no test should wait for, and show the progress.
 
 The jars of every BookKeeper version that the suite runs, about 100 MB each, once on a machine;
-those of BookKeeper's HTTP server and metrics, and of Pulsar's metadata driver.
+those of BookKeeper's HTTP server, and of Pulsar's metadata driver.
 With ``--default-only``, only those of the default version of a local cluster.
 """
 
@@ -15,8 +15,6 @@ from ledgers.errors import BookmenderError
 VERSIONS = (jars.BOOKKEEPER_DEFAULT, "4.17.3", "4.16.6")
 HTTP_SERVER = jars.Module("org.apache.bookkeeper.http", "vertx-http-server")
 """BookKeeper's own HTTP server and the Vert.x that it needs: 15 MB."""
-METRICS_PROVIDER = jars.Module("org.apache.bookkeeper.stats", "prometheus-metrics-provider")
-"""What Java's AutoRecovery needs to export its metrics to Prometheus: 11 MB."""
 PULSAR = "4.0.8"
 PULSAR_DRIVER = jars.Module("org.apache.pulsar", "pulsar-metadata")
 BESIDE_PULSAR_DRIVER = [
@@ -53,7 +51,6 @@ def main() -> None:
                 jars.fetch(version, java, on_progress=_Progress().show)
         if not is_default_only:
             jars.fetch(VERSIONS[0], java, module=HTTP_SERVER)
-            jars.fetch(VERSIONS[0], java, module=METRICS_PROVIDER)
             fetch_pulsar_driver(java)
     except BookmenderError as error:
         sys.exit(f"tests: {error}")

@@ -111,9 +111,7 @@ class App:
         self._start = start
         self._decommissioning: tuple[BookieId, ...] = ()
         self._access = Access(settings.http, observes=settings.node.mode == "observe")
-        self._metrics_text = MetricsText(
-            [each.state for each in roles], java_metrics=settings.http.java_metrics
-        )
+        self._metrics_text = MetricsText([each.state for each in roles])
         self._started_ms = SystemClock().wall_ms()
         self._at_work_count = 0
         self._changing = asyncio.Lock()

@@ -14,7 +14,6 @@ from importlib.metadata import PackageNotFoundError, version
 from prometheus_client import REGISTRY, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from daemon.http.java_metrics import OFF, JavaMetricsText
 from daemon.role_state import RoleState
 
 READY = Gauge(
@@ -71,12 +70,8 @@ def package_version() -> str:
 class MetricsText:
     """Makes the text of ``/metrics``."""
 
-    def __init__(self, roles: Sequence[RoleState], *, java_metrics: str = OFF) -> None:
-        """``java_metrics``: the setting ``http.java_metrics``."""
+    def __init__(self, roles: Sequence[RoleState]) -> None:
         self._roles = roles
-        self._java = (
-            None if java_metrics == OFF else JavaMetricsText(java_metrics, now_s=time.monotonic)
-        )
         self._made: dict[str, tuple[float, bytes]] = {}
         """By content type: when the text was made, and the text."""
         # The times of creation are a third more lines, which Prometheus does not use.
@@ -85,9 +80,7 @@ class MetricsText:
 
     def text(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics and their content type. ``accept``: header of the request, by which
-        Prometheus asks for OpenMetrics. With Java's names the text is never OpenMetrics."""
-        if self._java is not None:
-            accept = ""
+        Prometheus asks for OpenMetrics."""
         try:
             encode, content_type = choose_encoder(accept)
         except (TypeError, ValueError):  # of the library, for a version that is no number
@@ -98,8 +91,6 @@ class MetricsText:
             for role in self._roles:
                 publish(role)
             text = encode(REGISTRY)
-            if self._java is not None:
-                text += self._java.text()
             if len(self._made) > 4:  # the header chooses among few types, but a client writes it
                 self._made.clear()
             self._made[content_type] = now_s, text

@@ -11,7 +11,6 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import daemon.http.server
 import daemon.node  # noqa: F401  # every module of a node that declares a metric
-from daemon.http.java_metrics import page_part
 
 HEAD = """\
 # Metrics
@@ -26,8 +25,9 @@ ZooKeeper nor a bookie anything.
   `max()` or `sum()` over the nodes.
 - The leader counts what is left to repair every 15 s. `bookmender status` reads it at once, so the
   two may differ for that long.
-- Besides these there are `process_…` and `python_…` of the Prometheus client library, and on
-  request [Java's names](#names-of-javas-autorecovery).
+- Besides these there are `process_…` and `python_…` of the Prometheus client library.
+- [java_names.rules.yaml](../deploy/prometheus/java_names.rules.yaml) has recording rules for the
+  names of Java's AutoRecovery ([moving.md](moving.md#metrics)).
 
 This page is generated: `python -m daemon.http.metrics_page > docs/metrics.md`.
 """
@@ -105,7 +105,7 @@ def page() -> str:
             if group_of(row) == title:
                 labels = ", ".join(f"`{label}`" for label in row.labels)
                 parts.append(f"| `{row.name}` | {row.kind} | {labels} | {row.about} |\n")
-    return "".join(parts) + page_part()
+    return "".join(parts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard: what they name exists, and each alert is tested.
+"""The rules and the dashboard: what they name exists, and each alert is tested.
 
 promtool runs tests/deploy/alerts.yaml here if it is installed; .ci/run installs it where it can.
 """
@@ -18,6 +18,7 @@ from replication.reasons import Reason
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "deploy" / "prometheus" / "bookmender.rules.yaml"
+JAVA_NAMES = ROOT / "deploy" / "prometheus" / "java_names.rules.yaml"
 ALERT_TESTS = ROOT / "tests" / "deploy" / "alerts.yaml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "bookmender.json"
 SITE = "https://docs.example.org/bookmender/"
@@ -83,9 +84,13 @@ def documented() -> dict[str, set[str]]:
 # --- Alerts ---------------------------------------------------------------------------------------
 
 
-def alerts() -> list[Any]:
-    groups = yaml.safe_load(RULES.read_text())["groups"]
+def rules_of(file: Path) -> list[Any]:
+    groups = yaml.safe_load(file.read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
+
+
+def alerts() -> list[Any]:
+    return rules_of(RULES)
 
 
 each_alert = pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
@@ -175,11 +180,29 @@ def test_promtool_accepts_the_rules_and_their_tests() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian: apt install prometheus)")
-    for arguments in (("check", "rules", str(RULES)), ("test", "rules", str(ALERT_TESTS))):
+    for arguments in (
+        ("check", "rules", str(RULES), str(JAVA_NAMES)),
+        ("test", "rules", str(ALERT_TESTS)),
+    ):
         ended = subprocess.run(
             [promtool, *arguments], capture_output=True, text=True, timeout=300, check=False
         )
         assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_java_names_are_made_of_documented_metrics_and_labels(
+    documented: dict[str, set[str]],
+) -> None:
+    rules = rules_of(JAVA_NAMES)
+    for rule in rules:
+        (used,) = metrics_in(rule["expr"])
+        labels = re.findall(r"(\w+)!?[=~]", rule["expr"])
+        assert {*labels, *re.findall(r"without \((\w+)\)", rule["expr"])} <= documented[used], rule
+    graces = {reason.value for reason in Reason if reason.is_a_grace}
+    (deferrals,) = re.findall(r'reason!~"([^"]+)"', str(rules))
+    assert set(deferrals.split("|")) == graces
+    series = [(rule["record"], tuple(rule.get("labels", {}).items())) for rule in rules]
+    assert len(series) == len(set(series))
 
 
 # --- The dashboard --------------------------------------------------------------------------------

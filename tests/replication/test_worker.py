@@ -41,8 +41,8 @@ THREE = (B1, B2, B3)
 @pytest.mark.compat(
     "TestReplicationWorker.testReplicationStats",
     verdict="other",
-    why="metrics with names of our own count ledgers, entries and bytes; Java's names "
-    "are an option",
+    why="metrics with names of our own count ledgers, entries and bytes; recording "
+    "rules have Java's",
 )
 @in_virtual_time
 async def test_every_marked_ledger_is_repaired_and_counted() -> None:
