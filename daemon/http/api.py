@@ -1,7 +1,7 @@
-"""``/api/v1``: reads the state of the cluster as JSON.
+"""The paths of bookmender: the node, the state of the cluster as JSON, and changes.
 
-Each function gathers values with a session (``ClusterReader`` decides when), or makes an answer of
-what was gathered. Several answers are made of one status.
+Reading handlers take values from ``ClusterReader``, which decides when something is read. Several
+answers are made of one status.
 """
 
 from __future__ import annotations
@@ -9,36 +9,145 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
+
+import msgspec
+from aiohttp import web
 
 from daemon.admin_session import AdminSession
 from daemon.cli.bookie import gather_bookies
 from daemon.cli.check import read_checks
 from daemon.cli.history import is_about
+from daemon.cli.hold import read_hold
+from daemon.cli.option_types import DURATION_PATTERN, parse_duration_s
 from daemon.cli.queue import queue_rows
 from daemon.history_texts import history_record
+from daemon.http import changes, health, records
+from daemon.http.changes import WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, Reading
-from daemon.http.endpoints import HISTORY_DEFAULT_S, HISTORY_MAX_S
-from daemon.http.health import role_record
+from daemon.http.endpoints import (
+    JSON,
+    Kind,
+    Shared,
+    endpoint,
+    flag,
+    option,
+    order,
+    serve_change,
+    serves,
+)
 from daemon.http.metrics import package_version
-from daemon.http.records import BacklogRecord, NodeRecord
 from daemon.role_state import NodeService
 from daemon.settings import Settings
-from daemon.status.conditions import conditions, health
+from daemon.status.conditions import conditions
+from daemon.status.conditions import health as health_of
 from daemon.status.gathering import gather_status
 from daemon.status.records import note_record
-from daemon.status.report import LEDGERS_LISTED_MAX
+from daemon.status.report import LEDGERS_LISTED_MAX, to_json
 from daemon.status.state import Status
 from ledgers.clock import SystemClock
+from ledgers.tasks import in_daemon_thread
+from replication.history import Kind as EventKind
 from replication.history import RecordedHistory, read_history
 from replication.marks import marked_ledger_ids, read_marks
 
 LEDGERS_MAX = 1_000
 """Ledgers in one answer."""
+EVENTS_MAX = 1_000
+"""Events in one answer."""
+HISTORY_DEFAULT_S = 86_400
+HISTORY_MAX_S = 7 * 86_400
+"""How far the history looks back. The texts of its parameter say the same."""
 PERIODS_S = (HISTORY_DEFAULT_S, HISTORY_MAX_S)
 """Periods of the history that are read. All requests for a part of one share its reading."""
+
+
+# --- The node -------------------------------------------------------------------------------------
+
+
+@endpoint(
+    "GET /metrics",
+    "Metrics of this node for Prometheus, as text or OpenMetrics",
+    str,
+    kind=Kind.METRICS,
+)
+async def metrics(shared: Shared, request: web.Request) -> web.Response:
+    text, content_type = shared.metrics_text.text(request.headers.get("Accept", ""))
+    return web.Response(body=text, headers={"Content-Type": content_type})
+
+
+@endpoint(
+    "GET /healthz",
+    "The process lives: the event loop of each role answers",
+    records.HealthRecord,
+    others={503: records.HealthRecord},
+    kind=Kind.HEALTH,
+)
+async def healthz(shared: Shared, request: web.Request) -> web.Response:
+    return _health(health.alive(shared.roles))
+
+
+@endpoint(
+    "GET /readyz",
+    "Each role has a ZooKeeper session and does its work",
+    records.HealthRecord,
+    others={503: records.HealthRecord},
+    kind=Kind.HEALTH,
+)
+async def readyz(shared: Shared, request: web.Request) -> web.Response:
+    return _health(health.ready(shared.roles))
+
+
+def _health(record: records.HealthRecord) -> web.Response:
+    status = 200 if record.is_ok else 503
+    return web.Response(body=msgspec.json.encode(record), status=status, content_type=JSON)
+
+
+@endpoint("GET /api/v1/node", "This node and its roles", records.NodeRecord)
+async def node(shared: Shared, request: web.Request) -> records.NodeRecord:
+    return node_record(shared.settings, shared.roles, started_ms=shared.started_ms)
+
+
+def node_record(
+    settings: Settings, roles: Sequence[NodeService], *, started_ms: int
+) -> records.NodeRecord:
+    """Return what this node knows of itself."""
+    # Each backlog is read once: its thread may end the leadership at any moment.
+    backlogs = (each.state.backlog for each in roles)
+    size = next((backlog.size for backlog in backlogs if backlog is not None), None)
+    return records.NodeRecord(
+        version=package_version(),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        mode=settings.node.mode,
+        cluster=settings.metadata_service_uri,
+        started_ms=started_ms,
+        is_leader=any(each.state.is_leader for each in roles),
+        backlog=None
+        if size is None
+        else records.BacklogRecord(
+            by_copies_left=dict(size.by_copies_left),
+            missing_bytes=size.missing_bytes,
+            marked=size.marked_count,
+            private=size.private_count,
+            waiting=size.waiting_count,
+            oldest_mark_ms=size.oldest_mark_ms,
+            remaining_s=size.remaining_s,
+        ),
+        roles=[health.role_record(each) for each in roles],
+    )
+
+
+# --- The state of the cluster ---------------------------------------------------------------------
+
+
+def _of_status(name: str, about: str, answer: Any, make: Callable[[Status], Any]) -> None:
+    async def handler(shared: Shared, request: web.Request) -> bytes:
+        return await (await shared.reader.read("status", read_status)).json(name, make)
+
+    endpoint(f"GET /api/v1/{name}", about, answer, name=name)(handler)
 
 
 async def read_status(cluster: AdminSession) -> Status:
@@ -48,7 +157,7 @@ async def read_status(cluster: AdminSession) -> Status:
 def conditions_record(status: Status) -> dict[str, Any]:
     found = conditions(status)
     return {
-        "health": health(found),
+        "health": health_of(found),
         "taken_ms": status.taken_ms,
         "conditions": [each.to_json() for each in found],
     }
@@ -64,11 +173,69 @@ def blocked_ledgers_record(status: Status) -> dict[str, Any]:
     }
 
 
+_of_status("status", "As bookmender status -o json", records.StatusRecord, to_json)
+_of_status("conditions", "Health and conditions", records.ConditionsRecord, conditions_record)
+_of_status(
+    "blocked", "Ledgers that need help, and why", records.BlockedRecord, blocked_ledgers_record
+)
+
+
+@endpoint(
+    "GET /api/v1/history",
+    "As bookmender history -o json",
+    records.HistoryRecord,
+    option(
+        "since",
+        "How far to look back: 30m, 2h, 7d. At most 7d",
+        type="string",
+        pattern=f"^{DURATION_PATTERN}$",
+        default="24h",
+    ),
+    option(
+        "kind",
+        "Only these events. May be repeated",
+        type="array",
+        items={"type": "string", "enum": [kind.value for kind in EventKind]},
+    ),
+    option(
+        "limit",
+        "Events in the answer, the last ones of the period",
+        type="integer",
+        minimum=1,
+        maximum=EVENTS_MAX,
+        default=EVENTS_MAX,
+    ),
+)
+async def history(shared: Shared, request: web.Request) -> bytes:
+    query = request.query
+    try:
+        since_s = parse_duration_s(query["since"]) if "since" in query else HISTORY_DEFAULT_S
+    except ValueError as error:
+        raise WrongRequestError(f"since: {error}") from error
+    if since_s > HISTORY_MAX_S:
+        raise WrongRequestError(
+            "since: at most 7d. For a longer period run `bookmender history --since 30d`."
+        )
+    limit = query.get("limit", str(EVENTS_MAX))
+    # Python refuses to convert a number of very many digits.
+    is_short = limit.isascii() and limit.isdecimal() and len(limit) <= len(str(EVENTS_MAX))
+    if not (is_short and 1 <= int(limit) <= EVENTS_MAX):
+        raise WrongRequestError(f"limit: a number from 1 to {EVENTS_MAX}")
+    kinds, known = query.getall("kind", []), [kind.value for kind in EventKind]
+    if not set(kinds) <= set(known):
+        raise WrongRequestError(f"kind: one of {', '.join(known)}")
+    recorded = (await read_recent_history(shared.reader, since_s)).value
+    make = partial(recent_history_record, recorded, since_s=since_s, kinds=kinds, limit=int(limit))
+    return await in_daemon_thread(lambda: msgspec.json.encode(make()))
+
+
+@serves("/api/v1/bookies", "As bookmender bookie list -o json", records.BookiesRecord)
 async def read_bookies(cluster: AdminSession) -> dict[str, Any]:
     rows, unreadable = await gather_bookies(cluster, clock=SystemClock())
     return {"bookies": [row.to_json() for row in rows], "unreadable_orders": list(unreadable)}
 
 
+@serves("/api/v1/queue", "As bookmender queue list -o json", records.QueueRecord)
 async def read_queue(cluster: AdminSession) -> dict[str, Any]:
     """Return the marked ledgers of both queues, the first ``LEDGERS_MAX`` of them in detail. Only
     the marks of these are read."""
@@ -85,8 +252,14 @@ async def read_queue(cluster: AdminSession) -> dict[str, Any]:
     return {"marked": len(own) + len(shared), "ledgers": rows}
 
 
+@serves("/api/v1/checks", "As bookmender check list -o json", records.ChecksRecord)
 async def read_checks_record(cluster: AdminSession) -> dict[str, Any]:
     return (await read_checks(cluster, clock=SystemClock())).to_json()
+
+
+@serves("/api/v1/hold", "As bookmender hold show -o json", records.HoldStateRecord)
+async def read_hold_record(cluster: AdminSession) -> dict[str, Any]:
+    return (await read_hold(cluster, clock=SystemClock())).to_json()
 
 
 async def read_recent_history(reader: ClusterReader, since_s: int = HISTORY_DEFAULT_S) -> Reading:
@@ -114,29 +287,67 @@ def recent_history_record(
     return history_record(events, since_ms=since_ms, limit=limit, unreadable=recorded.unreadable)
 
 
-def node_record(settings: Settings, roles: Sequence[NodeService], *, started_ms: int) -> NodeRecord:
-    """Return what this node knows of itself."""
-    # Each backlog is read once: its thread may end the leadership at any moment.
-    backlogs = (each.state.backlog for each in roles)
-    size = next((backlog.size for backlog in backlogs if backlog is not None), None)
-    return NodeRecord(
-        version=package_version(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        mode=settings.node.mode,
-        cluster=settings.metadata_service_uri,
-        started_ms=started_ms,
-        is_leader=any(each.state.is_leader for each in roles),
-        backlog=None
-        if size is None
-        else BacklogRecord(
-            by_copies_left=dict(size.by_copies_left),
-            missing_bytes=size.missing_bytes,
-            marked=size.marked_count,
-            private=size.private_count,
-            waiting=size.waiting_count,
-            oldest_mark_ms=size.oldest_mark_ms,
-            remaining_s=size.remaining_s,
-        ),
-        roles=[role_record(each) for each in roles],
-    )
+# --- Changes --------------------------------------------------------------------------------------
+
+
+@endpoint(
+    "POST /api/v1/hold",
+    "Begin a safety hold, or replace the present one",
+    records.HoldStateRecord,
+    body=records.HoldOrderRecord,
+)
+async def begin_hold(shared: Shared, request: web.Request) -> dict[str, Any]:
+    wanted = await order(request, records.HoldOrderRecord)
+    return (await shared.change(lambda c: changes.begin(c, wanted))).to_json()
+
+
+@endpoint(
+    "DELETE /api/v1/hold",
+    "End the safety hold",
+    records.HoldStateRecord,
+    option(
+        "accept_lost",
+        "true: end it although bookies are absent, which then count as lost",
+        type="boolean",
+    ),
+)
+async def end_hold(shared: Shared, request: web.Request) -> dict[str, Any]:
+    accepts = flag("accept_lost", request.query.get("accept_lost", "false"))
+    return (await shared.change(lambda c: changes.end(c, accepts_lost=accepts))).to_json()
+
+
+serve_change(
+    "POST /api/v1/disable",
+    "Disable auto-recovery, Java's too",
+    records.SwitchRecord,
+    changes.disable,
+)
+serve_change(
+    "POST /api/v1/enable", "Enable auto-recovery again", records.SwitchRecord, changes.enable
+)
+serve_change(
+    "PUT /api/v1/bookies/{bookie}/drain",
+    "Move all copies off a running bookie",
+    records.ChangedRecord,
+    changes.begin_drain,
+    records.DrainOrderRecord,
+)
+serve_change(
+    "DELETE /api/v1/bookies/{bookie}/drain",
+    "Withdraw the drain. Moved copies stay moved",
+    records.ChangedRecord,
+    changes.end_drain,
+)
+serve_change(
+    "PUT /api/v1/bookies/{bookie}/maintenance",
+    "Let a bookie be absent for a while without copying",
+    records.ChangedRecord,
+    changes.begin_maintenance,
+    records.MaintenanceOrderRecord,
+)
+serve_change(
+    "DELETE /api/v1/bookies/{bookie}/maintenance",
+    "End the maintenance window",
+    records.ChangedRecord,
+    changes.end_maintenance,
+)

@@ -1,29 +1,38 @@
-"""The paths of the server: who may use them, and what they take and answer.
+"""What an endpoint is, and what its handlers share.
 
-``app`` has a handler for each name, and ``openapi`` describes them from here. So a path exists if
-and only if it is described.
+``endpoint`` puts the path, the access, the parameters and the types of the answers beside a
+handler, in ``api`` and ``java_paths``. The routes (``app``), the description of the API
+(``openapi``) and the tables of docs/http.md (``paths_page``) are made of ``ENDPOINTS``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import socket
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import msgspec
+from aiohttp import web
 
-from daemon.cli.option_types import DURATION_PATTERN
-from daemon.http import records
-from replication import history
+from daemon.admin_session import AdminSession
+from daemon.http.changes import WrongRequestError
+from daemon.http.cluster_reader import ClusterReader, OpenCluster, Read
+from daemon.http.metrics import MetricsText
+from daemon.role_state import NodeService
+from daemon.settings import Settings
+from ledgers.clock import SystemClock
+from ledgers.codec.registration import parse_bookie_id
+from ledgers.errors import CorruptionError
+from ledgers.model import BookieId
 
-HISTORY_DEFAULT_S = 86_400
-HISTORY_MAX_S = 7 * 86_400
-"""How far ``/api/v1/history`` looks back. The texts of its parameter say the same."""
-EVENTS_MAX = 1_000
-"""Events in one answer."""
-DELAY_MAX_S = 2**31 - 1
-"""Longest recovery delay: Java's int."""
+T = TypeVar("T")
+Start = Callable[[Coroutine[Any, Any, None]], object]
+Handler = Callable[["Shared", web.Request], Awaitable[Any]]
+JSON = "application/json"
+TRUE_OR_FALSE = ("true", "false")
 
 
 class Kind(enum.Enum):
@@ -35,346 +44,206 @@ class Kind(enum.Enum):
     JAVA = "java"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A parameter of the query, or of the path (``in_path``)."""
-
-    name: str
-    about: str
-    schema: Mapping[str, Any]
-    is_required: bool = False
-    in_path: bool = False
+Parameter = Mapping[str, Any]
+"""A parameter of the query or of the path, as OpenAPI describes it."""
 
 
-BOOKIE = Parameter(
-    name="bookie",
-    about="Bookie ID, for example 10.0.0.1:3181",
-    schema={"type": "string", "pattern": "^[A-Za-z0-9:._-]+$"},
+def option(name: str, about: str, *, is_required: bool = False, **schema: Any) -> dict[str, Any]:
+    """Return a parameter of the query. ``schema``: without one it is a text."""
+    return {
+        "name": name,
+        "in": "query",
+        "description": about,
+        "required": is_required,
+        "schema": schema or {"type": "string"},
+    }
+
+
+BOOKIE = option(
+    "bookie",
+    "Bookie ID, for example 10.0.0.1:3181",
     is_required=True,
-    in_path=True,
-)
+    type="string",
+    pattern="^[A-Za-z0-9:._-]+$",
+) | {"in": "path"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """One method of one path.
 
-    ``answers``: by status code, the type of the JSON answer, ``str`` for a text, or a schema.
+    ``answers``: by status code, the type of the JSON answer, ``str`` for a text, or a schema. The
+    errors that all endpoints of ``/api`` have are added by ``openapi``.
     ``body``: the type or the schema of the request's JSON, which may be missing unless it has
     required keys.
-    ``changes``: it changes the cluster, and needs the token. The errors that all endpoints of
-    ``/api`` have are added by ``openapi``.
     """
 
     name: str
+    handler: Handler
     method: str
     path: str
     kind: Kind
     about: str
     answers: Mapping[int, Any]
-    parameters: tuple[Parameter, ...] = ()
-    body: Any = None
-    changes: bool = False
+    parameters: tuple[Parameter, ...]
+    body: Any
 
     @property
-    def is_body_required(self) -> bool:
-        if isinstance(self.body, Mapping):
-            return bool(self.body.get("required"))
-        return self.body is not None and any(
-            key.required for key in msgspec.structs.fields(self.body)
-        )
+    def changes(self) -> bool:
+        """True if it changes the cluster, and needs the token."""
+        return self.method != "GET"
+
+    @property
+    def is_limited(self) -> bool:
+        """True if access is checked, and if it counts as a request at work."""
+        return self.kind in (Kind.API, Kind.JAVA)
 
 
-def _read(name: str, path: str, about: str, answer: type, *parameters: Parameter) -> Endpoint:
-    return Endpoint(
-        name=name,
-        method="GET",
-        path=f"/api/v1/{path}",
-        kind=Kind.API,
-        about=about,
-        answers={200: answer},
-        parameters=parameters,
-    )
+ENDPOINTS: list[Endpoint] = []
 
 
-def _change(
-    name: str,
-    method: str,
-    path: str,
+def endpoint(
+    request: str,
     about: str,
-    answer: type,
+    answer: Any,
     *parameters: Parameter,
+    name: str = "",
+    kind: Kind = Kind.API,
     body: Any = None,
-) -> Endpoint:
-    return Endpoint(
-        name=name,
-        method=method,
-        path=f"/api/v1/{path}",
-        kind=Kind.API,
-        about=about,
-        answers={200: answer},
-        parameters=(BOOKIE, *parameters) if "{bookie}" in path else parameters,
-        body=body,
-        changes=True,
-    )
+    others: Mapping[int, Any] | None = None,
+) -> Callable[[Handler], Handler]:
+    """Register the handler of ``request``, a method and a path.
+
+    ``answer``: of the status 200. ``others``: the answers of other statuses. ``name``: if it is not
+    the name of the handler. The handler returns a response, JSON as bytes, or a value that becomes
+    JSON.
+    """
+    method, path = request.split(" ")
+
+    def register(handler: Handler) -> Handler:
+        ENDPOINTS.append(
+            Endpoint(
+                name=name or handler.__name__,
+                handler=handler,
+                method=method,
+                path=path,
+                kind=kind,
+                about=about,
+                answers={200: answer, **(others or {})},
+                parameters=(BOOKIE, *parameters) if "{bookie}" in path else parameters,
+                body=body,
+            )
+        )
+        return handler
+
+    return register
 
 
-IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
-MISSING: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": {"type": "array", "items": {"type": "string"}},
-}
-ENABLED: dict[str, Any] = {
-    "type": "object",
-    "properties": {"enabled": {"type": "boolean"}},
-    "required": ["enabled"],
-    "additionalProperties": False,
-}
-HOST_NAMES: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": {"type": ["string", "null"]},
-}
-DELAY: dict[str, Any] = {
-    "type": "object",
-    "properties": {"delay_seconds": {"type": "integer", "minimum": 0, "maximum": DELAY_MAX_S}},
-    "required": ["delay_seconds"],
-}
-DECOMMISSION: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "bookie_src": BOOKIE.schema,
-        "delete_cookie": {"enum": ["true", "false", True, False]},
-    },
-    "required": ["bookie_src"],
-}
+def serves(path: str, about: str, answer: Any) -> Callable[[Read], Read]:
+    """Serve what a function reads from the cluster, as JSON."""
+
+    def register(read: Read) -> Read:
+        name = path.rpartition("/")[2]
+
+        async def handler(shared: Shared, request: web.Request) -> bytes:
+            return await (await shared.reader.read(name, read)).json(name, lambda value: value)
+
+        endpoint(f"GET {path}", about, answer, name=name)(handler)
+        return read
+
+    return register
 
 
-RECOVER: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "bookie_src": {"type": "array", "items": BOOKIE.schema, "minItems": 1, "maxItems": 100},
-        "bookie_dest": {"type": "array", "description": "Ignored: the placement policy chooses"},
-        "delete_cookie": {"enum": ["true", "false", True, False]},
-    },
-    "required": ["bookie_src"],
-}
+def serve_change(
+    request: str, about: str, answer: Any, change: Callable[..., Awaitable[Any]], body: Any = None
+) -> None:
+    """Serve a function that changes the cluster. It is given the session, the bookie if the path
+    names one, and the body if there is one."""
+
+    async def handler(shared: Shared, request: web.Request) -> Any:
+        bookie = request.match_info.get("bookie")
+        given = [] if bookie is None else [bookie_id(bookie)]
+        if body is not None:
+            given.append(await order(request, body))
+        return await shared.change(lambda cluster: change(cluster, *given))
+
+    endpoint(request, about, answer, name=change.__name__, body=body)(handler)
 
 
-def _java(
-    name: str,
-    path: str,
-    about: str,
-    answers: Mapping[int, Any],
-    *,
-    method: str = "GET",
-    parameters: tuple[Parameter, ...] = (),
-    body: Any = None,
-) -> Endpoint:
-    return Endpoint(
-        name=name,
-        method=method,
-        path=f"/api/v1/{path}",
-        kind=Kind.JAVA,
-        about=about,
-        answers=answers,
-        parameters=parameters,
-        body=body,
-        changes=method == "PUT",
-    )
+class Shared:
+    """What the handlers share."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        roles: Sequence[NodeService],
+        *,
+        reader: ClusterReader,
+        open_cluster: OpenCluster,
+        start: Start,
+    ) -> None:
+        """``open_cluster``: opens a session for one change. ``start``: starts work that goes on
+        after its request."""
+        self.settings = settings
+        self.roles = roles
+        self.reader = reader
+        self.start = start
+        self.metrics_text = MetricsText([each.state for each in roles])
+        self.started_ms = SystemClock().wall_ms()
+        self.decommissioning: tuple[BookieId, ...] = ()
+        self._open_cluster = open_cluster
+        self._changing = asyncio.Lock()
+
+    async def change(self, change: Callable[[AdminSession], Awaitable[T]]) -> T:
+        """Run a change in a session of its own, after the previous one."""
+
+        async def changed() -> T:
+            async with self._changing:
+                return await self._in_session(change)
+
+        return await self.reader.on_thread(changed())
+
+    async def change_beside(self, change: Callable[[AdminSession], Awaitable[T]]) -> T:
+        """Run a change that takes long, beside others."""
+        return await self.reader.on_thread(self._in_session(change))
+
+    async def _in_session(self, change: Callable[[AdminSession], Awaitable[T]]) -> T:
+        """Run the change in a session whose orders the history shows as given over HTTP to this
+        host. Readings from before are forgotten."""
+        try:
+            async with self._open_cluster() as cluster:
+                return await change(replace(cluster, by=f"http@{socket.gethostname()}"))
+        finally:
+            self.reader.forget()
 
 
-def _option(name: str, about: str, **schema: Any) -> Parameter:
-    return Parameter(name=name, about=about, schema=schema or {"type": "string"})
+# --- What a request contains ----------------------------------------------------------------------
 
 
-ENDPOINTS = (
-    Endpoint(
-        name="metrics",
-        method="GET",
-        path="/metrics",
-        kind=Kind.METRICS,
-        about="Metrics of this node for Prometheus, as text or OpenMetrics",
-        answers={200: str},
-    ),
-    Endpoint(
-        name="healthz",
-        method="GET",
-        path="/healthz",
-        kind=Kind.HEALTH,
-        about="The process lives: the event loop of each role answers",
-        answers={200: records.HealthRecord, 503: records.HealthRecord},
-    ),
-    Endpoint(
-        name="readyz",
-        method="GET",
-        path="/readyz",
-        kind=Kind.HEALTH,
-        about="Each role has a ZooKeeper session and does its work",
-        answers={200: records.HealthRecord, 503: records.HealthRecord},
-    ),
-    _read("openapi", "openapi.json", "This description", dict),
-    _read("node", "node", "This node and its roles", records.NodeRecord),
-    _read("status", "status", "As bookmender status -o json", records.StatusRecord),
-    _read("conditions", "conditions", "Health and conditions", records.ConditionsRecord),
-    _read("blocked", "blocked", "Ledgers that need help, and why", records.BlockedRecord),
-    _read("bookies", "bookies", "As bookmender bookie list -o json", records.BookiesRecord),
-    _read("queue", "queue", "As bookmender queue list -o json", records.QueueRecord),
-    _read("checks", "checks", "As bookmender check list -o json", records.ChecksRecord),
-    _read("hold", "hold", "As bookmender hold show -o json", records.HoldStateRecord),
-    _read(
-        "history",
-        "history",
-        "As bookmender history -o json",
-        records.HistoryRecord,
-        _option(
-            "since",
-            "How far to look back: 30m, 2h, 7d. At most 7d",
-            type="string",
-            pattern=f"^{DURATION_PATTERN}$",
-            default="24h",
-        ),
-        _option(
-            "kind",
-            "Only these events. May be repeated",
-            type="array",
-            items={"type": "string", "enum": [kind.value for kind in history.Kind]},
-        ),
-        _option(
-            "limit",
-            "Events in the answer, the last ones of the period",
-            type="integer",
-            minimum=1,
-            maximum=EVENTS_MAX,
-            default=EVENTS_MAX,
-        ),
-    ),
-    _change(
-        "begin_hold",
-        "POST",
-        "hold",
-        "Begin a safety hold, or replace the present one",
-        records.HoldStateRecord,
-        body=records.HoldOrderRecord,
-    ),
-    _change(
-        "end_hold",
-        "DELETE",
-        "hold",
-        "End the safety hold",
-        records.HoldStateRecord,
-        _option(
-            "accept_lost",
-            "true: end it although bookies are absent, which then count as lost",
-            type="boolean",
-        ),
-    ),
-    _change(
-        "disable", "POST", "disable", "Disable auto-recovery, Java's too", records.SwitchRecord
-    ),
-    _change("enable", "POST", "enable", "Enable auto-recovery again", records.SwitchRecord),
-    _change(
-        "begin_drain",
-        "PUT",
-        "bookies/{bookie}/drain",
-        "Move all copies off a running bookie",
-        records.ChangedRecord,
-        body=records.DrainOrderRecord,
-    ),
-    _change(
-        "end_drain",
-        "DELETE",
-        "bookies/{bookie}/drain",
-        "Withdraw the drain. Moved copies stay moved",
-        records.ChangedRecord,
-    ),
-    _change(
-        "begin_maintenance",
-        "PUT",
-        "bookies/{bookie}/maintenance",
-        "Let a bookie be absent for a while without copying",
-        records.ChangedRecord,
-        body=records.MaintenanceOrderRecord,
-    ),
-    _change(
-        "end_maintenance",
-        "DELETE",
-        "bookies/{bookie}/maintenance",
-        "End the maintenance window",
-        records.ChangedRecord,
-    ),
-    _java("java_status", "autorecovery/status", "Is auto-recovery enabled?", {200: ENABLED}),
-    _java(
-        "java_set_status",
-        "autorecovery/status",
-        "Enable or disable auto-recovery",
-        {200: ENABLED, 400: str},
-        method="PUT",
-        parameters=(
-            Parameter(
-                name="enabled",
-                about="true or false",
-                schema={"type": "string", "enum": ["true", "false"]},
-                is_required=True,
-            ),
-        ),
-    ),
-    _java(
-        "java_list_marked",
-        "autorecovery/list_under_replicated_ledger",
-        "Marked ledgers; with printmissingreplica an object of their missing bookies",
-        {200: {"oneOf": [IDS, MISSING]}, 404: str},
-        parameters=(
-            _option("missingreplica", "Only ledgers that miss this bookie"),
-            _option("excludingmissingreplica", "Only ledgers that do not miss this bookie"),
-            _option("printmissingreplica", "Present: also list the missing bookies"),
-        ),
-    ),
-    _java("java_auditor", "autorecovery/who_is_auditor", "The leader", {200: str, 404: str}),
-    _java(
-        "java_trigger_audit",
-        "autorecovery/trigger_audit",
-        "Audit now, and treat absent bookies as lost",
-        {200: str, 404: str},
-        method="PUT",
-    ),
-    _java(
-        "java_delay",
-        "autorecovery/lost_bookie_recovery_delay",
-        "The recovery delay",
-        {200: str, 404: str},
-    ),
-    _java(
-        "java_set_delay",
-        "autorecovery/lost_bookie_recovery_delay",
-        "Set the recovery delay",
-        {200: str},
-        method="PUT",
-        body=DELAY,
-    ),
-    _java(
-        "java_decommission",
-        "autorecovery/decommission",
-        "Have the ledgers of a stopped bookie copied; with delete_cookie, then delete its cookie",
-        {200: str, 404: str},
-        method="PUT",
-        body=DECOMMISSION,
-    ),
-    _java(
-        "java_recover",
-        "autorecovery/bookie",
-        "Have the ledgers of stopped bookies copied; with delete_cookie, then delete their cookies",
-        {200: str, 404: str},
-        method="PUT",
-        body=RECOVER,
-    ),
-    _java(
-        "java_list_bookies",
-        "bookie/list_bookies",
-        "Registered bookies: writable ones, or with type=ro read-only ones",
-        {200: HOST_NAMES},
-        parameters=(
-            _option("type", "ro: the read-only bookies"),
-            _option("print_hostnames", "true: with their host names"),
-        ),
-    ),
-)
+async def order(request: web.Request, kind: type[T]) -> T:
+    """Return the body of the request. An empty one is an empty object. Raises WrongRequestError."""
+    try:
+        given = msgspec.json.decode(await request.read() or b"{}")
+        if isinstance(given, dict):  # JSON knows one kind of number: 60.0 is the integer 60
+            given = {
+                key: int(value) if isinstance(value, float) and value.is_integer() else value
+                for key, value in given.items()
+            }
+        return msgspec.convert(given, kind)
+    except (ValueError, RecursionError) as error:  # deep nesting is a RecursionError
+        raise WrongRequestError(f"the body is wrong: {error}") from error
+
+
+def bookie_id(given: object) -> BookieId:
+    """Return the bookie ID that a request names. Raises WrongRequestError."""
+    try:
+        return parse_bookie_id(str(given or ""))
+    except CorruptionError as error:
+        raise WrongRequestError("the request names no bookie ID, as in 10.0.0.1:3181") from error
+
+
+def flag(name: str, given: str) -> bool:
+    """Return the value of a switch. Raises WrongRequestError."""
+    if given not in TRUE_OR_FALSE:
+        raise WrongRequestError(f"{name}: true or false")
+    return given == "true"

@@ -8,7 +8,6 @@ between the two threads every few milliseconds.
 import asyncio
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import uvloop
@@ -36,40 +35,12 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine in the thread and return its result. If this call is cancelled, so is
-        the coroutine; the call ends when the coroutine has cleaned up."""
-        here = asyncio.get_running_loop()
-        ended: asyncio.Future[asyncio.Task[T]] = here.create_future()
-        begun: list[asyncio.Task[T]] = []
-
-        def begin() -> None:
-            task = self._loop.create_task(work)
-            task.add_done_callback(lambda task: _settle(here, ended, task))
-            begun.append(task)
-
-        def cancel() -> None:  # runs after ``begin``
-            begun[0].cancel()
-
-        self._loop.call_soon_threadsafe(begin)
-        try:
-            task = await asyncio.shield(ended)
-        except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(cancel)
-            await asyncio.wait([ended])
-            raise
-        return task.result()
+        the coroutine, whose clean-up may go on after this call."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def _run(self) -> None:
+        async def wait() -> None:
+            await self._is_stopping.wait()
+
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._wait())
-
-    async def _wait(self) -> None:
-        await self._is_stopping.wait()
-
-
-def _settle(
-    loop: asyncio.AbstractEventLoop, ended: asyncio.Future[asyncio.Task[T]], task: asyncio.Task[T]
-) -> None:
-    if not task.cancelled():
-        task.exception()  # marks it as seen: the caller may have been cancelled
-    with suppress(RuntimeError):  # the caller's loop is closed
-        loop.call_soon_threadsafe(ended.set_result, task)
+            runner.run(wait())

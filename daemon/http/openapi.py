@@ -1,7 +1,7 @@
 """The description of the API, as an OpenAPI 3.1 document.
 
-It is made of ``endpoints`` and of the types in ``records``, so it cannot lag behind them. The tests
-compare real answers with it.
+It is made of the endpoints and of the types of their answers, so it cannot lag behind them. The
+tests compare real answers with it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from functools import cache
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
-from daemon.http.endpoints import ENDPOINTS, Endpoint, Kind
+from daemon.http import api, java_paths  # noqa: F401  # they define endpoints
+from daemon.http.endpoints import ENDPOINTS, Endpoint, Kind, Shared, endpoint
 from daemon.http.metrics import package_version
 from daemon.http.records import ErrorRecord
 
@@ -35,6 +37,11 @@ ERRORS: Mapping[int, str] = {
 }
 
 
+@endpoint("GET /api/v1/openapi.json", "This description", dict)
+async def openapi(shared: Shared, request: web.Request) -> bytes:
+    return document()
+
+
 @cache
 def document() -> bytes:
     """Return the document as JSON."""
@@ -44,16 +51,16 @@ def document() -> bytes:
 def describe() -> dict[str, Any]:
     types = [
         kind
-        for endpoint in ENDPOINTS
-        for kind in (*endpoint.answers.values(), endpoint.body)
+        for each in ENDPOINTS
+        for kind in (*each.answers.values(), each.body)
         if _is_record(kind)
     ]
     types = [*dict.fromkeys([*types, ErrorRecord])]
     schemas, components = msgspec.json.schema_components(types, ref_template=REFERENCE)
     by_type = dict(zip(types, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
-    for endpoint in ENDPOINTS:
-        paths.setdefault(endpoint.path, {})[endpoint.method.lower()] = _operation(endpoint, by_type)
+    for each in ENDPOINTS:
+        paths.setdefault(each.path, {})[each.method.lower()] = _operation(each, by_type)
     return {
         "openapi": "3.1.0",
         "info": {"title": "bookmender", "version": package_version(), "description": ABOUT},
@@ -72,50 +79,45 @@ def _is_record(kind: Any) -> bool:
     return inspect.isclass(kind) and issubclass(kind, msgspec.Struct)
 
 
-def _operation(endpoint: Endpoint, by_type: Mapping[Any, Any]) -> dict[str, Any]:
+def _operation(it: Endpoint, by_type: Mapping[Any, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": endpoint.name,
-        "summary": endpoint.about,
-        "tags": [endpoint.kind.value],
+        "operationId": it.name,
+        "summary": it.about,
+        "tags": [it.kind.value],
         "responses": {
             **{
                 str(code): {
                     "description": "Success" if code == 200 else "No success",
-                    "content": _content(kind, by_type, endpoint),
+                    "content": _content(kind, by_type, it),
                 }
-                for code, kind in endpoint.answers.items()
+                for code, kind in it.answers.items()
             },
-            **_errors(endpoint, by_type),
+            **_errors(it, by_type),
         },
     }
-    if endpoint.parameters:
-        operation["parameters"] = [
-            {
-                "name": each.name,
-                "in": "path" if each.in_path else "query",
-                "description": each.about,
-                "required": each.is_required,
-                "schema": each.schema,
-            }
-            for each in endpoint.parameters
-        ]
-    if endpoint.body is not None:
-        schema = by_type[endpoint.body] if _is_record(endpoint.body) else endpoint.body
+    if it.parameters:
+        operation["parameters"] = it.parameters
+    if it.body is not None:
+        if is_record := _is_record(it.body):
+            is_required = any(key.required for key in msgspec.structs.fields(it.body))
+        else:
+            is_required = bool(it.body.get("required"))
+        schema = by_type[it.body] if is_record else it.body
         operation["requestBody"] = {
-            "required": endpoint.is_body_required,
+            "required": is_required,
             "content": {"application/json": {"schema": schema}},
         }
-    if endpoint.changes:
+    if it.changes:
         operation["security"] = [{"token": []}, {"certificate": []}]
-    elif endpoint.kind in (Kind.API, Kind.JAVA):
+    elif it.is_limited:
         operation["security"] = [{}, {"token": []}, {"certificate": []}]
     return operation
 
 
-def _content(kind: Any, by_type: Mapping[Any, Any], endpoint: Endpoint) -> dict[str, Any]:
+def _content(kind: Any, by_type: Mapping[Any, Any], it: Endpoint) -> dict[str, Any]:
     if kind is str:
         text = {"schema": {"type": "string"}}
-        if endpoint.kind is Kind.METRICS:
+        if it.kind is Kind.METRICS:
             return {"text/plain": text, "application/openmetrics-text": text}
         return {"text/plain": text}
     if kind is dict:
@@ -123,16 +125,16 @@ def _content(kind: Any, by_type: Mapping[Any, Any], endpoint: Endpoint) -> dict[
     return {"application/json": {"schema": by_type[kind] if _is_record(kind) else kind}}
 
 
-def _errors(endpoint: Endpoint, by_type: Mapping[Any, Any]) -> dict[str, Any]:
+def _errors(it: Endpoint, by_type: Mapping[Any, Any]) -> dict[str, Any]:
     """Return the errors that an endpoint may answer besides its own answers."""
-    if endpoint.kind in (Kind.METRICS, Kind.HEALTH):
+    if not it.is_limited:
         codes = {403, 500}
     else:
         codes = set(ERRORS)
-        if not endpoint.changes:
+        if not it.changes:
             codes -= {409, 413}
     schema = {"application/json": {"schema": by_type[ErrorRecord]}}
     return {
         str(code): {"description": ERRORS[code], "content": schema}
-        for code in sorted(codes - set(endpoint.answers))
+        for code in sorted(codes - set(it.answers))
     }

@@ -22,6 +22,7 @@ from daemon.http import api, app
 from daemon.http.endpoints import ENDPOINTS
 from daemon.http.endpoints import Kind as EndpointKind
 from daemon.http.openapi import describe
+from daemon.http.paths_page import with_tables
 from daemon.http.records import EventRecord
 from daemon.role_state import NodeService, RoleState
 from daemon.settings import HttpSettings, Settings
@@ -311,11 +312,11 @@ def test_on_another_address_reading_needs_the_token_and_health_does_not(tmp_path
 def test_too_many_requests_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "REQUESTS_MAX", 2)
 
-    async def slow(cluster: Any) -> Any:
+    async def slow(cluster: Any, **options: Any) -> Any:
         await asyncio.sleep(0.2)
-        return {"bookies": [], "unreadable_orders": []}
+        return [], []
 
-    monkeypatch.setattr(api, "read_bookies", slow)
+    monkeypatch.setattr(api, "gather_bookies", slow)
 
     async def test(client: Client) -> list[int]:
         answers = await asyncio.gather(*(client.get("/api/v1/bookies") for _ in range(5)))
@@ -330,10 +331,10 @@ def test_too_many_requests_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch
 def test_a_request_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "REQUEST_S", 0.05)
 
-    async def slow(cluster: Any) -> Any:
+    async def slow(cluster: Any, **options: Any) -> Any:
         await asyncio.sleep(60)
 
-    monkeypatch.setattr(api, "read_bookies", slow)
+    monkeypatch.setattr(api, "gather_bookies", slow)
 
     async def test(client: Client) -> None:
         answer = await client.get("/api/v1/bookies")
@@ -347,7 +348,7 @@ def test_without_zookeeper_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -
     async def gone(cluster: Any) -> Any:
         raise UnavailableError("no ZooKeeper server answers")
 
-    monkeypatch.setattr(api, "read_status", gone)
+    monkeypatch.setattr(api, "gather_status", gone)
 
     async def test(client: Client) -> None:
         answer = await client.get("/api/v1/conditions")
@@ -395,12 +396,11 @@ def test_a_leadership_may_end_while_the_node_is_described() -> None:
     assert record.backlog is None
 
 
-def test_the_page_of_the_api_names_every_path() -> None:
+def test_the_page_of_the_api_has_the_tables_of_the_endpoints() -> None:
     page = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
-    paths = [endpoint.path.replace("{bookie}", "ID") for endpoint in ENDPOINTS]
 
-    short = {path: f"`{path.removeprefix('/api/v1/')}`" for path in paths}
-    assert [path for path in paths if path not in page and short[path] not in page] == []
+    assert page == with_tables(page), "python -m daemon.http.paths_page docs/http.md"
+    assert page.count("| `") >= len(ENDPOINTS)
 
 
 def test_unknown_paths_and_methods_are_answered_as_json() -> None:

@@ -246,7 +246,7 @@ def test_a_conflict_is_told(serve: Callable[..., Any], monkeypatch: pytest.Monke
     async def lost(*arguments: Any) -> Any:
         raise ConflictError("the znode is at another version")
 
-    monkeypatch.setattr(changes, "disable", lost)
+    monkeypatch.setattr(changes, "switch_off", lost)
 
     async def test(client: Client, cluster: Cluster) -> None:
         answer = await client.post("/api/v1/disable", headers=BEARER)

@@ -107,37 +107,8 @@ def test_a_slow_reading_is_served_longer(monkeypatch: pytest.MonkeyPatch) -> Non
         after_s = time.monotonic()
         assert found.until_s - before_s >= AGE_FACTOR * source.takes_s
         assert found.until_s - after_s <= AGE_FACTOR * (after_s - before_s)
-        found.until_s = found.late_s = after_s
+        found.until_s = after_s
         assert (await reader.read("a", source.read)).value == 2
-
-    reading(test)
-
-
-def test_the_old_reading_is_served_while_the_next_one_runs() -> None:
-    async def test(source: Source, reader: ClusterReader) -> None:
-        found = await reader.read("a", source.read)
-        source.takes_s = 0.05
-        found.until_s = 0.0
-        found.late_s = time.monotonic() + 60
-        assert [(await reader.read("a", source.read)).value for _ in range(3)] == [1, 1, 1]
-        await asyncio.sleep(0.1)
-        assert (await reader.read("a", source.read)).value == 2
-        assert source.read_count == 2
-
-    reading(test)
-
-
-def test_a_short_reading_does_not_wait_for_a_long_one() -> None:
-    async def test(source: Source, reader: ClusterReader) -> None:
-        short = await reader.read("short", source.read)
-        short.until_s = short.late_s = time.monotonic()
-        source.takes_s = 0.1
-        long = asyncio.create_task(reader.read("long", source.read))
-        await asyncio.sleep(0)
-        assert (await reader.read("short", source.read)) is short
-        await long
-        await asyncio.sleep(0.15)
-        assert (await reader.read("short", source.read)).value == 3
 
     reading(test)
 
@@ -165,36 +136,6 @@ def test_readings_run_in_the_given_thread() -> None:
         waiting.cancel()
         assert thread.stop(timeout_s=10)
         assert thread.stop(timeout_s=0), "any number of times"
-
-    asyncio.run(run())
-
-
-def test_a_session_opened_while_the_reader_stops_is_closed() -> None:
-    async def run() -> None:
-        source = Source(await Cluster.start())
-        closed_count = 0
-
-        @asynccontextmanager
-        async def opening() -> AsyncIterator[AdminSession]:
-            nonlocal closed_count
-            async with source.open() as cluster:
-                yield cluster
-            closed_count += 1
-
-        async def on_thread(work: Coroutine[Any, Any, Any]) -> Any:
-            result = await work
-            if source.opened_count > closed_count:
-                asyncio.current_task().cancel()  # type: ignore[union-attr]  # runs in a task
-                await asyncio.sleep(0)
-            return result
-
-        reader = ClusterReader(opening, on_thread=on_thread)
-        task = asyncio.create_task(reader.run())
-        request = asyncio.create_task(reader.read("a", source.read))
-        await asyncio.wait([task])
-        request.cancel()
-
-        assert (source.opened_count, closed_count) == (1, 1)
 
     asyncio.run(run())
 
