@@ -374,7 +374,7 @@ class ChecksRecord(Record, frozen=True, kw_only=True):
 
 
 class EventRecord(Record, frozen=True, kw_only=True):
-    """An event. docs/json.md says what its fields are, and which kinds there are."""
+    """What happened to bookies or ledgers, or what an operator ordered."""
 
     node: str
     kind: str
