@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 from msgspec import inspect as types
 
-from daemon.answers import Answer
 from daemon.http import records
 from daemon.pages import docstrings
 
@@ -57,7 +56,10 @@ MEANINGS = {
     "by": "User and host; `http@HOST` for an order over HTTP",
     "concerns": "What prevents or delays the effect",
     "detail": "The facts as text, and what to do; may be empty",
+    "first_ledgers": "The most urgent ones",
+    "free_bytes": "Of all disks of the bookie",
     "has_changed": "False: it was so before",
+    "holder": "The node that holds the lock",
     "is_by_operator": "An operator ordered it, not the leader",
     "is_held": "A safety hold is in force",
     "is_locked": "A worker holds the lock",
@@ -67,11 +69,22 @@ MEANINGS = {
     "leader": "The elected auditor",
     "ledgers_left": "Ledgers that are left; null: not counted yet",
     "ledgers_most": "Largest number of ledgers left since the order",
+    "lost_bytes": "Approximate size of the lost copies",
     "may_fence": "Open ledgers are recovered and closed",
+    "metadata_version": "Format version of the metadata",
     "missing": "Bookies that the mark names; null: the mark cannot be read",
+    "next_due_ms": "When the check runs next",
+    "next_try_ms": "Next attempt",
+    "omitted": "Earlier events of the period that are not listed",
+    "remaining_s": "About how long it will take",
+    "replies": "What the bookies answered for the first entry",
+    "since_ms": "When it began",
     "unreadable_count": "Unreadable ledgers that may name the bookie",
     "unreadable_orders": "Znodes of orders that cannot be read",
     "unreadable_records": "Znodes that cannot be read, so something may be missing here",
+    "until_ms": "When it ends",
+    "affected bookie.ledgers": "Number of ledgers that name it",
+    "affected bookie.left_s": "Time until an absent bookie is lost",
     "bookie.drain": "The order to drain the bookie",
     "bookie.lost_ms": "When an absent bookie will be lost",
     "bookie.maintenance": "Its maintenance window",
@@ -81,6 +94,8 @@ MEANINGS = {
     "drain.is_drained": "No ledger names the bookie",
     "drain.is_in_doubt": "Only unreadable ledgers may name the bookie",
     "drain.unreadable": "Some of the unreadable ledgers",
+    "effective limit.is_ordered": "Set by `bookmender limits`; otherwise from this host's settings",
+    "effective limit.value": "0: no limit",
     "event.at_ms": "When it happened; of a sum, when it began",
     "event.bookies": "Which bookies it is about; at most 20",
     "event.cause": "Of marks, repairs and fences: [below](#kinds-of-events); of findings and "
@@ -100,19 +115,29 @@ MEANINGS = {
     "hold state.bookie_count": "All known bookies",
     "hold.bookies": "Bookies whose absence caused it",
     "hold.until_ms": "null: no end",
+    "identity.cookie_czxid": "ZooKeeper transaction that created the cookie",
+    "identity.is_trusted": "The order names this cookie",
     "mark reason.cause": "`lost`, `reformatted`, `drained`, `hand`, `unknown`, or a check",
     "note.grace_until_ms": "End of the open-ledger grace; 0: none",
     "note.node": "The node that tried",
     "note.since_ms": "First attempt with this reason",
     "note.tries": "Attempts so far",
+    "planned copy.bookie_index": "Place in the ensemble",
     "queue.ledgers": "The first ones by ID",
     "queue.marked": "Marked ledgers in both queues",
     "queued ledger.ctime_ms": "When the ledger was marked",
     "queued ledger.mark_unreadable": "Why the mark cannot be read",
     "queued ledger.waiting": "Why the last attempt failed",
+    "recorded write.after": "The metadata",
+    "recorded write.cluster": "Instance ID of its cluster",
+    "recorded write.time_ms": "For `--at`",
     "run.counts": "Findings by kind",
     "run.ledger_count": "Ledgers that were checked",
     "run.pause": "Why the run pauses",
+    "shown ledger.custom": "Custom metadata of the application, each at most 300 bytes. Pulsar: "
+    "`pulsar/managed-ledger` is the topic",
+    "shown ledger.digest_type": "null: not stored in the metadata",
+    "shown segment.ensemble": "Bookie IDs",
 }
 """What keys without a docstring mean, by key, or by object and key."""
 KINDS = {
@@ -149,11 +174,11 @@ def name_of(kind: type) -> str:
     return " ".join(words).lower()
 
 
-def _table(kind: type[msgspec.Struct]) -> str:
+def _table(kind: type) -> str:
     about = "" if kind.__doc__ is None else f"{_markdown(inspect.cleandoc(kind.__doc__))}\n\n"
     texts: dict[str, str] = {}
     for each in reversed(kind.__mro__):
-        if issubclass(each, msgspec.Struct) and each not in (msgspec.Struct, Answer):
+        if "__annotations__" in vars(each):
             texts |= docstrings(each)
     rows = "".join(
         f"| `{key.encode_name}` | {type_text(key.type)} | {_meaning(kind, key, texts)} |\n"
@@ -169,7 +194,7 @@ def _meaning(kind: type, key: types.Field, texts: Mapping[str, str]) -> str:
 
 def _keys(kind: type) -> Sequence[types.Field]:
     described = types.type_info(kind)
-    assert isinstance(described, types.StructType), kind
+    assert isinstance(described, types.StructType | types.DataclassType), kind
     return described.fields
 
 
@@ -178,7 +203,7 @@ def _parts_of(kind: type) -> Iterator[type]:
     waiting: list[Any] = [key.type for key in _keys(kind)]
     while waiting:
         match waiting.pop(0):
-            case types.StructType(cls=inner):
+            case types.StructType(cls=inner) | types.DataclassType(cls=inner):
                 yield inner
             case types.UnionType(types=several):
                 waiting = [*several, *waiting]
@@ -191,7 +216,7 @@ def _parts_of(kind: type) -> Iterator[type]:
 def type_text(kind: types.Type) -> str:
     """Return a type in the words of the page."""
     match kind:
-        case types.StructType(cls=inner):
+        case types.StructType(cls=inner) | types.DataclassType(cls=inner):
             return f"[{name_of(inner)}](#{name_of(inner).replace(' ', '-')})"
         case types.UnionType(types=several):
             texts = map(type_text, several)

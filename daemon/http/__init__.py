@@ -5,7 +5,7 @@
 bookmender's own paths (``health``, ``metrics`` and ``changes`` make their answers), ``java_paths``
 those of BookKeeper (``java`` makes the answers). ``records`` has the types of the answers, from
 which ``openapi`` makes the description of the API. ``cluster_reader`` reads ZooKeeper for all of
-them, in a session of its own, on the thread of ``loop_thread``. ``access`` checks tokens and
+them, in a session and a thread of its own. ``access`` checks tokens and
 addresses, and ``tls`` has the certificates. ``live`` serves the page for people at ``/``, and
 ``page`` writes its HTML; ``page.css`` and ``page.js`` are package data. ``metrics_page`` writes
 docs/metrics.md, and ``paths_page`` the tables of docs/http.md.

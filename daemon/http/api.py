@@ -29,9 +29,9 @@ from daemon.http.changes import WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, Reading
 from daemon.http.endpoints import (
     JSON,
+    Endpoint,
     Kind,
     Shared,
-    endpoint,
     flag,
     option,
     order,
@@ -67,7 +67,7 @@ PERIODS_S = (HISTORY_DEFAULT_S, HISTORY_MAX_S)
 # --- The node -------------------------------------------------------------------------------------
 
 
-@endpoint(
+@Endpoint(
     "GET /metrics",
     "Metrics of this node for Prometheus, as text or OpenMetrics",
     str,
@@ -78,7 +78,7 @@ async def metrics(shared: Shared, request: web.Request) -> web.Response:
     return web.Response(body=text, headers={"Content-Type": content_type})
 
 
-@endpoint(
+@Endpoint(
     "GET /healthz",
     "The process lives: the event loop of each role answers",
     records.HealthRecord,
@@ -89,7 +89,7 @@ async def healthz(shared: Shared, request: web.Request) -> web.Response:
     return _health(health.alive(shared.roles))
 
 
-@endpoint(
+@Endpoint(
     "GET /readyz",
     "Each role has a ZooKeeper session and does its work",
     records.HealthRecord,
@@ -105,7 +105,7 @@ def _health(record: records.HealthRecord) -> web.Response:
     return web.Response(body=msgspec.json.encode(record), status=status, content_type=JSON)
 
 
-@endpoint("GET /api/v1/node", "This node and its roles", records.NodeRecord)
+@Endpoint("GET /api/v1/node", "This node and its roles", records.NodeRecord)
 async def node(shared: Shared, request: web.Request) -> records.NodeRecord:
     return node_record(shared.settings, shared.roles, started_ms=shared.started_ms)
 
@@ -147,7 +147,7 @@ def _of_status(name: str, about: str, answer: Any, make: Callable[[Status], Any]
     async def handler(shared: Shared, request: web.Request) -> bytes:
         return await (await shared.reader.read("status", read_status)).json(name, make)
 
-    endpoint(f"GET /api/v1/{name}", about, answer, name=name)(handler)
+    Endpoint(f"GET /api/v1/{name}", about, answer, name=name)(handler)
 
 
 async def read_status(cluster: AdminSession) -> Status:
@@ -180,7 +180,7 @@ _of_status(
 )
 
 
-@endpoint(
+@Endpoint(
     "GET /api/v1/history",
     "As bookmender history -o json",
     records.HistoryRecord,
@@ -290,7 +290,7 @@ def recent_history_record(
 # --- Changes --------------------------------------------------------------------------------------
 
 
-@endpoint(
+@Endpoint(
     "POST /api/v1/hold",
     "Begin a safety hold, or replace the present one",
     records.HoldStateRecord,
@@ -301,7 +301,7 @@ async def begin_hold(shared: Shared, request: web.Request) -> dict[str, Any]:
     return (await shared.change(lambda c: changes.begin(c, wanted))).to_json()
 
 
-@endpoint(
+@Endpoint(
     "DELETE /api/v1/hold",
     "End the safety hold",
     records.HoldStateRecord,

@@ -1,6 +1,6 @@
 """What an endpoint is, and what its handlers share.
 
-``endpoint`` puts the path, the access, the parameters and the types of the answers beside a
+``Endpoint`` puts the path, the access, the parameters and the types of the answers beside a
 handler, in ``api`` and ``java_paths``. The routes (``app``), the description of the API
 (``openapi``) and the tables of docs/http.md (``paths_page``) are made of ``ENDPOINTS``.
 """
@@ -11,7 +11,7 @@ import asyncio
 import enum
 import socket
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -68,9 +68,8 @@ BOOKIE = option(
 ) | {"in": "path"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One method of one path.
+    """One method of one path. As a decorator it registers the handler of ``request``.
 
     ``answers``: by status code, the type of the JSON answer, ``str`` for a text, or a schema. The
     errors that all endpoints of ``/api`` have are added by ``openapi``.
@@ -78,65 +77,38 @@ class Endpoint:
     required keys.
     """
 
-    name: str
-    handler: Handler
-    method: str
-    path: str
-    kind: Kind
-    about: str
-    answers: Mapping[int, Any]
-    parameters: tuple[Parameter, ...]
-    body: Any
+    def __init__(
+        self,
+        request: str,
+        about: str,
+        answer: Any,
+        *parameters: Parameter,
+        name: str = "",
+        kind: Kind = Kind.API,
+        body: Any = None,
+        others: Mapping[int, Any] | None = None,
+    ) -> None:
+        """``request``: method and path. ``answer``: of the status 200. ``others``: the answers of
+        other statuses. ``name``: if it is not the name of the handler."""
+        self.method, self.path = request.split(" ")
+        self.about, self.name, self.kind, self.body = about, name, kind, body
+        self.answers = {200: answer, **(others or {})}
+        self.parameters = (BOOKIE, *parameters) if "{bookie}" in self.path else parameters
+        self.changes = self.method != "GET"
+        """It changes the cluster, and needs the token."""
+        self.is_limited = kind in (Kind.API, Kind.JAVA)
+        """Access is checked, and it counts as a request at work."""
 
-    @property
-    def changes(self) -> bool:
-        """True if it changes the cluster, and needs the token."""
-        return self.method != "GET"
-
-    @property
-    def is_limited(self) -> bool:
-        """True if access is checked, and if it counts as a request at work."""
-        return self.kind in (Kind.API, Kind.JAVA)
+    def __call__(self, handler: Handler) -> Handler:
+        """Register the handler, which returns a response, JSON as bytes, or a value that becomes
+        JSON."""
+        self.handler = handler
+        self.name = self.name or handler.__name__
+        ENDPOINTS.append(self)
+        return handler
 
 
 ENDPOINTS: list[Endpoint] = []
-
-
-def endpoint(
-    request: str,
-    about: str,
-    answer: Any,
-    *parameters: Parameter,
-    name: str = "",
-    kind: Kind = Kind.API,
-    body: Any = None,
-    others: Mapping[int, Any] | None = None,
-) -> Callable[[Handler], Handler]:
-    """Register the handler of ``request``, a method and a path.
-
-    ``answer``: of the status 200. ``others``: the answers of other statuses. ``name``: if it is not
-    the name of the handler. The handler returns a response, JSON as bytes, or a value that becomes
-    JSON.
-    """
-    method, path = request.split(" ")
-
-    def register(handler: Handler) -> Handler:
-        ENDPOINTS.append(
-            Endpoint(
-                name=name or handler.__name__,
-                handler=handler,
-                method=method,
-                path=path,
-                kind=kind,
-                about=about,
-                answers={200: answer, **(others or {})},
-                parameters=(BOOKIE, *parameters) if "{bookie}" in path else parameters,
-                body=body,
-            )
-        )
-        return handler
-
-    return register
 
 
 def serves(path: str, about: str, answer: Any) -> Callable[[Read], Read]:
@@ -148,7 +120,7 @@ def serves(path: str, about: str, answer: Any) -> Callable[[Read], Read]:
         async def handler(shared: Shared, request: web.Request) -> bytes:
             return await (await shared.reader.read(name, read)).json(name, lambda value: value)
 
-        endpoint(f"GET {path}", about, answer, name=name)(handler)
+        Endpoint(f"GET {path}", about, answer, name=name)(handler)
         return read
 
     return register
@@ -167,7 +139,7 @@ def serve_change(
             given.append(await order(request, body))
         return await shared.change(lambda cluster: change(cluster, *given))
 
-    endpoint(request, about, answer, name=change.__name__, body=body)(handler)
+    Endpoint(request, about, answer, name=change.__name__, body=body)(handler)
 
 
 class Shared:

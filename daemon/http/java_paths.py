@@ -16,10 +16,10 @@ from daemon.http.endpoints import (
     BOOKIE,
     JSON,
     TRUE_OR_FALSE,
+    Endpoint,
     Kind,
     Shared,
     bookie_id,
-    endpoint,
     flag,
     option,
     order,
@@ -50,7 +50,7 @@ HOST_NAMES = {"type": "object", "additionalProperties": {"type": ["string", "nul
 ENABLED = _object("enabled", enabled={"type": "boolean"}) | {"additionalProperties": False}
 DELETE_COOKIE = {"enum": ["true", "false", True, False]}
 
-java_endpoint = partial(endpoint, kind=Kind.JAVA)
+java_endpoint = partial(Endpoint, kind=Kind.JAVA)
 
 
 @java_endpoint(f"GET {AUTORECOVERY}/status", "Is auto-recovery enabled?", ENABLED)

@@ -4,7 +4,7 @@ Run it as ``python -m daemon.http.metrics_page > docs/metrics.md``.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from prometheus_client import REGISTRY
 from prometheus_client.metrics import MetricWrapperBase
@@ -56,8 +56,7 @@ PREFIX = "bookmender_"
 TABLE = "| metric | type | labels | meaning |\n| --- | --- | --- | --- |\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """One metric."""
 
     name: str
@@ -75,15 +74,9 @@ def declared() -> Iterator[Row]:
             (metric,) = collector.describe()
             if metric.name.startswith(PREFIX):
                 name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-                rows.append(
-                    Row(
-                        name=name,
-                        kind=metric.type,
-                        labels=tuple(collector._labelnames),
-                        about=metric.documentation,
-                    )
-                )
-    yield from sorted(rows, key=lambda row: row.name)
+                labels = tuple(collector._labelnames)
+                rows.append(Row(name, metric.type, labels, metric.documentation))
+    yield from sorted(rows)
 
 
 def group_of(row: Row) -> str:

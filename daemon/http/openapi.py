@@ -15,7 +15,7 @@ import msgspec
 from aiohttp import web
 
 from daemon.http import api, java_paths  # noqa: F401  # they define endpoints
-from daemon.http.endpoints import ENDPOINTS, Endpoint, Kind, Shared, endpoint
+from daemon.http.endpoints import ENDPOINTS, Endpoint, Kind, Shared
 from daemon.http.metrics import package_version
 from daemon.http.records import ErrorRecord
 
@@ -37,7 +37,7 @@ ERRORS: Mapping[int, str] = {
 }
 
 
-@endpoint("GET /api/v1/openapi.json", "This description", dict)
+@Endpoint("GET /api/v1/openapi.json", "This description", dict)
 async def openapi(shared: Shared, request: web.Request) -> bytes:
     return document()
 

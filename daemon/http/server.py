@@ -23,10 +23,9 @@ from aiohttp import web
 from daemon.admin_session import AdminSession, admin_session
 from daemon.http.access import read_token
 from daemon.http.app import App
-from daemon.http.cluster_reader import ClusterReader
+from daemon.http.cluster_reader import ClusterReader, LoopThread
 from daemon.http.connections import Connections
 from daemon.http.health import probe
-from daemon.http.loop_thread import LoopThread
 from daemon.http.tls import ServerTls
 from daemon.live_settings import LiveSettings
 from daemon.role_state import NodeService

@@ -12,8 +12,7 @@ import pytest
 
 from daemon.admin_session import AdminSession
 from daemon.http import cluster_reader
-from daemon.http.cluster_reader import AGE_FACTOR, PENDING_MAX, ClusterReader
-from daemon.http.loop_thread import LoopThread
+from daemon.http.cluster_reader import AGE_FACTOR, PENDING_MAX, ClusterReader, LoopThread
 from ledgers.errors import RejectedError, UnavailableError
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
