@@ -9,7 +9,8 @@ cluster. The ``main_loop`` handles signals and reports to the ``service_manager`
 ``live_settings`` reloads settings. ``java_settings`` translates Java's settings, and ``conflicts``
 finds settings that fight each other.
 
-A command opens an ``admin_session``; ``previews`` plans repairs for a command. ``answers`` are
+A command opens an ``admin_session``, and calls one of the ``operations``, as the feed's do.
+``previews`` plans repairs for a command. ``answers`` are
 printed as JSON and sent by the HTTP API. ``messages`` says why a repair is blocked and what to do,
 ``history_texts`` what happened; both are made of ``words``. ``status``, ``observe`` and ``fsck``
 are the larger commands. ``local`` runs a real cluster on loopback, and ``demo`` is ``make demo``.
