@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import time
@@ -25,10 +26,11 @@ from typing import Any
 
 import yaml
 
-from daemon.demo.nodes import Nodes
-from daemon.demo.workload import Ending, Written, shapes_to_try
+from daemon.demo.scenario import start_nodes
 from daemon.local.certificates import find_openssl
 from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child, stop_all
+from daemon.local.writing import Workload, Written
 from ledgers.model import BookieId
 from tests.chromium import Tab, chromium
 from tests.cluster.java_http import ask
@@ -56,6 +58,7 @@ REPAIR_TIMEOUT_S = 180.0
 COMMAND_TIMEOUT_S = 60.0
 FINAL_TIMEOUT_S = 60.0
 """For a last scrape, an alert that ends, the record of the history."""
+STOP_TIMEOUT_S = 6.0
 
 
 def main() -> None:
@@ -109,9 +112,16 @@ class Demo:
         uri = self.cluster.metadata_service_uri
         async with bench(uri, security=self.cluster.security) as on:
             self.say(f"writing {LEDGERS} ledgers, {LEFT_OPEN} of them left open")
-            shapes = shapes_to_try(LEDGERS, open_count=LEFT_OPEN, bookie_count=BOOKIES)
-            written = await on.write(*shapes)
-            nodes = Nodes(data=self.folder, settings=SETTINGS, config=self.config)
+            workload = Workload(
+                manager=on.seen.manager,
+                registration=on.seen.registration,
+                bookies=on.workload.bookies,
+                clock=on.workload.clock,
+                rng=random.Random(1),
+            )
+            await workload.write(LEDGERS, open_count=LEFT_OPEN)
+            written = workload.written
+            nodes: list[Child] = []
             try:
                 bases = await self._start(nodes)
                 targets = [base.removeprefix("http://") for base in bases]
@@ -121,10 +131,10 @@ class Demo:
                 ):
                     self.say(f"Prometheus at {prometheus.base} scrapes all nodes")
                     await self._operate(on, written, bases[0], prometheus, tab)
-                if found := [each for node in nodes.nodes for each in errors(node.child)]:
+                if found := [each for node in nodes for each in errors(node)]:
                     raise SurpriseError(f"the nodes logged errors: {found}")
             finally:
-                await asyncio.to_thread(nodes.stop)
+                await asyncio.to_thread(stop_all, nodes, timeout_s=STOP_TIMEOUT_S)
             await self._prove(on, written)
         self.say(f"done: everything was as expected; pictures of the page: {self.output}")
 
@@ -150,15 +160,15 @@ class Demo:
         )
         return path
 
-    async def _start(self, nodes: Nodes) -> list[str]:
+    async def _start(self, nodes: list[Child]) -> list[str]:
         """Start the nodes, and return the addresses of their HTTP servers once they are ready."""
         self.say("a command without [security] is refused")
         await self._bookmender("status", exit_code=3, with_config=False)
         self.say(f"starting {NODES} nodes")
-        nodes.start(NODES)
+        nodes += start_nodes(self.folder, NODES, SETTINGS, config=self.config)
         bases = []
-        for node in nodes.nodes:
-            listening = partial(events, node.child, "http.listening")
+        for node in nodes:
+            listening = partial(events, node, "http.listening")
             (event,) = await wait_for(listening, f"HTTP server of {node.name}")
             bases.append(f"http://127.0.0.1:{event['port']}")
 
@@ -291,7 +301,7 @@ class Demo:
         prometheus: Prometheus,
     ) -> None:
         """Check that history and metrics tell of each repair."""
-        is_open = {each.ledger_id for each in written if each.shape.ending is not Ending.CLOSED}
+        is_open = {each.ledger_id for each in written if each.shape.is_left_open}
         wanted = (len(named), len(named), sorted(is_open.intersection(named)))
         found: Any = None
 

@@ -7,25 +7,34 @@ digests, and compares the payloads of each ledger with what was written.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from daemon.demo.workload import Written
 from ledgers.bookies import Bookies, Transfer
 from ledgers.clock import Clock
-from ledgers.digest import EntryDigest
 from ledgers.errors import BookmenderError
 from ledgers.manager import LedgerManager
-from ledgers.model import BookieId, Fragment, LedgerMetadata, fragments
+from ledgers.model import BookieId, LedgerMetadata, fragments
 from ledgers.reading import LedgerReader, OpenedLedger, find_end, replicas_in
 from replication.copy_reader import transfer_slices
 
 LEDGERS_AT_ONCE = 20
 
 
+class Evidence(Protocol):
+    """A ledger whose content is known. Its entries from 0 to ``acknowledged - 1`` were
+    acknowledged."""
+
+    ledger_id: int
+    acknowledged: int
+
+    def payload(self, entry_id: int) -> bytes: ...
+
+
 @dataclass(slots=True)
 class LedgerProof:
     """The result for one ledger. ``lost``: acknowledged entries that no bookie can return."""
 
-    written: Written
+    written: Evidence
     metadata: LedgerMetadata
     copies_expected: int = 0
     copies_good: int = 0
@@ -50,63 +59,56 @@ class Prover:
     clock: Clock
     down: frozenset[BookieId]
 
-    async def prove(self, written: Sequence[Written]) -> list[LedgerProof]:
+    async def prove(self, written: Sequence[Evidence]) -> list[LedgerProof]:
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
-        async def prove_one(ledger: Written) -> LedgerProof:
+        async def prove_one(ledger: Evidence) -> LedgerProof:
             async with slots:
                 return await self._prove(ledger)
 
         return await asyncio.gather(*map(prove_one, written))
 
-    async def _prove(self, written: Written) -> LedgerProof:
+    async def _prove(self, written: Evidence) -> LedgerProof:
         versioned = await self.manager.read(written.ledger_id)
-        metadata = versioned.metadata
         opened = await find_end(versioned, bookies=self.bookies, clock=self.clock)
-        proof = LedgerProof(written=written, metadata=metadata)
-        ends = fragments(written.ledger_id, metadata, lac=opened.lac)
-        for fragment in ends:
-            await self._count_copies(fragment, proof, opened.digest)
-        await self._compare(written, opened, proof)
+        proof = LedgerProof(written=written, metadata=versioned.metadata)
+        for fragment in fragments(written.ledger_id, versioned.metadata, lac=opened.lac):
+            if fragment.last_entry_id is None:  # open: which copies it should have is not decided
+                continue
+            for index, bookie in enumerate(fragment.ensemble):
+                entries = fragment.entries_of(index)
+                proof.copies_expected += len(entries)
+                if bookie in self.down:
+                    continue
+                for entry_ids in transfer_slices([entries]):
+                    result = await self.bookies.transfer(
+                        Transfer(
+                            ledger_id=written.ledger_id,
+                            digest=opened.digest,
+                            reads={bookie: entry_ids},
+                        )
+                    )
+                    proof.copies_good += result.entry_count
+        await self._compare(opened, proof)
         return proof
 
-    async def _count_copies(
-        self, fragment: Fragment, proof: LedgerProof, digest: EntryDigest
-    ) -> None:
-        if fragment.last_entry_id is None:  # still open: which copies it should have is not decided
-            return
-        for index, bookie in enumerate(fragment.ensemble):
-            entries = fragment.entries_of(index)
-            proof.copies_expected += len(entries)
-            if bookie not in self.down:
-                proof.copies_good += await self._good(fragment.ledger_id, bookie, entries, digest)
-
-    async def _good(
-        self, ledger_id: int, bookie: BookieId, entries: Sequence[int], digest: EntryDigest
-    ) -> int:
-        good = 0
-        for entry_ids in transfer_slices([entries]):
-            result = await self.bookies.transfer(
-                Transfer(ledger_id=ledger_id, digest=digest, reads={bookie: entry_ids})
-            )
-            good += result.entry_count
-        return good
-
-    async def _compare(self, written: Written, opened: OpenedLedger, proof: LedgerProof) -> None:
+    async def _compare(self, opened: OpenedLedger, proof: LedgerProof) -> None:
         """Read every acknowledged entry through the reader that applications would use."""
-        last = written.acknowledged - 1
-        if opened.metadata.is_closed and opened.lac < last:
+        metadata, last = opened.metadata, proof.written.acknowledged - 1
+        if metadata.is_closed and opened.lac < last:
             proof.lost += range(opened.lac + 1, last + 1)
             last = opened.lac
         reader = LedgerReader(
-            written.ledger_id,
-            opened.metadata,
+            proof.written.ledger_id,
+            metadata,
             digest=opened.digest,
             bookies=self.bookies,
             clock=self.clock,
         )
         for entry_id in range(last + 1):
-            if self.down.issuperset(_replicas(opened.metadata, entry_id)):
+            segment = metadata.segment_of(entry_id)
+            holders = replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)
+            if self.down.issuperset(holders):
                 proof.out_of_reach.append(entry_id)
                 continue
             try:
@@ -114,10 +116,5 @@ class Prover:
             except BookmenderError:
                 proof.lost.append(entry_id)
                 continue
-            if opened.digest.payload(entry) != written.shape.payload(entry_id):
+            if opened.digest.payload(entry) != proof.written.payload(entry_id):
                 proof.wrong.append(entry_id)
-
-
-def _replicas(metadata: LedgerMetadata, entry_id: int) -> list[BookieId]:
-    segment = metadata.segment_of(entry_id)
-    return replicas_in(segment, entry_id, write_quorum=metadata.write_quorum)

@@ -1,27 +1,24 @@
 """One run: creates a cluster, writes ledgers, kills a bookie, waits for all repairs, reads every
-copy.
-
-``Timeline`` records what is seen from outside while the daemons work: in ZooKeeper and in their
-logs.
-"""
+copy."""
 
 import asyncio
+import json
 import math
+import os
 import random
+import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from auditor.scan import scan_ledgers
 from daemon.admin_session import AdminSession, admin_session
 from daemon.cli.progress import Line
-from daemon.demo.nodes import Node, Nodes
 from daemon.demo.proof import LedgerProof, Prover
-from daemon.demo.workload import Workload, open_workload, shapes
 from daemon.local.cluster import LocalCluster
+from daemon.local.processes import Child, stop_all
+from daemon.local.writing import open_workload
 from daemon.settings import Settings
 from daemon.status.gathering import gather_status
 from daemon.status.state import Status
@@ -29,12 +26,14 @@ from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 
 SEED = 1
+LEFT_OPEN = 5
 SESSION_TIMEOUT_S = 4.0
 GRACE_S = 5.0
 POLL_S = 0.1
 LINE_S = 1.0
 SETTLE_TIMEOUT_S = 120.0
 NODES_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 6.0
 
 Say = Callable[[str], None]
 
@@ -53,8 +52,9 @@ class Plan:
 
 
 @dataclass(slots=True)
-class Timeline:
-    """Times in seconds since the bookie was killed; None for events that have not happened."""
+class Run:
+    """The result of a run. Times are in seconds since the bookie was killed; None for events that
+    have not happened."""
 
     bookie_gone_s: float | None = None
     """The bookie's znode was deleted, after ZooKeeper's session timeout."""
@@ -64,50 +64,24 @@ class Timeline:
     repaired_ledgers: int = 0
     repaired_entries: int = 0
     repaired_bytes: int = 0
-    zookeeper_requests: int = 0
-    """Requests of the sessions that were closed normally. A multi counts as one."""
     errors: list[str] = field(default_factory=list)
     """Errors that a daemon logged. There should be none."""
+    proofs: list[LedgerProof] = field(default_factory=list)
 
-    def add_events(self, nodes: Sequence[Node]) -> None:
-        """Add the new events in the daemons' logs."""
-        for node in nodes:
-            for event in node.events():
-                self._add_event(node, event)
-
-    def add_status(self, status: Status, *, bookie: BookieId, now_s: float) -> None:
-        """Add the state of the cluster. ``bookie``: the bookie that was killed."""
-        self.marked_max = max(self.marked_max, status.queue.marked_count)
-        registered = (*status.bookies.writable, *status.bookies.read_only)
-        if self.bookie_gone_s is None and bookie not in registered:
-            self.bookie_gone_s = now_s
-        if self.first_mark_s is None and status.queue.marked_count:
-            self.first_mark_s = now_s
-
-    def _add_event(self, node: Node, event: dict[str, Any]) -> None:
-        match event.get("event"):
-            case "ledger.repaired":
+    def add_log(self, node: Child) -> None:
+        """Add the events that a daemon has logged."""
+        for line in node.log.read_text(errors="replace").splitlines():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                self.errors.append(f"{node.name}: {line}")
+                continue
+            if event.get("event") == "ledger.repaired":
                 self.repaired_ledgers += 1
                 self.repaired_entries += event.get("entry_count", 0)
                 self.repaired_bytes += event.get("entry_bytes", 0)
-            case "session.closed":
-                self.zookeeper_requests += event.get("request_count", 0)
-            case "unreadable":
-                self.errors.append(f"{node.name}: {event['line']}")
-            case name if event.get("level") == "error":
-                self.errors.append(f"{node.name}: {name} {event.get('error', '')}".rstrip())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The result of a run. ``left``: the state of the cluster at the end."""
-
-    timeline: Timeline
-    proofs: list[LedgerProof]
-    left: Status
-    cpu_s: float
-    """CPU time of the daemons that survived, counted from the kill."""
-    rss_bytes_max: int
+            elif event.get("level") == "error":
+                self.errors.append(f"{node.name}: {event.get('event')} {event.get('error', '')}")
 
 
 def run(plan: Plan, say: Say) -> Run:
@@ -131,135 +105,121 @@ def run(plan: Plan, say: Say) -> Run:
 
 async def _run_on(cluster: LocalCluster, plan: Plan, say: Say) -> Run:
     rng = random.Random(SEED)
-    nodes = Nodes(
-        data=plan.data,
-        settings={
-            "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
-            "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
-            # The disk of a laptop is often nearly full; the local bookies tolerate that as well.
-            "BOOKMENDER_REPLICATION_FREE_DISK_SHARE_MIN": "0",
-            "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
-        },
-    )
-    try:
-        settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
-        async with admin_session(settings) as session, open_workload(session, rng) as workload:
-            scenario = _Scenario(
-                plan=plan, cluster=cluster, nodes=nodes, session=session, workload=workload, say=say
+    settings = Settings(metadata_service_uri=cluster.metadata_service_uri)
+    nodes: list[Child] = []
+    async with admin_session(settings) as session, open_workload(session, rng) as workload:
+        try:
+            say(f"writing {plan.ledger_count} ledgers")
+            await workload.write(plan.ledger_count, open_count=LEFT_OPEN)
+            say(f"starting {plan.node_count} daemons (open-ledger grace {GRACE_S:g} s)")
+            nodes += start_nodes(
+                plan.data,
+                plan.node_count,
+                {
+                    "BOOKMENDER_METADATA_SERVICE_URI": cluster.metadata_service_uri,
+                    "BOOKMENDER_REPLICATION_OPEN_LEDGER_GRACE_S": f"{GRACE_S:g}",
+                    # The disk of a laptop is often nearly full; the bookies tolerate that as well.
+                    "BOOKMENDER_REPLICATION_FREE_DISK_SHARE_MIN": "0",
+                    "BOOKMENDER_ZOOKEEPER_SESSION_TIMEOUT_S": f"{SESSION_TIMEOUT_S:g}",
+                },
             )
-            return await scenario.run(to_kill=rng.choice(cluster.bookies))
-    finally:
-        await asyncio.to_thread(nodes.stop)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scenario:
-    plan: Plan
-    cluster: LocalCluster
-    nodes: Nodes
-    session: AdminSession
-    workload: Workload
-    say: Say
-
-    async def run(self, *, to_kill: BookieId) -> Run:
-        plan, nodes, workload = self.plan, self.nodes, self.workload
-        self.say(f"writing {plan.ledger_count} ledgers")
-        await workload.write(shapes(plan.ledger_count))
-        self.say(f"starting {plan.node_count} daemons (open-ledger grace {GRACE_S:g} s)")
-        nodes.start(plan.node_count)
-        await self._wait_for_nodes()
-
-        cpu_s = nodes.cpu_s()
-        self.say(f"killing bookie {to_kill} (SIGKILL)")
-        self.cluster.kill(to_kill)
-        timeline = await self._watch_until_settled(to_kill)
-        spent_cpu_s = sum(now_s - cpu_s[name] for name, now_s in nodes.cpu_s().items())
-        rss_bytes_max = nodes.rss_bytes_max()
-        await asyncio.to_thread(nodes.stop)
-        timeline.add_events(nodes.nodes)
-
-        self.say("reading every copy of every entry")
-        await workload.stop()
+            await _wait_for_nodes(session, plan)
+            killed = rng.choice(cluster.bookies)
+            say(f"killing bookie {killed} (SIGKILL)")
+            cluster.kill(killed)
+            result = await _watch_until_whole(session, plan, nodes, killed, say)
+        finally:
+            await asyncio.to_thread(stop_all, nodes, timeout_s=STOP_TIMEOUT_S)
+        for node in nodes:
+            result.add_log(node)
+        say("reading every copy of every entry")
         prover = Prover(
-            manager=self.session.manager,
+            manager=session.manager,
             bookies=workload.bookies,
             clock=workload.clock,
-            down=frozenset({to_kill}),
+            down=frozenset({killed}),
         )
-        return Run(
-            timeline=timeline,
-            proofs=await prover.prove(workload.written),
-            left=await gather_status(self.session),
-            cpu_s=spent_cpu_s,
-            rss_bytes_max=rss_bytes_max,
+        result.proofs = await prover.prove(workload.written)
+    return result
+
+
+def start_nodes(
+    data: Path, count: int, settings: Mapping[str, str], *, config: Path | None = None
+) -> list[Child]:
+    """Start daemons, each a separate process with its log below ``data``. ``settings``: environment
+    variables that override those of this process. ``config``: the file of their settings."""
+    given = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
+    given |= {
+        "BOOKMENDER_LOG_FORMAT": "json",
+        "BOOKMENDER_LOG_LEVEL": "debug",
+        "BOOKMENDER_HTTP_PORT": "0",  # several nodes share this machine's ports
+        **settings,
+    }
+    options = [] if config is None else ["--config", str(config)]
+    return [
+        Child(
+            name,
+            [sys.executable, "-m", "daemon", "daemon", *options],
+            log=data / "logs" / f"{name}.log",
+            environment={**given, "BOOKMENDER_NODE_STATE_DIR": str(data / name)},
         )
-
-    async def _wait_for_nodes(self) -> None:
-        """Wait until both services of each node are registered and one auditor leads."""
-        began_s = time.monotonic()
-        while True:
-            services = (await gather_status(self.session)).services
-            if len(services.nodes) == 2 * self.plan.node_count and services.leader is not None:
-                return
-            if time.monotonic() - began_s > NODES_TIMEOUT_S:
-                raise self._too_late("the daemons were not ready", NODES_TIMEOUT_S)
-            await asyncio.sleep(POLL_S)
-
-    async def _watch_until_settled(self, killed: BookieId) -> Timeline:
-        timeline, began_s = Timeline(), time.monotonic()
-        said_s, is_leader_to_die = 0.0, self.plan.kill_leader
-        while timeline.whole_s is None:
-            await asyncio.sleep(POLL_S)
-            status = await gather_status(self.session)
-            now_s = time.monotonic() - began_s
-            timeline.add_events(self.nodes.nodes)
-            timeline.add_status(status, bookie=killed, now_s=now_s)
-            if is_leader_to_die and timeline.first_mark_s is not None:
-                is_leader_to_die = not self._kill_leader(status)
-            if await self._is_whole(status, killed):
-                timeline.whole_s = now_s
-            if timeline.whole_s is not None or now_s - said_s >= LINE_S:
-                said_s = now_s
-                self.say(_progress_text(timeline, status, now_s=now_s))
-            if now_s > SETTLE_TIMEOUT_S:
-                raise self._too_late("not all ledgers were repaired", SETTLE_TIMEOUT_S)
-        return timeline
-
-    async def _is_whole(self, status: Status, killed: BookieId) -> bool:
-        """Return True if only ledgers that need the killed bookie itself still name it.
-
-        An empty queue alone would prove nothing, because the marks may not exist yet.
-        """
-        queue = status.queue
-        blocked = [note.ledger_id for note in queue.waiting if note.reason.needs_help]
-        if not queue.marked_count == len(blocked) == queue.waiting_count:
-            return False  # some ledgers can still be repaired
-        scan = await scan_ledgers(self.session.manager, lost=[killed])
-        return {ledger.ledger_id for ledger in scan.underreplicated} == set(blocked)
-
-    def _kill_leader(self, status: Status) -> bool:
-        """Kill the leading daemon. Return False if there is no leader."""
-        leader = status.services.leader_node
-        for node in self.nodes.nodes:
-            if leader is not None and node.child.pid == leader.pid:
-                self.say(f"killing the leader, {node.name} (SIGKILL)")
-                node.child.kill()
-                return True
-        return False
-
-    def _too_late(self, what: str, timeout_s: float) -> UnavailableError:
-        return UnavailableError(
-            f"{what} after {timeout_s:g} s; see the logs in {self.plan.data / 'logs'}"
-        )
+        for name in (f"node-{number}" for number in range(1, count + 1))
+    ]
 
 
-def _progress_text(timeline: Timeline, status: Status, *, now_s: float) -> str:
-    queue = status.queue
-    reasons = Counter(note.reason.value for note in queue.waiting)
-    waiting = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    return (
-        f"{now_s:6.1f} s  leader {status.services.leader or 'none':<18} marked "
-        f"{queue.marked_count:>4}  under repair {queue.locked_count:>3}  repaired "
-        f"{timeline.repaired_ledgers:>4} ledgers, {timeline.repaired_bytes / 1e6:.1f} MB"
-        + (f"  waiting: {waiting}" if waiting else "")
-    )
+async def _wait_for_nodes(session: AdminSession, plan: Plan) -> None:
+    """Wait until both services of each node are registered and one auditor leads."""
+    deadline_s = time.monotonic() + NODES_TIMEOUT_S
+    while True:
+        services = (await gather_status(session)).services
+        if len(services.nodes) == 2 * plan.node_count and services.leader is not None:
+            return
+        if time.monotonic() > deadline_s:
+            raise _too_late("the daemons were not ready", plan, NODES_TIMEOUT_S)
+        await asyncio.sleep(POLL_S)
+
+
+async def _watch_until_whole(
+    session: AdminSession, plan: Plan, nodes: Sequence[Child], killed: BookieId, say: Say
+) -> Run:
+    """Watch from outside, in ZooKeeper, until all ledgers are repaired."""
+    seen, began_s, said_s = Run(), time.monotonic(), 0.0
+    is_leader_to_die = plan.kill_leader
+    while seen.whole_s is None:
+        await asyncio.sleep(POLL_S)
+        status = await gather_status(session)
+        queue, now_s = status.queue, time.monotonic() - began_s
+        seen.marked_max = max(seen.marked_max, queue.marked_count)
+        if killed not in (*status.bookies.writable, *status.bookies.read_only):
+            seen.bookie_gone_s = seen.bookie_gone_s or now_s
+        if queue.marked_count:
+            seen.first_mark_s = seen.first_mark_s or now_s
+            if is_leader_to_die:
+                is_leader_to_die = not _kill_leader(status, nodes, say)
+        # An empty queue alone would prove nothing, because the marks may not exist yet.
+        elif not (await scan_ledgers(session.manager, lost=[killed])).underreplicated:
+            seen.whole_s = now_s
+        if seen.whole_s is not None or now_s - said_s >= LINE_S:
+            said_s = now_s
+            say(
+                f"{now_s:6.1f} s  leader {status.services.leader or 'none':<18} marked "
+                f"{queue.marked_count:>4}  under repair {queue.locked_count:>3}"
+            )
+        if now_s > SETTLE_TIMEOUT_S:
+            raise _too_late("not all ledgers were repaired", plan, SETTLE_TIMEOUT_S)
+    return seen
+
+
+def _kill_leader(status: Status, nodes: Sequence[Child], say: Say) -> bool:
+    """Kill the leading daemon. Return False if there is no leader."""
+    leader = status.services.leader_node
+    for node in nodes:
+        if leader is not None and node.pid == leader.pid:
+            say(f"killing the leader, {node.name} (SIGKILL)")
+            node.kill()
+            return True
+    return False
+
+
+def _too_late(what: str, plan: Plan, timeout_s: float) -> UnavailableError:
+    return UnavailableError(f"{what} after {timeout_s:g} s; see the logs in {plan.data / 'logs'}")

@@ -16,7 +16,6 @@ import msgspec
 from daemon.cli.main import output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
-from daemon.demo.workload import Written
 from daemon.local import folder
 from daemon.local.jars import BOOKKEEPER_DEFAULT
 from daemon.local.spec import (
@@ -35,7 +34,7 @@ from daemon.local.status import (
     write_advice,
 )
 from daemon.local.supervisor import NotRunningError, Verb, Wish, ask, start_detached, supervise
-from daemon.local.writing import so_far, what_was_written, write_ledgers
+from daemon.local.writing import Written, what_was_written, write_ledgers
 from daemon.settings import Settings, load_settings
 from daemon.words import printable, shortened
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
@@ -239,11 +238,11 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     try:
         write_ledgers(_settings(found), ledgers, written=written, open_count=left_open)
     except KeyboardInterrupt:
-        echo_notes(so_far(written, ledger_count=ledgers, ended="interrupted"))
+        echo_notes(what_was_written(written, ledger_count=ledgers, ended="interrupted"))
         raise
     except (UnavailableError, SessionLostError) as error:
         if written:
-            echo_notes(so_far(written, ledger_count=ledgers, ended="stopped"))
+            echo_notes(what_was_written(written, ledger_count=ledgers, ended="stopped"))
         advice = write_advice(_status(data), data_option=folder.data_option(data))
         raise UnavailableError(f"{error}; {advice}") from error
     for line in what_was_written(written, ledger_count=ledgers):

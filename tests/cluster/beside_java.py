@@ -4,12 +4,12 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from tests.cluster.our_client import sha256_of
 from tests.java.messages import Expected, Verdict
 from tests.java.tool import JavaTool
+from tests.workload import Written
 
 QUICK = {
     "zkTimeout": "2000",

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from daemon.local.spec import port_of
@@ -29,6 +28,7 @@ from tests.cluster.bookies_in_trouble import (
 )
 from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.tcp_proxy import TcpProxy
+from tests.workload import Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 LONG = pytest.mark.long(group="repair")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from auditor.checks.records import read_check
-from daemon.demo.workload import Written
 from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
@@ -28,6 +27,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 from tests.fsck.damage import cut_entry_logs, stopped, storage
+from tests.workload import Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(480)]
 CLUSTER = {"bookies": 4, "session_timeout_s": 90}  # not shared, because its files are damaged

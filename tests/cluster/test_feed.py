@@ -11,7 +11,6 @@ from auditor.election import current_leader
 from checkpoints.chain import RETENTION_DEFAULT_S
 from checkpoints.collector import fingerprint_of
 from checkpoints.log import CheckpointLog
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.operations.feed import disable_feed, enable_feed, read_feed
 from ledgers.clock import SystemClock
@@ -21,6 +20,7 @@ from tests.checkpoints.feed_cluster import Catalogue, Follower
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, errors, nodes, shape, wait_for
 from tests.java.messages import Shape
 from tests.java.tool import JavaTool, JavaWriter
+from tests.workload import Ending
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]

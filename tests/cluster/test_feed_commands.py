@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from checkpoints.chain import RETENTION_DEFAULT_S
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.operations.feed import disable_feed, enable_feed, read_feed
 from ledgers.clock import SystemClock
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import AUDITOR_ONLY, Bench, bench, nodes, shape, wait_for
 from tests.forked import ForkedChild
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

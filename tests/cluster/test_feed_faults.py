@@ -12,7 +12,6 @@ import pytest
 from auditor.election import current_leader
 from checkpoints.chain import RETENTION_DEFAULT_S, FeedChain, read_chain
 from checkpoints.model import Checkpoint
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.operations.feed import disable_feed, enable_feed
 from ledgers.errors import BookmenderError
@@ -32,6 +31,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 from tests.cluster.test_feed import CLOCK, change, following, wait_equal
+from tests.workload import Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="feed"), pytest.mark.timeout(360)]
 

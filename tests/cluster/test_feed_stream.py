@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from checkpoints import spark as feed_stream
 from checkpoints.chain import RETENTION_DEFAULT_S
 from checkpoints.client import open_client_table
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, wait_until
 from daemon.operations.feed import connection_of, disable_feed, enable_feed
@@ -28,6 +27,7 @@ from tests.checkpoints.feed_cluster import Follower
 from tests.cluster.steps import AUDITOR_ONLY, WAIT_S, Bench, bench, nodes, shape, wait_for
 from tests.cluster.test_feed import following
 from tests.spark_cluster import spark_session
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="feed"), pytest.mark.timeout(1200)]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from replication.history import Kind, NodeEvent, read_history
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="audit"), pytest.mark.timeout(240)]
 

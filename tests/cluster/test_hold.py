@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Ending, Written
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from replication import znodes
@@ -17,6 +16,7 @@ from replication.reasons import Reason
 from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
+from tests.workload import Ending, Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]
 

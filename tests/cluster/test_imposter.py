@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from ledgers.digest import EntryDigest, EntryHeader
 from tests.cluster.steps import bench, events, nodes, shape, wait_for
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="repair"), pytest.mark.timeout(400)]
 CLUSTER = {"bookies": 4}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import Storage
 from ledgers.digest import EntryDigest
@@ -30,6 +29,7 @@ from tests.cluster.steps import (
 )
 from tests.java.messages import Verdict
 from tests.java.tool import JavaTool
+from tests.workload import Written
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(240)]

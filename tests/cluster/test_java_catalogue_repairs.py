@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId, Segment
@@ -32,6 +31,7 @@ from tests.cluster.steps import (
 )
 from tests.java.messages import Shape, Verdict
 from tests.java.tool import JavaTool
+from tests.workload import Written
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.long(group="java"), pytest.mark.timeout(240)]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from replication.nodes import live_nodes
@@ -26,6 +25,7 @@ from tests.cluster.steps import (
     start_node,
     wait_for,
 )
+from tests.workload import Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from auditor.election import current_leader, in_order
-from daemon.demo.workload import Written
 from daemon.local import jars
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
@@ -34,6 +33,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 from tests.java.tool import JavaTool
+from tests.workload import Written
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]

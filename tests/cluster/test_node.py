@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from daemon.settings import NodeSettings
@@ -31,6 +30,7 @@ from tests.cluster.bookies_in_trouble import (
 )
 from tests.cluster.commands import bookmender, has_condition
 from tests.cluster.steps import NONEXISTENT, Bench, bench, errors, events, nodes, shape, wait_for
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from auditor.election import current_leader
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState
 from replication.marks import locked_ledger_ids
@@ -28,6 +27,7 @@ from tests.cluster.steps import (
     shape,
     wait_for,
 )
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kazoo.client import KazooClient
 
-from daemon.demo.workload import PASSWORD, Ending, Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
+from daemon.local.writing import PASSWORD
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId
 from tests.cluster.beside_java import javas
@@ -20,6 +20,7 @@ from tests.cluster.bookies_in_trouble import kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import STOP_TIMEOUT_S, Bench, bench, errors, events, nodes, shape, wait_for
 from tests.cluster.test_mixed_cluster import wait_leader
+from tests.workload import Ending, Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Ending, Written
 from daemon.local.cluster import LocalCluster
 from ledgers.store import ANY_VERSION
 from replication import znodes
@@ -16,6 +15,7 @@ from tests.cluster.bookies_in_trouble import expire, kill_and_expire
 from tests.cluster.commands import bookmender
 from tests.cluster.steps import Bench, bench, errors, events, nodes, shape, wait_for
 from tests.java.tool import JavaTool
+from tests.workload import Ending, Written
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child
 from ledgers.store import ANY_VERSION
@@ -21,6 +20,7 @@ from tests.cluster.commands import bookmender
 from tests.cluster.our_client import abandoned
 from tests.cluster.steps import bench, shape, wait_for
 from tests.java.tool import JavaTool
+from tests.workload import Ending
 
 pytest_plugins = ["tests.java.fixtures"]
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(360)]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Written
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import stop_all
 from ledgers.model import BookieId
@@ -30,6 +29,7 @@ from tests.cluster.steps import (
     wait_for,
 )
 from tests.contract.bookie_cases import client
+from tests.workload import Written
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 

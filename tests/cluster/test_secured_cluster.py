@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from kazoo.protocol.serialization import GetACL
 
-from daemon.demo.workload import Ending
 from daemon.local.certificates import Authority
 from daemon.local.cluster import LocalCluster
 from daemon.local.security import USER, Secrets
@@ -41,6 +40,7 @@ from tests.cluster.steps import (
 from tests.daemon.spark_homes import environment_without_spark
 from tests.secured import as_environment
 from tests.spark_cluster import SMALL, standalone_spark
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from daemon.demo.workload import Ending
 from daemon.local.cluster import LocalCluster
 from ledgers.model import LedgerState, Segment
 from tests.cluster.bookies_in_trouble import terminate
 from tests.cluster.steps import NONEXISTENT, WORKER_ONLY, bench, nodes, shape, wait_for
+from tests.workload import Ending
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 CLUSTER = {"bookies": 4}

@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from daemon.demo.workload import OPEN_SIZE, Ending, Workload, Written, shapes_to_try
-from daemon.local import commands, writing
+from daemon.local import commands
 from daemon.local.commands import local
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import ClusterStatus, at_rest, write_advice
+from daemon.local.writing import (
+    OPEN_SIZE,
+    Workload,
+    Written,
+    shapes_to_try,
+    what_was_written,
+)
 from ledgers.errors import NotEnoughBookiesError, UnavailableError
 from ledgers.registration import Registration
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -34,9 +40,8 @@ def test_the_requested_number_of_ledgers_is_left_open() -> None:
     """The open ledgers have entries and different quorums."""
     made = shapes_to_try(100, open_count=6, bookie_count=5)
 
-    left_open = [shape for shape in made if shape.ending is not Ending.CLOSED]
+    left_open = [shape for shape in made if shape.is_left_open]
     assert left_open == made[-6:]
-    assert {shape.ending for shape in left_open} == {Ending.ABANDONED}
     assert {(shape.entry_bytes, shape.entry_count) for shape in left_open} == {OPEN_SIZE}
     assert {shape.write_quorum > shape.ack_quorum for shape in left_open} == {True, False}
     assert all(shape.ack_quorum > 1 for shape in left_open), "each can be recovered after a loss"
@@ -45,11 +50,12 @@ def test_the_requested_number_of_ledgers_is_left_open() -> None:
 def test_by_default_no_ledger_is_left_open() -> None:
     made = shapes_to_try(100, open_count=0, bookie_count=5)
 
-    assert {shape.ending for shape in made} == {Ending.CLOSED}
+    assert not any(shape.is_left_open for shape in made)
 
 
 def test_too_few_bookies_get_no_ledgers() -> None:
-    assert shapes_to_try(1, open_count=1, bookie_count=2) == []
+    with pytest.raises(NotEnoughBookiesError, match="three writable"):
+        shapes_to_try(1, open_count=1, bookie_count=2)
 
 
 def test_more_open_ledgers_than_ledgers_are_wrong_usage(tmp_path: Path) -> None:
@@ -87,11 +93,12 @@ async def test_a_lack_of_bookies_ends_the_writing() -> None:
     """The ledgers that were created are known, closed or not."""
     cluster = await Cluster.start(*BOOKIES[:3])
     workload = await workload_on(cluster)
-    await workload.write(shapes_to_try(2, open_count=0, bookie_count=3))
-    cluster.bookie(BOOKIES[0]).is_down = True  # it stays registered until its session expires
+    await workload.write(2, open_count=0)
+    for bookie in BOOKIES[:2]:
+        cluster.bookie(bookie).is_down = True  # it stays registered until its session expires
 
     with pytest.raises(NotEnoughBookiesError, match="no bookie is left to take over"):
-        await workload.write(shapes_to_try(12, open_count=0, bookie_count=3))
+        await workload.write(12, open_count=0)
     await workload.look_again()
 
     there = {each.ledger_id: each.is_closed for each in workload.written}
@@ -100,8 +107,9 @@ async def test_a_lack_of_bookies_ends_the_writing() -> None:
     assert set(there.values()) == {True, False}
 
 
-def written(ledger_id: int, *, is_closed: bool, ending: Ending = Ending.CLOSED) -> Written:
-    shape = replace(shapes_to_try(1, open_count=0, bookie_count=3)[0], ending=ending, entry_count=5)
+def written(ledger_id: int, *, is_closed: bool, is_left_open: bool = False) -> Written:
+    (shape,) = shapes_to_try(1, open_count=int(is_left_open), bookie_count=3)
+    shape = replace(shape, entry_count=5)
     return Written(shape=shape, ledger_id=ledger_id, acknowledged=5, is_closed=is_closed)
 
 
@@ -189,9 +197,9 @@ def test_the_advice_depends_on_the_state_of_the_bookies(status: ClusterStatus, h
 
 
 def test_a_complete_run_is_summarised() -> None:
-    done = [written(1, is_closed=True), written(2, is_closed=False, ending=Ending.ABANDONED)]
+    done = [written(1, is_closed=True), written(2, is_closed=False, is_left_open=True)]
 
-    assert writing.what_was_written(done, ledger_count=2) == [
+    assert what_was_written(done, ledger_count=2) == [
         "wrote 2 ledgers, 10 entries",
         "left open without a writer: ledger 2",
     ]

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from daemon.demo.workload import Ending, shapes
 from daemon.local.cluster import LocalCluster
 from tests.cluster.beside_java import javas
 from tests.cluster.our_client import our_client
 from tests.cluster.steps import WORKER_ONLY, bench, nodes, shape
 from tests.java import messages
 from tests.java.tool import JavaTool, JavaWriter
+from tests.workload import Ending, shapes
 
 QUORUMS = ((3, 3, 2), (4, 2, 2), (3, 2, 1), (2, 2, 2))
 REPAIRED, RECOVERED = 10, 4

@@ -1,19 +1,28 @@
-"""Writes the demonstration's ledgers with our own client, and keeps writing to some of them.
+"""Writes ledgers of many shapes with our own client, and keeps writing to some of them.
 
-The ledgers have many shapes, which are the same in every run.
+The shapes are the same in every run.
 """
 
 import asyncio
 import enum
-import hashlib
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from daemon.admin_session import AdminSession
+from daemon.local.writing import (
+    LARGE,
+    LARGE_EVERY,
+    LEDGERS_AT_ONCE,
+    OPEN_SIZE,
+    PASSWORD,
+    READS_IN_FLIGHT_MAX,
+    SIZES,
+    payload,
+)
 from ledgers.appending import BookiePool
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies
@@ -57,27 +66,10 @@ class Shape:
 
     def payload(self, entry_id: int) -> bytes:
         """Return ``entry_bytes`` bytes that differ for every entry."""
-        seed = hashlib.sha256(f"{self.number}:{entry_id}".encode()).digest()
-        return (seed * (self.entry_bytes // len(seed) + 1))[: self.entry_bytes]
+        return payload(self.number, entry_id, self.entry_bytes)
 
 
 QUORUMS = ((1, 1, 1), (2, 2, 1), (2, 2, 2), (3, 2, 2), (3, 3, 2), (3, 3, 3), (4, 2, 2), (5, 3, 2))
-SIZES = (
-    (1, 40),
-    (100, 60),
-    (1_000, 100),
-    (1_000, 30),
-    (10_000, 20),
-    (65_536, 6),
-    (0, 5),
-    (1_000, 1),
-    (1_000, 0),
-)
-"""Payload bytes of an entry, and the number of such entries."""
-OPEN_SIZE = (1_000, 50)
-"""The same for a ledger that is left open."""
-LARGE = (1_000_000, 5)
-LARGE_EVERY = 50
 CHANGE_EVERY = 9
 OPEN_COUNT = 5
 LIVE_COUNT = 2
@@ -98,39 +90,6 @@ def shapes(ledger_count: int, *, quorums: Sequence[tuple[int, int, int]] = QUORU
     )
     numbered = zip(range(ledger_count), kinds, strict=False)
     return [_shape(number, ledger_count, *kind) for number, kind in numbered]
-
-
-def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> list[Shape]:
-    """Return ``ledger_count`` shapes that survive the loss of a bookie. The last ``open_count``
-    ledgers are left open without a writer.
-
-    Each entry has at least two copies, and at least one bookie is left that can take over. Empty
-    for fewer than three bookies.
-    """
-    assert open_count <= ledger_count, (open_count, ledger_count)
-    quorums = [q for q in QUORUMS if q[0] < bookie_count and q[1] > 1]
-    if not quorums:
-        return []
-    made = shapes(ledger_count + OPEN_COUNT, quorums=quorums)[:ledger_count]
-    closed_count = ledger_count - open_count
-    return made[:closed_count] + [_left_open(shape) for shape in made[closed_count:]]
-
-
-def _left_open(shape: Shape) -> Shape:
-    """Return the shape of an open ledger that can be recovered without any one bookie.
-
-    With an ack quorum of 1, the lost bookie might have acknowledged entries alone, so the ledger
-    would stay IN_RECOVERY until that bookie returns.
-    """
-    entry_bytes, entry_count = OPEN_SIZE
-    return replace(
-        shape,
-        ack_quorum=max(2, shape.ack_quorum),
-        entry_bytes=entry_bytes,
-        entry_count=entry_count,
-        change_at=None,
-        ending=Ending.ABANDONED,
-    )
 
 
 def _shape(
@@ -165,10 +124,7 @@ def _shape(
     )
 
 
-LEDGERS_AT_ONCE = 12
-READS_IN_FLIGHT_MAX = 64
 LIVE_PAUSE_S = 0.02
-PASSWORD = b"demo"
 
 
 @dataclass(slots=True)
@@ -183,11 +139,8 @@ class Written:
     ended_by: str | None = None
     """The error that stopped a live writer; None if there was none."""
 
-    @property
-    def is_done(self) -> bool:
-        """Return True if the ledger has all its entries, and is closed or should be left open."""
-        is_to_be_closed = self.shape.ending is Ending.CLOSED
-        return self.is_closed if is_to_be_closed else self.acknowledged >= self.shape.entry_count
+    def payload(self, entry_id: int) -> bytes:
+        return self.shape.payload(entry_id)
 
 
 @asynccontextmanager
@@ -275,16 +228,6 @@ class Workload:
             task.cancel()
         self._live.clear()
         await self._open.aclose()
-
-    async def look_again(self) -> None:
-        """After a failure, find out which of the ledgers that were begun exist, and which are
-        closed."""
-        for written in [each for each in self.written if not each.is_closed]:
-            found = await self.manager.find(written.ledger_id)
-            if found is None:
-                self.written.remove(written)
-            else:
-                written.is_closed = found.metadata.is_closed
 
     async def _write_closed(self, shape: Shape) -> None:
         written = await self._begin(shape)
