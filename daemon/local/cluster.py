@@ -13,14 +13,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from daemon.local import folder, jars, ports, servers, znodes
 from daemon.local.java import Java
 from daemon.local.processes import Child, stop_all, wait_until
 from daemon.local.security import FOLDER, Secrets, settings_file
-from daemon.local.spec import ClusterSpec, Storage, bookie_id, port_of, settle
-from ledgers.codec.layout import Layout
+from daemon.local.spec import ClusterSpec, bookie_id, port_of, settle
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.security import OPEN, SecuritySettings
@@ -65,39 +64,18 @@ class LocalCluster:
         data: Path,
         *,
         bookies: int | None = None,
-        bookkeeper: str | None = None,
-        storage: Storage | None = None,
-        layout: Layout | None = None,
-        session_timeout_s: float | None = None,
-        bookie_settings: Mapping[str, str] | None = None,
-        bookie_jvm_flags: tuple[str, ...] | None = None,
-        zookeeper_settings: Mapping[str, str] | None = None,
-        zookeeper_jvm_flags: tuple[str, ...] | None = None,
-        zookeeper_port: int | None = None,
         is_secured: bool = False,
         on_event: OnEvent = lambda event: None,
+        **asked: Any,
     ) -> "LocalCluster":
         """Start the cluster in the folder ``data``, which is created if necessary, and return when
         every server is ready.
 
-        An argument that is None keeps its saved value, else the default of ClusterSpec.
-        ``session_timeout_s``: the bookies' ZooKeeper session timeout, at least 1.
-        ``bookie_settings``: override the defaults of this package, e.g. ``gcWaitTime``.
-        ``is_secured``: TLS, SASL and ACLs at all servers; needs openssl. Raises SettingsError if
-        this cluster cannot be started, UnavailableError if a server does not become ready; then no
-        process is left.
+        ``is_secured``: TLS, SASL and ACLs at all servers; needs openssl. ``asked``: fields of
+        ClusterSpec. One that is None keeps its saved value, else the default. Raises SettingsError
+        if this cluster cannot be started, UnavailableError if a server does not become ready; then
+        no process is left.
         """
-        asked = {
-            "bookkeeper": bookkeeper,
-            "storage": storage,
-            "layout": layout,
-            "session_timeout_s": session_timeout_s,
-            "bookie_settings": bookie_settings,
-            "bookie_jvm_flags": bookie_jvm_flags,
-            "zookeeper_settings": zookeeper_settings,
-            "zookeeper_jvm_flags": zookeeper_jvm_flags,
-            "zookeeper_port": zookeeper_port,
-        }
         java = Java.find()
         jars.spark_jars_folder()
         data = data.resolve()

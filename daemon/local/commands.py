@@ -31,14 +31,12 @@ from daemon.local.status import (
     at_rest,
     print_status,
     print_welcome,
-    write_advice,
 )
-from daemon.local.supervisor import NotRunningError, Verb, Wish, ask, start_detached, supervise
+from daemon.local.supervisor import NotRunningError, ask, start_detached, supervise
 from daemon.local.writing import Written, what_was_written, write_ledgers
 from daemon.settings import Settings, load_settings
 from daemon.words import printable, shortened
 from ledgers.errors import SessionLostError, SettingsError, UnavailableError
-from ledgers.model import BookieId
 
 LEFT_SHOWN_MAX = 10
 
@@ -122,15 +120,14 @@ def up(
     (--data, by default bookmender/local in the user's data folder). Later starts use the same data,
     ports and options. A larger --bookies adds bookies.
     """
-    wish = Wish(
-        data=str(data),
-        bookies=bookies,
-        bookkeeper=bookkeeper,
-        storage=None if storage is None else Storage(storage),
-        zookeeper_port=port,
-        session_timeout_s=session_timeout_s,
-        is_secured=secured,
-    )
+    options = {
+        "bookies": bookies,
+        "bookkeeper": bookkeeper,
+        "storage": None if storage is None else Storage(storage),
+        "zookeeper_port": port,
+        "session_timeout_s": session_timeout_s,
+        "is_secured": secured,
+    }
     began_s = time.monotonic()
     progress = Line(due_s=math.inf)  # shown on a terminal only
     is_ready = False
@@ -151,9 +148,9 @@ def up(
     with _cleaned_up(data):
         try:
             if foreground:
-                supervise(wish, on_event=on_event, on_ready=on_ready)
+                supervise(data, options, on_event=on_event, on_ready=on_ready)
             else:  # a pipe that closes now does not end the cluster
-                on_ready(start_detached(wish, on_event=on_event))
+                on_ready(start_detached(data, options, on_event=on_event))
         except KeyboardInterrupt:
             if not (foreground and is_ready):
                 raise
@@ -243,8 +240,11 @@ def write(ledgers: int, left_open: int, data: Path) -> None:
     except (UnavailableError, SessionLostError) as error:
         if written:
             echo_notes(what_was_written(written, ledger_count=ledgers, ended="stopped"))
-        advice = write_advice(_status(data), data_option=folder.data_option(data))
-        raise UnavailableError(f"{error}; {advice}") from error
+        option = folder.data_option(data)
+        raise UnavailableError(
+            f"{error}; `bookmender local status{option}` shows which bookies are down, and "
+            f"`bookmender local start BOOKIE{option}` starts one"
+        ) from error
     for line in what_was_written(written, ledger_count=ledgers):
         click.echo(line)
 
@@ -259,12 +259,7 @@ def kill(bookie: str, stop: bool, data: Path) -> None:
     The bookie stays registered until its ZooKeeper session expires, as after a real crash. With
     --stop it unregisters at once.
     """
-    found = ask(data, Verb.TERMINATE if stop else Verb.KILL, bookie)
-    if stop and not found.was_killed:
-        click.echo(f"stopped {found.bookie}")
-        return
-    why = " because it did not stop in time" if found.was_killed else ""
-    click.echo(f"killed {found.bookie}{why}; it stays registered until its session expires")
+    click.echo(ask(data, "stop" if stop else "kill", bookie).text)
 
 
 @local.command()
@@ -275,8 +270,7 @@ def start(bookie: str, data: Path) -> None:
 
     Soon after `kill`, the start waits until the old session has expired.
     """
-    found = ask(data, Verb.START, bookie)
-    click.echo(f"started {found.bookie}")
+    click.echo(ask(data, "start", bookie).text)
 
 
 @local.command()
@@ -289,11 +283,11 @@ def wipe(bookie: str, data: Path) -> None:
     not running, `up` starts it as part of the cluster.
     """
     try:
-        wiped = ask(data, Verb.WIPE, bookie).bookie
+        click.echo(ask(data, "wipe", bookie).text)
     except NotRunningError:
         wiped = find_bookie(_spec(data).bookies, bookie)
-        folder.wipe(data, bookie_port=port_of(BookieId(wiped)))
-    click.echo(f"wiped {wiped}")
+        folder.wipe(data, bookie_port=port_of(wiped))
+        click.echo(f"wiped {wiped}")
 
 
 @local.command()
@@ -308,8 +302,7 @@ def down(delete: bool, data: Path) -> None:
     if delete:
         _spec(data)  # a folder without a cluster is refused before anything is stopped
     try:
-        ask(data, Verb.DOWN)
-        click.echo("stopped")
+        click.echo(ask(data, "down").text)
     except NotRunningError as error:  # the cluster is already stopped, as requested
         click.echo(str(error))
     if not delete:
@@ -338,7 +331,7 @@ def _settings(status: ClusterStatus) -> Settings:
 
 def _status(data: Path) -> ClusterStatus:
     try:
-        found = ask(data, Verb.STATUS).status
+        found = ask(data, "status").status
     except NotRunningError:
         return at_rest(_spec(data), data=str(data))
     assert found is not None

@@ -40,15 +40,11 @@ def data_option(data: Path) -> str:
     return "" if data == default_data().resolve() else f" --data {shlex.quote(str(data))}"
 
 
-class TakenError(SettingsError):
-    """Another process owns the folder."""
-
-
 def lease(data: Path) -> IO[str]:
     """Create the folder if necessary and own it until the returned file is closed or this process
     ends.
 
-    Raises TakenError if another process owns it. The lock needs no cleanup after a crash.
+    Raises SettingsError if another process owns it. The lock needs no cleanup after a crash.
     """
     make(data)
     lock = (data / LOCK_NAME).open("a")
@@ -56,7 +52,7 @@ def lease(data: Path) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         lock.close()
-        raise TakenError(
+        raise SettingsError(
             f"a cluster is running already on {data}. Stop it, which keeps its data, and try "
             f"again: bookmender local down{data_option(data)}"
         ) from error
@@ -88,7 +84,8 @@ def make(path: Path) -> None:
 
 
 def wipe(data: Path, *, bookie_port: int) -> None:
-    """Delete the data of a bookie while its cluster is not running. Raises TakenError."""
+    """Delete the data of a bookie while its cluster is not running. Raises
+    SettingsError."""
     with lease(data):
         shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
 
@@ -97,8 +94,8 @@ def delete(data: Path) -> tuple[str, ...]:
     """Delete the files of a cluster that is not running, and no other files.
 
     Returns the names of the remaining files, which do not belong to the cluster. If there are none,
-    the folder itself is deleted. Raises TakenError, and SettingsError if the saved spec is
-    unreadable.
+    the folder itself is deleted. Raises SettingsError if the cluster runs or the
+    saved spec is unreadable.
     """
     with lease(data):
         saved = spec.ClusterSpec.load(data)

@@ -181,7 +181,7 @@ def test_write_can_leave_ledgers_open(
 
 
 @pytest.mark.long(group="local")
-def test_writing_after_a_kill_fails_with_the_bookie_and_advice(
+def test_writing_after_a_kill_fails_with_advice(
     terminal: Terminal,
 ) -> None:
     terminal.run("up", "--bookies", "3")
@@ -190,13 +190,12 @@ def test_writing_after_a_kill_fails_with_the_bookie_and_advice(
 
     ended = terminal.run("write")
 
-    address = terminal.status()["bookies"][1]["address"]
     told = ended.stderr.splitlines()
     assert ended.returncode == 3, ended.stderr
     assert told[0].startswith("stopped; wrote ")
     assert told[1].startswith("left open without a writer: ledger ")
     assert "no bookie is left to take over" in told[2]
-    assert f"{address} is down. Start it with: bookmender local start 2 --data" in told[2]
+    assert "`bookmender local status --data" in told[2]
     assert len(told) == 3
 
 

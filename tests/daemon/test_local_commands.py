@@ -13,7 +13,7 @@ from daemon.local import commands, folder, jars
 from daemon.local.commands import local
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
-from daemon.local.supervisor import SOCKET_NAME, Wish
+from daemon.local.supervisor import SOCKET_NAME
 from ledgers.errors import SettingsError, UnavailableError
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
@@ -276,7 +276,7 @@ def test_a_refused_up_deletes_a_folder_that_it_created(
 def test_a_failed_start_deletes_nothing_that_is_needed(
     data: Path, monkeypatch: pytest.MonkeyPatch, kept: str
 ) -> None:
-    def fail(wish: Wish, **callbacks: object) -> None:
+    def fail(data: Path, options: object, **callbacks: object) -> None:
         folder.make(data / "logs")
         (data / "logs" / "supervisor.log").touch()
         (data / kept).write_text("x")
@@ -325,8 +325,7 @@ def test_an_interrupted_up_cleans_up_or_says_what_is_left(
         assert left >= {"cluster.json" if each is SPEC else each for each in before}
 
 
-def begin_and_be_interrupted(wish: Wish, **callbacks: object) -> None:
-    data = Path(wish.data)
+def begin_and_be_interrupted(data: Path, options: object, **callbacks: object) -> None:
     (data / "bookies" / "20002" / "ledgers").mkdir(parents=True)
     (data / "logs").mkdir()
     (data / "logs" / "zookeeper.log").write_text("it began")
@@ -337,7 +336,7 @@ def begin_and_be_interrupted(wish: Wish, **callbacks: object) -> None:
 def test_an_up_interrupted_at_once_created_no_cluster(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(wish: Wish, **callbacks: object) -> None:
+    def interrupt(data: Path, options: object, **callbacks: object) -> None:
         raise KeyboardInterrupt
 
     data.mkdir(parents=True)
