@@ -14,5 +14,5 @@ A command opens an ``admin_session``, and calls one of the ``operations``, as th
 printed as JSON and sent by the HTTP API. ``messages`` says why a repair is blocked and what to do,
 ``history_texts`` what happened; both are made of ``words``. ``status``, ``observe`` and ``fsck``
 are the larger commands. ``local`` runs a real cluster on loopback, and ``demo`` is ``make demo``.
-``pages`` and ``answers_page`` write pages of the documentation.
+``pages``, ``answers_page`` and ``settings_file`` write pages of the documentation.
 """

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import inspect as types
 
 from daemon.http import records
-from daemon.pages import docstrings
+from daemon.settings_file import docstrings
 
 ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender bookie list", records.BookiesRecord),

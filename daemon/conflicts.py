@@ -4,7 +4,7 @@
 are loaded (``settings``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from daemon.settings import Settings
@@ -28,143 +28,137 @@ class Conflict:
     advice: str
 
 
-def conflicts(settings: Settings) -> list[Conflict]:
-    """Return all conflicts between the settings of a node."""
-    return [
-        *_roles(settings),
-        *_checks(settings),
-        *_holds(settings),
-        *_copies(settings),
-        *_placement(settings.placement),
-        *_zookeeper(settings),
-    ]
+Rule = tuple[str, Callable[[Settings], bool], str, str]
+"""Keys, whether the settings fight each other, what follows, and what to do."""
 
-
-def _roles(settings: Settings) -> Iterator[Conflict]:
-    auditor, replication = settings.auditor, settings.replication
-    if settings.node.mode == "observe":
-        return
-    if not (auditor.enabled or replication.enabled):
-        yield Conflict(
-            keys=("auditor.enabled", "replication.enabled"),
-            text="both roles are disabled, so this node does nothing",
-            advice='Enable one, or set node.mode = "observe".',
-        )
-    if auditor.standbys_keep_ledger_map and not auditor.enabled:
-        yield Conflict(
-            keys=("auditor.standbys_keep_ledger_map", "auditor.enabled"),
-            text="this node never leads, so it keeps no ledger map",
-            advice="Set auditor.standbys_keep_ledger_map = false.",
-        )
-
-
-def _checks(settings: Settings) -> Iterator[Conflict]:
-    checks, placement = settings.checks, settings.placement
-    if checks.all_ledgers_share and not checks.all_ledgers_interval_s:
-        yield Conflict(
-            keys=("checks.all_ledgers_share", "checks.all_ledgers_interval_s"),
-            text="the check all-ledgers runs only on request, so its share is rarely used",
-            advice="Set an interval.",
-        )
-    if checks.repairs_placement and not checks.placement_interval_s:
-        yield Conflict(
-            keys=("checks.repairs_placement", "checks.placement_interval_s"),
-            text="the check placement never runs by itself, so no placement is repaired",
-            advice="Set checks.placement_interval_s.",
-        )
-    if checks.repairs_placement and not _has_racks(placement):
-        yield Conflict(
-            keys=("checks.repairs_placement", "placement.racks_file"),
-            text="no source of racks is set, so every placement counts as good",
-            advice="Set placement.racks_file, racks_script or racks_znode.",
-        )
-
-
-def _holds(settings: Settings) -> Iterator[Conflict]:
-    if settings.hold.enabled and settings.hold.share >= 1:
-        yield Conflict(
-            keys=("hold.enabled", "hold.share"),
-            text="with a share of 1 no safety hold begins automatically",
-            advice="Lower hold.share, or say what is meant: hold.enabled = false.",
-        )
-
-
-def _copies(settings: Settings) -> Iterator[Conflict]:
-    replication = settings.replication
-    if replication.free_disk_share_min < FULL_DISK_SHARE:
-        yield Conflict(
-            keys=("replication.free_disk_share_min",),
-            text="copies may fill a bookie until it becomes read-only (5 % free space by default)",
-            advice="Raise it above the share that diskUsageThreshold leaves free.",
-        )
-    if 0 < replication.copies_reread_after_s <= FLUSH_S:
-        yield Conflict(
-            keys=("replication.copies_reread_after_s",),
-            text="new copies are read before the bookies have flushed, so a loss stays unnoticed",
-            advice="Set it above flushInterval of the bookies (10 s; in Pulsar 60 s).",
-        )
-    if replication.target == "local" and settings.checks.repairs_placement:
-        yield Conflict(
-            keys=("replication.target", "checks.repairs_placement"),
-            text="a copy goes to the local bookie only, so few placements can be repaired",
-            advice='Set replication.target = "placement".',
-        )
-    if not replication.enabled and (replication.bytes_per_s or replication.entries_per_s):
-        yield Conflict(
-            keys=("replication.enabled", "replication.bytes_per_s"),
-            text="this node copies nothing, so its limits have no effect",
-            advice="Set the limits on nodes that repair, or use bookmender limits.",
-        )
-
-
-_OF_POLICY = {
+RULES: tuple[Rule, ...] = (
+    (
+        "auditor.enabled replication.enabled",
+        lambda s: not (_observes(s) or s.auditor.enabled or s.replication.enabled),
+        "both roles are disabled, so this node does nothing",
+        'Enable one, or set node.mode = "observe".',
+    ),
+    (
+        "auditor.standbys_keep_ledger_map auditor.enabled",
+        lambda s: s.auditor.standbys_keep_ledger_map and not (_observes(s) or s.auditor.enabled),
+        "this node never leads, so it keeps no ledger map",
+        "Set auditor.standbys_keep_ledger_map = false.",
+    ),
+    (
+        "checks.all_ledgers_share checks.all_ledgers_interval_s",
+        lambda s: s.checks.all_ledgers_share > 0 and not s.checks.all_ledgers_interval_s,
+        "the check all-ledgers runs only on request, so its share is rarely used",
+        "Set an interval.",
+    ),
+    (
+        "checks.repairs_placement checks.placement_interval_s",
+        lambda s: s.checks.repairs_placement and not s.checks.placement_interval_s,
+        "the check placement never runs by itself, so no placement is repaired",
+        "Set checks.placement_interval_s.",
+    ),
+    (
+        "checks.repairs_placement placement.racks_file",
+        lambda s: s.checks.repairs_placement and not _has_racks(s),
+        "no source of racks is set, so every placement counts as good",
+        "Set placement.racks_file, racks_script or racks_znode.",
+    ),
+    (
+        "hold.enabled hold.share",
+        lambda s: s.hold.enabled and s.hold.share >= 1,
+        "with a share of 1 no safety hold begins automatically",
+        "Lower hold.share, or say what is meant: hold.enabled = false.",
+    ),
+    (
+        "replication.free_disk_share_min",
+        lambda s: s.replication.free_disk_share_min < FULL_DISK_SHARE,
+        "copies may fill a bookie until it becomes read-only (5 % free space by default)",
+        "Raise it above the share that diskUsageThreshold leaves free.",
+    ),
+    (
+        "replication.copies_reread_after_s",
+        lambda s: 0 < s.replication.copies_reread_after_s <= FLUSH_S,
+        "new copies are read before the bookies have flushed, so a loss stays unnoticed",
+        "Set it above flushInterval of the bookies (10 s; in Pulsar 60 s).",
+    ),
+    (
+        "replication.target checks.repairs_placement",
+        lambda s: s.replication.target == "local" and s.checks.repairs_placement,
+        "a copy goes to the local bookie only, so few placements can be repaired",
+        'Set replication.target = "placement".',
+    ),
+    (
+        "replication.enabled replication.bytes_per_s",
+        lambda s: (
+            not s.replication.enabled
+            and bool(s.replication.bytes_per_s or s.replication.entries_per_s)
+        ),
+        "this node copies nothing, so its limits have no effect",
+        "Set the limits on nodes that repair, or use bookmender limits.",
+    ),
+    (
+        "placement.policy placement.racks_file",
+        lambda s: s.placement.policy == "random" and _has_racks(s),
+        "the policy random ignores the source of racks",
+        "Choose the policy of the cluster's clients.",
+    ),
+    (
+        "placement.disk_weight_max placement.weighted_by_free_disk",
+        lambda s: (
+            s.placement.disk_weight_max != PlacementSettings().disk_weight_max
+            and not s.placement.weighted_by_free_disk
+        ),
+        "bookies are not weighted by free disk, so the maximum has no effect",
+        "Set placement.weighted_by_free_disk = true, or remove it.",
+    ),
+    (
+        "zookeeper.connect_timeout_s zookeeper.session_timeout_s",
+        lambda s: (
+            s.zookeeper.connect_timeout_s
+            < s.zookeeper.session_timeout_s / (len(s.uri.hosts.split(",")) + 1)
+        ),
+        "one attempt to connect may take longer than the timeout: the session timeout divided by "
+        "the number of servers plus one",
+        "Raise zookeeper.connect_timeout_s.",
+    ),
+    (
+        "zookeeper.request_bytes_max",
+        lambda s: s.zookeeper.request_bytes_max > JUTE_MAXBUFFER_DEFAULT,
+        "servers with the default jute.maxbuffer end the session at such a request",
+        "Check that jute.maxbuffer of all servers is larger.",
+    ),
+)
+OF_POLICY = {
     "rack": ("min_racks", "enforce_min_racks"),
     "region": ("regions", "min_regions", "enforce_min_regions"),
     "zone": ("min_zones", "desired_zones", "enforce_zones"),
 }
 
 
-def _placement(placement: PlacementSettings) -> Iterator[Conflict]:
-    default = PlacementSettings()
-    for policy, names in _OF_POLICY.items():
-        changed = [name for name in names if getattr(placement, name) != getattr(default, name)]
-        if changed and policy != placement.policy:
-            yield Conflict(
-                keys=("placement.policy", *(f"placement.{name}" for name in changed)),
-                text=f"the policy is {placement.policy}, so settings of {policy} have no effect",
-                advice=f'Set placement.policy = "{policy}", or remove them.',
+def conflicts(settings: Settings) -> list[Conflict]:
+    """Return all conflicts between the settings of a node."""
+    found = [
+        Conflict(keys=tuple(keys.split()), text=text, advice=advice)
+        for keys, fight, text, advice in RULES
+        if fight(settings)
+    ]
+    given, default = settings.placement, PlacementSettings()
+    for policy, names in OF_POLICY.items():
+        changed = [name for name in names if getattr(given, name) != getattr(default, name)]
+        if changed and policy != given.policy:
+            found.append(
+                Conflict(
+                    keys=("placement.policy", *(f"placement.{name}" for name in changed)),
+                    text=f"the policy is {given.policy}, so settings of {policy} have no effect",
+                    advice=f'Set placement.policy = "{policy}", or remove them.',
+                )
             )
-    if placement.policy == "random" and _has_racks(placement):
-        yield Conflict(
-            keys=("placement.policy", "placement.racks_file"),
-            text="the policy random ignores the source of racks",
-            advice="Choose the policy of the cluster's clients.",
-        )
-    if placement.disk_weight_max != default.disk_weight_max and not placement.weighted_by_free_disk:
-        yield Conflict(
-            keys=("placement.disk_weight_max", "placement.weighted_by_free_disk"),
-            text="bookies are not weighted by free disk, so the maximum has no effect",
-            advice="Set placement.weighted_by_free_disk = true, or remove it.",
-        )
+    return found
 
 
-def _has_racks(placement: PlacementSettings) -> bool:
+def _observes(settings: Settings) -> bool:
+    return settings.node.mode == "observe"
+
+
+def _has_racks(settings: Settings) -> bool:
+    placement = settings.placement
     return bool(placement.racks_file or placement.racks_script or placement.racks_znode)
-
-
-def _zookeeper(settings: Settings) -> Iterator[Conflict]:
-    zookeeper = settings.zookeeper
-    servers = len(settings.uri.hosts.split(","))
-    attempt_s = zookeeper.session_timeout_s / (servers + 1)
-    if zookeeper.connect_timeout_s < attempt_s:
-        yield Conflict(
-            keys=("zookeeper.connect_timeout_s", "zookeeper.session_timeout_s"),
-            text=f"one attempt to connect may take {attempt_s:.1f} s, longer than the timeout",
-            advice="Raise zookeeper.connect_timeout_s.",
-        )
-    if zookeeper.request_bytes_max > JUTE_MAXBUFFER_DEFAULT:
-        yield Conflict(
-            keys=("zookeeper.request_bytes_max",),
-            text="servers with the default jute.maxbuffer end the session at such a request",
-            advice="Check that jute.maxbuffer of all servers is larger.",
-        )

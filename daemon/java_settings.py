@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from daemon.words import printable
 from ledgers.codec.layout import MetadataUri
@@ -19,8 +20,7 @@ from ledgers.placement.pulsar import PULSAR_RACKS_PATH
 Value = str | int | float | bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Translation:
+class Translation(NamedTuple):
     """What becomes of one of Java's settings.
 
     ``key``: our setting; empty if there is no counterpart. ``convert``: turns Java's text into our
@@ -32,9 +32,6 @@ class Translation:
     convert: Callable[[str], Value | None] = str
     note: str = ""
 
-    def __post_init__(self) -> None:
-        assert self.key or self.note
-
 
 def _ms(text: str) -> Value:
     return int(text) / 1000
@@ -42,10 +39,6 @@ def _ms(text: str) -> Value:
 
 def _not_negative(text: str) -> Value:
     return max(0, int(float(text)))
-
-
-def _share(text: str) -> Value:
-    return int(text) / 100
 
 
 def _flag(text: str) -> Value:
@@ -67,10 +60,6 @@ def _policy(text: str) -> Value:
     raise ValueError(text)
 
 
-def _interval(text: str) -> Value | None:
-    return int(text) or None
-
-
 def _reread_delay(text: str) -> Value | None:
     """Return our delay if the bookies flush too seldom for the default one."""
     flush_s = int(text) / 1000
@@ -79,140 +68,123 @@ def _reread_delay(text: str) -> Value | None:
 
 PULSAR_RESOLVER = ".BookieRackAffinityMapping"
 """Pulsar's class that reads racks from ZooKeeper."""
-ACLS = "ACLs and authentication: see the security settings of bookmender."
-TLS = "TLS and authentication: see the security settings of bookmender."
-METRICS = "Metrics and HTTP: see the HTTP settings of bookmender."
-JAVA_METRICS = "deploy/prometheus/java_names.rules.yaml keeps the names of the metrics."
-FLOWS = "Not needed: the number of entries in flight adapts to the bookies."
-UNLIMITED_OPENS = "Not needed: checks are limited by checks.reads_per_s and checks.bytes_per_s."
 
+WITHOUT_COUNTERPART: Mapping[str, tuple[str, ...]] = {
+    "Not needed: requests are repeated as necessary.": (
+        "zkRetryBackoffStartMs",
+        "zkRetryBackoffMaxMs",
+    ),
+    "ACLs and authentication: see the security settings of bookmender.": ("zkEnableSecurity",),
+    "Set it to false in the bookies when bookmender replaces Java's AutoRecovery.": (
+        "autoRecoveryDaemonEnabled",
+    ),
+    "The metric bookmender_oldest_mark_age_seconds and its alert rules replace it.": (
+        "underreplicatedLedgerRecoveryGracePeriod",
+    ),
+    "Not needed: checks are limited by checks.reads_per_s and checks.bytes_per_s.": (
+        "auditorMaxNumberOfConcurrentOpenLedgerOperations",
+        "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec",
+        "inFlightReadEntryNumInLedgerChecker",
+    ),
+    "The time of a mark is always stored.": ("storeSystemTimeAsLedgerUnderreplicatedMarkTime",),
+    "Not needed: the number of entries in flight adapts to the bookies.": (
+        "rereplicationEntryBatchSize",
+    ),
+    "Batches are read wherever bookies support it.": (
+        "recoveryBatchReadEnabled",
+        "batchReadEnabled",
+    ),
+    "Not needed: only the failed ledger waits, not the worker.": ("rwRereplicateBackoffMs",),
+    "No limit of ledgers per second: see zookeeper.requests_per_s.": (
+        "zkReplicationTaskRateLimit",
+    ),
+    "It concerns writers; copies follow placement.enforce_min_racks.": (
+        "enforceMinNumFaultDomainsForWrite",
+    ),
+    "Copies stop earlier, at replication.free_disk_share_min.": ("diskUsageThreshold",),
+    "A secret, and not copied: see replication.default_password. It is only used for ledgers of "
+    "BookKeeper before 4.2.": ("passwd",),
+    "TLS and authentication: see the security settings of bookmender.": (
+        "clientAuthProviderFactoryClass",
+        "tlsProvider",
+        "tlsProviderFactoryClass",
+        "tlsClientAuthentication",
+        "tlsKeyStore",
+        "tlsTrustStore",
+        "tlsCertificatePath",
+    ),
+    "Metrics and HTTP: see the HTTP settings of bookmender.": (
+        "httpServerEnabled",
+        "httpServerPort",
+        "prometheusStatsHttpPort",
+    ),
+    "deploy/prometheus/java_names.rules.yaml keeps the names of the metrics.": (
+        "statsProviderClass",
+    ),
+}
+"""By note: the settings of Java that it is about."""
+
+T = Translation
 TRANSLATIONS: Mapping[str, Translation] = {
-    # Metadata
-    "metadataServiceUri": Translation(key="metadata_service_uri"),
-    "zkTimeout": Translation(key="zookeeper.session_timeout_s", convert=_ms),
-    "zkRequestRateLimit": Translation(
-        key="zookeeper.requests_per_s",
-        convert=_not_negative,
-        note="It applies to the auditor and the worker of a node, each.",
+    "metadataServiceUri": T("metadata_service_uri"),
+    "zkTimeout": T("zookeeper.session_timeout_s", _ms),
+    "zkRequestRateLimit": T(
+        "zookeeper.requests_per_s",
+        _not_negative,
+        "It applies to the auditor and the worker of a node, each.",
     ),
-    "zkRetryBackoffStartMs": Translation(note="Not needed: requests are repeated as necessary."),
-    "zkRetryBackoffMaxMs": Translation(note="Not needed: requests are repeated as necessary."),
-    "zkEnableSecurity": Translation(note=ACLS),
-    # Auditor
-    "autoRecoveryDaemonEnabled": Translation(
-        note="Set it to false in the bookies when bookmender replaces Java's AutoRecovery."
+    "lostBookieRecoveryDelay": T(
+        "auditor.lost_bookie_recovery_delay_s",
+        int,
+        "Only used if the cluster has no znode lostBookieRecoveryDelay yet, as in Java.",
     ),
-    "lostBookieRecoveryDelay": Translation(
-        key="auditor.lost_bookie_recovery_delay_s",
-        convert=int,
-        note="Only used if the cluster has no znode lostBookieRecoveryDelay yet, as in Java.",
+    "auditorPeriodicBookieCheckInterval": T(
+        "auditor.bookie_check_interval_s",
+        lambda text: int(text) or None,
+        "0 (only at the start) has no counterpart.",
     ),
-    "auditorPeriodicBookieCheckInterval": Translation(
-        key="auditor.bookie_check_interval_s",
-        convert=_interval,
-        note="0 (only at the start) has no counterpart.",
+    "auditorPeriodicCheckInterval": T("checks.all_ledgers_interval_s", int),
+    "auditorLedgerVerificationPercentage": T(
+        "checks.all_ledgers_share",
+        lambda text: int(text) / 100,
+        "Java's workers use it, too: see replication.checked_share.",
     ),
-    "auditorPeriodicCheckInterval": Translation(key="checks.all_ledgers_interval_s", convert=int),
-    "auditorLedgerVerificationPercentage": Translation(
-        key="checks.all_ledgers_share",
-        convert=_share,
-        note="Java's workers use it, too: see replication.checked_share.",
+    "auditorPeriodicPlacementPolicyCheckInterval": T("checks.placement_interval_s", int),
+    "auditorReplicasCheckInterval": T("checks.replicas_interval_s", int),
+    "repairedPlacementPolicyNotAdheringBookieEnabled": T("checks.repairs_placement", _flag),
+    "replicationRateByBytes": T("replication.bytes_per_s", _not_negative),
+    "openLedgerRereplicationGracePeriod": T("replication.open_ledger_grace_s", _ms),
+    "lockReleaseOfFailedLedgerGracePeriod": T(
+        "replication.retry_max_s", _ms, "The first wait is replication.retry_min_s."
     ),
-    "auditorPeriodicPlacementPolicyCheckInterval": Translation(
-        key="checks.placement_interval_s", convert=int
+    "ensemblePlacementPolicy": T("placement.policy", _policy),
+    "networkTopologyScriptFileName": T("placement.racks_script"),
+    "reppDnsResolverClass": T(
+        "placement.racks_znode",
+        lambda text: PULSAR_RACKS_PATH if text.endswith(PULSAR_RESOLVER) else None,
+        "Racks come from placement.racks_file, racks_script or racks_znode.",
     ),
-    "auditorReplicasCheckInterval": Translation(key="checks.replicas_interval_s", convert=int),
-    "underreplicatedLedgerRecoveryGracePeriod": Translation(
-        note="The metric bookmender_oldest_mark_age_seconds and its alert rules replace it."
+    "minNumRacksPerWriteQuorum": T("placement.min_racks", int),
+    "enforceMinNumRacksPerWriteQuorum": T("placement.enforce_min_racks", _flag),
+    "reppRegionsToWrite": T("placement.regions"),
+    "reppMinimumRegionsForDurability": T("placement.min_regions", int),
+    "reppEnableDurabilityEnforcementInReplace": T("placement.enforce_min_regions", _flag),
+    "minNumZonesPerWriteQuorum": T("placement.min_zones", int),
+    "desiredNumZonesPerWriteQuorum": T("placement.desired_zones", int),
+    "enforceStrictZoneawarePlacement": T("placement.enforce_zones", _flag),
+    "diskWeightBasedPlacementEnabled": T("placement.weighted_by_free_disk", _flag),
+    "bookieMaxMultipleForWeightBasedPlacement": T("placement.disk_weight_max", float),
+    "bookieId": T("node.bookie_id"),
+    "flushInterval": T(
+        "replication.copies_reread_after_s",
+        _reread_delay,
+        "New copies must be read again after the bookies have flushed.",
     ),
-    "repairedPlacementPolicyNotAdheringBookieEnabled": Translation(
-        key="checks.repairs_placement", convert=_flag
+    "digestType": T(
+        "replication.default_digest_type",
+        lambda text: "HMAC" if text.upper() == "MAC" else text.upper(),
     ),
-    "auditorMaxNumberOfConcurrentOpenLedgerOperations": Translation(note=UNLIMITED_OPENS),
-    "auditorAcquireConcurrentOpenLedgerOperationsTimeOutMSec": Translation(note=UNLIMITED_OPENS),
-    "inFlightReadEntryNumInLedgerChecker": Translation(note=UNLIMITED_OPENS),
-    "storeSystemTimeAsLedgerUnderreplicatedMarkTime": Translation(
-        note="The time of a mark is always stored."
-    ),
-    # Worker
-    "replicationRateByBytes": Translation(key="replication.bytes_per_s", convert=_not_negative),
-    "openLedgerRereplicationGracePeriod": Translation(
-        key="replication.open_ledger_grace_s", convert=_ms
-    ),
-    "lockReleaseOfFailedLedgerGracePeriod": Translation(
-        key="replication.retry_max_s",
-        convert=_ms,
-        note="The first wait is replication.retry_min_s.",
-    ),
-    "rereplicationEntryBatchSize": Translation(note=FLOWS),
-    "recoveryBatchReadEnabled": Translation(note="Batches are read wherever bookies support it."),
-    "batchReadEnabled": Translation(note="Batches are read wherever bookies support it."),
-    "rwRereplicateBackoffMs": Translation(
-        note="Not needed: only the failed ledger waits, not the worker."
-    ),
-    "zkReplicationTaskRateLimit": Translation(
-        note="No limit of ledgers per second: see zookeeper.requests_per_s."
-    ),
-    # Placement
-    "ensemblePlacementPolicy": Translation(key="placement.policy", convert=_policy),
-    "networkTopologyScriptFileName": Translation(key="placement.racks_script"),
-    "reppDnsResolverClass": Translation(
-        key="placement.racks_znode",
-        convert=lambda text: PULSAR_RACKS_PATH if text.endswith(PULSAR_RESOLVER) else None,
-        note="Racks come from placement.racks_file, racks_script or racks_znode.",
-    ),
-    "minNumRacksPerWriteQuorum": Translation(key="placement.min_racks", convert=int),
-    "enforceMinNumRacksPerWriteQuorum": Translation(
-        key="placement.enforce_min_racks", convert=_flag
-    ),
-    "reppRegionsToWrite": Translation(key="placement.regions"),
-    "reppMinimumRegionsForDurability": Translation(key="placement.min_regions", convert=int),
-    "reppEnableDurabilityEnforcementInReplace": Translation(
-        key="placement.enforce_min_regions", convert=_flag
-    ),
-    "minNumZonesPerWriteQuorum": Translation(key="placement.min_zones", convert=int),
-    "desiredNumZonesPerWriteQuorum": Translation(key="placement.desired_zones", convert=int),
-    "enforceStrictZoneawarePlacement": Translation(key="placement.enforce_zones", convert=_flag),
-    "diskWeightBasedPlacementEnabled": Translation(
-        key="placement.weighted_by_free_disk", convert=_flag
-    ),
-    "bookieMaxMultipleForWeightBasedPlacement": Translation(
-        key="placement.disk_weight_max", convert=float
-    ),
-    "enforceMinNumFaultDomainsForWrite": Translation(
-        note="It concerns writers; copies follow placement.enforce_min_racks."
-    ),
-    # The bookie beside the node
-    "bookieId": Translation(key="node.bookie_id"),
-    "flushInterval": Translation(
-        key="replication.copies_reread_after_s",
-        convert=_reread_delay,
-        note="New copies must be read again after the bookies have flushed.",
-    ),
-    "diskUsageThreshold": Translation(
-        note="Copies stop earlier, at replication.free_disk_share_min."
-    ),
-    # The digest of ledgers whose metadata holds none
-    "digestType": Translation(
-        key="replication.default_digest_type",
-        convert=lambda text: "HMAC" if text.upper() == "MAC" else text.upper(),
-    ),
-    "passwd": Translation(
-        note="A secret, and not copied: see replication.default_password. It is only used for "
-        "ledgers of BookKeeper before 4.2."
-    ),
-    # Elsewhere
-    "clientAuthProviderFactoryClass": Translation(note=TLS),
-    "tlsProvider": Translation(note=TLS),
-    "tlsProviderFactoryClass": Translation(note=TLS),
-    "tlsClientAuthentication": Translation(note=TLS),
-    "tlsKeyStore": Translation(note=TLS),
-    "tlsTrustStore": Translation(note=TLS),
-    "tlsCertificatePath": Translation(note=TLS),
-    "httpServerEnabled": Translation(note=METRICS),
-    "httpServerPort": Translation(note=METRICS),
-    "statsProviderClass": Translation(note=JAVA_METRICS),
-    "prometheusStatsHttpPort": Translation(note=METRICS),
+    **{name: T(note=note) for note, names in WITHOUT_COUNTERPART.items() for name in names},
 }
 """By Java's name. Settings that are not here configure the bookie itself."""
 

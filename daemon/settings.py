@@ -1,5 +1,4 @@
-"""The settings of a node, read from a TOML file and the environment. All errors are reported
-together.
+"""The settings of a node, read from a TOML file and the environment.
 
 Setting ``x`` of section ``s`` may also be given as ``BOOKMENDER_S_X``, a top-level setting as
 ``BOOKMENDER_X``. The environment wins. Settings are parsed once; each part of the node receives
@@ -16,10 +15,10 @@ import difflib
 import ipaddress
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import Any, cast, get_type_hints
 
 import msgspec
 
@@ -98,17 +97,9 @@ _SHAPES: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
 )
 """The endings of the names, and the shape of the values of each ending."""
 
-
-T = TypeVar("T")
-
 ENVIRONMENT_PREFIX = "BOOKMENDER_"
 FULL_LIST = "deploy/bookmender.toml"
 """The file that describes every setting, in the repository and in source releases."""
-SURELY_MEANT = 0.8
-"""Similarity (1: equal) above which a name is the only suggestion for a wrong name."""
-NEAR_MAX = 3
-
-
 NICE_MAX = 19
 
 
@@ -124,8 +115,9 @@ class NodeSettings:
     this host, if there is exactly one."""
     state_dir: str = ""
     """Absolute path of the folder for the journal of metadata writes, and for what this node knows
-    of the change feed, so that it notices a restore of ZooKeeper. Empty: systemd's state directory,
-    else ``~/.local/state/bookmender``."""
+    of the change feed, so that it notices a restore of ZooKeeper. Commands that write to the
+    journal (repair, ledger close, ledger restore) must use the same folder. Empty: systemd's state
+    directory, else ``~/.local/state/bookmender``."""
     nice: int = 10
     """CPU niceness of the process, 0 to 19 (nice(1)). 0: unchanged."""
 
@@ -150,10 +142,10 @@ class ZooKeeperSettings:
     """The section ``[zookeeper]``."""
 
     session_timeout_s: float = 10.0
-    """ZooKeeper session timeout. If this node is silent for longer, its locks and its vote are
-    deleted."""
+    """ZooKeeper session timeout, 1 to 600. If this node is silent for longer, its locks and its
+    vote are deleted."""
     connect_timeout_s: float = 15.0
-    """Timeout for opening a session, over all servers."""
+    """Timeout for opening a session, over all servers, 0.5 to 600."""
     requests_per_s: int = 0
     """Maximum number of requests per second that each role of this node sends to ZooKeeper. 0:
     only ZooKeeper's latency limits them."""
@@ -192,8 +184,8 @@ class HttpSettings:
     """True: everybody who reaches the port may read /api. False: only this host may, or a request
     with the token. /metrics, /healthz and /readyz are always open."""
     token_file: str = ""
-    """Absolute path of a file with the token that changes need. Empty: only client certificates
-    allow changes."""
+    """Absolute path of a file with a token of at least 16 characters, which changes need
+    (``Authorization: Bearer TOKEN``). Empty: only client certificates allow changes."""
     certificate_file: str = ""
     """Absolute path of the server's certificate and its chain, PEM. Empty: no TLS."""
     key_file: str = ""
@@ -249,8 +241,10 @@ class Settings:
     """All settings of a node. Only ``metadata_service_uri`` is required."""
 
     metadata_service_uri: str = ""
-    """Address of the cluster's metadata, for example
-    ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``."""
+    """Address of the cluster's metadata, as BookKeeper's metadataServiceUri, for example
+    ``zk+hierarchical://zk1:2181;zk2:2181/ledgers``. Without a layout after ``+`` the layout is read
+    from the cluster. Pulsar's ``metadata-store:zk:HOSTS/PATH`` is accepted, too: the ledgers root
+    is ``PATH/ledgers``, or ``PATH`` if it ends with ``/ledgers`` and has the cluster."""
     node: NodeSettings = field(default_factory=NodeSettings)
     zookeeper: ZooKeeperSettings = field(default_factory=ZooKeeperSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
@@ -280,8 +274,9 @@ class Settings:
 
 
 def load_settings(path: Path | None, environment: Mapping[str, str]) -> Settings:
-    """Return the settings. Raises one SettingsError that names each wrong setting, its source, and
-    what is allowed."""
+    """Return the settings. Raises one SettingsError that names each setting that does not exist or
+    has a value of another type; if there is none, the first wrong value of each section. It names
+    the source, and what is allowed."""
     return load_settings_and_sources(path, environment)[0]
 
 
@@ -292,9 +287,9 @@ def load_settings_and_sources(
     (``section.key``), the retired ones too. Raises SettingsError as ``load_settings`` does."""
     errors: list[SettingsError] = []
     given = {**_from_file(path, errors), **_from_environment(environment, errors)}
-    settings = _build({key: given[key] for key in given.keys() - RETIRED}, errors)
-    if settings is None or errors:
+    if errors:
         raise _together(errors)
+    settings = _build({key: given[key] for key in given.keys() - RETIRED})
     return settings, {key: source for key, (source, _) in given.items()}
 
 
@@ -336,57 +331,27 @@ def _together(errors: Sequence[SettingsError]) -> SettingsError:
     return SettingsError("\n".join(lines), setting=errors[0].setting)
 
 
-def _build(given: _Given, errors: list[SettingsError]) -> Settings | None:
-    """Build the settings from the given values; None if that fails. Adds to ``errors``."""
+def _build(given: _Given) -> Settings:
+    """Build the settings from the given values. Raises the first error of each section together,
+    or that of the whole."""
     arguments: dict[str, Any] = {}
+    errors: list[SettingsError] = []
     for name, kind in get_type_hints(Settings).items():
-        if is_dataclass(kind):
-            section = _make(cast(type, kind), _below(f"{name}.", given), given, errors)
-            if section is not None:
-                arguments[name] = section
-        elif name in given:
-            arguments[name] = given[name][1]
-    return _make(Settings, arguments, given, errors)
-
-
-def _below(prefix: str, given: _Given) -> dict[str, Any]:
-    return {k[len(prefix) :]: v for k, (_, v) in given.items() if k.startswith(prefix)}
-
-
-def _make(
-    kind: type[T], values: dict[str, Any], given: _Given, errors: list[SettingsError]
-) -> T | None:
-    """Build ``kind`` from the valid values. Drops wrong values one by one, since one error may hide
-    others."""
-    values = dict(values)
-    while True:
         try:
-            return kind(**values)
+            if is_dataclass(kind):
+                prefix = f"{name}."
+                below = {k[len(prefix) :]: v for k, (_, v) in given.items() if k.startswith(prefix)}
+                arguments[name] = cast(type, kind)(**below)
+            elif name in given:
+                arguments[name] = given[name][1]
         except SettingsError as error:
-            # The error refers to another wrong setting, and may vanish once that is corrected.
-            is_told = any(wrong.setting and wrong.setting in str(error) for wrong in errors)
-            if not is_told:
-                errors.append(_placed(error, given))
-            name = (error.setting or "").rpartition(".")[2]
-            if name not in values:
-                name = _ruling_out(kind, values, error)
-            if name not in values:
-                return None
-            del values[name]
-
-
-def _ruling_out(kind: type[Any], values: dict[str, Any], error: SettingsError) -> str:
-    """Return the name of the given value that conflicts with the default named by the error; empty
-    if there is none."""
-    for name in values:
-        others = {key: value for key, value in values.items() if key != name}
-        try:
-            kind(**others)
-        except SettingsError as other:
-            if other.setting == error.setting:
-                continue
-        return name
-    return ""
+            errors.append(_placed(error, given))
+    if errors:
+        raise _together(errors)
+    try:
+        return Settings(**arguments)
+    except SettingsError as error:
+        raise _placed(error, given) from error
 
 
 def _placed(error: SettingsError, given: _Given) -> SettingsError:
@@ -419,8 +384,8 @@ def _from_file(path: Path | None, errors: list[SettingsError]) -> _Given:
         elif key in _tables():
             flat.update({f"{key}.{name}": inner for name, inner in value.items()})
         else:  # one error for the table
-            hint = _table_hint(key)
-            errors.append(SettingsError(f"{path}: there is no table [{key}]; {hint}"))
+            hint = _hint(f"[{key.lower()}]", [f"[{name}]" for name in _tables()])
+            errors.append(SettingsError(f"{path}: there is no table [{key}]{hint}"))
     given: _Given = {}
     for key, value in flat.items():
         if key in RETIRED:
@@ -503,27 +468,9 @@ def _convert(source: str, key: str, value: Any, *, is_text: bool) -> Any:
         raise SettingsError(message, setting=key) from error
 
 
-def _hint(wrong: str, right: Mapping[str, Any], *, prefix: str = "") -> str:
+def _hint(wrong: str, names: Iterable[str], *, prefix: str = "") -> str:
     """Return a suggestion for a wrong name. ``prefix``: common to all names, so not compared."""
-    names = [name.removeprefix(prefix) for name in right]
-    near = [prefix + name for name in _near(wrong.removeprefix(prefix), names)]
-    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    known = [name.removeprefix(prefix) for name in names]
+    near = difflib.get_close_matches(wrong.removeprefix(prefix), known, n=1)
+    meant = f"did you mean {prefix}{near[0]}? " if near else ""
     return f"; {meant}{FULL_LIST} lists all"
-
-
-def _table_hint(wrong: str) -> str:
-    near = difflib.get_close_matches(wrong.lower(), _tables(), n=1, cutoff=SURELY_MEANT)
-    if near:
-        return f"did you mean [{near[0]}]? {FULL_LIST} lists all"
-    return f"there are {', '.join(f'[{name}]' for name in _tables())}; {FULL_LIST} lists all"
-
-
-def _near(wrong: str, names: Sequence[str]) -> list[str]:
-    """Return the one name that is almost equal, else a few that are similar or contain its last
-    word."""
-    if sure := difflib.get_close_matches(wrong, names, n=1, cutoff=SURELY_MEANT):
-        return sure
-    word = wrong.rpartition(".")[2]
-    whole_word = re.compile(rf"(?<![A-Za-z]){re.escape(word)}(?![A-Za-z])")
-    holding = [name for name in names if word and whole_word.search(name)]
-    return list(dict.fromkeys([*difflib.get_close_matches(wrong, names), *holding]))[:NEAR_MAX]

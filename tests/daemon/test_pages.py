@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from daemon.pages import PAGES, docstrings
+from daemon.pages import PAGES
 from daemon.settings import Settings
+from daemon.settings_file import docstrings
 from daemon.status.conditions import Code
 from tests.daemon.settings_given import URI
 from tests.deploy.given_commands import refusal
