@@ -228,7 +228,7 @@ def _run_detached(data: Path, options: Mapping[str, Any], sender: int) -> NoRetu
 
     def on_ready(status: ClusterStatus) -> None:
         tell(Answer(status=status))
-        os.close(sender)
+        os.dup2(2, sender)  # the pipe is closed: all later events go to the log
 
     try:
         os.setsid()
