@@ -161,11 +161,8 @@ def up(
 
 @contextmanager
 def _cleaned_up(data: Path) -> Iterator[None]:
-    """Delete a folder that the start of a cluster created, if the start fails and the folder
-    contains neither a cluster nor a log that explains the failure.
-
-    After Ctrl-C the user wants neither, so everything that was created is deleted.
-    """
+    """Delete a folder that a failed start created, unless it contains a cluster or a log that
+    explains the failure. After Ctrl-C delete it in any case."""
     is_new = not data.exists()
     try:
         yield

@@ -142,20 +142,10 @@ def wait_until(
 
 
 def rss_bytes(pid: int) -> int | None:
-    """Return the resident memory of a process; None if it is unknown."""
+    """Return the resident memory of a process; None if it is unknown, as on systems without
+    /proc."""
     try:
         resident_pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError, IndexError):
-        return _rss_bytes_from_ps(pid)
-    return resident_pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _rss_bytes_from_ps(pid: int) -> int | None:
-    """Return the same from ``ps``, for systems without /proc (macOS)."""
-    try:
-        found = subprocess.run(
-            ["ps", "-o", "rss=", "-p", str(pid)], capture_output=True, text=True, check=False
-        )
-    except OSError:
         return None
-    return int(found.stdout) * 1024 if found.stdout.strip().isdigit() else None
+    return resident_pages * os.sysconf("SC_PAGE_SIZE")

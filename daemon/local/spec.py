@@ -131,6 +131,7 @@ def settle(
     ``is_secured``: False keeps what is saved. A larger ``bookie_count`` than the saved one adds
     bookies. Raises SettingsError if the existing data does not fit what is asked.
     """
+    is_new = saved is None
     if saved is None:
         port, tls_port, *others = free_ports(2 + (bookie_count or BOOKIES_DEFAULT))
         saved = ClusterSpec(
@@ -138,35 +139,29 @@ def settle(
             zookeeper_tls_port=tls_port if is_secured else None,
             bookie_ports=tuple(others),
         )
-    else:
-        _refuse_other_data(saved, bookie_count=bookie_count, asked=asked)
-        if is_secured and not saved.is_secured:
+    missing = (bookie_count or len(saved.bookie_ports)) - len(saved.bookie_ports)
+    for what, differs in (
+        (f"of {len(saved.bookie_ports)} bookies", missing < 0),
+        ("without TLS and SASL", is_secured and not saved.is_secured),
+        (
+            f"with storage {saved.storage.value}",
+            asked.get("storage", saved.storage) != saved.storage,
+        ),
+        (
+            f"with layout {saved.layout.name.lower()}",
+            asked.get("layout", saved.layout) != saved.layout,
+        ),
+    ):
+        if differs and not is_new:
             raise SettingsError(
-                "this data folder holds a cluster without TLS and SASL; for a secured one use "
-                "another folder (--data)"
+                f"this data folder holds a cluster {what}; for another one use another folder "
+                "(--data)"
             )
-        missing = max(0, (bookie_count or 0) - len(saved.bookie_ports))
-        saved = replace(saved, bookie_ports=saved.bookie_ports + free_ports(missing))
+    saved = replace(saved, bookie_ports=saved.bookie_ports + free_ports(missing))
     spec = replace(saved, **cast(dict[str, Any], asked))
     if spec.session_timeout_s * 1000 < 2 * TICK_MS:
         raise SettingsError(f"a session timeout is at least {2 * TICK_MS / 1000:g} s")
     return spec
-
-
-def _refuse_other_data(
-    saved: ClusterSpec, *, bookie_count: int | None, asked: Mapping[str, object]
-) -> None:
-    if bookie_count is not None and bookie_count < len(saved.bookie_ports):
-        raise SettingsError(
-            f"this data folder holds a cluster of {len(saved.bookie_ports)} bookies; "
-            "for a smaller one use another folder (--data)"
-        )
-    for name in ("storage", "layout"):
-        if name in asked and asked[name] is not getattr(saved, name):
-            raise SettingsError(
-                f"this data folder holds a cluster with {name} "
-                f"{getattr(saved, name).name.lower()}; for another use another folder (--data)"
-            )
 
 
 def find_bookie(bookies: Sequence[BookieId], name: str) -> BookieId:
