@@ -244,7 +244,6 @@ def _run_detached(data: Path, options: Mapping[str, Any], sender: int) -> NoRetu
     except OSError as error:  # most likely a full disk
         tell(Answer(failure=f"{error.filename or data}: {error.strerror}"))
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(0)  # without the exit handlers of the user's command, whose copy this process is
