@@ -7,7 +7,7 @@ has no counterpart. Names, units and defaults are those of ``conf/bk_server.conf
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -198,54 +198,26 @@ LEDGERS_ROOT = "/ledgers"
 LISTS = frozenset({"zkServers", "metadataServiceUri"})
 """Settings of which all values are kept. Java uses all of the first, and one of the second."""
 FILE_BYTES_MAX = 1 << 20
-FILES_MAX = 100
-REFERENCES_MAX = 100
-"""Variables that one value may use, with those in their values: each may double the value."""
 BLANKS = "".join(map(chr, range(0x21)))
 """The characters that Java's ``String.trim`` removes."""
 ESCAPES = dict(zip("tnrbf\\'\"=:#!", "\t\n\r\b\f\\'\"=:#!", strict=True))
 
 
-def read_properties(path: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def read_properties(path: Path) -> dict[str, str]:
     """Read a Java properties file as BookKeeper's loader does (commons-configuration).
 
-    Of several values of a name, on one line or several, the first counts. A value with ``${`` in it
-    uses a variable that is not known here. Raises SettingsError if a file cannot be read.
+    Of several values of a name, on one line or several, the first counts. Includes and variables
+    (``${``) stay as they are: ``translate`` names them. Java's characters are Latin-1. Raises
+    SettingsError if the file cannot be read.
     """
-    read: dict[str, list[str]] = {}
-    for name, value in _lines_of(path, environ, []):
-        read.setdefault(name, []).append(value)
-    firsts = {name: _first_value(values[0]) for name, values in read.items()}
-    for name in LISTS & read.keys():
-        firsts[name] = ",".join(read[name])
-    found = {name: _interpolated(value, firsts, environ) for name, value in firsts.items()}
-    return {name: value for name, value in found.items() if value}
-
-
-def _first_value(text: str) -> str:
-    """Return the text up to the first comma, where Java divides values, also after a backslash."""
-    first, comma, _ = text.partition(",")
-    return (first.rstrip("\\") if comma else first).strip()
-
-
-def _lines_of(
-    path: Path, environ: Mapping[str, str], begun: list[Path]
-) -> Iterator[tuple[str, str]]:
-    """Yield the names and values of a file and of those that it includes, in order. Java's
-    characters are Latin-1. ``begun``: the files so far."""
-    begun.append(path)
-    if len(begun) > FILES_MAX:
-        raise SettingsError(
-            f"{begun[0]}: more than {FILES_MAX} includes. Does a file include itself?"
-        )
     try:
         with path.open(encoding="latin-1") as file:
             text = file.read(FILE_BYTES_MAX + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        reason = getattr(error, "strerror", None) or error
-        raise SettingsError(f"{printable(str(path))}: cannot be read: {reason}") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
     if len(text) > FILE_BYTES_MAX:
         raise SettingsError(f"{path}: larger than {FILE_BYTES_MAX:,} bytes. Give bk_server.conf")
+    read: dict[str, list[str]] = {}
     parts: list[str] = []
     for line in text.split("\n"):  # all kinds of line ends are \n by now
         line = line.strip(BLANKS)
@@ -262,12 +234,18 @@ def _lines_of(
         parts.clear()
         assert pair, line
         name, value = (_unescaped(part, path) for part in pair.groups())
-        if name.lower() in ("include", "includeoptional"):
-            other = path.parent / _interpolated(value, {}, environ)
-            if name.lower() == "include" or other.exists():
-                yield from _lines_of(other, environ, begun)
-        else:
-            yield name.replace("\\ ", " "), value
+        read.setdefault(name.replace("\\ ", " "), []).append(value)
+    found = {
+        name: ",".join(values) if name in LISTS else _first_value(values[0])
+        for name, values in read.items()
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _first_value(text: str) -> str:
+    """Return the text up to the first comma, where Java divides values, also after a backslash."""
+    first, comma, _ = text.partition(",")
+    return (first.rstrip("\\") if comma else first).strip()
 
 
 def _unescaped(text: str, path: Path) -> str:
@@ -285,41 +263,12 @@ def _unescaped(text: str, path: Path) -> str:
     return re.sub(r"\\(u.{0,4}|.)", character, text, flags=re.DOTALL)
 
 
-_REFERENCE = re.compile(r"\$?\$\{((?:[^${}:]|:(?!-))*+)(?::-((?:[^${}]|\$\{[^${}]*+\})*+))?\}")
-"""Possessive: what was read is never tried again, so the time is linear."""
-
-
-def _interpolated(text: str, values: Mapping[str, str], environ: Mapping[str, str]) -> str:
-    """Return the text with ``${name}`` and ``${env:NAME}`` replaced, each with an optional default
-    after ``:-``. What is not known here stays, such as ``${sys:name}``: only the bookie's own
-    process knows its properties. Raises SettingsError."""
-    count = 0
-
-    def replaced(text: str, within: frozenset[str]) -> str:
-        def value(reference: re.Match[str]) -> str:
-            nonlocal count
-            count += 1
-            if count > REFERENCES_MAX:
-                raise SettingsError(f"a value uses more than {REFERENCES_MAX} variables")
-            name, default = reference.groups()
-            found = environ.get(name[4:]) if name.startswith("env:") else values.get(name)
-            if found is None and (name.startswith("env:") or ":" not in name):
-                found = default
-            if found is None or name in within:
-                return reference[0]
-            return replaced(found, within | {name})
-
-        return _REFERENCE.sub(value, text)
-
-    return replaced(text, frozenset())
-
-
 def metadata_uri(properties: Mapping[str, str]) -> str:
     """Return the address of the cluster. Raises SettingsError if the file names none."""
     if unknown := [name for name in ADDRESS if "${" in properties.get(name, "")]:
         raise SettingsError(
-            f"{unknown[0]} = {properties[unknown[0]]} uses a variable that is not set here. Set it "
-            "in the environment, or write the value into a copy of the file"
+            f"{unknown[0]} = {properties[unknown[0]]} uses a variable. Write the value into a copy "
+            "of the file"
         )
     if uri := properties.get("metadataServiceUri"):
         return _first_value(uri)
@@ -338,7 +287,7 @@ class Imported:
 
     ``values``: our settings, and the note about each, which may be empty. ``notes``: Java's
     settings without counterpart, as ``name = value``, and what to do. ``wrong``: Java's settings
-    whose values are not understood, or use a variable that is not known. ``others``: names of
+    whose values are not understood, or use a variable, and includes. ``others``: names of
     settings that do not concern recovery.
     """
 
@@ -367,6 +316,9 @@ def translate(properties: Mapping[str, str]) -> Imported:
             values["node.bookie_id"] = (bookie_id, "advertisedAddress and bookiePort")
     for name, text in properties.items():
         if name in ADDRESSES or (address and name in OF_BOOKIE_ID):
+            continue
+        if name.lower() in ("include", "includeoptional"):
+            wrong.append(f"{name} = {text}: import that file, too, or copy its lines")
             continue
         if (found := TRANSLATIONS.get(name)) is None:
             others.append(name)
@@ -411,7 +363,7 @@ def to_toml(imported: Imported) -> str:
         lines += ["", "# Without a counterpart:"]
         lines += [f"# {printable(what)}\n#   {note}" for what, note in imported.notes.items()]
     if imported.wrong:
-        lines += ["", "# Not understood, or with a variable that is not set, and left out:"]
+        lines += ["", "# Not understood, or with a variable, and left out:"]
         lines += [f"# {printable(what)}" for what in imported.wrong]
     if imported.others:
         lines += ["", "# Not about recovery:"]

@@ -95,7 +95,7 @@ def answer_challenge(data: bytes) -> None:
 def java_file(data: bytes) -> None:
     with NamedTemporaryFile() as file:
         Path(file.name).write_bytes(data)
-        read_properties(Path(file.name), {})
+        read_properties(Path(file.name))
 
 
 @dataclass(frozen=True)

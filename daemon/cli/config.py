@@ -214,15 +214,14 @@ def import_java(java_file: Path) -> None:
     \b
       bookmender config import bk_server.conf > bookmender.toml
 
-    The file is read as Java reads it: of several lines with one name the first counts, and includes
-    and variables work. Start the command with the environment of the bookie if the file uses it.
-    Comments list the settings without a counterpart, and what to do instead. Secrets are not
-    copied. Settings of the bookie itself are only listed.
+    The file is read as Java reads it: of several lines with one name the first counts. Includes and
+    variables are not followed, but listed. Comments list the settings without a counterpart, and
+    what to do instead. Secrets are not copied. Settings of the bookie itself are only listed.
 
-    Exit codes: 0 translated. 1 some values are not understood, or use an unknown variable, or
-    another setting is needed. 2 the file names no cluster, or an included file cannot be read.
+    Exit codes: 0 translated. 1 some values are not understood, or use a variable, or another
+    setting is needed. 2 the file names no cluster.
     """
-    imported = translate(read_properties(java_file, os.environ))
+    imported = translate(read_properties(java_file))
     document = to_toml(imported)
     click.echo(document)
     lacking = _errors_of(document)
