@@ -8,7 +8,7 @@ import resource
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import AbstractAsyncContextManager, ExitStack, closing
 from functools import partial
 
 import structlog
@@ -54,33 +54,25 @@ def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> in
     """Run until a signal, and return the exit code. Raises BookmenderError if the node cannot
     start. ``read_settings``: reads them again, for a reload; it raises SettingsError."""
     live = LiveSettings(settings)
-    with closing(ServiceManager.from_environment(os.environ)) as manager:
+    open_once: Callable[[], OpenSession]
+    with ExitStack() as stack:
+        manager = stack.enter_context(closing(ServiceManager.from_environment(os.environ)))
         manager.show("looking for the cluster")
-        return _run_mode(live, manager, read_settings)
-
-
-def _run_mode(
-    live: LiveSettings, manager: ServiceManager, read_settings: Callable[[], Settings]
-) -> int:
-    settings = live.current
-    _step_back(settings.node.nice)
-    _raise_file_limit()
-    check_rack_sources(settings.placement)
-    if settings.node.mode == "observe":
-        report, state = ReportFile(state_dir(settings)), RoleState("observer")
-        session = partial(run_observer_session, settings, report, new_outages(settings), state)
-        observer = _role("observer", session, state)
-        reread = partial(
-            reload, live, read_settings, reloadable=LOG_SETTINGS, apply_log=set_up_logs
-        )
-        loop = MainLoop([observer], manager, reload=reread)
-        return _run(live, [observer], partial(open_observing, settings), loop)
-    with closing(open_journal(settings)) as journal:
-        journal.try_out()
-        roles = _roles(live, journal)
-        reread = partial(reload, live, read_settings, reloadable=RELOADABLE, apply_log=set_up_logs)
-        loop = MainLoop(roles, manager, reload=reread)
-        return _run(live, roles, partial(open_session, live, Role.WORKER, journal), loop)
+        _step_back(settings.node.nice)
+        _raise_file_limit()
+        check_rack_sources(settings.placement)
+        if settings.node.mode == "observe":
+            report, state = ReportFile(state_dir(settings)), RoleState("observer")
+            session = partial(run_observer_session, settings, report, new_outages(settings), state)
+            roles, reloadable = [_role("observer", session, state)], LOG_SETTINGS
+            open_once = partial(open_observing, settings)
+        else:
+            journal = stack.enter_context(closing(open_journal(settings)))
+            journal.try_out()
+            roles, reloadable = _roles(live, journal), RELOADABLE
+            open_once = partial(open_session, live, Role.WORKER, journal)
+        reread = partial(reload, live, read_settings, reloadable=reloadable, apply_log=set_up_logs)
+        return _run(live, roles, open_once, MainLoop(roles, manager, reload=reread))
 
 
 def _run(
@@ -100,7 +92,11 @@ def _run(
     if is_reloading:
         signal.signal(signal.SIGHUP, lambda *_: loop.ask(Request.RELOAD))
     check_cluster(open_once)  # holds no lock, so a signal may stop it at once
-    http = _http(live, roles)
+    http: list[ServiceThread] = []
+    if settings.http.enabled:
+        from daemon.http.server import http_thread  # 11 MB, which other nodes need not load
+
+        http.append(http_thread(live, roles))
     threads = [role.thread for role in roles]
     for number in STOP_SIGNALS if is_reloading else SIGNALS:
         signal.signal(number, lambda *_: loop.ask(Request.STOP))
@@ -117,7 +113,9 @@ def _run(
     loop.run()
     for server in http:  # the services do not wait for it: they hold locks, and it holds none
         server.stop(timeout_s=0)
-    is_stopped = _stop(threads)
+    each_s = STOP_TIMEOUT_S / len(threads)
+    stopped = [thread.stop(timeout_s=each_s) for thread in reversed(threads)]
+    is_stopped = all(stopped)  # all are stopped, even if one fails to end
     for server in http:
         server.stop(timeout_s=HTTP_STOP_TIMEOUT_S)
     log.info("node.stopped", is_clean=is_stopped)
@@ -168,13 +166,6 @@ def _start(roles: Sequence[ServiceThread]) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
-def _stop(roles: Sequence[ServiceThread]) -> bool:
-    """Stop the services in reverse order. All are stopped even if one fails to end; returns whether
-    all ended."""
-    stopped = [role.stop(timeout_s=STOP_TIMEOUT_S / len(roles)) for role in reversed(roles)]
-    return all(stopped)
-
-
 def check_cluster(open_once: Callable[[], OpenSession]) -> None:
     """Open a session and close it again. Raises BookmenderError."""
 
@@ -188,15 +179,6 @@ def check_cluster(open_once: Callable[[], OpenSession]) -> None:
         if (cause := own_cause(group)) is None:
             raise
         raise cause from group
-
-
-def _http(live: LiveSettings, roles: Sequence[NodeService]) -> list[ServiceThread]:
-    """Return the thread of the HTTP server, if it is enabled."""
-    if not live.current.http.enabled:
-        return []
-    from daemon.http.server import http_thread  # 11 MB, which a node without HTTP need not load
-
-    return [http_thread(live, roles)]
 
 
 def _role(name: str, session: Callable[[], Awaitable[None]], state: RoleState) -> NodeService:
