@@ -13,5 +13,5 @@ reading order:
 - ``ports``: free ports, and whether a server answers on a port.
 - ``supervisor``: the process behind ``local up``, and how the commands talk to it.
 - ``commands``: the command line; ``status``: the state of the cluster, and its output;
-  ``writing``: the ledgers of ``local write``.
+  ``writing``: the ledgers of ``local write`` and of the demo.
 """

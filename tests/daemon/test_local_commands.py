@@ -5,7 +5,6 @@ import json
 import socket
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -186,14 +185,6 @@ def test_down_deletes_nothing_in_a_folder_without_a_cluster(
     assert sorted(data.rglob("*")) == before
 
 
-def test_down_refuses_a_folder_that_does_not_exist(data: Path) -> None:
-    error = run("down", "--delete").exception
-
-    assert isinstance(error, SettingsError)
-    assert "there is no cluster in" in str(error)
-    assert not data.exists()
-
-
 def test_down_does_not_delete_a_running_cluster(data: Path) -> None:
     with folder.lease(data):  # like a user's own program, without a supervisor
         SPEC.save(data)
@@ -357,13 +348,3 @@ def test_up_refuses_a_folder_locked_by_another_program(
 
     assert isinstance(error, SettingsError)
     assert "is running already" in str(error)
-
-
-@pytest.mark.parametrize("command", sorted(local.commands))
-def test_every_command_has_help(command: str) -> None:
-    result = run(command, "--help")
-
-    assert result.exit_code == 0
-    assert "--data" in result.output
-    assert isinstance(local.commands[command], click.Command)
-    assert local.commands[command].help
