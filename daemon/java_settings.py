@@ -206,9 +206,9 @@ ESCAPES = dict(zip("tnrbf\\'\"=:#!", "\t\n\r\b\f\\'\"=:#!", strict=True))
 def read_properties(path: Path) -> dict[str, str]:
     """Read a Java properties file as BookKeeper's loader does (commons-configuration).
 
-    Of several values of a name, on one line or several, the first counts. Includes and variables
-    (``${``) stay as they are: ``translate`` names them. Java's characters are Latin-1. Raises
-    SettingsError if the file cannot be read.
+    Of several values of a name, on one line or several, the first counts. Variables (``${``) stay
+    as they are: ``translate`` names them. Java's characters are Latin-1. Raises SettingsError if
+    the file cannot be read, or includes another one.
     """
     try:
         with path.open(encoding="latin-1") as file:
@@ -234,6 +234,12 @@ def read_properties(path: Path) -> dict[str, str]:
         parts.clear()
         assert pair, line
         name, value = (_unescaped(part, path) for part in pair.groups())
+        if name.lower() in ("include", "includeoptional"):
+            # Its settings may come before those of this file, such as the address of the cluster.
+            raise SettingsError(
+                f"{path}: has {name} = {value}, which is not followed. Give a copy of the file "
+                "with the lines of that one in its place"
+            )
         read.setdefault(name.replace("\\ ", " "), []).append(value)
     found = {
         name: ",".join(values) if name in LISTS else _first_value(values[0])
@@ -287,7 +293,7 @@ class Imported:
 
     ``values``: our settings, and the note about each, which may be empty. ``notes``: Java's
     settings without counterpart, as ``name = value``, and what to do. ``wrong``: Java's settings
-    whose values are not understood, or use a variable, and includes. ``others``: names of
+    whose values are not understood, or use a variable. ``others``: names of
     settings that do not concern recovery.
     """
 
@@ -316,9 +322,6 @@ def translate(properties: Mapping[str, str]) -> Imported:
             values["node.bookie_id"] = (bookie_id, "advertisedAddress and bookiePort")
     for name, text in properties.items():
         if name in ADDRESSES or (address and name in OF_BOOKIE_ID):
-            continue
-        if name.lower() in ("include", "includeoptional"):
-            wrong.append(f"{name} = {text}: import that file, too, or copy its lines")
             continue
         if (found := TRANSLATIONS.get(name)) is None:
             others.append(name)

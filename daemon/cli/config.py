@@ -214,12 +214,12 @@ def import_java(java_file: Path) -> None:
     \b
       bookmender config import bk_server.conf > bookmender.toml
 
-    The file is read as Java reads it: of several lines with one name the first counts. Includes and
-    variables are not followed, but listed. Comments list the settings without a counterpart, and
-    what to do instead. Secrets are not copied. Settings of the bookie itself are only listed.
+    The file is read as Java reads it: of several lines with one name the first counts. Values with
+    variables are left out and listed. Comments list the settings without a counterpart, and what to
+    do instead. Secrets are not copied. Settings of the bookie itself are only listed.
 
     Exit codes: 0 translated. 1 some values are not understood, or use a variable, or another
-    setting is needed. 2 the file names no cluster.
+    setting is needed. 2 the file names no cluster, or includes another file.
     """
     imported = translate(read_properties(java_file))
     document = to_toml(imported)

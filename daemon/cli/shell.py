@@ -138,7 +138,7 @@ def _load(config: Path | None, java_config: Path | None) -> Settings:
 
 def _uri_in(java_config: Path) -> str:
     try:
-        return metadata_uri(read_properties(java_config, os.environ))
+        return metadata_uri(read_properties(java_config))
     except SettingsError as error:
         raise SettingsError(f"{java_config}: {error}") from error
 

@@ -379,6 +379,8 @@ def test_a_file_is_read_as_javas_loader_reads_it(
 @pytest.mark.parametrize(
     ("text", "error"),
     [
+        pytest.param("Include=other\n", "not followed", id="settings of another file"),
+        pytest.param("includeoptional=x\n", "not followed", id="perhaps of another file"),
         pytest.param("a=" + "b" * 2**20, "larger than", id="no settings file"),
         pytest.param("a=\\u00zz\n", "wrong escape", id="no character"),
         pytest.param(
@@ -393,17 +395,16 @@ def test_a_file_that_java_would_not_load_is_refused(java_file: Path, text: str, 
         translate(read_properties(java_file))
 
 
-def test_variables_and_includes_are_named_and_never_written(java_file: Path) -> None:
+def test_a_variable_is_named_and_never_written(java_file: Path) -> None:
     java_file.write_text(
         JAVA.replace("=15000", "=${sys:grace}").replace("/bin/true", "${env:SCRIPT}")
-        + "advertisedAddress=${env:HOST}\ninclude=other.conf\n"
+        + "advertisedAddress=${env:HOST}\n"
     )
 
     imported = translate(read_properties(java_file))
 
     assert sorted(imported.wrong) == [
         "advertisedAddress and bookiePort: ${env:HOST}:3181",
-        "include = other.conf: import that file, too, or copy its lines",
         "networkTopologyScriptFileName = ${env:SCRIPT}",
         "openLedgerRereplicationGracePeriod = ${sys:grace}",
     ]
