@@ -9,10 +9,9 @@ cluster. The ``main_loop`` handles signals and reports to the ``service_manager`
 ``live_settings`` reloads settings. ``java_settings`` translates Java's settings, and ``conflicts``
 finds settings that fight each other.
 
-A command opens an ``admin_session``, and calls one of the ``operations``, as the feed's do.
-``previews`` plans repairs for a command. ``answers`` are
-printed as JSON and sent by the HTTP API. ``messages`` says why a repair is blocked and what to do,
-``history_texts`` what happened; both are made of ``words``. ``status``, ``observe`` and ``fsck``
-are the larger commands. ``local`` runs a real cluster on loopback, and ``demo`` is ``make demo``.
-``pages``, ``answers_page`` and ``settings_file`` write pages of the documentation.
+A command opens an ``admin_session`` and calls one of the ``operations``, as the HTTP API does. The
+``answers`` are printed as JSON. ``messages`` says in ``words`` why a repair is blocked and what to
+do. ``status`` and ``fsck`` are the larger commands. ``local`` runs a real cluster on loopback, and
+``demo`` is ``make demo``. ``pages``, ``answers_page`` and
+``settings_file`` write pages of the documentation.
 """

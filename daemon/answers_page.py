@@ -16,15 +16,43 @@ import msgspec
 from msgspec import inspect as types
 
 from daemon.http import records
+from daemon.operations.close import LedgerClosing
+from daemon.operations.feed import (
+    Failures,
+    FeedFollowers,
+    FeedStatus,
+    FeedSwitched,
+    Forgotten,
+)
+from daemon.operations.history import HistoryRecord
+from daemon.operations.ledgers import IdleLedgers, ShownLedger
+from daemon.operations.observe import Outlook
+from daemon.operations.plan import RepairPlan
+from daemon.operations.queue import QueueRecord
+from daemon.operations.repair import Repaired
+from daemon.operations.restore import RecordedWrites, Restored
 from daemon.settings_file import docstrings
 
 ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender bookie list", records.BookiesRecord),
-    ("bookmender queue list", records.QueueRecord),
-    ("bookmender history", records.HistoryRecord),
+    ("bookmender queue list", QueueRecord),
+    ("bookmender plan", RepairPlan),
+    ("bookmender plan --all", Outlook),
+    ("bookmender repair", Repaired),
+    ("bookmender history", HistoryRecord),
+    ("bookmender ledger show", ShownLedger),
+    ("bookmender ledger idle", IdleLedgers),
+    ("bookmender ledger close", LedgerClosing),
+    ("bookmender ledger restore", RecordedWrites),
+    ("bookmender ledger restore --at", Restored),
     ("bookmender hold show, begin, end", records.HoldStateRecord),
     ("bookmender check list", records.ChecksRecord),
     ("bookmender disable, enable", records.SwitchRecord),
+    ("bookmender feed status", FeedStatus),
+    ("bookmender feed enable, disable", FeedSwitched),
+    ("bookmender feed clients", FeedFollowers),
+    ("bookmender feed clients NAME", Failures),
+    ("bookmender feed clients NAME --forget", Forgotten),
     ("/api/v1/node", records.NodeRecord),
     ("/healthz, /readyz", records.HealthRecord),
 )

@@ -18,15 +18,14 @@ from auditor.ledger_map_updater import RecentWrites
 from daemon.live_settings import LOG_SETTINGS, RELOADABLE, LiveSettings, reload
 from daemon.logs import set_up_logs
 from daemon.main_loop import MainLoop, Request
-from daemon.observe.node import ReportFile, run_observer_session
-from daemon.observe.observing import open_observing
+from daemon.operations.observe import open_observing, run_observer_session
 from daemon.placement import check_rack_sources
 from daemon.role_state import NodeService, RoleState
 from daemon.roles import new_outages, run_auditor_session, run_worker_session
 from daemon.service_manager import ServiceManager
 from daemon.session import open_session
 from daemon.settings import Settings
-from daemon.state import open_journal, state_dir
+from daemon.state import open_journal
 from daemon.threads import ServiceThread, own_cause
 from ledgers.errors import SettingsError
 from replication.journal import MetadataJournal
@@ -62,8 +61,8 @@ def run_node(settings: Settings, *, read_settings: Callable[[], Settings]) -> in
         _raise_file_limit()
         check_rack_sources(settings.placement)
         if settings.node.mode == "observe":
-            report, state = ReportFile(state_dir(settings)), RoleState("observer")
-            session = partial(run_observer_session, settings, report, new_outages(settings), state)
+            state = RoleState("observer")
+            session = partial(run_observer_session, settings, new_outages(settings), state)
             roles, reloadable = [_role("observer", session, state)], LOG_SETTINGS
             open_once = partial(open_observing, settings)
         else:

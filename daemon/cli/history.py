@@ -1,19 +1,20 @@
 """``bookmender history``: shows what happened in the cluster, when, and who did it."""
 
-import json
-from collections.abc import Collection
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session
+from daemon.admin_session import run_in_session
+from daemon.answers import as_json
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.progress import echo_notes
-from daemon.history_texts import event_text, history_record, time_text
+from daemon.operations.history import EventRecord, event_text, read_events, time_text
 from daemon.words import counted, printable
 from ledgers.clock import SystemClock
-from replication.history import Kind, NodeEvent, read_history
+from replication.history import Kind
 
 
 @click.command()
@@ -56,49 +57,33 @@ def history(
     before a crash may be missing, and so may events before the limits of age and size. What Java's
     AutoRecovery does is not recorded.
     """
-    since_ms = SystemClock().wall_ms() - since_s * 1000
-
-    async def look(cluster: AdminSession) -> tuple[list[NodeEvent], tuple[str, ...]]:
-        recorded = await read_history(cluster.store, cluster.paths, since_ms)
-        return [
-            noted
-            for noted in recorded.events
-            if is_about(noted, kinds=kinds, ledger_id=ledger_id, bookie=bookie)
-        ], recorded.unreadable
-
-    events, unreadable = run_in_session(config, look)
-    shown = events[-limit:]
+    read = partial(
+        read_events,
+        since_ms=SystemClock().wall_ms() - since_s * 1000,
+        limit=limit,
+        kinds=kinds,
+        ledger_id=ledger_id,
+        bookie=bookie,
+    )
+    found = run_in_session(config, read)
     if output == "json":
-        record = history_record(events, since_ms=since_ms, limit=limit, unreadable=unreadable)
-        click.echo(json.dumps(record, indent=2))
+        click.echo(as_json(found))
     else:
-        for line in lines_of(shown):
-            click.echo(line)
-        if not events:
-            click.echo("nothing is recorded")
-    if len(events) > len(shown):
-        echo_notes([f"{counted(len(events) - len(shown), 'earlier event')} not shown: see --limit"])
-    echo_notes([f"Events may be missing, because {path} cannot be read." for path in unreadable])
-
-
-def is_about(
-    noted: NodeEvent, *, kinds: Collection[str], ledger_id: int | None, bookie: str | None
-) -> bool:
-    """Return True if the event passes the filters. An empty filter passes everything."""
-    event = noted.event
-    return (
-        (not kinds or event.kind in kinds)
-        and ledger_id in (None, event.ledger_id)
-        and (bookie is None or bookie in event.bookies)
+        click.echo("\n".join(lines_of(found.events)) or "nothing is recorded")
+    if found.omitted:
+        echo_notes([f"{counted(found.omitted, 'earlier event')} not shown: see --limit"])
+    echo_notes(
+        [
+            f"Events may be missing, because {path} cannot be read."
+            for path in found.unreadable_records
+        ]
     )
 
 
-def lines_of(events: Collection[NodeEvent]) -> list[str]:
+def lines_of(events: Sequence[EventRecord]) -> list[str]:
     """Return a line for each event: time, node, what happened."""
-    nodes = {noted.node: printable(noted.node) for noted in events}
-    width = max((len(name) for name in nodes.values()), default=0)
+    width = max((len(printable(each.node)) for each in events), default=0)
     return [
-        f"{time_text(noted.event.at_ms)}  {nodes[noted.node]:<{width}}  "
-        f"{printable(event_text(noted.event))}"
-        for noted in events
+        f"{time_text(each.at_ms)}  {printable(each.node):<{width}}  {printable(event_text(each))}"
+        for each in events
     ]

@@ -47,7 +47,8 @@ class LazyGroup(click.Group):
     """A group that imports the module of a command only when that command runs.
 
     ``lazy``: for each command name, where the command is (``module:attribute``), and its line in
-    ``--help``. With these lines ``--help`` needs no import.
+    ``--help``. With these lines ``--help`` needs no import. A command without a line is an alias
+    of an earlier release, which is not listed.
     """
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
@@ -55,7 +56,7 @@ class LazyGroup(click.Group):
         self.lazy = lazy
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *self.lazy]
+        return [*self.commands, *(name for name, (_, line) in self.lazy.items() if line)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
@@ -91,7 +92,7 @@ class LazyGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
-        rows += [(name, line) for name, (_, line) in self.lazy.items()]
+        rows += [(name, line) for name, (_, line) in self.lazy.items() if line]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -116,7 +117,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "daemon": ("daemon.cli.daemon:daemon", "Run a node until SIGTERM or Ctrl-C."),
     "status": ("daemon.status.command:status", "Show the health of the cluster, and what to do."),
     "health": ("daemon.status.command:health", "Explain the conditions of status."),
-    "observe": ("daemon.observe.command:observe", "Show what a node would mark and repair."),
+    "observe": ("daemon.cli.plan:observe", ""),
     "history": ("daemon.cli.history:history", "Show what happened, when, and who did it."),
     "queue": ("daemon.cli.queue:queue", "Show the ledgers marked as under-replicated."),
     "plan": ("daemon.cli.plan:plan", "Show what would be copied, and what blocks it."),

@@ -1,14 +1,20 @@
-"""``bookmender plan``: shows what a repair would copy, and what blocks it, without changing
-anything."""
+"""``bookmender plan``: shows what repairs would copy and what blocks them, or, with ``--all``, what
+a leader would mark."""
 
+import asyncio
+import json
+import os
 import sys
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from daemon.admin_session import AdminSession, run_in_session
+from auditor.ledger_map_updater import LedgerMapUpdater
+from daemon.admin_session import AdminSession, log_errors_only, run_in_session
+from daemon.answers import as_json
 from daemon.cli.bookies import BookieArgument
 from daemon.cli.main import (
     EXIT_FAILED,
@@ -18,20 +24,21 @@ from daemon.cli.main import (
     json_option,
 )
 from daemon.cli.output import echo_list, list_output_option
-from daemon.messages import blocked_record, message
-from daemon.previews import Previews, plan_for
-from daemon.words import counted, printable, shortened
+from daemon.cli.progress import LINE_INTERVAL_S, Line
+from daemon.messages import message
+from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing
+from daemon.operations.plan import BlockedPart, LedgerPlan, PlannedCopy, RepairPlan
+from daemon.operations.plan import plan as plan_repairs
+from daemon.settings import load_settings
+from daemon.threads import own_cause
+from daemon.words import counted, duration_text, printable, shortened
 from ledgers.model import BookieId
 from ledgers.sizes import size_text
-from replication.by_hand import Preview
-from replication.ledger_record import UnprovenEnd
-from replication.plan import Repair
-from replication.reasons import Blocked
 
-LIMIT_DEFAULT = 20
 LIMIT_ADVICE = "bookmender plan --limit N"
 """The command is named because drain and repair, which show plans too, have no --limit."""
-UNREADABLE_SHOWN_MAX = 20
+SHOWN_MAX = 20
+"""Ledgers or bookies of a kind that are named; the others are counted."""
 COLUMNS = (
     "ledger_id",
     "is_whole",
@@ -41,16 +48,16 @@ COLUMNS = (
     "copies.to",
     "blocked.reason",
 )
-UNPROVEN_SHOWN_MAX = 1_000
 
 
 @click.command()
 @click.argument("ledger_ids", metavar="[LEDGER]...", type=LedgerId(), nargs=-1)
 @click.option("--bookie", type=BookieArgument(), help="Plan a drain of this bookie.")
+@click.option("--all", "is_of_all", is_flag=True, help="Also what a leader would mark now.")
 @click.option(
     "--limit",
-    type=click.IntRange(min=1, max=10_000),
-    default=LIMIT_DEFAULT,
+    type=click.IntRange(min=0, max=10_000),
+    default=PLANNED_MAX,
     show_default=True,
     help="Maximum number of ledgers.",
 )
@@ -60,6 +67,7 @@ UNPROVEN_SHOWN_MAX = 1_000
 def plan(
     ledger_ids: tuple[int, ...],
     bookie: BookieId | None,
+    is_of_all: bool,
     limit: int,
     config: Path | None,
     output: str,
@@ -70,152 +78,108 @@ def plan(
       bookmender plan                       the most urgent marked ledgers
       bookmender plan 17 4711               these ledgers, marked or not
       bookmender plan --bookie host:3181    what a drain of this bookie would copy
+      bookmender plan --all                 what bookmender would mark and copy
 
-    The command reads metadata and asks bookies, but takes no lock and fences nothing. A node may
-    choose another of several equally good targets. Whether each entry still has a good copy is
-    known only after trying. Ledgers whose end cannot be proven are listed
-    too, because they need an operator.
+    It takes no lock and fences nothing. --all reads all metadata in a session that cannot write,
+    decides as a leader would, and compares with the marks, so it may run beside Java's
+    AutoRecovery. An absence that no bookmender leader recorded counts from now.
 
     Exit codes: 0 nothing to do. 1 copies are missing, an end cannot be proven, or a named ledger
     does not exist. 2 unknown bookie. 3 unknown, for example because metadata is unreadable.
     """
-    if ledger_ids and bookie is not None:
-        raise click.UsageError("Name ledgers or give --bookie, not both.")
+    if bool(ledger_ids) + (bookie is not None) + is_of_all > 1:
+        raise click.UsageError("Give only one of: ledgers, --bookie, --all.")
+    if is_of_all:
+        _plan_all(config, output, limit)
 
-    async def look(cluster: AdminSession) -> Previews:
-        return await plan_for(cluster, ledger_ids, bookie, limit=limit)
+    async def look(cluster: AdminSession) -> RepairPlan:
+        return await plan_repairs(cluster, ledger_ids, bookie, limit=limit)
 
     found = run_in_session(config, look)
-    echo_list(output, to_json(found), rows="ledgers", columns=COLUMNS, text=lambda: to_text(found))
+    _echo(output, found)
     sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
 
 
-def _exit_code(found: Previews, *, are_named: bool) -> int:
+@click.command(hidden=True)
+@config_option
+@list_output_option
+@json_option
+@click.option("--watch", is_flag=True, hidden=True)
+@click.option("--plan", "limit", type=click.IntRange(min=0, max=1_000), default=PLANNED_MAX)
+def observe(config: Path | None, output: str, watch: bool, limit: int) -> None:
+    """Same as bookmender plan --all, which replaces it."""
+    if watch:
+        raise click.UsageError(
+            '--watch is gone. A node with node.mode = "observe" logs each change, and '
+            "`watch bookmender plan --all` repeats the command."
+        )
+    _plan_all(config, output, limit)
+
+
+def _echo(output: str, found: RepairPlan) -> None:
+    record = json.loads(as_json(found))
+    echo_list(output, record, rows="ledgers", columns=COLUMNS, text=lambda: to_text(found))
+
+
+def _exit_code(found: RepairPlan, *, are_named: bool) -> int:
     """Return the exit code.
 
     A deleted ledger is a failure if it was requested by ID; otherwise it was deleted just now.
     """
-    if found.unreadable:
+    if found.unreadable_ledgers:
         return EXIT_UNKNOWN
-    is_missing = are_named and any(each.is_gone for each in found.ledgers)
-    is_whole = all(each.plan.is_whole for each in found.ledgers)
-    is_proven = not found.unproven and not found.unproven_others
-    return 0 if is_whole and is_proven and not is_missing else EXIT_FAILED
+    is_left = any(are_named if each.is_gone else not each.is_whole for each in found.ledgers)
+    return EXIT_FAILED if is_left or found.unproven_ends.count else 0
 
 
-def to_json(found: Previews) -> dict[str, Any]:
-    return {
-        "ledgers": [_record(each) for each in found.ledgers],
-        "entries": sum(each.entry_count for each in found.ledgers),
-        "bytes": sum(each.byte_count for each in found.ledgers),
-        "more_ledgers": found.more,
-        "unreadable_ledgers": list(found.unreadable),
-        "none_marked": found.none_marked or None,
-        "unproven_ends": {
-            "count": len(found.unproven) + len(found.unproven_others),
-            "ledgers": sorted([*(end.ledger_id for end in found.unproven), *found.unproven_others])[
-                :UNPROVEN_SHOWN_MAX
-            ],
-        },
-    }
+# --- Repairs --------------------------------------------------------------------------------------
 
 
-def _record(found: Preview) -> dict[str, Any]:
-    return {
-        "ledger_id": found.ledger_id,
-        "is_gone": found.is_gone,
-        "is_whole": found.plan.is_whole and not found.is_gone,
-        "entries": found.entry_count,
-        "bytes": found.byte_count,
-        "copies": [_copy_record(repair) for repair in found.repairs],
-        "blocked": [_blocked_record(found.ledger_id, each) for each in found.plan.blocked],
-    }
-
-
-def _copy_record(repair: Repair) -> dict[str, Any]:
-    return {
-        "first_entry_id": repair.fragment.first_entry_id,
-        "last_entry_id": repair.fragment.last_entry_id,
-        "bookie_index": repair.index,
-        "from": repair.replaced,
-        "to": repair.target,
-        "is_in_place": repair.is_in_place,
-        "entries": len(repair.entry_ids),
-        "bytes": repair.byte_count,
-    }
-
-
-def _blocked_record(ledger_id: int, blocked: Blocked) -> dict[str, Any]:
-    return {**blocked_record(ledger_id, blocked), "until_ms": blocked.until_ms}
-
-
-def to_text(found: Previews) -> str:
-    ends = {end.ledger_id: end for end in found.unproven}
-    lines = [line for each in found.ledgers for line in _lines(each, ends.get(each.ledger_id))]
-    if found.unreadable:
-        lines.append(_unreadable_text(found.unreadable))
-    if found.unproven_others:
-        lines.append(_unproven_text(found.unproven_others))
+def to_text(found: RepairPlan) -> str:
+    planned = {each.ledger_id for each in found.ledgers}
+    ends = found.unproven_ends
+    lines = [
+        line for each in found.ledgers for line in _lines(each, each.ledger_id in ends.ledgers)
+    ]
+    if found.unreadable_ledgers:
+        count = counted(len(found.unreadable_ledgers), "ledger")
+        lines.append(
+            f"{count} with unreadable metadata may be on this bookie, too: "
+            f"{_ids(found.unreadable_ledgers)}. bookmender ledger show ID shows the error"
+        )
+    if others := [i for i in ends.ledgers if i not in planned]:
+        count = counted(ends.count - len(ends.ledgers) + len(others), "other ledger")
+        lines.append(
+            f"the end of {count} cannot be proven: {_ids(others)}. Copies do not help: bookmender "
+            "ledger show ID shows the reason and what helps"
+        )
     if found.none_marked:
         lines.append(f"no ledger is marked; bookmender status reports: {found.none_marked}")
+    if found.more_ledgers is None:
+        more = f"; there are more ledgers ({LIMIT_ADVICE})"
+    else:
+        more = f"; {counted(found.more_ledgers, 'more ledger')} not shown ({LIMIT_ADVICE})"
     there_count = sum(not each.is_gone for each in found.ledgers)
-    entry_count = sum(each.entry_count for each in found.ledgers)
-    byte_count = sum(each.byte_count for each in found.ledgers)
     lines.append(
-        f"{counted(there_count, 'ledger')}, {_to_copy(entry_count, byte_count)}" + _more(found.more)
+        f"{counted(there_count, 'ledger')}, {_to_copy(found.entries, found.bytes)}"
+        + ("" if found.more_ledgers == 0 else more)
     )
     return "\n".join(lines)
 
 
-def _unreadable_text(ledger_ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ledger_ids[:UNREADABLE_SHOWN_MAX]))
-    more = " and more" if len(ledger_ids) > UNREADABLE_SHOWN_MAX else ""
-    return (
-        f"{counted(len(ledger_ids), 'ledger')} with unreadable metadata may be on this bookie, "
-        f"too: {shown}{more}. bookmender ledger show ID shows the error"
-    )
-
-
-def _unproven_text(ledger_ids: Sequence[int]) -> str:
-    shown = shortened(ledger_ids, at_most=UNREADABLE_SHOWN_MAX)
-    ends = (
-        "the end of 1 other ledger"
-        if len(ledger_ids) == 1
-        else f"the ends of {len(ledger_ids):,} other ledgers"
-    )
-    return (
-        f"{ends} cannot be proven (ledger {shown}). Copies do not help: bookmender ledger "
-        "show ID shows the reason and what helps"
-    )
-
-
-def _more(more: int | None) -> str:
-    if more is None:
-        return f"; there are more ledgers ({LIMIT_ADVICE})"
-    return f"; {counted(more, 'more ledger')} not shown ({LIMIT_ADVICE})" if more else ""
-
-
-def _lines(found: Preview, end: UnprovenEnd | None) -> list[str]:
-    """Return the plan of a ledger as lines.
-
-    ``end``: why the ledger's end could not be proven at the last try, if so.
-    """
+def _lines(found: LedgerPlan, is_end_unproven: bool) -> list[str]:
+    """Return the plan of a ledger as lines."""
     head = f"ledger {found.ledger_id}: "
     if found.is_gone:
         return [head + "there is no such ledger"]
-    if found.plan.is_whole and end is not None:
-        why = printable(message(end.ledger_id, end.blocked).text)
-        return [head + f"nothing to copy, but its end cannot be proven: {why}"]
-    if found.plan.is_whole:
-        return [head + "nothing to do"]
-    if found.repairs:
-        head += _to_copy(found.entry_count, found.byte_count)
-    else:
-        head += "nothing to copy now"
+    if found.is_whole:
+        end = f"copy, but its end cannot be proven: see bookmender ledger show {found.ledger_id}"
+        return [f"{head}nothing to {end if is_end_unproven else 'do'}"]
+    what = _to_copy(found.entries, found.bytes) if found.copies else "nothing to copy now"
     return [
-        head,
-        *(f"  {_copy_text(repair)}" for repair in found.repairs),
-        *(line for each in found.plan.blocked for line in _blocked_lines(found.ledger_id, each)),
+        head + what,
+        *(f"  {_copy_text(copy)}" for copy in found.copies),
+        *(line for each in found.blocked for line in _blocked_lines(found.ledger_id, each)),
     ]
 
 
@@ -223,9 +187,20 @@ def _to_copy(entry_count: int, byte_count: int) -> str:
     return f"{counted(entry_count, 'entry')} to copy, about {size_text(byte_count)}"
 
 
-def _blocked_lines(ledger_id: int, blocked: Blocked) -> list[str]:
-    told = message(ledger_id, blocked)
-    lines = [f"  blocked: {blocked.reason.value}: {told.what}"]
+def _copy_text(copy: PlannedCopy) -> str:
+    first, last = copy.first_entry_id, copy.last_entry_id
+    if last is not None and last < first:
+        entries = "no entries"
+    else:
+        entries = f"entry {first}" if first == last else f"entries {first} to {last}"
+    how = "in place" if copy.is_in_place else f"which replaces {copy.replaced}"
+    what = counted(copy.entries, "entry")
+    return f"{entries}, bookie index {copy.bookie_index}: {what} to {copy.target}, {how}"
+
+
+def _blocked_lines(ledger_id: int, part: BlockedPart) -> list[str]:
+    told = message(ledger_id, part.blocked)
+    lines = [f"  blocked: {part.reason.value}: {told.what}"]
     if told.outlook:  # nothing to do
         lines.append(f"    next: {told.outlook}")
     if told.advice:
@@ -233,15 +208,164 @@ def _blocked_lines(ledger_id: int, blocked: Blocked) -> list[str]:
     return list(map(printable, lines))
 
 
-def _copy_text(repair: Repair) -> str:
-    fragment = repair.fragment
-    first, last = fragment.first_entry_id, fragment.last_entry_id
-    if last is not None and last < first:
-        entries = "no entries"
+def _ids(ledger_ids: Sequence[int], count: int = 0) -> str:
+    """Return the first ledgers. ``count``: how many there are, if not all are listed."""
+    more = ", …" if count > len(ledger_ids) <= SHOWN_MAX else ""
+    return f"ledger {shortened(ledger_ids, at_most=SHOWN_MAX)}{more}"
+
+
+# --- What a leader would mark ---------------------------------------------------------------------
+
+
+def _plan_all(config: Path | None, output: str, limit: int) -> None:
+    """Print what bookmender would mark and repair in the whole cluster, and exit."""
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)
+
+    async def look() -> Outlook:
+        async with open_observing(settings) as observing:
+            await built(observing.updater)
+            return await observing.look(planned_max=limit)
+
+    try:
+        found = asyncio.run(look())
+    except BaseExceptionGroup as group:
+        if (cause := own_cause(group)) is None:
+            raise
+        raise cause from group
+    if output in ("table", "ids"):
+        _echo(output, found.would_repair)
     else:
-        entries = f"entry {first}" if first == last else f"entries {first} to {last}"
-    where = f"{entries}, bookie index {repair.index}"
-    what = counted(len(repair.entry_ids), "entry")
-    if repair.is_in_place:
-        return f"{where}: {what} to {repair.target}, in place"
-    return f"{where}: {what} to {repair.target}, which replaces {repair.replaced}"
+        record = json.loads(as_json(found))
+        echo_list(output, record, rows="marks", columns=(), text=lambda: outlook_text(found))
+    sys.exit(outlook_exit_code(found))
+
+
+async def built(updater: LedgerMapUpdater) -> None:
+    """Wait until every ledger is known that ACLs do not hide, and show the progress.
+
+    Raises UnauthorizedError if an ACL denies access to the root: waiting may never end.
+    """
+    with Line(due_s=time.monotonic() + LINE_INTERVAL_S) as line:
+        while not (updater.completed_count and updater.is_up_to_date):
+            if updater.refusal is not None:
+                raise updater.refusal
+            seen = updater.change_count
+            line.write(f"{len(updater.ledger_map):,} ledgers read", now_s=time.monotonic())
+            await updater.wait_change(seen)
+
+
+def outlook_exit_code(found: Outlook) -> int:
+    """Return the exit code. What operators ordered is nothing to do."""
+    marks, known = found.marks, found.ledger_map
+    is_named = any(each.ledgers for each in found.bookies.affected)
+    if found.underreplicated.ledgers or marks.shared or marks.private_damaged or is_named:
+        return EXIT_FAILED
+    return EXIT_UNKNOWN if known.unreadable or not known.is_complete else 0
+
+
+def outlook_text(found: Outlook) -> str:
+    """Return it as lines of text, the most important first."""
+    sections = [
+        ("DISABLED", ["auto-recovery is disabled: nothing is marked"] if found.is_disabled else []),
+        ("HOLD", _hold_lines(found)),
+        ("affected", _affected_lines(found)),
+        ("would mark", _would_mark_lines(found)),
+        ("marks", _mark_lines(found)),
+        ("would copy", _would_copy_lines(found.would_repair)),
+        ("bookies", [_bookies_text(found)]),
+        ("ledgers", [_ledgers_text(found)]),
+    ]
+    return "\n".join(
+        f"{'' if number else label:<12}{line}"
+        for label, lines in sections
+        for number, line in enumerate(lines)
+    )
+
+
+def _hold_lines(found: Outlook) -> list[str]:
+    if found.hold is None:
+        return []
+    would = "a safety hold is in force" if found.hold.is_ordered else "a leader would begin a hold"
+    return [f"{would}: {printable(found.hold.reason)}"]
+
+
+def _affected_lines(found: Outlook) -> list[str]:
+    states = {
+        "lost": "lost" if found.hold is None else "lost when the safety hold ends",
+        "reformatted": "reformatted, may lack its earlier copies",
+    }
+    lines = []
+    for each in found.bookies.affected[:SHOWN_MAX]:
+        state = states.get(each.state) or f"absent, lost in {duration_text(each.left_s)}"
+        lines.append(f"{each.bookie}  {state}, {counted(each.ledgers, 'ledger')}")
+    more = len(found.bookies.affected) - SHOWN_MAX
+    return [*lines, *([f"and {more} more"] if more > 0 else [])] or ["no bookie"]
+
+
+def _would_mark_lines(found: Outlook) -> list[str]:
+    lacking = found.underreplicated
+    if not lacking.ledgers:
+        return ["no ledger"]
+    size = size_text(lacking.lost_bytes)
+    total = f"{counted(lacking.ledgers, 'ledger')}, about {size} of copies lost"
+    return [
+        f"{total}; most urgent first" if found.would_mark else f"no ledger now; otherwise {total}",
+        *(
+            f"  {count:,} with {counted(left, 'copy')} left"
+            for left, count in lacking.by_copies_left.items()
+        ),
+        f"  {_ids(lacking.first_ledgers, lacking.ledgers)}",
+    ]
+
+
+def _mark_lines(found: Outlook) -> list[str]:
+    marks = found.marks
+    groups = [
+        ("lack a mark that a leader would make", marks.unmarked, marks.unmarked_ledgers),
+        (
+            "have a mark that names too few bookies",
+            marks.partly_marked,
+            marks.partly_marked_ledgers,
+        ),
+        ("have a mark that a leader would not make", marks.surplus, marks.surplus_ledgers),
+        ("are in bookmender's private queue", marks.private, marks.private_ledgers),
+        (
+            "of these have damage that Java does not see",
+            marks.private_damaged,
+            marks.private_damaged_ledgers,
+        ),
+    ]
+    return [
+        f"{counted(marks.total, 'ledger')} marked, {marks.agreed} as a bookmender leader would",
+        *(f"  {count:,} {what}: {_ids(ids, count)}" for what, count, ids in groups if count),
+    ]
+
+
+def _would_copy_lines(found: RepairPlan) -> list[str]:
+    more = f"{counted(found.more_ledgers or 0, 'more ledger')} not planned"
+    if not found.ledgers:
+        return [more if found.more_ledgers else "nothing"]
+    blocked = Counter(part.reason.value for each in found.ledgers for part in each.blocked)
+    return [
+        f"{counted(found.entries, 'entry')} of {counted(len(found.ledgers), 'ledger')}, about "
+        f"{size_text(found.bytes)}" + (f"; {more}" if found.more_ledgers else ""),
+        *(f"  blocked, {counted(count, 'time')}: {why}" for why, count in blocked.most_common()),
+    ]
+
+
+def _bookies_text(found: Outlook) -> str:
+    delay = duration_text(found.recovery_delay_s)
+    return (
+        f"{found.bookies.writable} writable, {found.bookies.read_only} read-only; an absent bookie "
+        f"is lost after {delay}"
+    )
+
+
+def _ledgers_text(found: Outlook) -> str:
+    known = found.ledger_map
+    text = f"{known.ledgers:,} known" + ("" if known.is_complete else " so far")
+    if known.unreadable:
+        ids = _ids(known.unreadable_ledgers, known.unreadable)
+        text += f", metadata of {known.unreadable} unreadable: {ids}"
+    return text

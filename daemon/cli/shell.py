@@ -6,7 +6,6 @@ Options have one or two dashes, as Java's parser accepts both. ``tests/cluster/t
 compares the output with that of Java's tool on the same cluster.
 """
 
-import asyncio
 import os
 import socket
 import sys
@@ -31,11 +30,10 @@ from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
 from daemon.cli.orders import UNREADABLE_VOTE
 from daemon.cli.paths import LocalPath
 from daemon.cli.plan import to_text as plan_text
-from daemon.cli.progress import NODES_GO_ON, explain_interrupt
-from daemon.cli.repair import repair_ledgers, result_text
+from daemon.cli.repair import repair_visibly, result_text
 from daemon.cli.switch import set_recovery_delay, switch_off, switch_on
 from daemon.java_settings import metadata_uri, read_properties
-from daemon.previews import Previews, plan_for
+from daemon.operations.plan import RepairPlan, plan
 from daemon.settings import Settings, load_settings
 from daemon.words import printable
 from ledgers.clock import SystemClock
@@ -600,12 +598,12 @@ async def _print_named(cluster: AdminSession, bookies: Sequence[BookieId]) -> No
 
 def _print_plan(settings: Settings, bookies: Sequence[BookieId], ledger: int | None) -> None:
     if ledger is not None:
-        found = run_with(settings, lambda cluster: plan_for(cluster, [ledger], None, limit=1))
+        found = run_with(settings, lambda cluster: plan(cluster, [ledger], None, limit=1))
         click.echo(plan_text(found))
         return
 
-    async def plan_each(cluster: AdminSession) -> list[Previews]:
-        return [await plan_for(cluster, [], bookie, limit=PLANNED_MAX) for bookie in bookies]
+    async def plan_each(cluster: AdminSession) -> list[RepairPlan]:
+        return [await plan(cluster, [], bookie, limit=PLANNED_MAX) for bookie in bookies]
 
     for found in run_with(settings, plan_each):
         click.echo(plan_text(found))
@@ -629,8 +627,7 @@ def _recover(
         settings,
         lambda cluster: _ledgers_to_recover(cluster, bookies, ledger, skips_open=skips_open),
     )
-    with explain_interrupt(f"Marked ledgers stay marked, and {NODES_GO_ON}."):
-        done = asyncio.run(repair_ledgers(settings, tuple(ledger_ids), None, mark_only=False))
+    done = repair_visibly(settings, tuple(ledger_ids), None)
     click.echo(result_text(done, mark_only=False, now_ms=SystemClock().wall_ms()))
     return done.is_complete
 

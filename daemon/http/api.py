@@ -19,11 +19,8 @@ from aiohttp import web
 from daemon.admin_session import AdminSession
 from daemon.cli.bookie import gather_bookies
 from daemon.cli.check import read_checks
-from daemon.cli.history import is_about
 from daemon.cli.hold import read_hold
 from daemon.cli.option_types import DURATION_PATTERN, parse_duration_s
-from daemon.cli.queue import queue_rows
-from daemon.history_texts import history_record
 from daemon.http import changes, health, records
 from daemon.http.changes import WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, Reading
@@ -39,6 +36,8 @@ from daemon.http.endpoints import (
     serves,
 )
 from daemon.http.metrics import package_version
+from daemon.operations.history import HistoryRecord, select
+from daemon.operations.queue import QueueRecord, read_queue
 from daemon.role_state import NodeService
 from daemon.settings import Settings
 from daemon.status.conditions import conditions
@@ -51,10 +50,7 @@ from ledgers.clock import SystemClock
 from ledgers.tasks import in_daemon_thread
 from replication.history import Kind as EventKind
 from replication.history import RecordedHistory, read_history
-from replication.marks import marked_ledger_ids, read_marks
 
-LEDGERS_MAX = 1_000
-"""Ledgers in one answer."""
 EVENTS_MAX = 1_000
 """Events in one answer."""
 HISTORY_DEFAULT_S = 86_400
@@ -183,7 +179,7 @@ _of_status(
 @Endpoint(
     "GET /api/v1/history",
     "As bookmender history -o json",
-    records.HistoryRecord,
+    HistoryRecord,
     option(
         "since",
         "How far to look back: 30m, 2h, 7d. At most 7d",
@@ -235,21 +231,7 @@ async def read_bookies(cluster: AdminSession) -> dict[str, Any]:
     return {"bookies": [row.to_json() for row in rows], "unreadable_orders": list(unreadable)}
 
 
-@serves("/api/v1/queue", "As bookmender queue list -o json", records.QueueRecord)
-async def read_queue(cluster: AdminSession) -> dict[str, Any]:
-    """Return the marked ledgers of both queues, the first ``LEDGERS_MAX`` of them in detail. Only
-    the marks of these are read."""
-    shared = await marked_ledger_ids(cluster.store, cluster.paths)
-    private = await marked_ledger_ids(cluster.store, cluster.paths.private)
-    own = set(private).difference(shared)
-    chosen = sorted(own.union(shared))[:LEDGERS_MAX]
-    marks = [
-        *await read_marks(cluster.store, cluster.paths, [i for i in chosen if i not in own]),
-        *await read_marks(cluster.store, cluster.paths.private, [i for i in chosen if i in own]),
-    ]
-    marks.sort(key=lambda marked: marked.ledger_id)
-    rows = await queue_rows(cluster, marks, only_private=own)
-    return {"marked": len(own) + len(shared), "ledgers": rows}
+serves("/api/v1/queue", "As bookmender queue list -o json", QueueRecord)(read_queue)
 
 
 @serves("/api/v1/checks", "As bookmender check list -o json", records.ChecksRecord)
@@ -276,15 +258,9 @@ async def _read_period(cluster: AdminSession, *, period_s: int) -> RecordedHisto
 
 def recent_history_record(
     recorded: RecordedHistory, *, since_s: int, kinds: Collection[str], limit: int
-) -> dict[str, Any]:
+) -> HistoryRecord:
     since_ms = SystemClock().wall_ms() - since_s * 1000
-    events = [
-        noted
-        for noted in recorded.events
-        if noted.event.last_ms >= since_ms
-        and is_about(noted, kinds=kinds, ledger_id=None, bookie=None)
-    ]
-    return history_record(events, since_ms=since_ms, limit=limit, unreadable=recorded.unreadable)
+    return select(recorded, since_ms=since_ms, kinds=kinds, limit=limit)
 
 
 # --- Changes --------------------------------------------------------------------------------------

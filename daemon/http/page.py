@@ -18,8 +18,8 @@ from html import escape
 
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.cli.check import CheckRow, Checks
-from daemon.history_texts import event_text
 from daemon.messages import message
+from daemon.operations.history import event_text
 from daemon.status.conditions import Condition, conditions, health, some
 from daemon.status.explanations import EXPLANATIONS
 from daemon.status.records import age_s

@@ -323,36 +323,6 @@ class BookiesRecord(Record, frozen=True, kw_only=True):
     unreadable_orders: list[str]
 
 
-class MarkReasonRecord(Record, frozen=True, kw_only=True):
-    cause: str
-    bookie: str | None
-    since_ms: int | None
-    detail: str
-
-
-class LockRecord(ForeignLockRecord, frozen=True, kw_only=True):
-    is_ours: bool
-
-
-class QueuedLedgerRecord(Record, frozen=True, kw_only=True):
-    ledger_id: int
-    missing: list[str] | None
-    mark_unreadable: str | None
-    ctime_ms: int | None
-    is_private: bool
-    reasons: list[MarkReasonRecord]
-    is_locked: bool
-    lock: LockRecord | None
-    waiting: NoteRecord | None
-
-
-class QueueRecord(Record, frozen=True, kw_only=True):
-    """Marked ledgers of both queues. ``ledgers``: those with the lowest ids, at most 1000."""
-
-    marked: int
-    ledgers: list[QueuedLedgerRecord]
-
-
 class CheckRecord(Record, frozen=True, kw_only=True):
     check: str
     about: str
@@ -371,39 +341,6 @@ class ChecksRecord(Record, frozen=True, kw_only=True):
     concerns: list[str]
     unreadable_orders: list[str]
     checks: list[CheckRecord]
-
-
-class EventRecord(Record, frozen=True, kw_only=True):
-    """What happened to bookies or ledgers, or what an operator ordered."""
-
-    node: str
-    kind: str
-    at_ms: int
-    until_ms: int | None
-    bookies: list[str]
-    ledger_id: int | None
-    since_ms: int | None
-    ends_ms: int | None
-    ledger_count: int
-    entry_count: int
-    entry_bytes: int
-    event_count: int
-    last_entry_id: int | None
-    cause: str
-    counts: dict[str, int]
-    order: str
-    by: str
-    reason: str
-
-
-class HistoryRecord(Record, frozen=True, kw_only=True):
-    """Events, the oldest first. ``omitted``: earlier ones of the period that are not listed.
-    ``unreadable_records``: znodes that cannot be read, so events may be missing."""
-
-    since_ms: int
-    events: list[EventRecord]
-    omitted: int
-    unreadable_records: list[str]
 
 
 # --- Changes --------------------------------------------------------------------------------------

@@ -1,5 +1,12 @@
 """What commands and the HTTP API do in the cluster: one async function a question or an order.
 
-An operation gets an ``AdminSession`` and returns an ``Answer``, which is defined beside it.
-``feed`` shows, enables and disables the change feed, and shows its clients.
+An operation gets an ``AdminSession`` (or settings, if it opens a session that writes) and returns
+an ``Answer``, which is defined beside it. It has the guards of its order. Commands and HTTP parse,
+call it and print.
+
+- ``plan`` shows what repairs would copy, ``observe`` what a leader would mark. ``repair`` repairs
+  ledgers in this process. All three use the code of a node.
+- ``queue`` and ``ledgers`` read; ``close`` and ``restore`` write the metadata of one ledger.
+- ``history`` reads what happened.
+- ``feed`` shows, enables and disables the change feed, and shows its clients.
 """

@@ -1,7 +1,6 @@
 """Observe mode on a real ZooKeeper: it leaves no trace, and it agrees with Java's auditor."""
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from kazoo.client import KazooClient
 
 from daemon.local.cluster import LocalCluster
-from daemon.local.processes import stop_all
+from daemon.local.processes import Child, stop_all
 from daemon.local.writing import PASSWORD
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId
@@ -52,20 +51,21 @@ def test_rule_s9_observing_changes_no_znode_and_fences_nothing(
             with a_loss(module_cluster) as victim:
                 before = whole_tree(on)
 
-                said = await bookmender(uri, "observe", "--json")
+                said = await bookmender(uri, "plan", "--all", "--json")
                 node = start("observer", settings=OBSERVE)
-                report = await wait_for(lambda: reported(tmp_path, would_mark=LEDGERS), "report")
+                report = await wait_for(lambda: logged(node, would_mark=LEDGERS), "log event")
+                await wait_for(lambda: events(node, "observe.would_repair"), "planned repairs")
                 await asyncio.to_thread(stop_all, [node], timeout_s=STOP_TIMEOUT_S)
 
                 assert whole_tree(on) == before
                 assert said.exit_code == 1, said
-                for record in (said.record, report):
-                    [missing] = record["bookies"]["affected"]
-                    assert (missing["bookie"], missing["ledgers"]) == (victim, LEDGERS)
-                    assert record["marks"]["unmarked"] == LEDGERS
-                    assert len(record["would_repair"]["ledgers"]) == LEDGERS
-                *_, last = events(node, "observe.would_mark")
-                assert last["ledger_count"] == LEDGERS
+                [missing] = said.record["bookies"]["affected"]
+                assert (missing["bookie"], missing["ledgers"]) == (victim, LEDGERS)
+                assert said.record["marks"]["unmarked"] == LEDGERS
+                assert len(said.record["would_repair"]["ledgers"]) == LEDGERS
+                assert report["bookies"] == {victim: "lost"}
+                assert report["unmarked"] == LEDGERS
+                assert events(node, "observe.would_repair")[-1]["planned_count"] == LEDGERS
                 assert errors(node) == []
                 await assert_unfenced(on, unclosed, module_cluster.bookies[1:])
 
@@ -99,21 +99,24 @@ def test_observing_agrees_with_the_marks_of_javas_auditor(
             start_java()
             await wait_leader(on, is_java=True)
             written = await on.write(*(shape(number, quorums=ON_ALL) for number in range(LEDGERS)))
-            start("observer", settings=OBSERVE)
-            await wait_for(lambda: reported(tmp_path, would_mark=0), "report before the loss")
+            node = start("observer", settings=OBSERVE)
+            await wait_for(lambda: logged(node, would_mark=0), "log event before the loss")
             with a_loss(module_cluster):
                 at_risk = [ledger.ledger_id for ledger in written]
 
                 def agree() -> Any:
-                    report = reported(tmp_path)
-                    return report and report["marks"]["agreed"] >= len(at_risk) and report
+                    report = logged(node)
+                    return report and report["agreed"] >= len(at_risk) and report
 
                 report = await wait_for(agree, "agreement with Java's auditor")
-                assert report["marks"]["unmarked"] == report["marks"]["surplus"] == 0
-                assert report["would_mark"] == report["marks"]["shared"]
+                assert report["unmarked"] == report["surplus"] == 0
+                assert report["would_mark"] == report["shared"]
+                said = await bookmender(uri, "plan", "--all", "--json")
+                assert said.record["marks"]["agreed"] == report["agreed"]
+                assert said.record["marks"]["unmarked"] == said.record["marks"]["surplus"] == 0
                 reasons = {
                     blocked["reason"]
-                    for ledger in report["would_repair"]["ledgers"]
+                    for ledger in said.record["would_repair"]["ledgers"]
                     if ledger["ledger_id"] in at_risk
                     for blocked in ledger["blocked"]
                 }
@@ -124,14 +127,10 @@ def test_observing_agrees_with_the_marks_of_javas_auditor(
     asyncio.run(run())
 
 
-def reported(folder: Path, **fields: object) -> dict[str, Any] | None:
-    """Return the node's last report if it has these fields."""
-    path = folder / "observer" / "observe.json"
-    if not path.exists():
-        return None
-    record: dict[str, Any] = json.loads(path.read_text())
-    is_built = record["ledger_map"]["is_complete"]
-    return record if is_built and fields.items() <= record.items() else None
+def logged(node: Child, **fields: object) -> dict[str, Any] | None:
+    """Return the node's last ``observe.would_mark`` if it has these fields."""
+    complete = [each for each in events(node, "observe.would_mark") if each["is_complete"]]
+    return complete[-1] if complete and fields.items() <= complete[-1].items() else None
 
 
 def whole_tree(on: Bench) -> dict[str, tuple[int, int, int, bytes]]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from auditor.checks.idle import LastChange, last_changes_to_json
-from daemon.cli.close_ledger import CloseResult, LedgerCloser
+from daemon.operations.close import LedgerCloser, LedgerClosing
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
 from ledgers.registration import Registration
@@ -72,7 +72,7 @@ async def close(
     is_forced: bool = False,
     accepts_loss: bool = False,
     history: History = NO_HISTORY,
-) -> CloseResult:
+) -> LedgerClosing:
     membership = await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
     return await (await closer(cluster, history)).close(
         LEDGER,

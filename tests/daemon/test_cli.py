@@ -232,7 +232,8 @@ def test_a_settings_file_below_a_closed_folder_is_not_called_absent(
 
 
 @pytest.mark.parametrize(
-    "command", [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"], ["observe"]]
+    "command",
+    [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"], ["plan", "--all"]],
 )
 def test_without_zookeeper_commands_exit_3_and_name_the_hosts(
     monkeypatch: pytest.MonkeyPatch,

@@ -1,14 +1,14 @@
 """Exit codes and help of ``bookmender ledger close``."""
 
 import re
-from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
+from msgspec.structs import replace
 
-from daemon.cli import idle as idle_command
-from daemon.cli.close_ledger import CloseResult
+from daemon.cli import ledger as ledger_command
 from daemon.cli.ledger import ledger
+from daemon.operations.close import LedgerClosing
 from daemon.settings import Settings
 from tests.daemon.closing import closer, idle_ledger
 from tests.daemon.settings_given import URI
@@ -16,7 +16,7 @@ from tests.replication.nodes import LEDGER
 from tests.virtual_time import run
 
 
-async def previewed() -> CloseResult:
+async def previewed() -> LedgerClosing:
     return await (await closer(await idle_ledger())).look(LEDGER)
 
 
@@ -35,17 +35,17 @@ OPEN = run(previewed())
     ],
 )
 def test_a_preview_exits_with_the_code_of_the_closing(
-    monkeypatch: pytest.MonkeyPatch, found: CloseResult, options: list[str], code: int
+    monkeypatch: pytest.MonkeyPatch, found: LedgerClosing, options: list[str], code: int
 ) -> None:
-    async def look(settings: Settings, ledger_id: int) -> CloseResult:
+    async def look(settings: Settings, ledger_id: int, **_: object) -> LedgerClosing:
         return found
 
-    monkeypatch.setattr(idle_command, "_look", look)
+    monkeypatch.setattr(ledger_command, "look_before_closing", look)
     environment = {"BOOKMENDER_METADATA_SERVICE_URI": URI}
 
     for output in ("text", "json"):
         arguments = [str(LEDGER), *options, "-o", output]
-        shown = CliRunner().invoke(idle_command.close, arguments, env=environment)
+        shown = CliRunner().invoke(ledger_command.close, arguments, env=environment)
         assert shown.exit_code == code, shown
         assert "OPEN" in shown.stdout
 

@@ -2,14 +2,14 @@
 
 import asyncio
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from auditor.checks.idle import LastChange
-from daemon.cli.close_ledger import CloseRefusedError, CollectedEvents, doubts_about
-from daemon.cli.idle import closing_text
+from daemon.cli.ledger import closing_text
+from daemon.operations.close import CloseRefusedError, CollectedEvents, doubts_about
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
 from ledgers.model import LedgerState, Segment
@@ -73,8 +73,8 @@ async def test_an_idle_ledger_is_closed_at_its_last_entry(state: LedgerState) ->
     done = await close(cluster)
 
     metadata = await cluster.metadata()
-    assert done.closed is not None
-    assert done.closed.metadata == metadata
+    assert done.has_changed
+    assert done.state == metadata.state.name
     assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)
     assert await cluster.locked() == []
     await cluster.assert_whole()
@@ -142,7 +142,7 @@ async def test_a_closed_ledger_is_not_changed() -> None:
 
     done = await close(cluster)
 
-    assert done.closed is None
+    assert not done.has_changed
     assert done.doubts == ()
     assert (await cluster.manager.read(LEDGER)).version == before.version
 
@@ -166,8 +166,8 @@ async def test_an_unproven_end_is_closed_only_with_accept_loss() -> None:
         await close(cluster, is_forced=True)
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == 8
+    assert done.has_changed
+    assert done.last_entry_id == 8
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
@@ -264,7 +264,7 @@ async def test_the_closing_succeeds_if_no_retry_can_be_ordered() -> None:
 
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
-    assert done.closed is not None
+    assert done.has_changed
     assert await cluster.locked() == []
 
 
@@ -307,7 +307,7 @@ async def test_a_preview_changes_nothing() -> None:
 
     found = await (await closer(cluster)).look(LEDGER)
 
-    assert (found.last_entry_id, found.doubts, found.closed) == (9, (), None)
+    assert (found.last_entry_id, found.doubts, found.has_changed) == (9, (), False)
     assert fenced == []
     assert (await cluster.metadata()).state is LedgerState.OPEN
 

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from auditor.checks.idle import LastChange
-from daemon.cli.close_ledger import CloseRefusedError, whom_to_start
-from daemon.cli.idle import closing_text
+from daemon.cli.ledger import closing_text
+from daemon.operations.close import CloseRefusedError, whom_to_start
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState
 from tests.daemon.closing import DAY_S, close, closer, remember, unproven_ledger
@@ -132,8 +132,8 @@ async def test_with_a_replacement_bookie_the_ledger_is_closed() -> None:
 
     done = await close(cluster, is_forced=True)
 
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == 9
+    assert done.has_changed
+    assert done.last_entry_id == 9
 
 
 @in_virtual_time
@@ -146,8 +146,8 @@ async def test_an_empty_ledger_needs_no_replacement_bookie() -> None:
 
     done = await close(cluster, is_forced=True)
 
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == -1
+    assert done.has_changed
+    assert done.last_entry_id == -1
 
 
 @in_virtual_time
@@ -159,8 +159,8 @@ async def test_a_bookie_without_the_last_entries_may_be_absent() -> None:
 
     done = await close(cluster, is_forced=True)
 
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == 9
+    assert done.has_changed
+    assert done.last_entry_id == 9
 
 
 @in_virtual_time
@@ -229,7 +229,7 @@ async def test_a_failure_during_recovery_says_what_to_do_next() -> None:
     # The writer is fenced, so the same command works, although the metadata has changed.
     done = await close(cluster)
 
-    assert done.closed is not None
+    assert done.has_changed
 
 
 @in_virtual_time
@@ -250,5 +250,5 @@ async def test_accept_loss_needs_an_ack_quorum_of_answers() -> None:
         await close(cluster, is_forced=True)
     done = await close(cluster, is_forced=True, accepts_loss=True)
 
-    assert done.closed is not None
-    assert done.closed.metadata.last_entry_id == 9
+    assert done.has_changed
+    assert done.last_entry_id == 9

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from daemon.cli.close_ledger import CloseRefusedError
+from daemon.operations.close import CloseRefusedError
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.by_hand import WAIT_MAX_S
@@ -38,7 +38,7 @@ async def test_a_ledger_in_its_grace_is_closed_after_the_grace() -> None:
 
         found = await close(cluster, is_forced=True)
 
-    assert (found.closed or found.found).metadata.is_closed
+    assert found.is_closed
     assert (await cluster.metadata()).last_entry_id == 9
 
 
@@ -56,8 +56,8 @@ async def test_a_ledger_that_the_lock_owner_closes_is_closed() -> None:
     found = await close(cluster)
     await closing
 
-    assert found.closed is None
-    assert found.found.metadata.is_closed
+    assert not found.has_changed
+    assert found.is_closed
     assert await cluster.locked() == [PATH.rpartition("/")[2]], "the lock of another node stays"
 
 

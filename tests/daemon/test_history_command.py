@@ -11,14 +11,22 @@ from daemon.cli import history as history_command
 from daemon.cli import switch
 from daemon.cli.check import force_check, pause_checks, resume_checks
 from daemon.cli.drain import cancel_drains, order_drains
-from daemon.cli.history import history, is_about
+from daemon.cli.history import history
 from daemon.cli.hold import begin_hold, end_hold
 from daemon.cli.identities import give_trust, withdraw_trust
 from daemon.cli.limits import change_limits
 from daemon.cli.maintenance import end_window, open_window
-from daemon.history_texts import event_text
+from daemon.operations.history import event_text, select
 from ledgers.errors import UnauthorizedError
-from replication.history import Cause, Event, Kind, NodeEvent, read_history, record_order
+from replication.history import (
+    Cause,
+    Event,
+    Kind,
+    NodeEvent,
+    RecordedHistory,
+    read_history,
+    record_order,
+)
 from replication.orders import LimitsOrder
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import visiting
@@ -160,9 +168,9 @@ def test_each_kind_has_a_text() -> None:
 def test_events_are_filtered(filters: dict[str, Any], is_shown: bool) -> None:
     event = Event(kind=Kind.FINDING, ledger_id=7, bookies=(B1,))
 
-    asked = {"kinds": (), "ledger_id": None, "bookie": None} | filters
+    recorded = RecordedHistory(events=(NodeEvent(node="n", event=event),))
 
-    assert is_about(NodeEvent(node="n", event=event), **asked) is is_shown
+    assert bool(select(recorded, since_ms=0, limit=9, **filters).events) is is_shown
 
 
 # --- The command ----------------------------------------------------------------------------------

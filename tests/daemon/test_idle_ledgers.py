@@ -7,17 +7,16 @@ import pytest
 
 from auditor.checks.idle import LastChange
 from auditor.settings import ChecksSettings
-from daemon.cli.close_ledger import doubts_about
-from daemon.cli.idle import IdleLedger, IdleLedgers, exit_code, find_idle
+from daemon.cli.ledger import idle_exit_code
+from daemon.operations.close import doubts_about
+from daemon.operations.ledgers import IdleLedger, IdleLedgers, find_idle
 from ledgers.model import LedgerState
 from tests.daemon.closing import DAY_S, remember
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2
 
-IDLE = IdleLedger(
-    ledger_id=1, state=LedgerState.OPEN, idle_s=DAY_S, last_entry_id=9, bookies=(B1, B2)
-)
+IDLE = IdleLedger(ledger_id=1, state="OPEN", idle_s=DAY_S, last_entry_id=9, bookies=[B1, B2])
 
 
 @in_virtual_time
@@ -44,7 +43,7 @@ async def test_unchanged_open_ledgers_are_listed_longest_idle_first() -> None:
     assert [each.ledger_id for each in found.ledgers] == [3, 0]
     assert found.checked_ms is None
     assert found.ledgers[0].idle_s == 3
-    assert found.ledgers[0].bookies == (B1, B2)
+    assert found.ledgers[0].bookies == [B1, B2]
 
 
 @in_virtual_time
@@ -68,16 +67,18 @@ async def test_unreadable_ledgers_are_not_listed() -> None:
 @pytest.mark.parametrize(
     ("ledgers", "checked_ms", "code"),
     [
-        pytest.param((), 5_000, 0, id="none"),
-        pytest.param((IDLE,), 5_000, 1, id="one"),
-        pytest.param((), None, 3, id="no check yet"),
-        pytest.param((IDLE,), None, 1, id="the first check is under way"),
+        pytest.param([], 5_000, 0, id="none"),
+        pytest.param([IDLE], 5_000, 1, id="one"),
+        pytest.param([], None, 3, id="no check yet"),
+        pytest.param([IDLE], None, 1, id="the first check is under way"),
     ],
 )
 def test_without_a_completed_check_the_exit_code_is_3(
-    ledgers: tuple[IdleLedger, ...], checked_ms: int | None, code: int
+    ledgers: list[IdleLedger], checked_ms: int | None, code: int
 ) -> None:
-    assert exit_code(IdleLedgers(ledgers=ledgers, checked_ms=checked_ms)) == code
+    found = IdleLedgers(ledgers=ledgers, checked_ms=checked_ms, unreadable_records=[])
+
+    assert idle_exit_code(found) == code
 
 
 def test_a_setting_of_0_counts_no_ledger_as_idle() -> None:

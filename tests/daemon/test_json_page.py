@@ -17,6 +17,7 @@ from auditor.mark_reasons import PrivateQueue
 from checkpoints.model import ledger_key
 from checkpoints.receipts import Failure
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
+from daemon.answers import Answer, as_json
 from daemon.answers_page import ANSWERS, json_page
 from daemon.cli import (
     bookie,
@@ -29,33 +30,33 @@ from daemon.cli import (
     history,
     hold,
     identities,
-    idle,
     ledger,
     limits,
     maintenance,
     queue,
-    restore,
     switch,
 )
-from daemon.cli import plan as plan_command
-from daemon.cli import repair as repair_command
 from daemon.cli.bookies import BookieRow, BookieState
 from daemon.cli.check import CheckRow, Checks
 from daemon.cli.feed_follow import Change
 from daemon.cli.main import cli
-from daemon.cli.repair import RepairedByHand
 from daemon.local.commands import _json as local_json
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
-from daemon.observe.report import to_record as observe_record
 from daemon.operations.feed import FeedFollower
-from daemon.previews import Previews
+from daemon.operations.history import select
+from daemon.operations.ledgers import IdleLedger, IdleLedgers
+from daemon.operations.observe import outlook
+from daemon.operations.plan import RepairPlan, ledger_plan
+from daemon.operations.repair import Repaired
+from daemon.operations.restore import RecordedWrite, RecordedWrites, answer_of
 from ledgers.bookies import DiskSpace
 from ledgers.codec.metadata import parse_metadata
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication import znodes
 from replication.by_hand import Preview, Restoring
+from replication.history import Event, NodeEvent, RecordedHistory
 from replication.journal import JournalRecord
 from replication.ledger_record import GivenUpEntries, UnprovenEnd, WaitingNote, record_given_up
 from replication.orders import DrainOrder, HoldOrder, MaintenanceWindow
@@ -63,7 +64,7 @@ from replication.plan import Plan
 from replication.reasons import Blocked, Facts, Reason
 from tests.daemon.in_memory import Prepare, run_in_memory
 from tests.daemon.test_close_command import OPEN
-from tests.daemon.test_observe import LOSS, LOST
+from tests.daemon.test_observe import LOST, SEEN_LOSS
 from tests.daemon.test_plan_command import MOVE
 from tests.daemon.test_restore_command import AFTER, BEFORE
 from tests.daemon.visits import order_drain
@@ -146,6 +147,10 @@ def value(record: Any) -> Callable[[pytest.MonkeyPatch], Any]:
     return lambda monkeypatch: record
 
 
+def answer(found: Answer) -> Callable[[pytest.MonkeyPatch], Any]:
+    return value(json.loads(as_json(found)))
+
+
 def settings(command: str, *variables: str) -> Callable[[pytest.MonkeyPatch], Any]:
     """Run a command about settings with these environment variables, and return its JSON."""
 
@@ -174,14 +179,15 @@ RESTORING = Restoring(
 )
 SPEC = ClusterSpec(zookeeper_port=2181, bookie_ports=(3181,))
 CHECK_ROW = CheckRow(name="all-ledgers", about="reads", interval_s=0, running=RUN, last=RUN)
-SEEN = replace(
-    LOSS,
-    observation=replace(
-        LOSS.observation, affected=(LOST,), hold=HOLD, private=PrivateQueue(damaged=(4,))
-    ),
+SEEN = outlook(
+    replace(SEEN_LOSS, affected=(LOST,), hold=HOLD, private=PrivateQueue(damaged=(4,))),
+    RepairPlan.of([ledger_plan(PREVIEW)]),
 )
-REPAIRED = RepairedByHand(
-    ledger_count=1,
+EVENTS = select(
+    RecordedHistory(events=(NodeEvent(node="n", event=Event(kind="order")),)), since_ms=0, limit=9
+)
+REPAIRED = Repaired.of(
+    1,
     waiting=(NOTE,),
     unproven=(UnprovenEnd(ledger_id=LEDGER, facts=Facts(), tried_ms=0),),
     failed={1: "no such ledger"},
@@ -199,9 +205,7 @@ FEED_CLIENT = FeedFollower(
     receipt_count=0,
     failure_count=0,
 )
-IDLE = idle.IdleLedger(
-    ledger_id=LEDGER, state=LedgerState.OPEN, idle_s=1, last_entry_id=9, bookies=(B1,)
-)
+IDLE = IdleLedger(ledger_id=LEDGER, state="OPEN", idle_s=1, last_entry_id=9, bookies=[B1])
 
 PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     "bookmender bookie list": [
@@ -218,16 +222,21 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     ],
     "bookmender bookie trust-identities": [ran(identities, identities.trust_identities)],
     "bookmender queue list": [ran(queue, queue.list_queue, prepare=marked_and_locked)],
-    "bookmender plan": [value(plan_command.to_json(Previews(ledgers=[PREVIEW], more=0)))],
-    "bookmender repair": [value(repair_command._record(REPAIRED))],
+    "bookmender plan": [answer(RepairPlan.of([ledger_plan(PREVIEW)]))],
+    "bookmender repair": [answer(REPAIRED)],
     "bookmender ledger show": [ran(ledger, ledger.show, str(LEDGER), prepare=given_up)],
     "bookmender ledger idle": [
-        value(idle._record(idle.IdleLedgers(ledgers=(IDLE,), checked_ms=0)))
+        answer(IdleLedgers(ledgers=[IDLE], checked_ms=0, unreadable_records=[]))
     ],
-    "bookmender ledger close": [value(idle._closing_record(OPEN))],
+    "bookmender ledger close": [answer(OPEN)],
     "bookmender ledger restore": [
-        value(json.loads(restore._listing(LEDGER, [RESTORING.record], "json"))),
-        value(json.loads(restore._change(RESTORING, "done", "json"))),
+        answer(
+            RecordedWrites(
+                ledger_id=LEDGER,
+                writes=[RecordedWrite(time_ms=0, cluster=None, before=[], after=[])],
+            )
+        ),
+        answer(answer_of(RESTORING, "done")),
     ],
     "bookmender history": [ran(history, history.history)],
     "bookmender hold show, begin, end": [
@@ -253,7 +262,6 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     "bookmender feed clients NAME --forget": [
         ran(feed, feed.clients, "catalogue", "--forget", "--dry-run", prepare=feed_client)
     ],
-    "bookmender observe": [value(observe_record(SEEN))],
     "bookmender doctor": [value(doctor.to_json([doctor.latency_finding(0.5)]))],
     "bookmender config show": [settings("show")],
     "bookmender config check": [settings("check", "BOOKMENDER_HOLD_SHARE=1")],

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from daemon.admin_session import AdminSession
 from daemon.cli import ledger as ledger_command
 from daemon.cli.identities import give_trust
-from daemon.cli.ledger import CUSTOM_BYTES_MAX
+from daemon.operations.ledgers import CUSTOM_BYTES_MAX
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState
 from replication.reasons import Facts

@@ -6,9 +6,10 @@ import random
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -17,13 +18,21 @@ from auditor.mark_reasons import PrivateQueue
 from auditor.observer import AffectedBookie, BookieCondition, Difference, Observation
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
-from daemon.observe.command import built, exit_code
-from daemon.observe.node import ReportFile, Teller
-from daemon.observe.observing import LOOK_INTERVAL_MIN_S, LOOK_INTERVAL_S, Observing, Sight, observe
-from daemon.observe.report import to_record, to_text
-from daemon.previews import Previews
+from daemon.answers import as_json
+from daemon.cli.main import cli
+from daemon.cli.plan import built, outlook_exit_code, outlook_text
+from daemon.operations.observe import (
+    LOOK_INTERVAL_MIN_S,
+    LOOK_INTERVAL_S,
+    Observing,
+    Outlook,
+    Reports,
+    observe,
+    outlook,
+)
+from daemon.operations.plan import LedgerPlan, RepairPlan, ledger_plan
 from ledgers.codec.layout import Layout
-from ledgers.errors import BookmenderError, SettingsError, UnauthorizedError, UnavailableError
+from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.manager import LedgerManager
 from ledgers.model import LedgerState
 from ledgers.placement import RandomPlacement
@@ -48,32 +57,29 @@ from tests.replication.test_preview import touching_nothing
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 WAIT = Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("no bookie can take over",)))
 LOST = AffectedBookie(bookie=B1, condition=BookieCondition.LOST, left_s=0.0, ledger_count=2)
-NOTHING = Sight(
-    observation=Observation(
-        seen_ms=1_700_000_000_000,
-        is_ledger_map_complete=True,
-        ledger_count=1_200,
-        unreadable=(),
-        writable_count=3,
-        read_only_count=1,
-        recovery_delay_s=90,
-        affected=(),
-        underreplicated=(),
-        lost_bytes=0,
-        marked_count=0,
-        difference=Difference(agreed_count=0, unmarked=(), partly_marked=(), surplus=()),
-        is_disabled=False,
-        hold=None,
-        is_hold_ordered=False,
-    ),
-    plan=Previews(ledgers=(), more=0),
+SEEN_NOTHING = Observation(
+    seen_ms=1_700_000_000_000,
+    is_ledger_map_complete=True,
+    ledger_count=1_200,
+    unreadable=(),
+    writable_count=3,
+    read_only_count=1,
+    recovery_delay_s=90,
+    affected=(),
+    underreplicated=(),
+    lost_bytes=0,
+    marked_count=0,
+    difference=Difference(agreed_count=0, unmarked=(), partly_marked=(), surplus=()),
+    is_disabled=False,
+    hold=None,
+    is_hold_ordered=False,
 )
+NOTHING = outlook(SEEN_NOTHING, RepairPlan.of([]))
 
 
-def seeing(plan: Previews | None = None, **fields: object) -> Sight:
+def seeing(**fields: object) -> Outlook:
     """Return a look that saw only these fields."""
-    observation = replace(NOTHING.observation, **fields)  # type: ignore[arg-type]
-    return Sight(observation=observation, plan=plan or NOTHING.plan)
+    return outlook(replace(SEEN_NOTHING, **fields), RepairPlan.of([]))  # type: ignore[arg-type]
 
 
 def underreplicated(*ledger_ids: int, copies_left: int = 1) -> tuple[UnderreplicatedLedger, ...]:
@@ -83,20 +89,24 @@ def underreplicated(*ledger_ids: int, copies_left: int = 1) -> tuple[Underreplic
     )
 
 
-LOSS = seeing(
-    Previews(
-        ledgers=(
-            Preview(ledger_id=5, plan=Plan(repairs=(COPY,))),
-            Preview(ledger_id=2, plan=Plan(blocked=(WAIT,))),
-        ),
-        more=1,
-    ),
+SEEN_LOSS = replace(
+    SEEN_NOTHING,
     affected=(LOST,),
     underreplicated=(*underreplicated(5), *underreplicated(2, 3, copies_left=2)),
     lost_bytes=5_000,
     marked_count=3,
     private=PrivateQueue(damaged=(4,)),
     difference=Difference(agreed_count=1, unmarked=(2,), partly_marked=(3,), surplus=(9,)),
+)
+LOSS = outlook(
+    SEEN_LOSS,
+    RepairPlan.of(
+        [
+            ledger_plan(Preview(ledger_id=5, plan=Plan(repairs=(COPY,)))),
+            ledger_plan(Preview(ledger_id=2, plan=Plan(blocked=(WAIT,)))),
+        ],
+        more=1,
+    ),
 )
 
 
@@ -130,10 +140,10 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
         fallback_digest=DIGEST,
     )
 
-    async def preview(ledger_ids: Sequence[int]) -> list[Preview]:
+    async def plans(ledger_ids: Sequence[int]) -> list[LedgerPlan]:
         target_selector = TargetSelector(RandomPlacement(rng), clock=cluster.clock, local=None)
         previewer = Previewer(inspector, target_selector, views.current)
-        return [await previewer.preview(each) for each in ledger_ids]
+        return [ledger_plan(await previewer.preview(each)) for each in ledger_ids]
 
     async with (
         task_scope() as beside,
@@ -142,7 +152,7 @@ async def observing(cluster: Cluster, *shut: str) -> AsyncIterator[Observing]:
             views,
             Racks(),
             cluster.clock,
-            preview=preview,
+            plans=plans,
             outages=Outages(cluster.clock, return_s=60),
         ) as looking,
     ):
@@ -163,10 +173,10 @@ async def test_rule_s5_observing_a_loss_writes_and_fences_nothing() -> None:
         await anext(looks)
         sight = await anext(looks)
 
-    closed, open_one = sorted(sight.plan.ledgers, key=lambda each: each.ledger_id)
+    closed, open_one = sorted(sight.would_repair.ledgers, key=lambda each: each.ledger_id)
     assert (closed.ledger_id, open_one.ledger_id) == (0, 3)
-    assert closed.entry_count == 10
-    assert [each.reason for each in open_one.plan.blocked] == [Reason.OPEN_LEDGER_GRACE]
+    assert closed.entries == 10
+    assert [each.reason for each in open_one.blocked] == [Reason.OPEN_LEDGER_GRACE]
 
 
 @in_virtual_time
@@ -179,8 +189,9 @@ async def test_under_replicated_ledgers_come_first_in_a_bounded_plan() -> None:
         sight = await anext(looks)
         all_of_it = await looking.look(planned_max=2)
 
-    assert ([each.ledger_id for each in sight.plan.ledgers], sight.plan.more) == ([0], 1)
-    assert [each.ledger_id for each in all_of_it.plan.ledgers] == [0, 2]
+    assert [each.ledger_id for each in sight.would_repair.ledgers] == [0]
+    assert sight.would_repair.more_ledgers == 1
+    assert [each.ledger_id for each in all_of_it.would_repair.ledgers] == [0, 2]
 
 
 @in_virtual_time
@@ -194,16 +205,16 @@ async def test_ledgers_in_the_private_queue_are_planned_last() -> None:
         await anext(looks)
         sight = await anext(looks)
 
-    assert [each.ledger_id for each in sight.plan.ledgers] == [0, 1, 2]
+    assert [each.ledger_id for each in sight.would_repair.ledgers] == [0, 1, 2]
 
 
 @in_virtual_time
 async def test_looks_follow_the_complete_map_changes_and_an_interval() -> None:
     cluster = await with_ledgers((B1, B2))
     async with observing(cluster) as looking, aclosing(looking.looks(planned_max=0)) as looks:
-        assert not (await anext(looks)).observation.is_ledger_map_complete
+        assert not (await anext(looks)).ledger_map.is_complete
         began_s = cluster.clock.now_s()
-        assert (await anext(looks)).observation.is_ledger_map_complete
+        assert (await anext(looks)).ledger_map.is_complete
         assert cluster.clock.now_s() - began_s == pytest.approx(LOOK_INTERVAL_MIN_S, abs=1)
 
         await anext(looks)
@@ -211,7 +222,7 @@ async def test_looks_follow_the_complete_map_changes_and_an_interval() -> None:
         assert cluster.clock.now_s() - began_s == pytest.approx(waited_s, abs=1)
 
         await cluster.kill(B1)
-        assert (await anext(looks)).observation.would_mark
+        assert (await anext(looks)).would_mark
         assert cluster.clock.now_s() - began_s < waited_s + LOOK_INTERVAL_S
 
 
@@ -233,7 +244,7 @@ async def test_a_failed_look_is_logged_and_repeated(
         with capture_logs() as logs:
             sight = await anext(looks)
 
-    assert sight.observation.ledger_count == 1
+    assert sight.ledger_map.ledgers == 1
     assert [each["error"] for each in logs if each["event"] == "observe.failed"]
 
 
@@ -255,7 +266,7 @@ async def test_what_a_hidden_directory_leaves_is_shown_as_incomplete() -> None:
             await built(looking.updater)
         sight = await looking.look(planned_max=2)
 
-    assert (sight.observation.ledger_count, exit_code(sight)) == (1, 3)
+    assert (sight.ledger_map.ledgers, outlook_exit_code(sight)) == (1, 3)
 
 
 @in_virtual_time
@@ -266,15 +277,42 @@ async def test_a_ledger_with_denied_metadata_is_reported_as_unreadable() -> None
             await built(looking.updater)
         sight = await looking.look(planned_max=2)
 
-    assert (sight.observation.unreadable, sight.observation.is_ledger_map_complete) == ((1,), True)
-    assert exit_code(sight) == 3
+    assert (sight.ledger_map.unreadable_ledgers, sight.ledger_map.is_complete) == ([1], True)
+    assert outlook_exit_code(sight) == 3
+
+
+HELD = {"hold": HoldOrder(since_ms=1), "is_hold_ordered": True}
+
+
+@pytest.mark.parametrize(
+    ("state", "planned"),
+    [
+        pytest.param({}, [3, 1, 2, 9, 20, 21], id="all that are or would be marked"),
+        pytest.param(HELD, [3, 2, 9, 20, 21], id="safety hold: those that are marked"),
+        pytest.param({"is_disabled": True}, [], id="disabled: none"),
+        pytest.param(HELD | {"is_disabled": True}, [], id="disabled during a safety hold: none"),
+    ],
+)
+def test_what_workers_would_lease_is_planned(state: dict[str, Any], planned: Sequence[int]) -> None:
+    difference = Difference(agreed_count=1, unmarked=(1,), partly_marked=(2,), surplus=(9,))
+    private = PrivateQueue(damaged=(20,), others=(21,))
+
+    seen = replace(
+        SEEN_NOTHING,
+        underreplicated=underreplicated(3, 1, 2),
+        difference=difference,
+        private=private,
+        **state,
+    )
+
+    assert seen.would_repair == planned
 
 
 # --- Text, JSON and exit codes --------------------------------------------------------------------
 
 
 def test_the_text_has_missing_copies_and_the_planned_work() -> None:
-    assert to_text(LOSS).splitlines() == [
+    assert outlook_text(LOSS).splitlines() == [
         f"affected    {B1}  lost, 2 ledgers",
         "would mark  3 ledgers, about 5 kB of copies lost; most urgent first",
         "              1 with 1 copy left",
@@ -284,8 +322,8 @@ def test_the_text_has_missing_copies_and_the_planned_work() -> None:
         "              1 lack a mark that a leader would make: ledger 2",
         "              1 have a mark that names too few bookies: ledger 3",
         "              1 have a mark that a leader would not make: ledger 9",
-        "              1 in bookmender's private queue, with damage that Java does not see: "
-        "ledger 4",
+        "              1 are in bookmender's private queue: ledger 4",
+        "              1 of these have damage that Java does not see: ledger 4",
         "would copy  7 entries of 2 ledgers, about 7 kB; 1 more ledger not planned",
         "              blocked, 1 time: no-target",
         "bookies     3 writable, 1 read-only; an absent bookie is lost after 1 min 30 s",
@@ -296,36 +334,32 @@ def test_the_text_has_missing_copies_and_the_planned_work() -> None:
 def test_marks_in_the_private_queue_are_listed_apart() -> None:
     seen = seeing(marked_count=1, private=PrivateQueue(damaged=(4, 7), others=(9,)))
 
-    lines = [line.strip() for line in to_text(seen).splitlines()]
+    lines = [line.strip() for line in outlook_text(seen).splitlines()]
 
     assert "marks       4 ledgers marked, 0 as a bookmender leader would" in lines
-    assert (
-        "2 in bookmender's private queue, with damage that Java does not see: ledger 4, 7" in lines
-    )
-    assert "1 in bookmender's private queue, to drain or repair by hand: ledger 9" in lines
-    marks = to_record(seen)["marks"]
-    assert (marks["total"], marks["shared"]) == (4, 1)
-    assert (marks["private"], marks["private_ledgers"]) == (3, [4, 7, 9])
-    assert (marks["private_damaged"], marks["private_damaged_ledgers"]) == (2, [4, 7])
+    assert "3 are in bookmender's private queue: ledger 4, 7, 9" in lines
+    assert "2 of these have damage that Java does not see: ledger 4, 7" in lines
+    assert (seen.marks.total, seen.marks.shared) == (4, 1)
 
 
 def test_what_prevents_marking_comes_first() -> None:
     hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
     held = seeing(affected=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
 
-    lines = to_text(held).splitlines()
+    lines = outlook_text(held).splitlines()
 
     assert lines[0].startswith("DISABLED")
     reason = r"3 of 4 bookies went\x1b[2J"
-    assert lines[1] == f"HOLD        a bookmender leader would begin a safety hold: {reason}"
+    assert lines[1] == f"HOLD        a leader would begin a hold: {reason}"
     assert lines[2] == f"affected    {B1}  lost when the safety hold ends, 2 ledgers"
     assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
 
 
 def test_json_has_counts_and_the_first_ids() -> None:
-    record = to_record(seeing(underreplicated=underreplicated(*range(1_000)), affected=(LOST,)))
+    found = seeing(underreplicated=underreplicated(*range(1_000)), affected=(LOST,))
+    record = json.loads(as_json(found))
 
-    assert json.loads(json.dumps(record))["underreplicated"]["by_copies_left"] == {"1": 1_000}
+    assert record["underreplicated"]["by_copies_left"] == {"1": 1_000}
     assert record["would_mark"] == 1_000
     assert record["underreplicated"]["first_ledgers"] == list(range(20))
     assert record["bookies"]["affected"] == [
@@ -363,51 +397,40 @@ ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
         ),
     ],
 )
-def test_the_exit_code_says_whether_there_is_anything_to_do(sight: Sight, code: int) -> None:
-    assert exit_code(sight) == code
+def test_the_exit_code_says_whether_there_is_anything_to_do(sight: Outlook, code: int) -> None:
+    assert outlook_exit_code(sight) == code
 
 
 # --- A node ---------------------------------------------------------------------------------------
 
 
-def test_a_node_reports_its_last_look_in_a_file_and_in_metrics(tmp_path: Path) -> None:
-    teller = Teller(ReportFile(tmp_path / "state"))
+def test_a_node_reports_its_last_look_in_metrics() -> None:
+    reports = Reports()
 
-    teller.tell(NOTHING)
-    teller.tell(LOSS)
+    reports.show(NOTHING)
+    reports.show(LOSS)
 
-    assert json.loads((tmp_path / "state" / "observe.json").read_text()) == to_record(LOSS)
     name = "bookmender_observe_would_mark_ledgers"
     counts = [REGISTRY.get_sample_value(name, {"copies_left": left}) for left in ("0", "1", "more")]
     assert counts == [0, 1, 2]
-    assert REGISTRY.get_sample_value("bookmender_observe_unmarked_ledgers") == 1
-    assert REGISTRY.get_sample_value("bookmender_observe_partly_marked_ledgers") == 1
-    assert REGISTRY.get_sample_value("bookmender_observe_surplus_marks") == 1
-    assert REGISTRY.get_sample_value("bookmender_observe_lost_bookies") == 1
+    for name in ("unmarked_ledgers", "partly_marked_ledgers", "surplus_marks", "lost_bookies"):
+        assert REGISTRY.get_sample_value(f"bookmender_observe_{name}") == 1, name
     assert REGISTRY.get_sample_value("bookmender_observe_private_damaged_ledgers") == 1
 
 
-def test_only_changes_are_logged(tmp_path: Path) -> None:
-    teller = Teller(ReportFile(tmp_path))
+def test_only_changes_are_logged() -> None:
+    reports = Reports()
     with capture_logs() as logs:
-        for sight in (NOTHING, NOTHING, LOSS, LOSS):
-            teller.tell(sight)
+        for found in (NOTHING, NOTHING, LOSS, LOSS):
+            reports.show(found)
 
-    marks = [each["ledger_count"] for each in logs if each["event"] == "observe.would_mark"]
+    marks = [each["would_mark"] for each in logs if each["event"] == "observe.would_mark"]
     plans = [each["byte_count"] for each in logs if each["event"] == "observe.would_repair"]
     assert (marks, plans) == ([0, 3], [0, 7_000])
 
 
-def test_an_unwritable_report_fails_at_start_and_is_logged_later(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(SettingsError, match=r"node\.state_dir"):
-        ReportFile(tmp_path / "file" / "below")
+def test_the_earlier_command_says_what_replaces_its_option() -> None:
+    ran = CliRunner().invoke(cli, ["observe", "--watch"])
 
-    report = ReportFile(tmp_path / "state")
-    report.path.mkdir()  # a file cannot replace a directory
-    with capture_logs() as logs:
-        report.write({})
-
-    assert [each["event"] for each in logs] == ["observe.report_failed"]
+    assert ran.exit_code == 2
+    assert "plan --all" in ran.output

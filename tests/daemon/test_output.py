@@ -8,18 +8,18 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
+from daemon.answers import as_json
 from daemon.cli import bookie as bookie_command
 from daemon.cli import check as check_command
-from daemon.cli import idle as idle_command
+from daemon.cli import ledger as ledger_command
 from daemon.cli import plan as plan_command
 from daemon.cli import queue as queue_command
 from daemon.cli.drain import drain
-from daemon.cli.idle import IdleLedgers
 from daemon.cli.main import cli
 from daemon.cli.output import LIST_FORMATS, table_lines, yaml_lines
 from daemon.cli.repair import repair
 from daemon.logs import set_up_logs
-from daemon.previews import Previews
+from daemon.operations.plan import RepairPlan, ledger_plan
 from daemon.settings import LogSettings
 from tests.daemon.cli_calls import exit_code
 from tests.daemon.in_memory import run_in_memory
@@ -133,13 +133,13 @@ def test_every_format_of_the_bookies_is_printed(
         pytest.param(ROW.to_json(), bookie_command.COLUMNS, B1, id="bookies"),
         pytest.param(CHECK_ROW.to_json(), check_command.COLUMNS, "all-ledgers", id="checks"),
         pytest.param(
-            idle_command._record(IdleLedgers(ledgers=(IDLE,), checked_ms=0))["ledgers"][0],
-            idle_command.COLUMNS,
+            json.loads(as_json(IDLE)),
+            ledger_command.IDLE_COLUMNS,
             str(LEDGER),
             id="idle ledgers",
         ),
         pytest.param(
-            plan_command.to_json(Previews(ledgers=[PREVIEW], more=0))["ledgers"][0],
+            json.loads(as_json(ledger_plan(PREVIEW))),
             plan_command.COLUMNS,
             str(LEDGER),
             id="plans",
@@ -187,14 +187,14 @@ def test_a_dry_run_shows_the_plan(
 ) -> None:
     asked: list[Any] = []
 
-    async def plan_for(cluster: object, ledger_ids: object, bookie: object, **_: int) -> Previews:
+    async def plan(cluster: object, ledger_ids: object, bookie: object, **_: int) -> RepairPlan:
         asked.append((ledger_ids, bookie))
-        return Previews(ledgers=[], more=0)
+        return RepairPlan.of([])
 
     async def nothing(cluster: Cluster) -> None:
         pass
 
-    monkeypatch.setattr(plan_command, "plan_for", plan_for)
+    monkeypatch.setattr(plan_command, "plan_repairs", plan)
     result, _ = run_in_memory(monkeypatch, plan_command, command, *arguments, prepare=nothing)
 
     assert (result.exit_code, asked) == (0, [planned])

@@ -1,5 +1,6 @@
 """The output of ``bookmender plan``, as text and as JSON."""
 
+import json
 from collections.abc import Collection
 from contextlib import nullcontext
 
@@ -9,11 +10,12 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from auditor.mark_reasons import Finding
-from daemon import previews as planning
+from daemon.answers import as_json
 from daemon.cli import plan as plan_command
-from daemon.cli.plan import to_json, to_text
+from daemon.cli.plan import to_text
 from daemon.messages import message
-from daemon.previews import Previews, SelectedLedgers, ledgers_of, plan_for
+from daemon.operations import plan as planning
+from daemon.operations.plan import RepairPlan, ledger_plan, ledgers_of, plan
 from ledgers.model import BookieId
 from replication import znodes
 from replication.by_hand import Preview
@@ -32,13 +34,13 @@ WAIT = Blocked(
 )
 
 
-def previews(*plans: Plan, more: int | None = 0) -> Previews:
+def planned(*plans: Plan, more: int | None = 0) -> RepairPlan:
     found = [Preview(ledger_id=7 + place, plan=each) for place, each in enumerate(plans)]
-    return Previews(ledgers=found, more=more)
+    return RepairPlan.of(list(map(ledger_plan, found)), more=more)
 
 
 def test_each_copy_and_each_obstacle_is_a_line() -> None:
-    text = to_text(previews(Plan(repairs=(MOVE, REFILL), blocked=(WAIT,)), Plan()))
+    text = to_text(planned(Plan(repairs=(MOVE, REFILL), blocked=(WAIT,)), Plan()))
 
     assert text.splitlines() == [
         "ledger 7: 8 entries to copy, about 7.1 kB",
@@ -55,7 +57,7 @@ def test_each_copy_and_each_obstacle_is_a_line() -> None:
 def test_during_a_grace_there_is_nothing_to_do() -> None:
     grace = Blocked(reason=Reason.OPEN_LEDGER_GRACE, facts=Facts(absent=(B1,)))
 
-    lines = to_text(previews(Plan(blocked=(grace,)))).splitlines()
+    lines = to_text(planned(Plan(blocked=(grace,)))).splitlines()
 
     assert lines[1].startswith("  blocked: open-ledger-grace: its open last fragment is left to ")
     assert lines[2] == (
@@ -69,7 +71,7 @@ def test_a_fragment_of_one_entry_is_shown_as_that_entry() -> None:
     refill = Repair(fragment=of_one, index=1, target=B2, entry_ids=(4,), byte_count=100)
 
     assert f"  entry 4, bookie index 1: 1 entry to {B2}, in place" in to_text(
-        previews(Plan(repairs=(refill,)))
+        planned(Plan(repairs=(refill,)))
     )
 
 
@@ -78,7 +80,7 @@ def test_an_empty_ledger_has_no_range_of_entries() -> None:
     move = Repair(fragment=empty, index=1, target=B5, entry_ids=(), byte_count=0)
 
     assert f"  no entries, bookie index 1: 0 entries to {B5}, which replaces {B2}" in to_text(
-        previews(Plan(repairs=(move,)))
+        planned(Plan(repairs=(move,)))
     )
 
 
@@ -86,17 +88,17 @@ def test_control_characters_in_a_reason_are_escaped() -> None:
     facts = Facts(in_maintenance=(B1,), comment="new disk\x1b[2J\nledger 9: nothing to do")
     away = replace(WAIT, facts=facts)
 
-    text = to_text(previews(Plan(blocked=(away,))))
+    text = to_text(planned(Plan(blocked=(away,))))
 
     assert r": new disk\x1b[2J\nledger 9: nothing to do" in text
     assert len(text.splitlines()) == 4
 
 
 def test_ledgers_that_are_not_shown_are_counted() -> None:
-    assert to_text(previews(Plan(), more=12)).endswith(
+    assert to_text(planned(Plan(), more=12)).endswith(
         "; 12 more ledgers not shown (bookmender plan --limit N)"
     )
-    assert to_text(previews(Plan(), more=None)).endswith(
+    assert to_text(planned(Plan(), more=None)).endswith(
         "; there are more ledgers (bookmender plan --limit N)"
     )
 
@@ -105,7 +107,7 @@ def test_deleted_and_blocked_ledgers_are_shown_as_such() -> None:
     gone = Preview(ledger_id=1, plan=Plan(), is_gone=True)
     stuck = Preview(ledger_id=2, plan=Plan(blocked=(WAIT,)))
 
-    lines = to_text(Previews(ledgers=[gone, stuck], more=0)).splitlines()
+    lines = to_text(RepairPlan.of([ledger_plan(gone), ledger_plan(stuck)])).splitlines()
 
     assert lines[0] == "ledger 1: there is no such ledger"
     assert lines[1] == "ledger 2: nothing to copy now"
@@ -117,7 +119,7 @@ def test_damaged_metadata_is_a_line_with_advice() -> None:
         reason=Reason.CORRUPT_METADATA, facts=Facts(errors=("its metadata cannot be read",))
     )
 
-    assert to_text(previews(Plan(blocked=(corrupt,)))).splitlines()[:3] == [
+    assert to_text(planned(Plan(blocked=(corrupt,)))).splitlines()[:3] == [
         "ledger 7: nothing to copy now",
         "  blocked: corrupt-metadata: its metadata cannot be read",
         "    to do: `bookmender ledger restore 7` lists earlier metadata, if it was written on "
@@ -130,14 +132,14 @@ def test_for_denied_metadata_no_restore_is_suggested() -> None:
         reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out: open it",))
     )
 
-    text = to_text(previews(Plan(blocked=(shut,))))
+    text = to_text(planned(Plan(blocked=(shut,))))
 
     assert "  blocked: access-denied: its metadata cannot be read: the ACL shuts us out" in text
     assert "ledger restore" not in text
 
 
 def test_the_json_has_every_copy_and_the_sums() -> None:
-    record = to_json(previews(Plan(repairs=(MOVE,), blocked=(WAIT,))))
+    record = json.loads(as_json(planned(Plan(repairs=(MOVE,), blocked=(WAIT,)))))
 
     assert (record["entries"], record["bytes"], record["more_ledgers"]) == (7, 7_000, 0)
     [ledger] = record["ledgers"]
@@ -166,39 +168,40 @@ def test_the_json_has_every_copy_and_the_sums() -> None:
 
 
 def test_unreadable_ledgers_are_counted_and_some_are_named() -> None:
-    found = Previews(ledgers=[], more=0, unreadable=range(100, 130))
+    found = RepairPlan.of([], unreadable=range(100, 130))
 
     lines = to_text(found).splitlines()
 
     assert lines[0].startswith(
-        "30 ledgers with unreadable metadata may be on this bookie, too: 100, 101, "
+        "30 ledgers with unreadable metadata may be on this bookie, too: ledger 100, 101, "
     )
-    assert "119 and more. bookmender ledger show ID" in lines[0]
-    assert to_json(found)["unreadable_ledgers"] == list(range(100, 130))
+    assert "119, …. bookmender ledger show ID" in lines[0]
+    assert found.unreadable_ledgers == list(range(100, 130))
 
 
-WHOLE, GONE = Preview(ledger_id=1, plan=Plan()), Preview(ledger_id=2, plan=Plan(), is_gone=True)
-LACKING = Preview(ledger_id=3, plan=Plan(repairs=(MOVE,)))
+WHOLE = ledger_plan(Preview(ledger_id=1, plan=Plan()))
+GONE = ledger_plan(Preview(ledger_id=2, plan=Plan(), is_gone=True))
+LACKING = ledger_plan(Preview(ledger_id=3, plan=Plan(repairs=(MOVE,))))
 
 
 @pytest.mark.parametrize(
     ("arguments", "found", "exit_code"),
     [
-        pytest.param([], Previews(ledgers=[], more=0), 0, id="nothing is marked"),
-        pytest.param(["1"], Previews(ledgers=[WHOLE], more=0), 0, id="whole"),
-        pytest.param(["3"], Previews(ledgers=[LACKING], more=0), 1, id="something to do"),
-        pytest.param(["2"], Previews(ledgers=[GONE], more=0), 1, id="named, and deleted"),
-        pytest.param([], Previews(ledgers=[GONE], more=0), 0, id="marked, and deleted"),
+        pytest.param([], RepairPlan.of([]), 0, id="nothing is marked"),
+        pytest.param(["1"], RepairPlan.of([WHOLE]), 0, id="whole"),
+        pytest.param(["3"], RepairPlan.of([LACKING]), 1, id="something to do"),
+        pytest.param(["2"], RepairPlan.of([GONE]), 1, id="named, and deleted"),
+        pytest.param([], RepairPlan.of([GONE]), 0, id="marked, and deleted"),
         pytest.param(
             ["--bookie", B1],
-            Previews(ledgers=[LACKING], more=0, unreadable=[7]),
+            RepairPlan.of([LACKING], unreadable=[7]),
             3,
             id="some are unreadable",
         ),
     ],
 )
 def test_the_exit_code_depends_on_whether_work_is_left(
-    arguments: list[str], found: Previews, exit_code: int, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], found: RepairPlan, exit_code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_command, "run_in_session", lambda config, act: found)
 
@@ -213,9 +216,7 @@ async def test_rule_s8_a_damaged_ledger_may_name_the_bookie() -> None:
     for ledger_id, data in ((2, b"?" + B1.encode()), (3, b"?" + B2.encode())):
         await cluster.store.set(cluster.manager.path(ledger_id), data, version=-1)
 
-    assert await ledgers_of(visiting(cluster), B1, limit=9) == SelectedLedgers(
-        ledger_ids=[0], more=0, unreadable=[2, 3]
-    )
+    assert await ledgers_of(visiting(cluster), B1, limit=9) == ([0], 0, [2, 3])
 
 
 @in_virtual_time
@@ -224,9 +225,7 @@ async def test_rule_s8_a_denied_ledger_may_name_the_bookie() -> None:
     admin_session = visiting(cluster)
     shut_out(admin_session.store, cluster.manager.path(1))
 
-    assert await ledgers_of(admin_session, B1, limit=9) == SelectedLedgers(
-        ledger_ids=[0, 2], more=0, unreadable=[1]
-    )
+    assert await ledgers_of(admin_session, B1, limit=9) == ([0, 2], 0, [1])
 
 
 @in_virtual_time
@@ -246,7 +245,7 @@ async def test_bookies_with_findings_are_suspects(
 
     monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Noting()))
 
-    await planning.preview_all(visiting(cluster), [0, 1])
+    await planning.plan_each(visiting(cluster), [0, 1])
 
     assert seen == {0: (), 1: (B2,)}
 
@@ -256,7 +255,7 @@ async def test_an_empty_plan_explains_why_nothing_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
 
-    found = await plan_for(visiting(cluster), [], None, limit=1)
+    found = await plan(visiting(cluster), [], None, limit=1)
 
     assert to_text(found).splitlines() == [
         f"no ledger is marked; bookmender status reports: BOOKIES_LOST: 1 bookie is lost: {B1}. "
@@ -264,7 +263,6 @@ async def test_an_empty_plan_explains_why_nothing_is_marked() -> None:
         "neither bookmender's nor Java's. Losses are not noticed.",
         "0 ledgers, 0 entries to copy, about 0 B",
     ]
-    assert to_json(found)["none_marked"] == found.none_marked
 
 
 @in_virtual_time
@@ -273,10 +271,10 @@ async def test_an_empty_plan_of_a_healthy_cluster_needs_no_reason() -> None:
     vote = znodes.vote_to_bytes("java:3181")
     await cluster.store.create(f"{PATHS.election}/V_0000000003", vote, with_parents=True)
 
-    found = await plan_for(visiting(cluster), [], None, limit=1)
+    found = await plan(visiting(cluster), [], None, limit=1)
 
     assert to_text(found) == "0 ledgers, 0 entries to copy, about 0 B"
-    assert to_json(found)["none_marked"] is None
+    assert found.none_marked is None
 
 
 @in_virtual_time
@@ -284,4 +282,4 @@ async def test_an_unknown_bookie_is_wrong_usage() -> None:
     cluster = await with_ledgers((B1, B2))
 
     with pytest.raises(click.UsageError, match=r"has no bookie b1:3182\. Did you mean b1:3181"):
-        await plan_for(visiting(cluster), [], BookieId("b1:3182"), limit=1)
+        await plan(visiting(cluster), [], BookieId("b1:3182"), limit=1)

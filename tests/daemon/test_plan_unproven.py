@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from daemon import previews
 from daemon.cli import plan as plan_command
-from daemon.cli.plan import UNREADABLE_SHOWN_MAX, to_json, to_text
-from daemon.previews import Previews, plan_for
+from daemon.cli.plan import SHOWN_MAX, to_text
+from daemon.operations import plan as planning
+from daemon.operations.plan import RepairPlan, plan
 from ledgers.model import BookieId, LedgerState
 from replication.by_hand import Preview
 from replication.plan import Plan
@@ -28,7 +28,7 @@ def _whole_previews(monkeypatch: pytest.MonkeyPatch) -> None:
         async def preview(self, ledger_id: int, *, suspects: Collection[BookieId]) -> Preview:
             return Preview(ledger_id=ledger_id, plan=Plan())
 
-    monkeypatch.setattr(previews, "open_previewer", lambda *_, **__: nullcontext(Whole()))
+    monkeypatch.setattr(planning, "open_previewer", lambda *_, **__: nullcontext(Whole()))
 
 
 async def prepare(cluster: Cluster) -> None:
@@ -41,10 +41,10 @@ async def prepare(cluster: Cluster) -> None:
             await worker.note_unproven(ledger_id, Facts(errors=("B2 was reformatted",)))
 
 
-async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> Previews:
+async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> RepairPlan:
     cluster = await Cluster.start()
     await prepare(cluster)
-    return await plan_for(visiting(cluster), ledger_ids, bookie, limit=9)
+    return await plan(visiting(cluster), ledger_ids, bookie, limit=9)
 
 
 @in_virtual_time
@@ -53,27 +53,26 @@ async def test_without_ids_unmarked_ledgers_are_reported_too() -> None:
 
     first = to_text(found).splitlines()[0]
     assert first == (
-        "the end of 1 other ledger cannot be proven (ledger 1). Copies do not help: bookmender "
+        "the end of 1 other ledger cannot be proven: ledger 1. Copies do not help: bookmender "
         "ledger show ID shows the reason and what helps"
     )
-    assert to_json(found)["unproven_ends"] == {"count": 1, "ledgers": [1]}
+    assert (found.unproven_ends.count, found.unproven_ends.ledgers) == (1, [1])
 
 
 @pytest.mark.parametrize(
     ("ledger_ids", "bookie"), [([1, 2, 3], None), ([], B1)], ids=["named", "of a bookie"]
 )
-def test_planned_ledgers_have_the_reason_of_an_unproven_end(
+def test_planned_ledgers_with_an_unproven_end_are_named(
     ledger_ids: Sequence[int], bookie: BookieId | None
 ) -> None:
     found = run(planned(ledger_ids, bookie))
 
     assert to_text(found).splitlines()[:3] == [
-        "ledger 1: nothing to copy, but its end cannot be proven: B2 was reformatted. `bookmender "
-        "ledger close 1 --accept-loss --yes` closes the ledger after the last entry that is left",
+        "ledger 1: nothing to copy, but its end cannot be proven: see bookmender ledger show 1",
         "ledger 2: nothing to do",
         "ledger 3: nothing to do",
     ]
-    assert to_json(found)["unproven_ends"] == {"count": 1, "ledgers": [1]}
+    assert (found.unproven_ends.count, found.unproven_ends.ledgers) == (1, [1])
 
 
 @pytest.mark.parametrize(
@@ -90,9 +89,9 @@ def test_an_unproven_end_exits_with_1(
 
 
 def test_of_many_unproven_ends_only_some_are_named() -> None:
-    many = range(UNREADABLE_SHOWN_MAX + 1)
+    many = range(SHOWN_MAX + 1)
 
-    text = to_text(Previews(ledgers=(), more=0, unproven_others=many))
+    text = to_text(RepairPlan.of([], unproven=many))
 
-    assert text.startswith(f"the ends of {len(many)} other ledgers cannot be proven")
-    assert f" {UNREADABLE_SHOWN_MAX - 1}, …). Copies do not help: " in text
+    assert text.startswith(f"the end of {len(many)} other ledgers cannot be proven")
+    assert f" {SHOWN_MAX - 1}, …. Copies do not help: " in text

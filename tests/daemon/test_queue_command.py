@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
-from daemon.cli.queue import line_of, queue_rows
+from daemon.cli.queue import line_of
+from daemon.operations.queue import QueuedLedgerRecord, queue_rows
 from daemon.status.gathering import gather_status
 from replication.marks import MarkedLedger, read_locks, read_marks
 from replication.orders import DrainOrder, OrderStore, drain_znode
@@ -57,11 +58,11 @@ async def test_denied_marks_and_locks_do_not_fail_the_list() -> None:
     marked = await read_marks(admin_session.store, PATHS, range(3))
     rows = await queue_rows(admin_session, marked, only_private=())
 
-    assert [row["missing"] for row in rows] == [None, [B1], [B1]]
-    assert [row["is_locked"] for row in rows] == [False, True, False]
+    assert [row.missing for row in rows] == [None, [B1], [B1]]
+    assert [row.is_locked for row in rows] == [False, True, False]
     denied = "its mark cannot be read, so no node leases it: the ACL shuts us out"
     denied += f" (path={PATHS.mark(0)})"
-    assert [row["mark_unreadable"] for row in rows] == [
+    assert [row.mark_unreadable for row in rows] == [
         denied,
         None,
         None,
@@ -114,6 +115,16 @@ async def test_the_list_says_why_a_ledger_is_in_the_private_queue(
     assert line_of(row, now_ms=now_ms) == f"ledger 5: {line}"
 
 
+def detail_of(row: QueuedLedgerRecord) -> str:
+    assert row.waiting is not None
+    return row.waiting.detail
+
+
+def grace_end_of(row: QueuedLedgerRecord) -> int:
+    assert row.waiting is not None
+    return row.waiting.grace_until_ms
+
+
 @in_virtual_time
 async def test_the_list_says_why_a_ledger_waits_and_until_when() -> None:
     cluster = await Cluster.start()
@@ -125,7 +136,7 @@ async def test_the_list_says_why_a_ledger_waits_and_until_when() -> None:
         await worker.notes.put(waiting)
         (row,) = await rows_of(cluster, 1)
 
-    line = f"ledger 1: misses {B1} — no-target: {row['waiting']['detail']}"
+    line = f"ledger 1: misses {B1} — no-target: {detail_of(row)}"
     assert line_of(row, now_ms=due_ms - 4_500) == f"{line}; try 4 in 5 s"
     assert line_of(row, now_ms=due_ms) == line
 
@@ -143,8 +154,8 @@ async def test_the_list_says_when_a_grace_ends() -> None:
         (row,) = await rows_of(cluster, 1)
 
     locked = f"ledger 1: misses {B1} (locked by host-b for 0 s)"
-    line = f"{locked} — open-ledger-grace: {row['waiting']['detail']}"
-    assert row["waiting"]["grace_until_ms"] == now_ms + 9_000
+    line = f"{locked} — open-ledger-grace: {detail_of(row)}"
+    assert grace_end_of(row) == now_ms + 9_000
     assert line_of(row, now_ms=now_ms) == f"{line}; grace ends in 9 s"
 
 
@@ -168,12 +179,12 @@ async def test_a_grace_ends_when_the_lease_is_released() -> None:
         await second.notes.put(replace(waiting, grace_until_ms=now_ms + 30_000))
         (own,) = await rows_of(cluster, 1)
 
-    assert not nobodys["is_locked"]
-    assert nobodys["waiting"]["grace_until_ms"] == 0
+    assert not nobodys.is_locked
+    assert grace_end_of(nobodys) == 0
     assert [each.grace_until_ms for each in status.queue.waiting] == [0]
-    assert anothers["is_locked"]
-    assert anothers["waiting"]["grace_until_ms"] == 0
-    assert own["waiting"]["grace_until_ms"] == now_ms + 30_000
+    assert anothers.is_locked
+    assert grace_end_of(anothers) == 0
+    assert grace_end_of(own) == now_ms + 30_000
 
 
 @in_virtual_time
@@ -189,4 +200,4 @@ async def test_the_note_of_a_deleted_mark_is_not_shown_for_a_new_mark() -> None:
         (row,) = await rows_of(cluster, 1)
 
     assert (status.queue.waiting, status.queue.waiting_count) == ((), 0)
-    assert row["waiting"] is None
+    assert row.waiting is None

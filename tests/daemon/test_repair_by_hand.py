@@ -8,8 +8,14 @@ from click.testing import CliRunner
 
 from daemon.cli import repair as repair_command
 from daemon.cli.blocked import order_retries
-from daemon.cli.repair import RepairedByHand, access_denied, find_ledgers, wait_done, waits_text
 from daemon.messages import message
+from daemon.operations.repair import (
+    Repaired,
+    access_denied,
+    find_ledgers,
+    wait_done,
+    waits_text,
+)
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote
@@ -29,15 +35,15 @@ async def test_an_unknown_or_damaged_ledger_does_not_stop_the_others() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     await cluster.store.set(cluster.manager.path(1), b"", version=-1)
 
-    found = await find_ledgers(visiting(cluster), [99, 1, 0], None)
-    also_named = await find_ledgers(visiting(cluster), [99], B2)
+    found, failed = await find_ledgers(visiting(cluster), [99, 1, 0], None)
+    of_b2, also_failed = await find_ledgers(visiting(cluster), [99], B2)
 
-    assert [each.ledger_id for each in found.ledgers] == [0]
-    assert found.failed.keys() == {99, 1}
-    assert "no such ledger" in found.failed[99]
-    assert "cannot be read" in found.failed[1]
-    assert {each.ledger_id for each in also_named.ledgers} == {0, 2}
-    assert also_named.failed.keys() == {99}
+    assert [each.ledger_id for each in found] == [0]
+    assert failed.keys() == {99, 1}
+    assert "no such ledger" in failed[99]
+    assert "cannot be read" in failed[1]
+    assert {each.ledger_id for each in of_b2} == {0, 2}
+    assert also_failed.keys() == {99}
 
 
 @in_virtual_time
@@ -46,10 +52,10 @@ async def test_a_denied_ledger_does_not_stop_the_others() -> None:
     admin_session = visiting(cluster)
     shut_out(admin_session.store, cluster.manager.path(1))
 
-    found = await find_ledgers(admin_session, [1, 0], None)
+    found, failed = await find_ledgers(admin_session, [1, 0], None)
 
-    assert [each.ledger_id for each in found.ledgers] == [0]
-    assert "shuts us out" in found.failed[1]
+    assert [each.ledger_id for each in found] == [0]
+    assert "shuts us out" in failed[1]
 
 
 @pytest.mark.parametrize(
@@ -186,8 +192,8 @@ async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
 
 @pytest.mark.parametrize("ledger_count", [0, 1])
 def test_text_and_json_have_the_result(monkeypatch: pytest.MonkeyPatch, ledger_count: int) -> None:
-    async def done(*_: object, **__: object) -> RepairedByHand:
-        return RepairedByHand(ledger_count=ledger_count, failed={99: "no such ledger"})
+    async def done(*_: object, **__: object) -> Repaired:
+        return Repaired.of(ledger_count, failed={99: "no such ledger"})
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
     monkeypatch.setattr(repair_command, "repair_ledgers", done)
@@ -223,12 +229,12 @@ def test_a_wait_for_maintenance_names_bookies_and_the_next_try(next_try_ms: int,
         since_ms=0,
         next_try_ms=next_try_ms,
     )
-    done = RepairedByHand(ledger_count=1, waiting=(note,))
+    done = Repaired.of(1, waiting=(note,))
 
     told = repair_command.result_text(done, mark_only=False, now_ms=NOW_MS)
 
     assert told.splitlines() == [
-        f"ledger 0 waits for the end of a maintenance window: maintenance: {detail}{when}",
+        f"ledger 0 waits: maintenance: {detail}{when}",
         "0 ledgers checked and whole",
     ]
 
@@ -238,8 +244,8 @@ def test_a_ledger_with_an_unproven_end_is_not_called_whole(
 ) -> None:
     end = UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0)
 
-    async def done(*_: object, **__: object) -> RepairedByHand:
-        return RepairedByHand(ledger_count=2, unproven=(end,))
+    async def done(*_: object, **__: object) -> Repaired:
+        return Repaired.of(2, unproven=(end,))
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
     monkeypatch.setattr(repair_command, "repair_ledgers", done)

@@ -8,8 +8,10 @@ import pytest
 import structlog
 from click.testing import CliRunner, Result
 
-from daemon.cli import restore as restore_command
-from daemon.cli.restore import restore
+from daemon.cli import ledger as ledger_command
+from daemon.cli.ledger import restore
+from daemon.operations import restore as restoring
+from daemon.operations.restore import Restored, answer_of
 from ledgers.codec.metadata import serialize_metadata
 from ledgers.errors import RejectedError
 from ledgers.store import Stat
@@ -113,17 +115,19 @@ def test_a_preview_names_the_options_and_exits_like_them(
     [record] = read_journal(state / "journal", 7)
     now, was = closed_ledger((B1, B4, B3)), closed_ledger((B1, B2, B3))
 
-    async def look(*_: object) -> Restoring:
-        return Restoring(
-            record=record,
-            was=was,
-            present=AFTER,
-            now=now,
-            stat=Stat(version=1),
-            copy_doubts=doubts,
+    async def look(*_: object, **__: object) -> Restored:
+        return answer_of(
+            Restoring(
+                record=record,
+                was=was,
+                present=AFTER,
+                now=now,
+                stat=Stat(version=1),
+                copy_doubts=doubts,
+            )
         )
 
-    monkeypatch.setattr(restore_command, "_look", look)
+    monkeypatch.setattr(ledger_command, "look_before_restoring", look)
 
     shown = called("7", "--at", str(record.time_ms), *options)
     assert said in shown.output
@@ -153,7 +157,7 @@ def test_logs_do_not_mix_with_the_output(
         structlog.get_logger().error("journal.strange")
         return read_journal(directory, ledger_id)
 
-    monkeypatch.setattr(restore_command, "read_journal", logging)
+    monkeypatch.setattr(restoring, "read_journal", logging)
     with pytest.raises(SystemExit):
         restore(arguments)
 

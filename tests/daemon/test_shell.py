@@ -15,8 +15,8 @@ from auditor.checks.records import read_audit_time
 from auditor.checks.runner import FORCED_MS
 from daemon.admin_session import AdminSession
 from daemon.cli import shell as shell_command
-from daemon.cli.repair import RepairedByHand
 from daemon.cli.shell import metadata_text, shell
+from daemon.operations.repair import Repaired
 from daemon.settings import Settings
 from ledgers.errors import RejectedError
 from ledgers.model import LedgerState
@@ -307,13 +307,11 @@ def repaired(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record what is repaired: the ledgers and the rate."""
     calls: list[Any] = []
 
-    async def repair(
-        settings: Settings, ledger_ids: tuple[int, ...], bookie: None, *, mark_only: bool
-    ) -> RepairedByHand:
+    def repair(settings: Settings, ledger_ids: tuple[int, ...], bookie: None) -> Repaired:
         calls.append((ledger_ids, settings.replication.bytes_per_s))
-        return RepairedByHand(ledger_count=len(ledger_ids))
+        return Repaired.of(len(ledger_ids))
 
-    monkeypatch.setattr(shell_command, "repair_ledgers", repair)
+    monkeypatch.setattr(shell_command, "repair_visibly", repair)
     return calls
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from auditor.mark_reasons import Finding
-from daemon.cli.queue import line_of, queue_rows
+from daemon.cli.queue import line_of
+from daemon.operations.queue import queue_rows
 from daemon.status.gathering import gather_status
 from daemon.status.report import to_json, to_text
 from ledgers.model import BookieId

@@ -9,7 +9,6 @@ from structlog.testing import capture_logs
 from auditor.mark_reasons import LossRecords, MarkExplainer, read_private_queue
 from auditor.records import AuditRecord, Identities, read_audit, read_identities
 from daemon.cli import check as check_command
-from daemon.cli import idle as idle_command
 from daemon.cli import ledger as ledger_command
 from daemon.status import command as status_command
 from daemon.status.gathering import gather_status
@@ -143,7 +142,7 @@ def test_ledger_idle_does_not_say_that_there_is_none(
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(monkeypatch, idle_command, idle_command.idle, prepare=prepare)
+    result, _ = run_in_memory(monkeypatch, ledger_command, ledger_command.idle, prepare=prepare)
 
     assert result.exit_code == 3
     assert path in result.stdout

@@ -1,11 +1,10 @@
 """Gives a command access to a cluster in memory."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from daemon.admin_session import AdminSession
 from daemon.cli.drain import order_drains
-from daemon.cli.queue import queue_rows
+from daemon.operations.queue import QueuedLedgerRecord, queue_rows
 from daemon.settings import Settings
 from ledgers.codec.layout import Layout
 from ledgers.manager import LedgerManager
@@ -50,7 +49,7 @@ async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | No
     await order_drains(visiting(cluster), bookies, may_fence=may_fence, clock=cluster.clock)
 
 
-async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[dict[str, Any]]:
+async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[QueuedLedgerRecord]:
     """Return the rows of ``queue list``."""
     marked = await read_marks(cluster.store, PATHS, ledger_ids)
     return await queue_rows(visiting(cluster), marked, only_private=())

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from daemon.cli.close_ledger import CloseRefusedError
+from daemon.operations.close import CloseRefusedError
 from ledgers.errors import LocalLimitError, NameNotResolvedError, NoAnswerError, UnavailableError
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import SESSION_EXPIRED_S

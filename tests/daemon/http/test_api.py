@@ -23,7 +23,7 @@ from daemon.http.endpoints import ENDPOINTS
 from daemon.http.endpoints import Kind as EndpointKind
 from daemon.http.openapi import describe
 from daemon.http.paths_page import with_tables
-from daemon.http.records import EventRecord
+from daemon.operations.history import EventRecord
 from daemon.role_state import NodeService, RoleState
 from daemon.settings import HttpSettings, Settings
 from daemon.threads import ServiceThread

@@ -17,16 +17,21 @@ from itertools import chain
 from msgspec import structs
 
 from auditor.checks.idle import LastChange, read_last_changes, updated_change
-from daemon.admin_session import AdminSession, operator, order_event, writing_session
+from daemon.admin_session import (
+    AdminSession,
+    admin_session,
+    operator,
+    order_event,
+    writing_session,
+)
+from daemon.answers import Answer
 from daemon.cli.blocked import try_now
-from daemon.cli.progress import echo_notes
 from daemon.messages import CANNOT_CLOSE, end_doubt_text, message
-from daemon.placement import load_placement
-from daemon.previews import Inspection, open_inspection
+from daemon.operations.plan import open_inspection
 from daemon.settings import Settings
 from daemon.words import duration_text, printable
 from ledgers.bookies import Bookies
-from ledgers.clock import Clock
+from ledgers.clock import Clock, SystemClock
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -54,7 +59,6 @@ from replication.marks import private_mark_operations, read_marks
 from replication.open_ledgers import OpenLedgers, end_doubts, held_back, wanted_for_coverage
 from replication.reasons import Blocked, Facts, Reason
 from replication.recent_copies import record_by_hand
-from replication.targets import TargetSelector
 from replication.znodes import ClusterPaths
 
 DAMAGE_ENTRIES_MAX = 10_000
@@ -69,28 +73,44 @@ class CloseRefusedError(RejectedError):
     """A writer may still write the ledger, or it cannot be closed now. The message says why."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CloseResult:
-    """A ledger before and after an attempt to close it. ``closed`` is None if nothing was done.
+class LedgerClosing(Answer, frozen=True, kw_only=True):
+    """A ledger after an attempt to close it, or what would prevent the attempt."""
 
-    ``last_entry_id``: the highest that its bookies report. -1: there is no entry; None: no bookie
-    answers. ``doubts``: why a writer may still write the ledger. ``held_back``: why no ledger may
-    be fenced now, whether a writer is alive or not.
-
-    ``cannot_close``: why its end cannot be found or its last entries cannot be written now, and
-    what helps. ``end_doubt``: why its end may not be provable, as ``end_doubts`` says. ``damage``:
-    the entries that --accept-loss would give up, because only damaged copies of the first one
-    exist. Each is empty if there is no such obstacle.
-    """
-
-    found: VersionedMetadata
+    ledger_id: int
+    state_before: str
+    state: str
     last_entry_id: int | None = None
+    """Of an open ledger, the highest that its bookies report. -1: no entry; null: no answer."""
+    length: int | None = None
     doubts: tuple[str, ...] = ()
+    """Why a writer may still write the ledger. --force closes it nevertheless."""
     held_back: str = ""
+    """Why no ledger may be fenced now, whether a writer is alive or not."""
     cannot_close: str = ""
-    end_doubt: str = ""
-    damage: str = ""
-    closed: VersionedMetadata | None = None
+    """Why its end cannot be found or its last entries cannot be written now, and what helps."""
+    end_doubt: str | None = None
+    """Why its end may not be provable."""
+    would_give_up: str | None = None
+    """The entries that --accept-loss would give up: only damaged copies of the first one exist."""
+    has_changed: bool = False
+
+    @classmethod
+    def of(
+        cls, found: VersionedMetadata, closed: VersionedMetadata | None = None
+    ) -> "LedgerClosing":
+        metadata = (found if closed is None else closed).metadata
+        return cls(
+            ledger_id=found.ledger_id,
+            state_before=found.metadata.state.name,
+            state=metadata.state.name,
+            last_entry_id=metadata.last_entry_id if metadata.is_closed else None,
+            length=metadata.length if metadata.is_closed else None,
+            has_changed=closed is not None,
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        return self.state == LedgerState.CLOSED.name
 
     def refusal(self, *, is_forced: bool) -> str:
         """Return why the ledger must not be closed; empty if it may be closed."""
@@ -104,6 +124,90 @@ class CloseResult:
         return ""
 
 
+async def look_before_closing(settings: Settings, ledger_id: int, *, tell: Tell) -> LedgerClosing:
+    """Inspect the ledger without writing. Raises the errors of ``LedgerCloser.look``."""
+    async with (
+        admin_session(settings) as cluster,
+        _open_closer(cluster, cluster.manager, tell=tell) as closer,
+    ):
+        return await closer.look(ledger_id)
+
+
+async def close_ledger(
+    settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool, tell: Tell
+) -> LedgerClosing:
+    """Close the ledger in a session of its own.
+
+    Raises the errors of ``LedgerCloser.close``, and SettingsError if nothing can be recorded.
+    """
+    did = CollectedEvents()
+    async with (
+        writing_session(settings) as ours,
+        _open_closer(ours.cluster, ours.manager, tell=tell, history=did) as closer,
+    ):
+        event = order_event("ledger close --accept-loss" if accepts_loss else "ledger close")
+        try:
+            done = await closer.close(
+                ledger_id,
+                session=ours.session,
+                holder=ours.holder,
+                is_forced=is_forced,
+                accepts_loss=accepts_loss,
+            )
+        except BookmenderError as error:
+            if did.events or isinstance(error, UnavailableError):  # its writer may be fenced
+                event = structs.replace(event, reason=str(error))
+                await ours.cluster.note_order(event, [ledger_id], effects=did.events)
+            raise
+        if done.has_changed:
+            event = structs.replace(event, last_entry_id=done.last_entry_id)
+            await ours.cluster.note_order(event, [ledger_id], effects=did.events)
+        return done
+
+
+class CollectedEvents(History):
+    """The fence and the recovery of a command, which records them together with its order."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def record(self, event: Event) -> None:
+        if event.kind != Kind.RECOVERY_UNFINISHED:  # the order tells it
+            self.events.append(event)
+
+
+@asynccontextmanager
+async def _open_closer(
+    cluster: AdminSession, manager: LedgerManager, *, tell: Tell, history: History = NO_HISTORY
+) -> AsyncIterator["LedgerCloser"]:
+    """Yield a closer with what recovers ledgers in a worker. The placement policy chooses
+    replacements for bookies that fail."""
+    async with open_inspection(cluster) as inspection:
+        open_ledgers = OpenLedgers(
+            manager=manager,
+            bookies=inspection.bookies,
+            views=inspection.views,
+            fallback_digest=cluster.settings.replication.fallback_digest,
+            target_selector=await inspection.target_selector(cluster),
+            clock=SystemClock(),
+            history=history,
+        )
+        yield LedgerCloser(
+            store=cluster.store,
+            manager=manager,
+            bookies=inspection.bookies,
+            views=inspection.views,
+            open_ledgers=open_ledgers,
+            paths=cluster.paths,
+            after_s=cluster.settings.checks.counts_as_idle_after_s,
+            clock=SystemClock(),
+            tell=tell,
+        )
+
+
+# --- Reasons not to close -------------------------------------------------------------------------
+
+
 def doubts_about(
     sighting: LastChange | None,
     *,
@@ -111,38 +215,24 @@ def doubts_about(
     written_ms: int,
     now_ms: int,
     after_s: float,
-) -> list[str]:
+) -> tuple[str, ...]:
     """Return why a writer may still write an open ledger.
 
     ``sighting``: what the last check recorded of the ledger.
     """
     if last_entry_id is None:
-        return ["none of its bookies reports a last entry"]
+        return ("none of its bookies reports a last entry",)
     if sighting is None:
-        return ["no check has seen it idle, so the time of its last entry is unknown"]
+        return ("no check has seen it idle, so the time of its last entry is unknown",)
     now = updated_change(
         sighting, last_entry_id=last_entry_id, written_ms=written_ms, now_ms=now_ms
     )
     if now != sighting:
-        return ["since the last check it got an entry, or its ensemble changed"]
+        return ("since the last check it got an entry, or its ensemble changed",)
     idle_s = sighting.idle_s(now_ms)
     if idle_s < after_s:
-        return [f"it has been idle for only {duration_text(idle_s)}, as far as checks know"]
-    return []
-
-
-def why_unclosable(metadata: LedgerMetadata, told: LastEntries, view: ClusterView) -> str:
-    """Return why a recovery could not find the ledger's end now, and what helps; empty if it
-    could."""
-    if metadata.ack_quorum < 1:
-        return f"it cannot be closed, even with --force: {NO_ACK_QUORUM}. {CANNOT_CLOSE}"
-    silent = silent_of(told, view)
-    if not wanted_for_coverage(metadata, told.keys() - silent):
-        return ""
-    return (
-        f"{_no_answer(silent, view)}. Its end cannot be found without more of these bookies. "
-        f"{whom_to_start(metadata, silent)}"
-    )
+        return (f"it has been idle for only {duration_text(idle_s)}, as far as checks know",)
+    return ()
 
 
 def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
@@ -151,11 +241,6 @@ def silent_of(told: LastEntries, view: ClusterView) -> frozenset[BookieId]:
     An answer from the address of a bookie that is not registered is not that bookie's answer.
     """
     return frozenset(b for b, last in told.items() if last is None or b not in view.answering)
-
-
-def _no_answer(silent: AbstractSet[BookieId], view: ClusterView) -> str:
-    named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
-    return f"it cannot be closed now, even with --force: no answer from {named}"
 
 
 def _whereabouts(bookie: BookieId, view: ClusterView) -> str:
@@ -186,64 +271,79 @@ def whom_to_start(metadata: LedgerMetadata, silent: AbstractSet[BookieId]) -> st
     return f"Start {which} (even without their data), then run this command again"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCloser:
-    """Inspects and closes open ledgers for one command."""
+    """Inspects and closes open ledgers for one command.
 
-    def __init__(
-        self,
-        *,
-        store: MetadataStore,
-        manager: LedgerManager,
-        bookies: Bookies,
-        views: ViewSource,
-        open_ledgers: OpenLedgers,
-        paths: ClusterPaths,
-        after_s: float,
-        clock: Clock,
-        tell: Tell,
-    ) -> None:
-        """``after_s``: a ledger without a new entry for this long counts as idle. ``tell``:
-        receives notes about a lock that the command waits for."""
-        self._store = store
-        self._manager = manager
-        self._bookies = bookies
-        self._views = views
-        self._open_ledgers = open_ledgers
-        self._paths = paths
-        self._after_s = after_s
-        self._clock = clock
-        self._tell = tell
+    ``after_s``: a ledger without a new entry for this long counts as idle. ``tell``: receives notes
+    about a lock that the command waits for.
+    """
 
-    async def look(self, ledger_id: int) -> CloseResult:
+    store: MetadataStore
+    manager: LedgerManager
+    bookies: Bookies
+    views: ViewSource
+    open_ledgers: OpenLedgers
+    paths: ClusterPaths
+    after_s: float
+    clock: Clock
+    tell: Tell
+
+    async def look(self, ledger_id: int) -> LedgerClosing:
         """Inspect the ledger without writing or fencing. Raises NoSuchLedgerError,
         CorruptionError."""
-        await self._manager.sync(ledger_id)
-        found = await self._manager.read(ledger_id)
+        return (await self._inspect(ledger_id))[1]
+
+    async def _inspect(self, ledger_id: int) -> tuple[VersionedMetadata, LedgerClosing]:
+        await self.manager.sync(ledger_id)
+        found = await self.manager.read(ledger_id)
         # A hold may have begun while the command waited for the lock.
-        view = await self._views.refresh()
+        view = await self.views.refresh()
         if found.metadata.is_closed:
-            return CloseResult(found=found)
+            return found, LedgerClosing.of(found)
         told = await self._last_entries(found)
         last_entry_id = max((r.last_entry_id for r in told.values() if r is not None), default=None)
-        doubts: list[str] = []
+        doubts: tuple[str, ...] = ()
         if found.metadata.state is LedgerState.OPEN:  # in recovery the writer is locked out already
-            idle = await read_last_changes(self._store, self._paths)
+            idle = await read_last_changes(self.store, self.paths)
             doubts = doubts_about(
                 idle.value.by_ledger().get(ledger_id) if idle.value else None,
                 last_entry_id=last_entry_id,
                 written_ms=found.stat.mtime_ms,
-                now_ms=self._clock.wall_ms(),
-                after_s=self._after_s,
+                now_ms=self.clock.wall_ms(),
+                after_s=self.after_s,
             )
-        return CloseResult(
-            found=found,
+        hold, end = held_back(view.orders), end_doubts(found, view)
+        return found, structs.replace(
+            LedgerClosing.of(found),
             last_entry_id=last_entry_id,
-            doubts=tuple(doubts),
-            held_back=_hold_text(ledger_id, view),
+            doubts=doubts,
+            held_back="" if hold is None else printable(message(ledger_id, hold).text),
             cannot_close=await self._why_unclosable(found, told),
-            end_doubt=end_doubt_text(doubt) if (doubt := end_doubts(found, view)) else "",
-            damage=await self._damage(found, told),
+            end_doubt=end_doubt_text(end) if end else None,
+            would_give_up=await self._damage(found, told) or None,
         )
+
+    async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
+        """Return why the end cannot be found or the last entries cannot be written, and what helps;
+        empty if both can."""
+        metadata, view = found.metadata, self.views.current
+        if metadata.ack_quorum < 1:
+            return f"it cannot be closed, even with --force: {NO_ACK_QUORUM}. {CANNOT_CLOSE}"
+        silent = silent_of(told, view)
+        named = ", ".join(f"{bookie} ({_whereabouts(bookie, view)})" for bookie in sorted(silent))
+        no_answer = f"it cannot be closed now, even with --force: no answer from {named}"
+        if wanted_for_coverage(metadata, told.keys() - silent):
+            return (
+                f"{no_answer}. Its end cannot be found without more of these bookies. "
+                f"{whom_to_start(metadata, silent)}"
+            )
+        answers = {b: None if b in silent else last for b, last in told.items()}
+        if await self.open_ledgers.can_write_back(metadata, answers):
+            return ""
+        no_target = self.open_ledgers.no_target(found, silent=silent)
+        why = message(found.ledger_id, no_target).text
+        return f"{no_answer}. Also, {why}. Then run this command again"
 
     async def _damage(self, found: VersionedMetadata, told: LastEntries) -> str:
         """Return which entries after the LAC are damaged; empty if none are.
@@ -261,9 +361,9 @@ class LedgerCloser:
             return ""
         findings = await inspect_tail(
             found,
-            bookies=self._open_ledgers.bookies,
-            digest=ledger_digest(found.metadata, self._open_ledgers.fallback_digest),
-            asked=self._views.current.answering,
+            bookies=self.open_ledgers.bookies,
+            digest=ledger_digest(found.metadata, self.open_ledgers.fallback_digest),
+            asked=self.views.current.answering,
             first_entry_id=first,
             last_entry_id=last,
         )
@@ -276,21 +376,6 @@ class LedgerCloser:
             f"its copies on {where} are damaged"
         )
 
-    async def _why_unclosable(self, found: VersionedMetadata, told: LastEntries) -> str:
-        """Return why the end cannot be found or the last entries cannot be written; empty if both
-        can."""
-        if why := why_unclosable(found.metadata, told, self._views.current):
-            return why
-        silent = silent_of(told, self._views.current)
-        answers = {b: None if b in silent else last for b, last in told.items()}
-        if await self._open_ledgers.can_write_back(found.metadata, answers):
-            return ""
-        no_target = self._open_ledgers.no_target(found, silent=silent)
-        why = message(found.ledger_id, no_target).text
-        return (
-            f"{_no_answer(silent, self._views.current)}. Also, {why}. Then run this command again"
-        )
-
     async def _last_entries(self, found: VersionedMetadata) -> LastEntries:
         """Ask all members of the last ensemble for their last entry.
 
@@ -298,7 +383,7 @@ class LedgerCloser:
         """
         members = found.metadata.last_segment.ensemble
         told = await asyncio.gather(
-            *(last_entry_of(self._bookies, bookie, found.ledger_id) for bookie in members)
+            *(last_entry_of(self.bookies, bookie, found.ledger_id) for bookie in members)
         )
         return dict(zip(members, told, strict=True))
 
@@ -310,7 +395,7 @@ class LedgerCloser:
         holder: str,
         is_forced: bool = False,
         accepts_loss: bool = False,
-    ) -> CloseResult:
+    ) -> LedgerClosing:
         """Recover the ledger, close it, and mark it in the private queue so that nodes check its
         copies.
 
@@ -322,51 +407,45 @@ class LedgerCloser:
         Raises CloseRefusedError; LockedError if the ledger stays locked by another node or command;
         and the errors of ``recover_ledger``, with what was done until then.
         """
-        store, paths, clock = self._store, self._paths, self._clock
-        before = await self._look_to_close(ledger_id, is_forced=is_forced)
+
+        async def inspect() -> tuple[VersionedMetadata, LedgerClosing]:
+            found, before = await self._inspect(ledger_id)
+            if refused := before.refusal(is_forced=is_forced):
+                raise CloseRefusedError(refused, ledger_id=ledger_id)
+            return found, before
+
         # Before the lock, so that a closed ledger or a refusal does not wait for it.
-        if before.found.metadata.is_closed:
+        _, before = await inspect()
+        if before.is_closed:
             return before
         try:
             async with locked(
-                ledger_id, store, paths, session, holder, clock=clock, tell=self._tell
+                ledger_id,
+                self.store,
+                self.paths,
+                session,
+                holder,
+                clock=self.clock,
+                tell=self.tell,
             ) as lock:
-                return await self._close(
-                    ledger_id,
-                    is_forced=is_forced,
-                    accepts_loss=accepts_loss,
-                    guards=[session, lock],
-                )
+                found, before = await inspect()
+                if before.is_closed:
+                    return before
+                guards = [session, lock]
+                closed = await self._recover(found, accepts_loss=accepts_loss, guards=guards)
+                # The ledger is closed. If this order fails, a node tries the ledger later.
+                with suppress(UnavailableError, SessionLostError, LockLostError, RejectedError):
+                    await try_now(
+                        ledger_id, self.store, self.paths, guards=guards, clock=self.clock
+                    )
+                done = LedgerClosing.of(found, closed)
+                return structs.replace(done, doubts=before.doubts)
         except LockedError:
-            found = await self._manager.read(ledger_id)
+            found = await self.manager.read(ledger_id)
             if not found.metadata.is_closed:
                 raise
             # the holder of the lock closed it and checks its copies
-            return CloseResult(found=found)
-
-    async def _close(
-        self, ledger_id: int, *, is_forced: bool, accepts_loss: bool, guards: Sequence[Check]
-    ) -> CloseResult:
-        before = await self._look_to_close(ledger_id, is_forced=is_forced)
-        if before.found.metadata.is_closed:
-            return before
-        closed = await self._recover(before.found, accepts_loss=accepts_loss, guards=guards)
-        # The ledger is closed. If this order fails, a node tries the ledger later.
-        with suppress(UnavailableError, SessionLostError, LockLostError, RejectedError):
-            await try_now(ledger_id, self._store, self._paths, guards=guards, clock=self._clock)
-        return CloseResult(
-            found=before.found,
-            last_entry_id=before.last_entry_id,
-            doubts=before.doubts,
-            closed=closed,
-        )
-
-    async def _look_to_close(self, ledger_id: int, *, is_forced: bool) -> CloseResult:
-        """Inspect the ledger again. Raises CloseRefusedError if it must not be closed."""
-        before = await self.look(ledger_id)
-        if refused := before.refusal(is_forced=is_forced):
-            raise CloseRefusedError(refused, ledger_id=ledger_id)
-        return before
+            return LedgerClosing.of(found)
 
     async def _recover(
         self, found: VersionedMetadata, *, accepts_loss: bool, guards: Sequence[Check]
@@ -374,8 +453,8 @@ class LedgerCloser:
         async def before_close(end: RecoveredEnd) -> None:
             if end.new_members:
                 await record_by_hand(
-                    self._store,
-                    self._paths,
+                    self.store,
+                    self.paths,
                     ledger_id=found.ledger_id,
                     targets=end.new_members,
                     session=guards[0],
@@ -387,23 +466,23 @@ class LedgerCloser:
                     last_entry_id=end.given_up.last_entry_id,
                     replies=end.given_up.replies,
                     by=operator(),
-                    at_ms=self._clock.wall_ms(),
+                    at_ms=self.clock.wall_ms(),
                 )
                 await record_given_up(
-                    self._store, self._paths, found.ledger_id, entries, guards=guards
+                    self.store, self.paths, found.ledger_id, entries, guards=guards
                 )
 
         try:
-            return await self._open_ledgers.recover(
+            return await self.open_ledgers.recover(
                 found,
-                self._views.current,
+                self.views.current,
                 suspects=() if accepts_loss else await self._found_bad(found.ledger_id),
                 accepts_loss=accepts_loss,
                 guards=guards,
                 before_close=before_close,
                 # The last entries may have fewer copies than the write quorum: nodes check them.
                 beside=partial(
-                    private_mark_operations, self._store, self._paths, found.ledger_id, self._clock
+                    private_mark_operations, self.store, self.paths, found.ledger_id, self.clock
                 ),
             )
         except ConflictError as error:
@@ -412,18 +491,18 @@ class LedgerCloser:
                 "this command again to inspect the ledger once more"
             ) from error
         except UnprovenEndError as error:
-            blocked = await self._open_ledgers.end_unproven(found, self._views.current, error)
+            blocked = await self.open_ledgers.end_unproven(found, self.views.current, error)
             raise await self._refused(found, blocked) from error
         except DamagedEndError as error:
             blocked = Blocked(reason=Reason.END_DAMAGED, facts=Facts(errors=(str(error),)))
             raise await self._refused(found, blocked) from error
         except NotEnoughBookiesError as error:
-            raise await self._refused(found, self._open_ledgers.no_target(found, error)) from error
+            raise await self._refused(found, self.open_ledgers.no_target(found, error)) from error
         except JournalError:
             raise
         except UnavailableError as error:
             told = await self._last_entries(found)
-            silent = silent_of(told, self._views.current)
+            silent = silent_of(told, self.views.current)
             hint = (
                 whom_to_start(found.metadata, silent)
                 if wanted_for_coverage(found.metadata, told.keys() - silent)
@@ -445,12 +524,12 @@ class LedgerCloser:
         way.
         """
         marks = [
-            await read_marks(self._store, paths, [ledger_id])
-            for paths in (self._paths, self._paths.private)
+            await read_marks(self.store, paths, [ledger_id])
+            for paths in (self.paths, self.paths.private)
         ]
         readable = [each.mark for each in chain(*marks) if each.mark is not None]
         marked_for = {bookie for mark in readable for bookie in mark.replicas}
-        stored = await read_found_bad(self._store, self._paths, ledger_id)
+        stored = await read_found_bad(self.store, self.paths, ledger_id)
         if stored.is_unreadable:
             return frozenset(marked_for)
         return stored.value.bookies & marked_for if stored.value else frozenset()
@@ -462,115 +541,10 @@ class LedgerCloser:
         The error's own text says which bookies were fenced.
         """
         try:
-            now = await self._manager.read(found.ledger_id)
+            now = await self.manager.read(found.ledger_id)
         except (UnavailableError, SessionLostError, RejectedError):
             return ""
         is_new = found.metadata.state is LedgerState.OPEN
         if now.metadata.state is not LedgerState.IN_RECOVERY or not is_new:
             return ""
         return "The ledger is IN_RECOVERY now, and fenced bookies refuse its writer. "
-
-
-def _hold_text(ledger_id: int, view: ClusterView) -> str:
-    hold = held_back(view.orders)
-    return "" if hold is None else printable(message(ledger_id, hold).text)
-
-
-async def look_before_closing(cluster: AdminSession, ledger_id: int) -> CloseResult:
-    """Inspect the ledger without writing. Raises the errors of ``LedgerCloser.look``."""
-    async with _open_closer(cluster, cluster.manager) as closer:
-        return await closer.look(ledger_id)
-
-
-async def close_by_hand(
-    settings: Settings, ledger_id: int, *, is_forced: bool, accepts_loss: bool
-) -> CloseResult:
-    """Close the ledger in a session of its own.
-
-    Raises the errors of ``LedgerCloser.close``, and SettingsError if nothing can be recorded.
-    """
-    did = CollectedEvents()
-    async with (
-        writing_session(settings) as ours,
-        _open_closer(ours.cluster, ours.manager, did) as closer,
-    ):
-        event = order_event("ledger close --accept-loss" if accepts_loss else "ledger close")
-        try:
-            done = await closer.close(
-                ledger_id,
-                session=ours.session,
-                holder=ours.holder,
-                is_forced=is_forced,
-                accepts_loss=accepts_loss,
-            )
-        except BookmenderError as error:
-            if did.events or isinstance(error, UnavailableError):  # its writer may be fenced
-                event = structs.replace(event, reason=str(error))
-                await ours.cluster.note_order(event, [ledger_id], effects=did.events)
-            raise
-        if done.closed is not None:
-            last_entry_id = done.closed.metadata.last_entry_id
-            event = structs.replace(event, last_entry_id=last_entry_id)
-            await ours.cluster.note_order(event, [ledger_id], effects=did.events)
-        return done
-
-
-class CollectedEvents(History):
-    """The fence and the recovery of a command, which records them together with its order."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    def record(self, event: Event) -> None:
-        if event.kind != Kind.RECOVERY_UNFINISHED:  # the order tells it
-            self.events.append(event)
-
-
-@asynccontextmanager
-async def _open_closer(
-    cluster: AdminSession, manager: LedgerManager, history: History = NO_HISTORY
-) -> AsyncIterator[LedgerCloser]:
-    async with open_inspection(cluster) as inspection:
-        yield LedgerCloser(
-            store=cluster.store,
-            manager=manager,
-            bookies=inspection.bookies,
-            views=inspection.views,
-            open_ledgers=await _open_ledgers(cluster, manager, inspection, history),
-            paths=cluster.paths,
-            after_s=cluster.settings.checks.counts_as_idle_after_s,
-            clock=inspection.clock,
-            tell=lambda text: echo_notes([printable(text)]),
-        )
-
-
-async def _open_ledgers(
-    cluster: AdminSession, manager: LedgerManager, inspection: Inspection, history: History
-) -> OpenLedgers:
-    """Return what recovers ledgers, built as in a worker.
-
-    The placement policy chooses replacements for bookies that fail.
-    """
-    placement = await load_placement(
-        cluster.settings.placement,
-        store=cluster.store,
-        paths=cluster.paths,
-        views=inspection.views,
-        local=None,
-        clock=inspection.clock,
-        rng=inspection.rng,
-    )
-    return OpenLedgers(
-        manager=manager,
-        bookies=inspection.bookies,
-        views=inspection.views,
-        fallback_digest=inspection.fallback_digest,
-        target_selector=TargetSelector(
-            placement.policy,
-            clock=inspection.clock,
-            rack=placement.racks.rack,
-            allowed=placement.groups.allowed,
-        ),
-        clock=inspection.clock,
-        history=history,
-    )

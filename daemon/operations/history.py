@@ -1,42 +1,104 @@
-"""Text for people about the events of the history. ``replication.history`` defines the events.
+"""What happened in the cluster, when, and who did it; as answers, and as text for people.
 
-Texts may hold names and error messages from outside, so callers pass them through ``printable``.
+``replication.history`` defines the events. Texts may hold names and error messages from outside, so
+callers pass them through ``printable``.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 from msgspec import structs
 
+from daemon.admin_session import AdminSession
+from daemon.answers import Answer
 from daemon.words import counted
-from replication.history import Cause, Event, Kind, NodeEvent
+from replication.history import Cause, Event, Kind, RecordedHistory, read_history
 
 
-def event_record(noted: NodeEvent) -> dict[str, Any]:
-    """Return the event as in JSON output."""
-    return {"node": noted.node, **structs.asdict(noted.event)}
+class EventRecord(Answer, frozen=True, kw_only=True):
+    """An event. docs/json.md says what its fields are, and which kinds there are."""
+
+    node: str
+    kind: str
+    at_ms: int
+    until_ms: int | None
+    bookies: list[str]
+    ledger_id: int | None
+    since_ms: int | None
+    ends_ms: int | None
+    ledger_count: int
+    entry_count: int
+    entry_bytes: int
+    event_count: int
+    last_entry_id: int | None
+    cause: str
+    counts: dict[str, int]
+    order: str
+    by: str
+    reason: str
 
 
-def history_record(
-    events: Sequence[NodeEvent], *, since_ms: int, limit: int, unreadable: Sequence[str]
-) -> dict[str, Any]:
-    """Return the last ``limit`` events as in JSON output, and what is left out. ``unreadable``:
-    znodes that cannot be read."""
-    shown = events[-limit:]
-    return {
-        "since_ms": since_ms,
-        "events": [event_record(noted) for noted in shown],
-        "omitted": len(events) - len(shown),
-        "unreadable_records": list(unreadable),
-    }
+class HistoryRecord(Answer, frozen=True, kw_only=True):
+    """Events, the oldest first. ``omitted``: earlier ones of the period that are not listed.
+    ``unreadable_records``: znodes that cannot be read, so events may be missing."""
+
+    since_ms: int
+    events: list[EventRecord]
+    omitted: int
+    unreadable_records: list[str]
+
+
+async def read_events(
+    cluster: AdminSession,
+    *,
+    since_ms: int,
+    limit: int,
+    kinds: Collection[str] = (),
+    ledger_id: int | None = None,
+    bookie: str | None = None,
+) -> HistoryRecord:
+    """Return the last ``limit`` events since then that pass the filters of ``select``."""
+    recorded = await read_history(cluster.store, cluster.paths, since_ms)
+    return select(
+        recorded, since_ms=since_ms, limit=limit, kinds=kinds, ledger_id=ledger_id, bookie=bookie
+    )
+
+
+def select(
+    recorded: RecordedHistory,
+    *,
+    since_ms: int,
+    limit: int,
+    kinds: Collection[str] = (),
+    ledger_id: int | None = None,
+    bookie: str | None = None,
+) -> HistoryRecord:
+    """Return the last ``limit`` events that pass the filters. An empty filter passes everything."""
+    found = [
+        noted
+        for noted in recorded.events
+        if noted.event.last_ms >= since_ms
+        and (not kinds or noted.event.kind in kinds)
+        and ledger_id in (None, noted.event.ledger_id)
+        and (bookie is None or bookie in noted.event.bookies)
+    ]
+    shown = found[-limit:]
+    return HistoryRecord(
+        since_ms=since_ms,
+        events=[EventRecord(node=each.node, **structs.asdict(each.event)) for each in shown],
+        omitted=len(found) - len(shown),
+        unreadable_records=list(recorded.unreadable),
+    )
+
+
+# --- Text -----------------------------------------------------------------------------------------
 
 
 def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def event_text(event: Event) -> str:
+def event_text(event: Event | EventRecord) -> str:
     """Return one clause that says what happened, without its time and node."""
     text = _text(event)
     if event.until_ms is not None and event.until_ms - event.at_ms >= 1000:
@@ -44,7 +106,7 @@ def event_text(event: Event) -> str:
     return text
 
 
-def _text(event: Event) -> str:
+def _text(event: Event | EventRecord) -> str:
     """A kind of a later release gets its name, and what this release knows of its fields."""
     bookies = ", ".join(event.bookies)
     match event.kind:
@@ -106,7 +168,7 @@ _HOLD_ENDS = {
 }
 
 
-def _why(event: Event, *, lost: str = Cause.LOST.value) -> str:
+def _why(event: Event | EventRecord, *, lost: str = Cause.LOST.value) -> str:
     """Return the cause of marks, repairs or a fence. ``lost``: what a lost bookie is called."""
     bookies = ", ".join(event.bookies) or "several bookies"
     are = "is" if len(event.bookies) == 1 else "are"
@@ -128,7 +190,7 @@ def _why(event: Event, *, lost: str = Cause.LOST.value) -> str:
     return f"{event.cause} {bookies}"  # of a later release
 
 
-def _order(event: Event, bookies: str) -> str:
+def _order(event: Event | EventRecord, bookies: str) -> str:
     """Return the command, what it was about, and who ran it."""
     about = [
         bookies,
@@ -145,7 +207,7 @@ def _order(event: Event, bookies: str) -> str:
     return text + (f" ({event.reason})" if event.reason else "")
 
 
-def _by(event: Event) -> str:
+def _by(event: Event | EventRecord) -> str:
     return f" by {event.by}" if event.by else ""
 
 
