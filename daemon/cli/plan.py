@@ -266,6 +266,13 @@ def outlook_exit_code(found: Outlook) -> int:
 
 def outlook_text(found: Outlook) -> str:
     """Return it as lines of text, the most important first."""
+    bookies = f"{found.bookies.writable} writable, {found.bookies.read_only} read-only"
+    delay = duration_text(found.recovery_delay_s)
+    known, unreadable = found.ledger_map, ""
+    if known.unreadable:
+        ids = _ids(known.unreadable_ledgers, known.unreadable)
+        unreadable = f", metadata of {known.unreadable} unreadable: {ids}"
+    so_far = "" if known.is_complete else " so far"
     sections = [
         ("DISABLED", ["auto-recovery is disabled: nothing is marked"] if found.is_disabled else []),
         ("HOLD", _hold_lines(found)),
@@ -273,8 +280,8 @@ def outlook_text(found: Outlook) -> str:
         ("would mark", _would_mark_lines(found)),
         ("marks", _mark_lines(found)),
         ("would copy", _would_copy_lines(found.would_repair)),
-        ("bookies", [_bookies_text(found)]),
-        ("ledgers", [_ledgers_text(found)]),
+        ("bookies", [f"{bookies}; an absent bookie is lost after {delay}"]),
+        ("ledgers", [f"{known.ledgers:,} known{so_far}{unreadable}"]),
     ]
     return "\n".join(
         f"{'' if number else label:<12}{line}"
@@ -319,27 +326,22 @@ def _would_mark_lines(found: Outlook) -> list[str]:
     ]
 
 
+MARK_GROUPS = {
+    "unmarked": "lack a mark that a leader would make",
+    "partly_marked": "have a mark that names too few bookies",
+    "surplus": "have a mark that a leader would not make",
+    "private": "are in bookmender's private queue",
+    "private_damaged": "of these have damage that Java does not see",
+}
+
+
 def _mark_lines(found: Outlook) -> list[str]:
-    marks = found.marks
-    groups = [
-        ("lack a mark that a leader would make", marks.unmarked, marks.unmarked_ledgers),
-        (
-            "have a mark that names too few bookies",
-            marks.partly_marked,
-            marks.partly_marked_ledgers,
-        ),
-        ("have a mark that a leader would not make", marks.surplus, marks.surplus_ledgers),
-        ("are in bookmender's private queue", marks.private, marks.private_ledgers),
-        (
-            "of these have damage that Java does not see",
-            marks.private_damaged,
-            marks.private_damaged_ledgers,
-        ),
-    ]
-    return [
-        f"{counted(marks.total, 'ledger')} marked, {marks.agreed} as a bookmender leader would",
-        *(f"  {count:,} {what}: {_ids(ids, count)}" for what, count, ids in groups if count),
-    ]
+    marks, lines = found.marks, []
+    for name, what in MARK_GROUPS.items():
+        if count := getattr(marks, name):
+            lines.append(f"  {count:,} {what}: {_ids(getattr(marks, f'{name}_ledgers'), count)}")
+    total = counted(marks.total, "ledger")
+    return [f"{total} marked, {marks.agreed} as a bookmender leader would", *lines]
 
 
 def _would_copy_lines(found: RepairPlan) -> list[str]:
@@ -352,20 +354,3 @@ def _would_copy_lines(found: RepairPlan) -> list[str]:
         f"{size_text(found.bytes)}" + (f"; {more}" if found.more_ledgers else ""),
         *(f"  blocked, {counted(count, 'time')}: {why}" for why, count in blocked.most_common()),
     ]
-
-
-def _bookies_text(found: Outlook) -> str:
-    delay = duration_text(found.recovery_delay_s)
-    return (
-        f"{found.bookies.writable} writable, {found.bookies.read_only} read-only; an absent bookie "
-        f"is lost after {delay}"
-    )
-
-
-def _ledgers_text(found: Outlook) -> str:
-    known = found.ledger_map
-    text = f"{known.ledgers:,} known" + ("" if known.is_complete else " so far")
-    if known.unreadable:
-        ids = _ids(known.unreadable_ledgers, known.unreadable)
-        text += f", metadata of {known.unreadable} unreadable: {ids}"
-    return text

@@ -52,41 +52,24 @@ PLANNED_MAX = 20
 LISTED_MAX = 20
 """Ledgers of a kind whose ids an answer has; the others are only counted."""
 
-WOULD_MARK = Gauge(
-    "bookmender_observe_would_mark_ledgers",
-    "Ledgers that our leader would have marked by now, by copies left of their worst entry: 0, 1, "
-    "more.",
-    ["copies_left"],
+OBSERVED = Gauge(
+    "bookmender_observed",
+    "What our leader would do now, by field of the log event observe.would_mark: ledgers that it "
+    "would_mark, ledgers that are underreplicated, unmarked, partly_marked or private_damaged, "
+    "surplus marks, lost_bookies, lost_bytes, and is_held: 1 during a safety hold.",
+    ["field"],
 )
-GAUGES = {
-    name: Gauge(f"bookmender_observe_{suffix}", about)
-    for name, suffix, about in (
-        ("unmarked", "unmarked_ledgers", "Under-replicated ledgers without a mark."),
-        (
-            "partly_marked",
-            "partly_marked_ledgers",
-            "Under-replicated ledgers whose mark names fewer bookies than are lost.",
-        ),
-        ("surplus", "surplus_marks", "Existing marks that our leader would not make."),
-        (
-            "private_damaged",
-            "private_damaged_ledgers",
-            "Ledgers marked in our private queue with damage that Java's workers cannot detect.",
-        ),
-        ("lost_bookies", "lost_bookies", "Bookies that our leader would count as lost."),
-        (
-            "lost_bytes",
-            "lost_bytes",
-            "Approximate size of the lost copies of under-replicated ledgers.",
-        ),
-        (
-            "is_held",
-            "held",
-            "1 while a safety hold is in force, or our leader would begin one.",
-        ),
-    )
-}
-"""By the field of the log event ``observe.would_mark`` that has the same value."""
+OBSERVED_FIELDS = (
+    "would_mark",
+    "underreplicated",
+    "unmarked",
+    "partly_marked",
+    "surplus",
+    "private_damaged",
+    "lost_bookies",
+    "lost_bytes",
+    "is_held",
+)
 
 
 class SeenLedgers(Answer, frozen=True, kw_only=True):
@@ -183,13 +166,22 @@ class Outlook(Answer, frozen=True, kw_only=True):
 
 def outlook(seen: Observation, plan: RepairPlan) -> Outlook:
     difference, hold, lacking = seen.difference, seen.hold, seen.underreplicated
+    groups: dict[str, Sequence[int]] = {
+        "unmarked": difference.unmarked,
+        "partly_marked": difference.partly_marked,
+        "surplus": difference.surplus,
+        "private": seen.private.ledger_ids,
+        "private_damaged": seen.private.damaged,
+    }
+    marks: dict[str, Any] = {name: len(ids) for name, ids in groups.items()}
+    marks |= {f"{name}_ledgers": list(ids[:LISTED_MAX]) for name, ids in groups.items()}
     return Outlook(
         seen_ms=seen.seen_ms,
         ledger_map=SeenLedgers(
             is_complete=seen.is_ledger_map_complete,
             ledgers=seen.ledger_count,
             unreadable=len(seen.unreadable),
-            unreadable_ledgers=_first(seen.unreadable),
+            unreadable_ledgers=list(seen.unreadable[:LISTED_MAX]),
         ),
         bookies=SeenBookies(
             writable=seen.writable_count,
@@ -227,23 +219,10 @@ def outlook(seen: Observation, plan: RepairPlan) -> Outlook:
             total=seen.queued_count,
             shared=seen.marked_count,
             agreed=difference.agreed_count,
-            unmarked=len(difference.unmarked),
-            unmarked_ledgers=_first(difference.unmarked),
-            partly_marked=len(difference.partly_marked),
-            partly_marked_ledgers=_first(difference.partly_marked),
-            surplus=len(difference.surplus),
-            surplus_ledgers=_first(difference.surplus),
-            private=len(seen.private),
-            private_ledgers=_first(seen.private.ledger_ids),
-            private_damaged=len(seen.private.damaged),
-            private_damaged_ledgers=_first(seen.private.damaged),
+            **marks,
         ),
         would_repair=plan,
     )
-
-
-def _first(ledger_ids: Sequence[int]) -> list[int]:
-    return list(ledger_ids[:LISTED_MAX])
 
 
 # --- Sessions -------------------------------------------------------------------------------------
@@ -394,11 +373,6 @@ class Reports:
         self._logged: dict[str, dict[str, Any]] = {}
 
     def show(self, found: Outlook) -> None:
-        by_copies_left = found.underreplicated.by_copies_left if found.would_mark else {}
-        counts = {"0": by_copies_left.get(0, 0), "1": by_copies_left.get(1, 0)}
-        counts["more"] = found.would_mark - sum(counts.values())
-        for label, count in counts.items():
-            WOULD_MARK.labels(copies_left=label).set(count)
         fields = {
             "would_mark": found.would_mark,
             "underreplicated": found.underreplicated.ledgers,
@@ -412,8 +386,8 @@ class Reports:
             "is_disabled": found.is_disabled,
             "is_complete": found.ledger_map.is_complete,
         }
-        for name, gauge in GAUGES.items():
-            gauge.set(fields[name])
+        for name in OBSERVED_FIELDS:
+            OBSERVED.labels(field=name).set(fields[name])
         self._log("observe.would_mark", fields)
         plan = found.would_repair
         blocked = [part.reason.value for each in plan.ledgers for part in each.blocked]

@@ -410,12 +410,9 @@ def test_a_node_reports_its_last_look_in_metrics() -> None:
     reports.show(NOTHING)
     reports.show(LOSS)
 
-    name = "bookmender_observe_would_mark_ledgers"
-    counts = [REGISTRY.get_sample_value(name, {"copies_left": left}) for left in ("0", "1", "more")]
-    assert counts == [0, 1, 2]
-    for name in ("unmarked_ledgers", "partly_marked_ledgers", "surplus_marks", "lost_bookies"):
-        assert REGISTRY.get_sample_value(f"bookmender_observe_{name}") == 1, name
-    assert REGISTRY.get_sample_value("bookmender_observe_private_damaged_ledgers") == 1
+    expected = {"would_mark": 3, "unmarked": 1, "surplus": 1, "private_damaged": 1, "is_held": 0}
+    for field, count in expected.items():
+        assert REGISTRY.get_sample_value("bookmender_observed", {"field": field}) == count, field
 
 
 def test_only_changes_are_logged() -> None:
