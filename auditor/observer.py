@@ -45,16 +45,16 @@ class BookieCondition(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AffectedBookie:
     """A bookie whose copies count as missing now, or, if it is ``ABSENT``, when its recovery delay
-    ends.
+    ends. Commands show these fields.
 
-    ``left_s``: rest of that delay; otherwise 0. ``ledger_count``: ledgers that lack copies because
-    of this bookie, now or then.
+    ``left_s``: rest of that delay; otherwise 0. ``ledgers``: number of ledgers that lack copies
+    because of this bookie, now or then.
     """
 
     bookie: BookieId
-    condition: BookieCondition
-    left_s: float = 0.0
-    ledger_count: int
+    state: BookieCondition
+    left_s: int = 0
+    ledgers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +278,6 @@ def affected_bookies(
             condition = BookieCondition.LOST if is_lost else BookieCondition.REFORMATTED
             rows.append((bookie, condition, 0.0, counts[bookie]))
     return tuple(
-        AffectedBookie(bookie=bookie, condition=condition, left_s=s, ledger_count=count)
+        AffectedBookie(bookie=bookie, state=condition, left_s=round(s), ledgers=count)
         for bookie, condition, s, count in sorted(rows, key=lambda row: (-row[3], row[0]))
     )

@@ -6,13 +6,13 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from auditor.ledger_map_updater import LedgerMapUpdater
+from auditor.observer import BookieCondition
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session
 from daemon.answers import as_json
 from daemon.cli.bookies import BookieArgument
@@ -265,7 +265,7 @@ def outlook_exit_code(found: Outlook) -> int:
 
 
 def outlook_text(found: Outlook) -> str:
-    """Return it as lines of text, the most important first."""
+    """Return it as lines of text: what would be marked, then what would be copied."""
     bookies = f"{found.bookies.writable} writable, {found.bookies.read_only} read-only"
     delay = duration_text(found.recovery_delay_s)
     known, unreadable = found.ledger_map, ""
@@ -279,15 +279,15 @@ def outlook_text(found: Outlook) -> str:
         ("affected", _affected_lines(found)),
         ("would mark", _would_mark_lines(found)),
         ("marks", _mark_lines(found)),
-        ("would copy", _would_copy_lines(found.would_repair)),
         ("bookies", [f"{bookies}; an absent bookie is lost after {delay}"]),
         ("ledgers", [f"{known.ledgers:,} known{so_far}{unreadable}"]),
     ]
-    return "\n".join(
+    lines = [
         f"{'' if number else label:<12}{line}"
-        for label, lines in sections
-        for number, line in enumerate(lines)
-    )
+        for label, texts in sections
+        for number, line in enumerate(texts)
+    ]
+    return "\n".join([*lines, to_text(found.would_repair)])
 
 
 def _hold_lines(found: Outlook) -> list[str]:
@@ -298,14 +298,15 @@ def _hold_lines(found: Outlook) -> list[str]:
 
 
 def _affected_lines(found: Outlook) -> list[str]:
-    states = {
-        "lost": "lost" if found.hold is None else "lost when the safety hold ends",
-        "reformatted": "reformatted, may lack its earlier copies",
-    }
+    lost = "lost" if found.hold is None else "lost when the safety hold ends"
     lines = []
     for each in found.bookies.affected[:SHOWN_MAX]:
-        state = states.get(each.state) or f"absent, lost in {duration_text(each.left_s)}"
-        lines.append(f"{each.bookie}  {state}, {counted(each.ledgers, 'ledger')}")
+        states = {
+            BookieCondition.LOST: lost,
+            BookieCondition.ABSENT: f"absent, lost in {duration_text(each.left_s)}",
+            BookieCondition.REFORMATTED: "reformatted, may lack its earlier copies",
+        }
+        lines.append(f"{each.bookie}  {states[each.state]}, {counted(each.ledgers, 'ledger')}")
     more = len(found.bookies.affected) - SHOWN_MAX
     return [*lines, *([f"and {more} more"] if more > 0 else [])] or ["no bookie"]
 
@@ -342,15 +343,3 @@ def _mark_lines(found: Outlook) -> list[str]:
             lines.append(f"  {count:,} {what}: {_ids(getattr(marks, f'{name}_ledgers'), count)}")
     total = counted(marks.total, "ledger")
     return [f"{total} marked, {marks.agreed} as a bookmender leader would", *lines]
-
-
-def _would_copy_lines(found: RepairPlan) -> list[str]:
-    more = f"{counted(found.more_ledgers or 0, 'more ledger')} not planned"
-    if not found.ledgers:
-        return [more if found.more_ledgers else "nothing"]
-    blocked = Counter(part.reason.value for each in found.ledgers for part in each.blocked)
-    return [
-        f"{counted(found.entries, 'entry')} of {counted(len(found.ledgers), 'ledger')}, about "
-        f"{size_text(found.bytes)}" + (f"; {more}" if found.more_ledgers else ""),
-        *(f"  blocked, {counted(count, 'time')}: {why}" for why, count in blocked.most_common()),
-    ]

@@ -20,7 +20,7 @@ from prometheus_client import Gauge
 
 from auditor.absence import LossTracker, Outages
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.observer import Observation, Observer
+from auditor.observer import AffectedBookie, BookieCondition, Observation, Observer
 from auditor.safety_hold import SafetyHolds
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
@@ -81,22 +81,10 @@ class SeenLedgers(Answer, frozen=True, kw_only=True):
     unreadable_ledgers: list[int]
 
 
-class AffectedBookie(Answer, frozen=True, kw_only=True):
-    """A bookie whose copies count as missing, or will soon."""
-
-    bookie: BookieId
-    state: str
-    """lost, absent or reformatted"""
-    left_s: int
-    """Time until an absent bookie is lost."""
-    ledgers: int
-    """Ledgers that lack copies because of it, now or then."""
-
-
 class SeenBookies(Answer, frozen=True, kw_only=True):
     writable: int
     read_only: int
-    affected: list[AffectedBookie]
+    affected: tuple[AffectedBookie, ...]
     """Bookies with most ledgers first."""
 
 
@@ -186,15 +174,7 @@ def outlook(seen: Observation, plan: RepairPlan) -> Outlook:
         bookies=SeenBookies(
             writable=seen.writable_count,
             read_only=seen.read_only_count,
-            affected=[
-                AffectedBookie(
-                    bookie=row.bookie,
-                    state=row.condition.value,
-                    left_s=round(row.left_s),
-                    ledgers=row.ledger_count,
-                )
-                for row in seen.affected
-            ],
+            affected=seen.affected,
         ),
         recovery_delay_s=seen.recovery_delay_s,
         is_disabled=seen.is_disabled,
@@ -373,6 +353,7 @@ class Reports:
         self._logged: dict[str, dict[str, Any]] = {}
 
     def show(self, found: Outlook) -> None:
+        affected = found.bookies.affected
         fields = {
             "would_mark": found.would_mark,
             "underreplicated": found.underreplicated.ledgers,
@@ -380,8 +361,10 @@ class Reports:
             "lost_bytes": found.underreplicated.lost_bytes,
             "first_ledgers": found.underreplicated.first_ledgers,
             **to_builtins(found.marks),
-            "bookies": {row.bookie: row.state for row in found.bookies.affected[:LISTED_MAX]},
-            "lost_bookies": sum(row.state == "lost" for row in found.bookies.affected),
+            "bookies": {row.bookie: row.state.value for row in affected[:LISTED_MAX]},
+            "lost_bookies": sum(
+                row.state is BookieCondition.LOST for row in found.bookies.affected
+            ),
             "is_held": found.hold is not None,
             "is_disabled": found.is_disabled,
             "is_complete": found.ledger_map.is_complete,

@@ -22,7 +22,7 @@ from daemon.cli.bookies import known_bookies, require_known
 from daemon.cli.progress import Show
 from daemon.http.records import NoteRecord
 from daemon.live_settings import LiveSettings
-from daemon.messages import message
+from daemon.messages import blocked_record
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
 from daemon.settings import Settings
@@ -94,14 +94,11 @@ class Repaired(Answer, frozen=True, kw_only=True):
             ledgers=ledger_count,
             waiting=[convert(note_record(note), NoteRecord) for note in waiting],
             unproven_ends=[
-                UnprovenEndRecord(
-                    ledger_id=end.ledger_id,
-                    reason=end.blocked.reason,
-                    facts=end.facts,
-                    besides=(),
-                    detail=message(end.ledger_id, end.blocked).text,
+                convert(
+                    {"ledger_id": each.ledger_id, **blocked_record(each.ledger_id, each.blocked)},
+                    UnprovenEndRecord,
                 )
-                for end in unproven
+                for each in unproven
             ],
             failed=[FailedLedger(ledger_id=i, error=why) for i, why in failed.items()],
             error=error if failed else UNSET,

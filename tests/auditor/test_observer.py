@@ -335,7 +335,7 @@ async def test_an_absence_counts_from_the_first_look() -> None:
     async with observing(cluster) as observer:
         await cluster.kill(B1)
         [absent] = (await look(cluster, observer)).affected
-        assert (absent.bookie, absent.condition, absent.ledger_count) == (
+        assert (absent.bookie, absent.state, absent.ledgers) == (
             B1,
             BookieCondition.ABSENT,
             2,
@@ -347,7 +347,7 @@ async def test_an_absence_counts_from_the_first_look() -> None:
         assert not (await look(cluster, observer)).would_mark
         await asyncio.sleep(50)
 
-        assert [row.condition for row in (await look(cluster, observer)).affected] == [
+        assert [row.state for row in (await look(cluster, observer)).affected] == [
             BookieCondition.LOST
         ]
 
@@ -375,7 +375,7 @@ async def test_absent_bookies_get_time_to_return_after_its_own_outage() -> None:
         await asyncio.sleep(SOON_S)
         outages.end()
         [row] = (await look(cluster, observer)).affected
-        assert row.condition is BookieCondition.ABSENT
+        assert row.state is BookieCondition.ABSENT
         assert row.left_s == pytest.approx(60, abs=1)
 
         await asyncio.sleep(60)

@@ -85,7 +85,7 @@ def test_each_affected_bookie_is_listed_once_by_risk() -> None:
         naming={B2: 7},
     )
 
-    assert [(row.bookie, row.condition, row.left_s, row.ledger_count) for row in rows] == [
+    assert [(row.bookie, row.state, row.left_s, row.ledgers) for row in rows] == [
         (B2, BookieCondition.ABSENT, 30.0, 7),
         (B3, BookieCondition.REFORMATTED, 0.0, 2),
         (B1, BookieCondition.LOST, 0.0, 1),

