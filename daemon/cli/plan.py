@@ -25,9 +25,8 @@ from daemon.cli.main import (
 )
 from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import LINE_INTERVAL_S, Line
-from daemon.messages import message
 from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing
-from daemon.operations.plan import BlockedPart, LedgerPlan, PlannedCopy, RepairPlan
+from daemon.operations.plan import LedgerPlan, PlannedCopy, RepairPlan
 from daemon.operations.plan import plan as plan_repairs
 from daemon.settings import load_settings
 from daemon.threads import own_cause
@@ -179,7 +178,7 @@ def _lines(found: LedgerPlan, is_end_unproven: bool) -> list[str]:
     return [
         head + what,
         *(f"  {_copy_text(copy)}" for copy in found.copies),
-        *(line for each in found.blocked for line in _blocked_lines(found.ledger_id, each)),
+        *(f"  blocked: {each.reason.value}: {printable(each.detail)}" for each in found.blocked),
     ]
 
 
@@ -196,16 +195,6 @@ def _copy_text(copy: PlannedCopy) -> str:
     how = "in place" if copy.is_in_place else f"which replaces {copy.replaced}"
     what = counted(copy.entries, "entry")
     return f"{entries}, bookie index {copy.bookie_index}: {what} to {copy.target}, {how}"
-
-
-def _blocked_lines(ledger_id: int, part: BlockedPart) -> list[str]:
-    told = message(ledger_id, part.blocked)
-    lines = [f"  blocked: {part.reason.value}: {told.what}"]
-    if told.outlook:  # nothing to do
-        lines.append(f"    next: {told.outlook}")
-    if told.advice:
-        lines.append(f"    to do: {told.advice}")
-    return list(map(printable, lines))
 
 
 def _ids(ledger_ids: Sequence[int], count: int = 0) -> str:

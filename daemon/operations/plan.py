@@ -73,10 +73,6 @@ class BlockedPart(Answer, frozen=True, kw_only=True):
     until_ms: int | None
     """When the obstacle ends; null: unknown."""
 
-    @property
-    def blocked(self) -> Blocked:
-        return Blocked(reason=self.reason, facts=self.facts, besides=self.besides)
-
 
 class LedgerPlan(Answer, frozen=True, kw_only=True):
     """What a repair of one ledger would copy. ``is_gone``: there is no such ledger."""

@@ -298,23 +298,15 @@ async def wait_done(
 
 
 def waits_text(notes: Sequence[WaitingNote], *, now_ms: int) -> str:
-    """Return how many ledgers wait, and which of them for their writers and until when.
-
-    Empty if none waits.
-    """
+    """Return how many ledgers wait, and until when writers keep them. Empty if none waits."""
     if not notes:
         return ""
     told = f"{len(notes):,} of them {'is' if len(notes) == 1 else 'are'} waiting"
-    graces = [n for n in notes if n.reason.is_a_grace and n.grace_until_ms > now_ms]
-    if not graces:
+    ends_ms = [note.grace_until_ms for note in notes if note.reason.is_a_grace]
+    left_s = (max(ends_ms, default=0) - now_ms) / 1000
+    if left_s <= 0:
         return told
-    first, more = graces[0].ledger_id, len(graces) - 1
-    which = f"ledger {first} and {more:,} more are" if more else f"ledger {first} is"
-    left_s = (max(note.grace_until_ms for note in graces) - now_ms) / 1000
-    return (
-        f"{told}: {which} in the open-ledger grace for another {duration_text(left_s)}, then "
-        "closed and repaired"
-    )
+    return f"{told}, for the open-ledger grace another {duration_text(left_s)}"
 
 
 def _is_in_vain(note: WaitingNote) -> bool:

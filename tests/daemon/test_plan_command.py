@@ -46,24 +46,10 @@ def test_each_copy_and_each_obstacle_is_a_line() -> None:
         "ledger 7: 8 entries to copy, about 7.1 kB",
         f"  entries 0 to 9, bookie index 1: 7 entries to {B5}, which replaces {B2}",
         f"  entries 0 to 9, bookie index 1: 1 entry to {B2}, in place",
-        f"  blocked: maintenance: bookies in maintenance: {B1}",
-        "    next: The repair continues when these bookies are back, or when the maintenance "
-        "window ends.",
+        f"  blocked: maintenance: {message(7, WAIT).text}",
         "ledger 8: nothing to do",
         "2 ledgers, 8 entries to copy, about 7.1 kB",
     ]
-
-
-def test_during_a_grace_there_is_nothing_to_do() -> None:
-    grace = Blocked(reason=Reason.OPEN_LEDGER_GRACE, facts=Facts(absent=(B1,)))
-
-    lines = to_text(planned(Plan(blocked=(grace,)))).splitlines()
-
-    assert lines[1].startswith("  blocked: open-ledger-grace: its open last fragment is left to ")
-    assert lines[2] == (
-        "    next: Then a worker fences, recovers and closes it, and repairs its copies."
-    )
-    assert "to do" not in "".join(lines)
 
 
 def test_a_fragment_of_one_entry_is_shown_as_that_entry() -> None:
@@ -91,7 +77,7 @@ def test_control_characters_in_a_reason_are_escaped() -> None:
     text = to_text(planned(Plan(blocked=(away,))))
 
     assert r": new disk\x1b[2J\nledger 9: nothing to do" in text
-    assert len(text.splitlines()) == 4
+    assert len(text.splitlines()) == 3
 
 
 def test_ledgers_that_are_not_shown_are_counted() -> None:
@@ -112,30 +98,6 @@ def test_deleted_and_blocked_ledgers_are_shown_as_such() -> None:
     assert lines[0] == "ledger 1: there is no such ledger"
     assert lines[1] == "ledger 2: nothing to copy now"
     assert lines[-1].startswith("1 ledger, "), "the deleted ledger does not count"
-
-
-def test_damaged_metadata_is_a_line_with_advice() -> None:
-    corrupt = Blocked(
-        reason=Reason.CORRUPT_METADATA, facts=Facts(errors=("its metadata cannot be read",))
-    )
-
-    assert to_text(planned(Plan(blocked=(corrupt,)))).splitlines()[:3] == [
-        "ledger 7: nothing to copy now",
-        "  blocked: corrupt-metadata: its metadata cannot be read",
-        "    to do: `bookmender ledger restore 7` lists earlier metadata, if it was written on "
-        "this host.",
-    ]
-
-
-def test_for_denied_metadata_no_restore_is_suggested() -> None:
-    shut = Blocked(
-        reason=Reason.ACCESS_DENIED, facts=Facts(errors=("the ACL shuts us out: open it",))
-    )
-
-    text = to_text(planned(Plan(blocked=(shut,))))
-
-    assert "  blocked: access-denied: its metadata cannot be read: the ACL shuts us out" in text
-    assert "ledger restore" not in text
 
 
 def test_the_json_has_every_copy_and_the_sums() -> None:
