@@ -1,7 +1,6 @@
 """``bookmender history``: shows what happened in the cluster, when, and who did it."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import click
@@ -11,10 +10,10 @@ from daemon.answers import as_json
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.option_types import Duration
 from daemon.cli.progress import echo_notes
-from daemon.operations.history import EventRecord, event_text, read_events, time_text
+from daemon.operations.history import EventRecord, event_text, select, time_text
 from daemon.words import counted, printable
 from ledgers.clock import SystemClock
-from replication.history import Kind
+from replication.history import Kind, read_history
 
 
 @click.command()
@@ -57,15 +56,11 @@ def history(
     before a crash may be missing, and so may events before the limits of age and size. What Java's
     AutoRecovery does is not recorded.
     """
-    read = partial(
-        read_events,
-        since_ms=SystemClock().wall_ms() - since_s * 1000,
-        limit=limit,
-        kinds=kinds,
-        ledger_id=ledger_id,
-        bookie=bookie,
+    since_ms = SystemClock().wall_ms() - since_s * 1000
+    recorded = run_in_session(config, lambda c: read_history(c.store, c.paths, since_ms))
+    found = select(
+        recorded, since_ms=since_ms, limit=limit, kinds=kinds, ledger_id=ledger_id, bookie=bookie
     )
-    found = run_in_session(config, read)
     if output == "json":
         click.echo(as_json(found))
     else:

@@ -9,10 +9,9 @@ from datetime import UTC, datetime
 
 from msgspec import structs
 
-from daemon.admin_session import AdminSession
 from daemon.answers import Answer
 from daemon.words import counted
-from replication.history import Cause, Event, Kind, RecordedHistory, read_history
+from replication.history import Cause, Event, Kind, RecordedHistory
 
 
 class EventRecord(Answer, frozen=True, kw_only=True):
@@ -46,22 +45,6 @@ class HistoryRecord(Answer, frozen=True, kw_only=True):
     events: list[EventRecord]
     omitted: int
     unreadable_records: list[str]
-
-
-async def read_events(
-    cluster: AdminSession,
-    *,
-    since_ms: int,
-    limit: int,
-    kinds: Collection[str] = (),
-    ledger_id: int | None = None,
-    bookie: str | None = None,
-) -> HistoryRecord:
-    """Return the last ``limit`` events since then that pass the filters of ``select``."""
-    recorded = await read_history(cluster.store, cluster.paths, since_ms)
-    return select(
-        recorded, since_ms=since_ms, limit=limit, kinds=kinds, ledger_id=ledger_id, bookie=bookie
-    )
 
 
 def select(

@@ -32,7 +32,6 @@ from daemon.threads import own_cause
 from daemon.words import counted, duration_text
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
-from ledgers.manager import LedgerManager
 from ledgers.model import BookieId
 from ledgers.store import MetadataStore
 from replication.journal import MetadataJournal
@@ -150,7 +149,14 @@ async def find_ledgers(
     failed: dict[int, str] = {}
     for ledger_id in ledger_ids:
         try:
-            named[ledger_id] = await _named(cluster.manager, ledger_id)
+            try:
+                versioned = await cluster.manager.read(ledger_id)
+            except NoSuchLedgerError:
+                await cluster.manager.sync(ledger_id)
+                versioned = await cluster.manager.read(ledger_id)
+            named[ledger_id] = UnderreplicatedLedger(
+                ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length
+            )
         except (NoSuchLedgerError, CorruptionError, UnauthorizedError) as error:
             failed[ledger_id] = str(error)
     if bookie is None:
@@ -159,17 +165,6 @@ async def find_ledgers(
     scan = await scan_ledgers(cluster.manager, lost=[bookie])
     others = [ledger for ledger in scan.underreplicated if ledger.ledger_id not in named]
     return [*named.values(), *fewest_copies_first(others, {})], failed
-
-
-async def _named(manager: LedgerManager, ledger_id: int) -> UnderreplicatedLedger:
-    try:
-        versioned = await manager.read(ledger_id)
-    except NoSuchLedgerError:
-        await manager.sync(ledger_id)
-        versioned = await manager.read(ledger_id)
-    return UnderreplicatedLedger(
-        ledger_id=ledger_id, lost=(), copies_left=0, length=versioned.metadata.length
-    )
 
 
 async def _repair(
