@@ -7,12 +7,9 @@ compares the output with that of Java's tool on the same cluster.
 """
 
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,7 +25,6 @@ from daemon.cli.decommission import decommission_visibly
 from daemon.cli.decommission import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
 from daemon.cli.orders import UNREADABLE_VOTE
-from daemon.cli.paths import LocalPath
 from daemon.cli.plan import to_text as plan_text
 from daemon.cli.repair import repair_visibly, result_text
 from daemon.cli.switch import set_recovery_delay, switch_off, switch_on
@@ -37,7 +33,6 @@ from daemon.operations.plan import RepairPlan, plan
 from daemon.settings import Settings, load_settings
 from daemon.words import printable
 from ledgers.clock import SystemClock
-from ledgers.codec.registration import parse_address
 from ledgers.errors import (
     BookmenderError,
     NoNodeError,
@@ -45,12 +40,9 @@ from ledgers.errors import (
     SettingsError,
 )
 from ledgers.manager import VersionedMetadata
-from ledgers.model import BookieId, LedgerMetadata
-from ledgers.registration import BookieView, RegisteredBookie
+from ledgers.model import BookieId
 from replication.marks import (
-    LockedLedger,
     MarkedLedger,
-    locked_ledger_ids,
     marked_ledger_ids,
     read_locks,
     read_marks,
@@ -60,6 +52,15 @@ from replication.znodes import parse_recovery_delay
 Load = Callable[[], Settings]
 """Loads the settings that the options of the group name. Help needs none."""
 F = TypeVar("F", bound=Callable[..., Any])
+
+NATIVE = {
+    "forceauditchecks": "bookmender check run all-ledgers (or placement, replicas)",
+    "ledgermetadata": "bookmender ledger show ID",
+    "listbookies": "bookmender bookie list",
+    "listledgers": "bookmender plan --bookie ID, or bookkeeper shell listledgers",
+    "queryautorecoverystatus": "bookmender queue list",
+}
+"""Commands of ``bookkeeper shell`` that are not here, and what to use instead."""
 
 HELP = {"help_option_names": ["-h", "--help"]}
 PLANNED_MAX = 10_000
@@ -75,31 +76,13 @@ def _flag(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Calla
     return _value(long, short, name=name, is_flag=True, **kwargs)
 
 
-class JavaCommand(click.Command):
-    """A command whose errors name an unknown option as it was typed.
-
-    click reads ``-foo`` as ``-f -o -o`` and reports ``-f``, because it knows no option ``-foo``.
-    """
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        given = list(args)  # click removes what it has read
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            known = [name for parameter in self.get_params(ctx) for name in parameter.opts]
-            typed = [each.partition("=")[0] for each in given if each.startswith("-")]
-            letter = error.option_name.lstrip("-")[0]
-            for name in typed:
-                if name not in known and letter in name:
-                    near = get_close_matches(name, known)
-                    raise click.NoSuchOption(name, possibilities=near, ctx=ctx) from error
-            raise
-
-
 class JavaShell(click.Group):
     """The group of these commands."""
 
-    command_class = JavaCommand
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in NATIVE:
+            ctx.fail(f"{cmd_name} is not here. Use: {NATIVE[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
 
 
 @click.group(cls=JavaShell, context_settings=HELP)
@@ -218,24 +201,6 @@ async def _require_known(
         require_known(bookies, {*named, *await known_bookies(cluster)})
 
 
-@shell.command(context_settings=HELP)
-@click.pass_obj
-def queryautorecoverystatus(load: Load) -> None:
-    """List the ledgers that workers repair now, and the workers."""
-
-    async def look(cluster: AdminSession) -> list[LockedLedger]:
-        locked = await locked_ledger_ids(cluster.store, cluster.paths)
-        return await read_locks(cluster.store, cluster.paths, sorted(locked))
-
-    locks = run_with(load(), look)
-    if not locks:
-        click.echo("No Ledger is being recovered.")
-        return
-    click.echo("CurrentRecoverLedgerInfo:")
-    for lock in locks:
-        click.echo(f"\tLedgerId:{lock.ledger_id}\tBookieId:{printable(lock.holder or '')}")
-
-
 # --- The auditor ----------------------------------------------------------------------------------
 
 
@@ -281,40 +246,6 @@ def triggeraudit(load: Load) -> None:
 
 
 @shell.command(context_settings=HELP)
-@_flag("-checkallledgerscheck", "-calc", help="all-ledgers")
-@_flag("-placementpolicycheck", "-ppc", help="placement")
-@_flag("-replicascheck", "-rc", help="replicas")
-@click.pass_obj
-def forceauditchecks(
-    load: Load,
-    checkallledgerscheck: bool,
-    placementpolicycheck: bool,
-    replicascheck: bool,
-) -> None:
-    """Ask the leader to run checks now.
-
-    A bookmender leader starts them at once. A Java leader reads the request only when it becomes
-    leader.
-    """
-    chosen = {
-        "all-ledgers": checkallledgerscheck,
-        "placement": placementpolicycheck,
-        "replicas": replicascheck,
-    }
-    names = [name for name, is_chosen in chosen.items() if is_chosen]
-    if not names:
-        raise click.UsageError("Give at least one of -calc, -ppc and -rc.")
-
-    async def act(cluster: AdminSession) -> None:
-        for name in names:
-            await force_check(cluster, name)
-
-    run_with(load(), act)
-    for name in names:
-        click.echo(f"{name}: requested")
-
-
-@shell.command(context_settings=HELP)
 @_flag("-get", "-g", name="shows", help="Show the delay.")
 @_value("-set", "-s", name="delay_s", type=click.IntRange(0, 2**31 - 1), help="Seconds.")
 @click.pass_obj
@@ -348,55 +279,6 @@ async def _recovery_delay(cluster: AdminSession) -> int | None:
 # --- Bookies --------------------------------------------------------------------------------------
 
 
-@shell.command(context_settings={"help_option_names": ["--help"]})
-@_flag("-readwrite", "-rw", help="Writable bookies.")
-@_flag("-readonly", "-ro", help="Read-only bookies.")
-@_flag("-all", "-a", name="are_all", help="Bookies with a cookie.")
-@_flag("-hostnames", "-h", help="No effect: always shown.")
-@click.pass_obj
-def listbookies(
-    load: Load, readwrite: bool, readonly: bool, are_all: bool, hostnames: bool
-) -> None:
-    """List the bookies that are writable, read-only, or known by a cookie."""
-    if readwrite + readonly + are_all != 1:
-        raise click.UsageError("Give one of -readwrite, -readonly and -all.")
-
-    async def look(cluster: AdminSession) -> tuple[BookieView, list[BookieId]]:
-        view = await cluster.registration.read()
-        return view, sorted(await cluster.registration.cookies()) if are_all else []
-
-    view, known = run_with(load(), look)
-    title, bookies = "All Bookies :", {bookie: view.available.get(bookie) for bookie in known}
-    if readwrite:
-        title, bookies = "ReadWrite Bookies :", dict(view.writable)
-    elif readonly:
-        title, bookies = "Readonly Bookies :", dict(view.read_only)
-    if not bookies:
-        click.echo("No bookie exists!", err=True)
-        return
-    click.echo(title)
-    for bookie in sorted(bookies):
-        click.echo(_bookie_text(bookie, bookies[bookie]))
-
-
-def _bookie_text(bookie: BookieId, registered: RegisteredBookie | None) -> str:
-    """Return the line of a bookie: its ID, and the address by its registration or its ID."""
-    address = registered.address if registered else parse_address(bookie)
-    if address is None:
-        return f"BookieID:{bookie}"
-    ip, name = _names_of(address.host)
-    return f"BookieID:{bookie}, IP:{ip}, Port:{address.port}, Hostname:{name}"
-
-
-def _names_of(host: str) -> tuple[str, str]:
-    """Return the IP address and the name of a host; the host itself for what is unknown."""
-    ip = name = host
-    with suppress(OSError):
-        ip = socket.gethostbyname(host)
-        name = socket.gethostbyaddr(ip)[0] if ip == host else host
-    return ip, name
-
-
 @shell.command(context_settings=HELP)
 @_value("-bookieid", type=BookieArgument(), help="Default: node.bookie_id.")
 @click.pass_context
@@ -420,35 +302,6 @@ def _decommission(settings: Settings, bookie: BookieId) -> None:
 # --- Ledgers --------------------------------------------------------------------------------------
 
 
-@shell.command(context_settings=HELP)
-@_flag("-meta", "-m", help="Print the metadata, too.")
-@_value("-bookieid", type=BookieArgument(), help="Only ledgers that name it.")
-@click.pass_obj
-def listledgers(load: Load, meta: bool, bookieid: BookieId | None) -> None:
-    """List the ledgers by ID. Unreadable ones are listed on standard error."""
-
-    async def look(cluster: AdminSession) -> bool:
-        if not (meta or bookieid):
-            async for ledger_ids in cluster.manager.ledger_ids():
-                for ledger_id in ledger_ids:
-                    click.echo(f"ledgerID: {ledger_id}")
-            return True
-        is_complete, is_named = True, False
-        async for ledger_id, found in _ledgers(cluster):
-            if not isinstance(found, VersionedMetadata):
-                is_complete = False
-                click.echo(f"ledger {ledger_id}: {found}", err=True)
-            elif bookieid is None or bookieid in found.metadata.bookies:
-                is_named = True
-                _print_ledger(found, with_metadata=meta)
-        if bookieid and is_complete and not is_named:
-            await _require_known(cluster, [bookieid], named=())
-        return is_complete
-
-    if not run_with(load(), look):
-        sys.exit(EXIT_FAILED)
-
-
 async def _ledgers(
     cluster: AdminSession,
 ) -> AsyncIterator[tuple[int, VersionedMetadata | BookmenderError]]:
@@ -458,59 +311,6 @@ async def _ledgers(
             part = ledger_ids[start : start + READS_AT_ONCE]
             for ledger_id, found in (await read_each(cluster.manager, part)).items():
                 yield ledger_id, found
-
-
-def _print_ledger(found: VersionedMetadata, *, with_metadata: bool) -> None:
-    click.echo(f"ledgerID: {found.ledger_id}")
-    if with_metadata:
-        click.echo(metadata_text(found.metadata))
-
-
-@shell.command(context_settings=HELP)
-@_value("-ledgerid", "-l", type=LedgerId(), required=True)
-@_value("-dumptofile", type=LocalPath(dir_okay=False, path_type=Path), help="A file.")
-@_value("-restorefromfile", hidden=True)
-@click.pass_obj
-def ledgermetadata(
-    load: Load, ledgerid: int, dumptofile: Path | None, restorefromfile: str | None
-) -> None:
-    """Print the metadata of a ledger, or write its bytes to a file.
-
-    Java's -restorefromfile is refused: bookmender ledger restore undoes a recorded write, and
-    checks that no copy is lost by it.
-    """
-    if restorefromfile is not None:
-        raise click.UsageError(
-            "-restorefromfile is refused, because it can lose copies. "
-            f"Use: bookmender ledger restore {ledgerid}"
-        )
-    found = run_with(load(), lambda cluster: cluster.manager.read(ledgerid))
-    if dumptofile is not None:
-        dumptofile.write_bytes(found.data)
-        return
-    _print_ledger(found, with_metadata=True)
-
-
-def metadata_text(metadata: LedgerMetadata) -> str:
-    """Return the metadata as Java's ``LedgerMetadataImpl`` prints it. The password is hidden."""
-    fields: list[tuple[str, object]] = [
-        ("formatVersion", metadata.metadata_version),
-        ("ensembleSize", metadata.ensemble_size),
-        ("writeQuorumSize", metadata.write_quorum),
-        ("ackQuorumSize", metadata.ack_quorum),
-        ("state", metadata.state.name),
-    ]
-    if metadata.is_closed:
-        fields += [("length", metadata.length), ("lastEntryId", metadata.last_entry_id)]
-    if metadata.digest_type is not None:
-        name = metadata.digest_type.name.replace("HMAC", "MAC")  # as Java calls it
-        fields += [("digestType", name), ("password", "OMITTED")]
-    ensembles = ", ".join(
-        f"{segment.first_entry_id}=[{', '.join(segment.ensemble)}]" for segment in metadata.segments
-    )
-    custom = ", ".join(f"{key}=[{len(value)} bytes]" for key, value in metadata.custom)
-    fields += [("ensembles", f"{{{ensembles}}}"), ("customMetadata", f"{{{custom}}}")]
-    return f"LedgerMetadata{{{', '.join(f'{key}={value}' for key, value in fields)}}}"
 
 
 @shell.command(context_settings=HELP)

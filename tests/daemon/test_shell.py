@@ -11,16 +11,14 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from auditor.checks.records import read_audit_time
-from auditor.checks.runner import FORCED_MS
 from daemon.admin_session import AdminSession
 from daemon.cli import shell as shell_command
-from daemon.cli.shell import metadata_text, shell
+from daemon.cli.shell import NATIVE, shell
 from daemon.operations.repair import Repaired
 from daemon.settings import Settings
 from ledgers.errors import RejectedError
 from ledgers.model import LedgerState
-from replication.znodes import Audit, lock_to_bytes, vote_to_bytes
+from replication.znodes import lock_to_bytes, vote_to_bytes
 from tests.daemon.in_memory import Look, Prepare
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
@@ -94,30 +92,6 @@ def test_long_options_may_have_one_dash_as_in_java(on: On, dashes: str) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        pytest.param(["listunderreplicated", "-foo"], "'-foo'", id="letters of no option"),
-        pytest.param(["recover", "-force1", "b:1"], "'-force1'", id="begins as a known option"),
-        pytest.param(
-            ["listunderreplicated", "-printmissingreplicas"],
-            "-printmissingreplica",
-            id="misspelled",
-        ),
-        pytest.param(
-            ["ledgermetadata", "-l", "3", "-restorefromfile", "dump"],
-            "bookmender ledger restore 3",
-            id="refused, with the command to use",
-        ),
-    ],
-)
-def test_a_wrong_option_is_named_as_it_was_typed(on: On, arguments: list[str], told: str) -> None:
-    result, _ = on(*arguments)
-
-    assert result.exit_code == 2
-    assert told in result.output
-
-
 def test_a_java_file_without_a_cluster_is_named(on: On, tmp_path: Path) -> None:
     java = tmp_path / "bk_server.conf"
     java.write_text("bookiePort=3181\n")
@@ -145,10 +119,12 @@ def test_marked_ledgers_are_chosen_by_bookie(
     assert [line for line in result.output.splitlines() if line.isdigit()] == ledgers
 
 
-def test_held_locks_are_the_status_of_autorecovery(on: On) -> None:
-    result, _ = on("queryautorecoverystatus", prepare=three_marks)
+@pytest.mark.parametrize("command", NATIVE)
+def test_other_commands_of_java_are_answered_with_what_to_use(on: On, command: str) -> None:
+    result, _ = on(command, "-m")
 
-    assert result.output == "CurrentRecoverLedgerInfo:\n\tLedgerId:7\tBookieId:host-a\n"
+    assert result.exit_code == 2
+    assert NATIVE[command] in result.output
 
 
 def test_the_auditor_is_shown(on: On) -> None:
@@ -197,44 +173,9 @@ def test_an_audit_is_triggered_by_writing_the_delay_again(on: On) -> None:
     assert stored == (b"33", 1)
 
 
-def test_checks_are_requested(on: On) -> None:
-    async def times(cluster: Cluster) -> list[int | None]:
-        kinds = (Audit.ALL_LEDGERS, Audit.PLACEMENT_POLICY, Audit.REPLICAS)
-        return [(await read_audit_time(cluster.store, PATHS, kind)).value for kind in kinds]
-
-    assert on("forceauditchecks", "-calc", "-rc", look=times)[1] == [FORCED_MS, None, FORCED_MS]
-    assert on("forceauditchecks")[0].exit_code == 2
-
-
-def test_bookies_are_listed_by_state(on: On) -> None:
-    async def read_only_b1(cluster: Cluster) -> None:
-        await cluster.unregister(B1)
-        await cluster.register(B1, is_read_only=True)
-
-    def listed(option: str) -> list[str]:
-        lines = on("listbookies", option, prepare=read_only_b1)[0].output.splitlines()
-        return [line.partition(",")[0].removeprefix("BookieID:") for line in lines]
-
-    assert listed("-readonly") == ["Readonly Bookies :", B1]
-    assert B1 not in listed("-rw")
-    assert listed("--all")[:3] == ["All Bookies :", B1, B2]
-    assert on("listbookies", "-rw", "-ro")[0].exit_code == 2
-
-
-def test_ledgers_are_listed_by_bookie(on: On) -> None:
-    every, _ = on("listledgers", prepare=two_ledgers)
-    of_b1, _ = on("listledgers", "-bookieid", B1, prepare=two_ledgers)
-    with_metadata, _ = on("listledgers", "-meta", "-bookieid", B3, prepare=two_ledgers)
-
-    assert every.output == "ledgerID: 3\nledgerID: 4\n"
-    assert of_b1.output == "ledgerID: 3\n"
-    assert "state=OPEN, digestType=CRC32C, password=OMITTED" in with_metadata.output
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["listledgers", "-bookieid"], id="listledgers"),
         pytest.param(["listunderreplicated", "-mr"], id="in marks"),
         pytest.param(["listunderreplicated", "-emr"], id="not in marks"),
         pytest.param(["recover", "-query"], id="query"),
@@ -265,28 +206,6 @@ async def ledgers_of_an_unknown_b4(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=3)
     await cluster.write_ledger((B3, B4), ledger_id=4, state=LedgerState.OPEN)
     await cluster.mark(B4, ledger_id=4)
-
-
-def test_metadata_is_dumped_as_it_is_stored(on: On, tmp_path: Path) -> None:
-    file = tmp_path / "dump"
-
-    async def stored(cluster: Cluster) -> bytes:
-        return (await cluster.manager.read(3)).data
-
-    _, data = on(
-        "ledgermetadata", "-l", "3", "-dumptofile", str(file), prepare=two_ledgers, look=stored
-    )
-
-    assert file.read_bytes() == data
-
-
-def test_the_password_of_a_ledger_is_not_printed() -> None:
-    async def text() -> str:
-        cluster = await Cluster.start()
-        found = await cluster.write_ledger((B1, B2), ledger_id=3)
-        return metadata_text(found.metadata)
-
-    assert "secret" not in run(text())
 
 
 def test_a_query_lists_what_a_recovery_would_change(on: On) -> None:
