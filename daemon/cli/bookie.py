@@ -16,11 +16,6 @@ from daemon.words import counted
 from ledgers.clock import Clock, SystemClock
 from replication.orders import OrderStore
 
-COLUMNS = (
-    *("bookie_id", "state", "lost_ms", "drain.is_drained", "drain.ledgers_left"),
-    "maintenance.until_ms",
-)
-
 COMMANDS = {
     "drain": ("daemon.cli.drain:drain", "Move all copies of running bookies to others."),
     "maintenance": (
@@ -76,7 +71,6 @@ def list_bookies(config: Path | None, output: str, space: bool) -> None:
         output,
         {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]},
         rows="bookies",
-        columns=COLUMNS if not space else (*COLUMNS, "disk_space.free_bytes"),
         text=lambda: "\n".join(
             [*(row.to_text(now_ms=now_ms) for row in rows), counted(len(rows), "bookie")]
         ),

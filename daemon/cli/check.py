@@ -178,7 +178,6 @@ def _ago(time_ms: int, now_ms: int) -> str:
     return f"{duration_text((now_ms - time_ms) / 1000)} ago"
 
 
-COLUMNS = ("check", "interval_s", "last_run_ms", "next_due_ms", "is_forced")
 POLL_S = 1.0
 BOOKIES = "bookies"
 """The audit that compares the bookies with all ledgers: after each loss, and periodically."""
@@ -423,7 +422,6 @@ def list_checks(config: Path | None, output: str) -> None:
         output,
         found.to_json(),
         rows="checks",
-        columns=COLUMNS,
         text=lambda: found.to_text(now_ms=clock.wall_ms()),
     )
     sys.exit(found.exit_code)

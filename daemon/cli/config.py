@@ -102,7 +102,6 @@ def show(config: Path | None, output: str, changed: bool) -> None:
         output,
         {"settings": [each.to_json() for each in found]},
         rows="settings",
-        columns=("setting", "value", "source", "where"),
         text=lambda: "\n".join(_as_toml(found)),
     )
 

@@ -35,7 +35,6 @@ from ledgers.clock import SystemClock
 COMMANDS = {
     "follow": ("daemon.cli.feed_follow:follow_command", "Print changed ledgers, or run a command."),
 }
-COLUMNS = ("name", "is_connected", "lag_checkpoints", "lag_s", "failure_count", "low_watermark")
 RENAMED = {"failures": ["clients"], "forget": ["clients", "--forget"]}
 """Commands of earlier releases, and what they are now."""
 
@@ -176,7 +175,7 @@ def clients(
     if name is None:
         found = run_in_session(config, lambda cluster: read_clients(cluster, store))
         record: dict[str, Any] = msgspec.to_builtins(found)
-        echo_list(output, record, rows="clients", columns=COLUMNS, text=lambda: _list_text(found))
+        echo_list(output, record, rows="clients", text=lambda: _list_text(found))
         is_bad = any(each.failure_count or each.has_lost_changes for each in found.clients)
         sys.exit(EXIT_FAILED if is_bad else 0)
     failures = run_in_session(

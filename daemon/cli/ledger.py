@@ -44,7 +44,6 @@ from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from replication.records import REWRITE_HINT
 
-IDLE_COLUMNS = ("ledger_id", "state", "idle_s", "last_entry_id", "bookies")
 NEVER_CHECKED = "unknown: the check has never run. Start it: bookmender check run idle-open"
 
 
@@ -146,7 +145,7 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
 
     found = run_in_session(config, look)
     record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", columns=IDLE_COLUMNS, text=lambda: _idle_text(found))
+    echo_list(output, record, rows="ledgers", text=lambda: _idle_text(found))
     sys.exit(idle_exit_code(found))
 
 

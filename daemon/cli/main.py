@@ -167,7 +167,7 @@ def _errors_as_json(ctx: click.Context) -> Iterator[None]:
     try:
         yield
     except (BookmenderError, click.ClickException) as error:
-        if ctx.meta.get(_OUTPUT) in STRUCTURED:
+        if ctx.meta.get(_OUTPUT) == "json":
             if isinstance(error, click.ClickException):
                 message, code = error.format_message(), error.exit_code
             else:
@@ -300,13 +300,11 @@ config_option = click.option(
 )
 _OUTPUT = "bookmender.output"
 """Key of the output format in ``meta`` of a click context."""
-STRUCTURED = ("json", "yaml")
-"""Formats in which errors are printed, too. An error is JSON in both, which is valid YAML."""
 
 
 def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:
     """Remember the output format, so that errors are printed in the same format."""
-    if value in STRUCTURED:
+    if value == "json":
         ctx.meta[_OUTPUT] = value
     return value
 

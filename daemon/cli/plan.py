@@ -38,15 +38,6 @@ LIMIT_ADVICE = "bookmender plan --limit N"
 """The command is named because drain and repair, which show plans too, have no --limit."""
 SHOWN_MAX = 20
 """Ledgers or bookies of a kind that are named; the others are counted."""
-COLUMNS = (
-    "ledger_id",
-    "is_whole",
-    "entries",
-    "bytes",
-    "copies.from",
-    "copies.to",
-    "blocked.reason",
-)
 
 
 @click.command()
@@ -117,7 +108,7 @@ def observe(config: Path | None, output: str, watch: bool, limit: int) -> None:
 
 def _echo(output: str, found: RepairPlan) -> None:
     record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", columns=COLUMNS, text=lambda: to_text(found))
+    echo_list(output, record, rows="ledgers", text=lambda: to_text(found))
 
 
 def _exit_code(found: RepairPlan, *, are_named: bool) -> int:
@@ -222,11 +213,11 @@ def _plan_all(config: Path | None, output: str, limit: int) -> None:
         if (cause := own_cause(group)) is None:
             raise
         raise cause from group
-    if output in ("table", "ids"):
+    if output == "ids":
         _echo(output, found.would_repair)
     else:
         record = json.loads(as_json(found))
-        echo_list(output, record, rows="marks", columns=(), text=lambda: outlook_text(found))
+        echo_list(output, record, rows="marks", text=lambda: outlook_text(found))
     sys.exit(outlook_exit_code(found))
 
 

@@ -23,8 +23,6 @@ from daemon.operations.queue import (
 from daemon.status.records import age_s, seconds_until
 from daemon.words import counted, printable
 
-COLUMNS = ("ledger_id", "missing", "ctime_ms", "is_private", "lock.holder", "waiting.reason")
-
 
 @click.group()
 def queue() -> None:
@@ -54,7 +52,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     """
     found = run_in_session(config, partial(read_queue, limit=limit))
     record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", columns=COLUMNS, text=lambda: _text(found))
+    echo_list(output, record, rows="ledgers", text=lambda: _text(found))
     sys.exit(1 if found.marked else 0)
 
 

@@ -1,6 +1,5 @@
 """The formats of lists, ``--dry-run``, and the completion scripts."""
 
-import json
 from typing import Any
 
 import click
@@ -8,26 +7,21 @@ import pytest
 import structlog
 from click.testing import CliRunner
 
-from daemon.answers import as_json
 from daemon.cli import bookie as bookie_command
-from daemon.cli import check as check_command
-from daemon.cli import ledger as ledger_command
 from daemon.cli import plan as plan_command
 from daemon.cli import queue as queue_command
 from daemon.cli.drain import drain
 from daemon.cli.main import cli
-from daemon.cli.output import LIST_FORMATS, table_lines, yaml_lines
+from daemon.cli.output import GONE, LIST_FORMATS
 from daemon.cli.repair import repair
 from daemon.logs import set_up_logs
-from daemon.operations.plan import RepairPlan, ledger_plan
+from daemon.operations.plan import RepairPlan
 from daemon.settings import LogSettings
 from tests.daemon.cli_calls import exit_code
 from tests.daemon.in_memory import run_in_memory
 from tests.daemon.test_help import ALL
-from tests.daemon.test_json_page import CHECK_ROW, IDLE, PREVIEW, ROW
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER
 
 LISTS = {
     "bookmender bookie list",
@@ -58,50 +52,12 @@ def test_ids_are_printed_one_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert listed(monkeypatch, "ids") == ["3", "70"]
 
 
-def test_the_columns_of_a_table_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [line.split() for line in listed(monkeypatch, "table")]
-
-    assert rows == [
-        ["LEDGER_ID", "MISSING", "CTIME", "IS_PRIVATE", "LOCK_HOLDER", "WAITING_REASON"],
-        ["3", B1, "1970-01-01T00:00:00Z", "no", "-", "-"],
-        ["70", f"{B1},{B2}", "1970-01-01T00:00:01Z", "no", "-", "-"],
-    ]
-
-
-def test_yaml_has_the_keys_of_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    yaml, record = listed(monkeypatch, "yaml"), json.loads("".join(listed(monkeypatch, "json")))
-
-    assert yaml[:4] == ["marked: 2", "ledgers:", "  - ledger_id: 3", "    missing:"]
-    assert yaml[4] == f'      - "{B1}"'
-    assert len([line for line in yaml if "ledger_id" in line]) == len(record["ledgers"])
-
-
-@pytest.mark.parametrize(
-    ("value", "lines"),
-    [
-        pytest.param({"a": 1, "b": [1.5, None]}, ["a: 1", "b:", "  - 1.5", "  - null"], id="list"),
-        pytest.param([{"a": {"b": True}}], ["- a:", "    b: true"], id="objects in a list"),
-        pytest.param({"a": [], "b": {}}, ["a: []", "b: {}"], id="nothing in it"),
-        pytest.param({"b1:3181": "no", "no": ""}, ['"b1:3181": "no"', '"no": ""'], id="quoted"),
-        pytest.param(["a\nb", "\U0001f600"], ['- "a\\nb"', '- "\U0001f600"'], id="characters"),
-        pytest.param([[1, 2]], ["- - 1", "  - 2"], id="lists in a list"),
-    ],
-)
-def test_values_are_written_as_yaml(value: Any, lines: list[str]) -> None:
-    assert list(yaml_lines(value)) == lines
-
-
-def test_a_cell_of_a_table_has_no_blanks() -> None:
-    rows = [{"id": 1, "told": [{"why": "two words"}, {"why": "one"}], "is_on": True}]
-
-    assert list(table_lines(rows, ("id", "told.why", "is_on"))) == [
-        "ID  TOLD_WHY       IS_ON",
-        "1   two_words,one  yes",
-    ]
-
-
-def test_a_table_without_rows_has_its_titles() -> None:
-    assert list(table_lines([], ("id", "since_ms"))) == ["ID  SINCE"]
+@pytest.mark.parametrize("output", GONE)
+def test_earlier_formats_are_answered_with_what_to_use(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], output: str
+) -> None:
+    assert exit_code(monkeypatch, "bookie", "list", "-o", output) == 2
+    assert GONE[output] in capsys.readouterr().err
 
 
 def test_every_list_has_these_formats() -> None:
@@ -125,34 +81,6 @@ def test_every_format_of_the_bookies_is_printed(
 
     assert result.exit_code == 0
     assert B1 in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "ident"),
-    [
-        pytest.param(ROW.to_json(), bookie_command.COLUMNS, B1, id="bookies"),
-        pytest.param(CHECK_ROW.to_json(), check_command.COLUMNS, "all-ledgers", id="checks"),
-        pytest.param(
-            json.loads(as_json(IDLE)),
-            ledger_command.IDLE_COLUMNS,
-            str(LEDGER),
-            id="idle ledgers",
-        ),
-        pytest.param(
-            json.loads(as_json(ledger_plan(PREVIEW))),
-            plan_command.COLUMNS,
-            str(LEDGER),
-            id="plans",
-        ),
-    ],
-)
-def test_the_columns_of_each_table_exist(
-    row: dict[str, Any], columns: tuple[str, ...], ident: str
-) -> None:
-    titles, cells = table_lines([row], columns)
-
-    assert cells.split()[0] == ident
-    assert len(titles.split()) == len(cells.split()) == len(columns)
 
 
 # --- --dry-run ------------------------------------------------------------------------------------
