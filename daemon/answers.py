@@ -6,6 +6,8 @@ not applicable.
 """
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -14,6 +16,6 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all answers: they have exactly these keys."""
 
 
-def as_json(answer: Answer) -> str:
+def as_json(answer: Answer | Mapping[str, Any]) -> str:
     """Return the answer as the JSON that commands print: ASCII, indented by two spaces."""
     return json.dumps(msgspec.to_builtins(answer), indent=2)

@@ -7,12 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from daemon.cli.main import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_WRONG_USE,
-    signals_as_ctrl_c,
-)
+from daemon.cli.main import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_WRONG_USE, signals_as_ctrl_c
 from ledgers.errors import BookmenderError, SettingsError
 
 Say = Callable[[str], None]

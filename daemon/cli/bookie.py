@@ -1,39 +1,47 @@
-"""``bookmender bookie``: the group of commands about bookies, and the list of all bookies."""
+"""``bookmender bookie``: lists bookies, and orders what happens to them."""
 
 import sys
 from pathlib import Path
 
 import click
+import msgspec
 
-from daemon.admin_session import AdminSession, run_in_session
-from daemon.cli.bookies import BookieRow, bookie_rows, missed, with_losses
-from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option
-from daemon.cli.orders import unreadable_texts
-from daemon.cli.output import echo_list, list_output_option
-from daemon.cli.progress import echo_notes
-from daemon.status.leader import losses_due_ms
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.answers import as_json
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, cluster_options, config_option
+from daemon.cli.option_types import BookieArgument, Duration, ReasonText
+from daemon.cli.output import echo, echo_list, list_output_option
+from daemon.cli.plan import plan
+from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
+from daemon.operations import drains, maintenance
+from daemon.operations.bookies import (
+    MaintenanceRecord,
+    bookies_record,
+    check_known,
+    gather_bookies,
+    known_bookies,
+    maintenance_text,
+)
+from daemon.operations.decommission import (
+    Decommissioned,
+    DecommissionedRecord,
+    decommission_bookie,
+)
+from daemon.operations.identities import (
+    Identities,
+    give_trust,
+    read_identities,
+    withdraw_trust,
+)
+from daemon.operations.orders import leader_concerns, node_concerns, unreadable_texts
 from daemon.words import counted
-from ledgers.clock import Clock, SystemClock
-from replication.orders import OrderStore
-
-COMMANDS = {
-    "drain": ("daemon.cli.drain:drain", "Move all copies of running bookies to others."),
-    "maintenance": (
-        "daemon.cli.maintenance:maintenance",
-        "Let a bookie be absent for a while without copying.",
-    ),
-    "decommission": (
-        "daemon.cli.decommission:decommission",
-        "Remove a stopped bookie from the cluster for good.",
-    ),
-    "trust-identities": (
-        "daemon.cli.identities:trust_identities",
-        "Trust bookies whose cookies are newer than ledgers.",
-    ),
-}
+from ledgers.clock import SystemClock
+from ledgers.errors import RejectedError
+from ledgers.model import BookieId
+from replication.orders import MaintenanceWindow
 
 
-@click.group(cls=LazyGroup, lazy=COMMANDS)
+@click.group()
 def bookie() -> None:
     """List, drain, maintain or decommission bookies.
 
@@ -69,7 +77,7 @@ def list_bookies(config: Path | None, output: str, space: bool) -> None:
     now_ms = SystemClock().wall_ms()
     echo_list(
         output,
-        {"bookies": [row.to_json() for row in rows], "unreadable_orders": [*unreadable]},
+        bookies_record(rows, unreadable),
         rows="bookies",
         text=lambda: "\n".join(
             [*(row.to_text(now_ms=now_ms) for row in rows), counted(len(rows), "bookie")]
@@ -79,14 +87,333 @@ def list_bookies(config: Path | None, output: str, space: bool) -> None:
     sys.exit(EXIT_FAILED if unreadable else 0)
 
 
-async def gather_bookies(
-    cluster: AdminSession, *, clock: Clock, with_space: bool = False
-) -> tuple[list[BookieRow], tuple[str, ...]]:
-    """Return the rows of all known bookies, and the paths of unreadable orders.
+# --- Drains ---------------------------------------------------------------------------------------
 
-    Raises UnavailableError.
+
+@bookie.command()
+@click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
+@cluster_options
+@click.option(
+    "--fence-open/--leave-open",
+    default=None,
+    help="Close open ledgers, or leave them (default).",
+)
+@click.option("--wait", is_flag=True, help="Wait until the drain is complete.")
+@click.option("--cancel", is_flag=True, help="Cancel the order. Moved copies stay moved.")
+@click.option("--yes", is_flag=True, help="Drain a bookie although it is absent.")
+@click.option("--dry-run", is_flag=True, help="Only show the plan, as bookmender plan does.")
+def drain(
+    bookies: tuple[BookieId, ...],
+    config: Path | None,
+    output: str,
+    fence_open: bool | None,
+    wait: bool,
+    cancel: bool,
+    yes: bool,
+    dry_run: bool,
+) -> None:
+    """Move all copies of running bookies to other bookies.
+
+    Make the bookie read-only first, or it gets new ledgers. Without an ID the command shows the
+    progress of all drains. The order lasts until --cancel, or until the bookie is decommissioned.
+    An absent bookie is refused without --yes: it cannot be read, and once it is lost its ledgers
+    are repaired anyway.
+
+    Exit codes: 0 drained; without --wait: ordered; with --cancel: no drain is ordered any more. 1
+    copies are left (with --wait: all are blocked, and the reasons are listed), refused, or an order
+    is unreadable. 2 unknown bookie. 3 only unreadable ledgers are left: see bookie decommission
+    --ignore-unreadable.
     """
-    orders = await OrderStore(cluster.store, cluster.paths).read()
-    rows = await bookie_rows(cluster, orders, clock=clock, with_space=with_space)
-    due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
-    return with_losses(rows, due_ms), orders.unreadable
+    if cancel and (wait or fence_open is not None or yes):
+        raise click.UsageError(
+            "--cancel cannot be combined with --wait, --yes or the open-ledger options."
+        )
+    if (cancel or wait or fence_open is not None or yes) and not bookies:
+        raise click.UsageError("Name the bookie.")
+    if dry_run:
+        if len(bookies) != 1 or cancel:
+            raise click.UsageError("--dry-run needs one bookie, and no --cancel.")
+        click.get_current_context().invoke(
+            plan, ledger_ids=(), bookie=bookies[0], config=config, output=output
+        )
+
+    async def act(cluster: AdminSession) -> drains.Drains:
+        if not bookies:
+            return await drains.read_drains(cluster)
+        if cancel:
+            await check_known(cluster, bookies)
+            cancelled = await drains.cancel_drains(cluster, bookies)
+            for each in cancelled:
+                echo_notes([f"The drain of {each} is cancelled. Moved copies stay moved."])
+            others = [each for each in dict.fromkeys(bookies) if each not in cancelled]
+            echo_notes(f"No drain of {each} was ordered." for each in others)
+            return await drains.read_drains(cluster)
+        clock = SystemClock()
+        try:
+            concerns = await drains.begin_drains(
+                cluster, bookies, may_fence=fence_open, accepts_absent=yes, clock=clock
+            )
+        except RejectedError as error:
+            raise RejectedError(
+                f"nothing was ordered. To order the drain anyway, give --yes. {error}"
+            ) from error
+        echo_notes(concerns)
+        if not wait:
+            echo_notes(await node_concerns(cluster, ignored="drains"))
+            return (await drains.read_drains(cluster)).only(bookies)
+        with ProgressLine() as line:
+            return await drains.wait_drained(
+                cluster, bookies, notify=line.note, show=line.show, clock=clock
+            )
+
+    stays = "bookmender bookie drain shows what is ordered."
+    if wait:
+        stays = (
+            f"An order that was written stays, and {NODES_GO_ON}. bookmender bookie drain shows "
+            f"the progress, bookmender bookie drain {' '.join(bookies)} --cancel cancels it."
+        )
+    with explain_interrupt(stays):
+        found = run_in_session(config, act)
+    echo_notes(unreadable_texts(found.orders.unreadable))
+    echo(output, found.record(), found.to_text())
+    if not wait and bookies:
+        return
+    wanted = bookies or tuple(found.orders.draining)
+    if found.orders.unreadable:
+        sys.exit(EXIT_FAILED)
+    if not found.are_drained(wanted):
+        sys.exit(EXIT_UNKNOWN if found.are_drained_or_in_doubt(wanted) else EXIT_FAILED)
+
+
+# --- Maintenance ----------------------------------------------------------------------------------
+
+
+@bookie.command("maintenance")
+@click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
+@cluster_options
+@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the window.")
+@click.option("--end", is_flag=True, help="End the window now.")
+@click.option(
+    "--yes",
+    is_flag=True,
+    help="Begin the window even if ledgers become unavailable.",
+)
+def maintain(
+    bookie: BookieId | None,
+    config: Path | None,
+    output: str,
+    duration_s: int | None,
+    reason: str,
+    end: bool,
+    yes: bool,
+) -> None:
+    """Let a bookie be absent for a while without copying its ledgers.
+
+    \b
+      bookmender bookie maintenance ID --for 30m    before the restart of a host
+      bookmender bookie maintenance ID --end        when the work is done
+      bookmender bookie maintenance                 show all windows
+
+    Until the end of the window nothing is marked or copied for the bookie, it gets no copies, and
+    its open ledgers are not fenced. If it is still absent at the end, the recovery delay begins.
+    If other bookies are absent too, ledgers may become unavailable. The command then checks the
+    metadata for up to 15 s, and refuses without --yes if that could happen.
+
+    Exit codes: 0 done; with --end: the bookie has no window any more. 1 refused, or an order is
+    unreadable. 2 unknown bookie.
+    """
+    if end and duration_s is not None:
+        raise click.UsageError("Give --for, which begins a window, or --end, not both.")
+    if (end or duration_s is not None or reason) and bookie is None:
+        raise click.UsageError("Name the bookie.")
+    if (reason or yes) and duration_s is None:
+        raise click.UsageError(f"{'--reason' if reason else '--yes'} needs --for.")
+
+    refusal = ""
+
+    async def act(
+        cluster: AdminSession,
+    ) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
+        nonlocal refusal
+        clock = SystemClock()
+        if bookie is not None and duration_s is not None:
+            try:
+                concerns = await maintenance.begin_window(
+                    cluster,
+                    bookie,
+                    duration_s=duration_s,
+                    reason=reason,
+                    accepts_unavailable=yes,
+                    clock=clock,
+                )
+                echo_notes(concerns)
+            except RejectedError as error:
+                refusal = str(error)
+        elif bookie is not None:
+            await check_known(cluster, [bookie])
+        if bookie is not None and end:
+            has_ended = await maintenance.end_window(cluster, bookie)
+            ended, missing = f"The maintenance window of {bookie} is ended.", "had no maintenance"
+            echo_notes([ended if has_ended else f"{bookie} {missing} window."])
+            if has_ended:
+                echo_notes(await maintenance.end_concerns(cluster, bookie, clock=clock))
+        windows = await maintenance.read_windows(cluster, await shared_clock(cluster))
+        if windows if bookie is None else bookie in windows:
+            echo_notes(await leader_concerns(cluster, "maintenance windows"))
+        unreadable = await maintenance.read_unreadable_windows(cluster, bookie)
+        echo_notes(unreadable_texts(unreadable))
+        return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
+
+    windows, unreadable = run_in_session(config, act)
+    if refusal:
+        echo_notes([f"Nothing was changed: {refusal} To begin the window anyway, give --yes."])
+    record = maintenance.WindowsRecord(
+        bookies={b: MaintenanceRecord.of(window) for b, window in sorted(windows.items())},
+        unreadable_orders=list(unreadable),
+    )
+    if output == "json":
+        why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
+        click.echo(as_json(msgspec.to_builtins(record) | why))
+    else:
+        now_ms = SystemClock().wall_ms()
+        for each, window in sorted(windows.items()):
+            click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
+        if not windows and not refusal:
+            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} in maintenance")
+    sys.exit(EXIT_FAILED if unreadable or refusal else 0)
+
+
+# --- Decommissions and identities -----------------------------------------------------------------
+
+
+@bookie.command("decommission")
+@click.argument("bookie", metavar="ID", type=BookieArgument())
+@click.option("--ignore-unknown", is_flag=True, help="Exit with 0 if the bookie is unknown.")
+@click.option(
+    "--ignore-unreadable",
+    is_flag=True,
+    help="Ignore unreadable ledgers; they may lose data.",
+)
+@cluster_options
+def decommission(
+    bookie: BookieId,
+    ignore_unknown: bool,
+    ignore_unreadable: bool,
+    config: Path | None,
+    output: str,
+) -> None:
+    """Remove a stopped bookie from the cluster for good.
+
+    The command asks the auditor to treat all absent bookies as lost now, and waits until no ledger
+    names this bookie. It reads all metadata to prove that, and then deletes the bookie's cookie. A
+    running bookie is refused, unless it is read-only, drained and named by no ledger. After Ctrl-C
+    the repairs continue; run the command again to finish.
+
+    Exit codes: 0 decommissioned. 1 refused, or blocked: the remaining ledgers are listed, with
+    reasons. 2 unknown bookie, or already decommissioned (see --ignore-unknown). 3 unknown:
+    unreadable ledgers may name the bookie, so its cookie is kept.
+    """
+
+    async def act(cluster: AdminSession) -> Decommissioned:
+        return await decommission_visibly(cluster, bookie, ignores_unreadable=ignore_unreadable)
+
+    stays = (
+        f"Marked ledgers stay marked, and {NODES_GO_ON}. {bookie} keeps its cookie until you run "
+        "this command again."
+    )
+    with explain_interrupt(stays):
+        done = run_in_session(config, act)
+    if not (done.was_known or ignore_unknown):
+        raise click.UsageError(
+            f"Nothing names {bookie}: it is decommissioned already, or never belonged to this "
+            "cluster."
+        )
+    record = DecommissionedRecord(
+        bookie_id=bookie,
+        ledgers_moved=done.moved_count,
+        cookie_deleted=done.had_cookie,
+        unreadable_ignored=list(done.ignored),
+    )
+    echo(output, record, result_text(bookie, done))
+
+
+async def decommission_visibly(
+    cluster: AdminSession, bookie: BookieId, *, ignores_unreadable: bool = False
+) -> Decommissioned:
+    """Decommission the bookie, and show notes and progress on standard error."""
+    if bookie not in await known_bookies(cluster):
+        # A ledger may still name it. Similar IDs are not suggested: a mistake here is final.
+        echo_notes(
+            [
+                f"The cluster has no bookie {bookie} (any more). bookmender bookie list shows its "
+                "bookies."
+            ]
+        )
+    with ProgressLine() as line:
+        return await decommission_bookie(
+            cluster,
+            bookie,
+            ignores_unreadable=ignores_unreadable,
+            notify=line.note,
+            show=line.show,
+            clock=SystemClock(),
+        )
+
+
+def result_text(bookie: BookieId, done: Decommissioned) -> str:
+    cookie = "its cookie is deleted" if done.had_cookie else "it has no cookie"
+    but = (
+        f" (ignored: {counted(len(done.ignored), 'ledger')} with unreadable metadata)"
+        if done.ignored
+        else ""
+    )
+    return f"{bookie} is decommissioned: no ledger names it{but}, and {cookie}"
+
+
+@bookie.command("trust-identities")
+@click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
+@cluster_options
+@click.option("--all", "are_all", is_flag=True, help="Trust every bookie that has a cookie.")
+@click.option("--withdraw", is_flag=True, help="Withdraw the order for all bookies.")
+@click.option("--yes/--dry-run", help="Do it, or change nothing (default).")
+def trust_identities(
+    bookies: tuple[BookieId, ...],
+    config: Path | None,
+    output: str,
+    are_all: bool,
+    withdraw: bool,
+    yes: bool,
+) -> None:
+    """Trust bookies whose cookies are newer than their ledgers.
+
+    Such a bookie counts as reformatted, so its "no such entry" proves nothing. This is wrong after
+    ZooKeeper's data was imported, or after bookie IDs changed. The order names the present cookies,
+    so a later reformat is noticed.
+
+    Use this only if no disk was erased. Trusting a bookie that lost its data can make a recovery
+    cut off entries.
+
+    Exit codes: 0 done, or shown. 1 not done because --yes is missing. 2 unknown bookie.
+    """
+    if withdraw and (bookies or are_all):
+        raise click.UsageError("--withdraw withdraws the whole order. Do not name bookies.")
+    if yes and not (bookies or are_all or withdraw):
+        raise click.UsageError("Name bookies, or give --all.")
+
+    async def act(cluster: AdminSession) -> Identities:
+        await check_known(cluster, bookies)
+        if withdraw and yes:
+            await withdraw_trust(cluster)
+        elif yes:
+            await give_trust(cluster, None if are_all else bookies)
+        return await read_identities(cluster, has_changed=yes)
+
+    found = run_in_session(config, act)
+    judged = {True: "trusted", False: "judged by the age of its cookie"}
+    lines = [f"{each}: {judged[record.is_trusted]}" for each, record in found.bookies.items()]
+    count = sum(record.is_trusted for record in found.bookies.values())
+    echo(output, found, "\n".join([*lines, counted(count, "trusted bookie")]))
+    if (bookies or are_all or withdraw) and not yes:
+        click.echo("Nothing was changed. To do it, give --yes.", err=True)
+        sys.exit(EXIT_FAILED)

@@ -29,12 +29,12 @@ import click
 
 from auditor.election import current_leader, in_order
 from daemon.admin_session import AdminSession, log_errors_only
-from daemon.cli.bookies import ask_each
 from daemon.cli.config import exposed_secrets
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
-from daemon.cli.orders import UNREADABLE_VOTE
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
+from daemon.operations.bookies import ask_each
+from daemon.operations.orders import UNREADABLE_VOTE
 from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir

@@ -13,15 +13,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from daemon.cli.paths import LocalPath
+from daemon.operations.errors import UnknownBookieError
 from daemon.words import printable
 from ledgers.errors import (
     BookmenderError,
@@ -33,6 +34,8 @@ from ledgers.errors import (
     UnavailableError,
     UnsupportedError,
 )
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 EXIT_FAILED, EXIT_WRONG_USE, EXIT_UNKNOWN, EXIT_FENCED = 1, 2, 3, 4
 EXIT_INTERRUPTED, EXIT_NO_READER = 130, 141
@@ -124,12 +127,16 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ledger": ("daemon.cli.ledger:ledger", "Show, close or restore single ledgers."),
     "bookie": ("daemon.cli.bookie:bookie", "List, drain, maintain or decommission bookies."),
     "repair": ("daemon.cli.repair:repair", "Check and repair ledgers in this process."),
-    "limits": ("daemon.cli.limits:limits", "Show or change the limits of all nodes."),
-    "hold": ("daemon.cli.hold:hold", "Show, start or end the safety hold."),
+    "limits": ("daemon.cli.orders:limits", "Show or change the limits of all nodes."),
+    "hold": ("daemon.cli.orders:hold", "Show, start or end the safety hold."),
     "check": ("daemon.cli.check:check", "Show, start or pause the periodic checks."),
     "fsck": ("daemon.fsck.command:fsck", "Read ledger copies and verify them."),
-    "disable": ("daemon.cli.switch:disable", "Disable auto-recovery for the whole cluster."),
-    "enable": ("daemon.cli.switch:enable", "Enable auto-recovery again."),
+    "disable": ("daemon.cli.orders:disable", "Disable auto-recovery for the whole cluster."),
+    "enable": ("daemon.cli.orders:enable", "Enable auto-recovery again."),
+    "recovery-delay": (
+        "daemon.cli.orders:recovery_delay",
+        "Show or set how long a bookie may be absent.",
+    ),
     "feed": ("daemon.cli.feed:feed", "Follow all changes of ledgers; miss none."),
     "shell": ("daemon.cli.shell:shell", "The recovery commands of bookkeeper shell."),
     "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),
@@ -251,7 +258,7 @@ def _drop_output() -> None:
 
 def _exit_code(error: BookmenderError) -> int:
     match error:
-        case SettingsError():
+        case SettingsError() | UnknownBookieError():
             return EXIT_WRONG_USE
         case UnavailableError() | SessionLostError() | LockLostError():
             return EXIT_UNKNOWN
@@ -319,6 +326,13 @@ output_option = click.option(
     callback=note_output,
     help="Text or JSON.",
 )
+
+
+def cluster_options(command: F) -> F:
+    """Add ``-c`` and ``-o`` to a command."""
+    return config_option(output_option(command))
+
+
 json_option = click.option(
     "--json",
     "output",

@@ -1,25 +1,23 @@
-"""Option types shared by several commands: durations, folders, reasons, limits."""
+"""Option types shared by several commands: bookies, durations, folders, reasons, limits."""
 
+import asyncio
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from daemon.cli.paths import LocalPath
-from daemon.words import printable
+from daemon.settings import load_settings
+from daemon.words import REASON_LENGTH_MAX, parse_duration_s, printable
+from ledgers.codec.registration import parse_bookie_id
+from ledgers.errors import BookmenderError, CorruptionError
+from ledgers.model import BookieId
 from replication.orders import LIMIT_RANGES
 
-SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
-DURATION_PATTERN = "(?:[0-9]+[smhd])+"
-DURATION_MAX_S = 30 * 86_400
-"""Longest maintenance window. The bookie's ledgers lack a copy for all that time."""
-DIGITS_MAX = 9
-"""Numbers with more digits are too long in any unit."""
-SHOWN_MAX = 40
-"""Characters shown of a wrong duration."""
-REASON_LENGTH_MAX = 200
 UNLIMITED = "none"
 
 
@@ -28,25 +26,55 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
     name = "duration"
 
+    def __init__(self, *, least_s: int = 1) -> None:
+        self.least_s = least_s
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         try:
-            return parse_duration_s(value)
+            return parse_duration_s(value, least_s=self.least_s)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
-def parse_duration_s(text: str) -> int:
-    """Return the seconds of a duration such as ``1h30m``. Raises ValueError with a sentence."""
-    shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
-    if not re.fullmatch(DURATION_PATTERN, text):
-        raise ValueError(f"{shown!r} is not a duration. Examples: 90s, 30m, 2h, 1h30m, 1d.")
-    parts = re.findall("0*([0-9]+)([smhd])", text)
-    duration_s = sum(int(number[:DIGITS_MAX]) * SECONDS[unit] for number, unit in parts)
-    if any(len(number) > DIGITS_MAX for number, _ in parts) or duration_s > DURATION_MAX_S:
-        raise ValueError(f"{shown!r} is too long. The longest duration is 30d.")
-    if not duration_s:
-        raise ValueError(f"{shown!r} is too short. The shortest duration is 1s.")
-    return duration_s
+COMPLETION_TIMEOUT_S = 2.0
+"""Time limit for completions. A shell that blocks for longer is a nuisance."""
+
+
+class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A bookie ID. Shells complete it from the cluster that the settings name."""
+
+    name = "bookie id"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> BookieId:
+        try:
+            return parse_bookie_id(value)
+        except CorruptionError:
+            self.fail(f"{value!r} is not a bookie ID. Example: 10.0.0.1:3181", param, ctx)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        try:
+            bookies = _completions(ctx.params.get("config"))
+        except (BookmenderError, OSError, TimeoutError):
+            return []
+        return [CompletionItem(b) for b in sorted(bookies) if b.startswith(incomplete)]
+
+
+def _completions(config: Path | None) -> Collection[BookieId]:
+    from daemon.admin_session import admin_session, log_errors_only
+    from daemon.operations.bookies import known_bookies
+
+    settings = load_settings(config, os.environ)
+    log_errors_only(settings)  # log lines must not appear among the completions
+
+    async def look() -> Collection[BookieId]:
+        async with asyncio.timeout(COMPLETION_TIMEOUT_S), admin_session(settings) as cluster:
+            return await known_bookies(cluster)
+
+    return asyncio.run(look())
 
 
 class Folder(LocalPath):

@@ -1,156 +1,264 @@
-"""Sentences about orders that have no effect, or whose effect is not known.
+"""Orders for the whole cluster: ``bookmender limits``, ``hold``, ``disable``, ``enable`` and
+``recovery-delay``."""
 
-An order in ZooKeeper may be unreadable because of a typing error or a later release. And if Java's
-AutoRecovery leads, it does not know bookmender's orders and acts as if there were none.
-"""
+import sys
+from pathlib import Path
 
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+import click
 
-from auditor.election import current_leader
-from daemon.admin_session import AdminSession
-from daemon.words import printable
-from ledgers.codec.registration import parse_bookie_id
-from ledgers.errors import CorruptionError
-from ledgers.model import BookieId
-from replication.nodes import live_nodes
-
-
-def unreadable_texts(paths: Sequence[str]) -> list[str]:
-    """Return a text for each unreadable order: how nodes act without it, what to do, its path."""
-    return [f"{_what(path)} ({printable(path)})" for path in paths]
-
-
-def unreadable_drains(
-    paths: Sequence[str], bookies: Collection[BookieId] | None = None
-) -> tuple[str, ...]:
-    """Return the unreadable drain orders of ``bookies``, or all of them if ``bookies`` is None.
-
-    The path of the whole folder is included if the orders cannot be listed.
-    """
-    return _about_bookies(paths, "draining", bookies)
-
-
-def unreadable_windows(
-    paths: Sequence[str], bookies: Collection[BookieId] | None = None
-) -> tuple[str, ...]:
-    """Return the unreadable maintenance windows, chosen as in ``unreadable_drains``."""
-    return _about_bookies(paths, "maintenance", bookies)
-
-
-def bookies_of(paths: Sequence[str]) -> set[BookieId]:
-    """Return the bookies that the paths of the orders name."""
-    return {BookieId(name) for _, name in map(_split, paths) if _is_bookie_id(name)}
-
-
-def _is_bookie_id(name: str) -> bool:
-    with suppress(CorruptionError):
-        parse_bookie_id(name)
-        return True
-    return False
-
-
-def _about_bookies(
-    paths: Sequence[str], kind: str, bookies: Collection[BookieId] | None
-) -> tuple[str, ...]:
-    split = ((path, *_split(path)) for path in paths)
-    return tuple(
-        path
-        for path, found, name in split
-        if found == kind and (bookies is None or not name or name in bookies)
-    )
-
-
-def _split(path: str) -> tuple[str, str]:
-    """Return the kind of an order and its bookie, which is empty if it concerns no single
-    bookie."""
-    kind, _, name = path.rpartition("/orders/")[2].partition("/")
-    return kind, name
-
-
-_UNLISTED = (
-    "cannot be listed, because an ACL denies access. Running nodes keep the orders they know, and "
-    "a new node knows none. Grant read access"
+from daemon.admin_session import AdminSession, run_in_session, shared_clock
+from daemon.answers import as_json
+from daemon.cli.main import EXIT_FAILED, cluster_options
+from daemon.cli.option_types import Duration, Limit, ReasonText
+from daemon.cli.output import echo
+from daemon.cli.progress import echo_notes
+from daemon.operations.holds import HoldState, begin_hold, read_hold, release_hold
+from daemon.operations.limits import Limits, change_limits, concerns, effective_limits, limit_text
+from daemon.operations.orders import leader_concerns, unreadable_texts
+from daemon.operations.switch import (
+    RecoveryDelay,
+    SwitchRecord,
+    read_recovery_delay,
+    set_recovery_delay,
+    switch_off,
+    switch_on,
 )
+from daemon.words import duration_text
+from ledgers.clock import Clock, SystemClock
+from replication.orders import LimitsOrder, OrderStore, limits_znode
+
+# --- Limits ---------------------------------------------------------------------------------------
 
 
-def _what(path: str) -> str:
-    match _split(path):
-        case "draining", "":
-            return f"The orders to drain bookies {_UNLISTED}"
-        case "maintenance", "":
-            return f"The maintenance windows {_UNLISTED}"
-        case "draining" | "maintenance", name if not _is_bookie_id(name):
-            return (
-                f"An order names {printable(name)}, which is not a bookie ID, so nodes ignore it. "
-                "Delete its znode with ZooKeeper's zkCli.sh"
-            )
-        case "draining", bookie:
-            return (
-                f"The order to drain {bookie} cannot be read, so nodes drain the bookie as the "
-                "last order said, or without fencing. Cancel it: "
-                f"bookmender bookie drain {bookie} --cancel"
-            )
-        case "maintenance", bookie:
-            return (
-                f"The maintenance window of {bookie} cannot be read, so nodes assume that it lasts "
-                "until a day after the order was written, or longer if the last one that they read "
-                "did. If an ACL hides that time, they assume no end. End it: "
-                f"bookmender bookie maintenance {bookie} --end"
-            )
-        case "limits", _:
-            return (
-                "The ordered limits cannot be read. Running nodes keep the limits they had, and a "
-                "new node uses its settings. Withdraw the order: bookmender limits --reset"
-            )
-        case "hold", _:
-            return (
-                "The order of the safety hold cannot be read, so all nodes act as if there were a "
-                "hold. End it with bookmender hold end, or replace it with bookmender hold begin"
-            )
-        case "checks", _:
-            return (
-                "The order that pauses the checks cannot be read, so they are paused. Withdraw "
-                "it: bookmender check resume"
-            )
-        case "tries", _:
-            return (
-                "The order to try ledgers at once cannot be read, so they wait for their next "
-                "try. bookmender repair replaces the order, or delete its znode"
-            )
-    return "An order cannot be read, so nodes ignore it. Delete its znode"
+@click.command()
+@cluster_options
+@click.option("--bytes-per-s", type=Limit("bytes_per_s"), help="Copied bytes. 0: no limit.")
+@click.option("--entries-per-s", type=Limit("entries_per_s"), help="Copied entries. 0: no limit.")
+@click.option(
+    "--reads-in-flight",
+    type=Limit("reads_in_flight_per_bookie"),
+    help="Reads in flight for each bookie.",
+)
+@click.option(
+    "--requests-per-s", type=Limit("requests_per_s"), help="Requests to ZooKeeper. 0: no limit."
+)
+@click.option(
+    "--full-speed",
+    is_flag=True,
+    help="Do not yield to clients.",
+)
+@click.option("--gentle", is_flag=True, help="Yield where clients are active (default).")
+@click.option("--reset", is_flag=True, help="Withdraw all ordered limits first.")
+def limits(
+    config: Path | None,
+    output: str,
+    bytes_per_s: int | None,
+    entries_per_s: int | None,
+    reads_in_flight: int | None,
+    requests_per_s: int | None,
+    full_speed: bool,
+    gentle: bool,
+    reset: bool,
+) -> None:
+    """Show or change the limits of all nodes.
 
+    \b
+      bookmender limits                      show them
+      bookmender limits --bytes-per-s 50M    change one, on all nodes at once
+      bookmender limits --reset              use each node's own settings again
 
-UNREADABLE_VOTE = "its vote cannot be read"
+    The limits override the settings of the nodes. Each number applies to one node: ten nodes copy
+    ten times as much. Without an order, this host's settings are shown; other nodes may differ.
 
-
-async def java_leader(cluster: AdminSession) -> str | None:
-    """Return the name of a leader that is not a bookmender node.
-
-    Returns None if there is no leader, or if a bookmender node leads.
+    Exit code 1: the order cannot be read. Nodes then keep the limits they had.
     """
-    leader = await current_leader(cluster.store, cluster.paths)
-    if leader is None:
-        return None
-    ours = {node.session_id for node in await live_nodes(cluster.store, cluster.paths)}
-    return None if leader.session_id in ours else leader.candidate or UNREADABLE_VOTE
-
-
-def disregards(leader: str, orders: str) -> str:
-    """Return a sentence: Java's leader marks ledgers despite the orders that it does not know.
-
-    ``orders``: the kind of orders, such as ``holds``.
-    """
-    return (
-        f"The leader is Java's AutoRecovery ({printable(leader)}), which ignores {orders} and "
-        "marks the ledgers of lost bookies. To stop it as well, run: bookmender disable"
+    if full_speed and gentle:
+        raise click.UsageError("Give --full-speed or --gentle, not both.")
+    wanted = LimitsOrder(
+        bytes_per_s=bytes_per_s,
+        entries_per_s=entries_per_s,
+        reads_in_flight_per_bookie=reads_in_flight,
+        requests_per_s=requests_per_s,
+        yields_to_writers=gentle if full_speed or gentle else None,
     )
 
+    async def act(cluster: AdminSession) -> tuple[Limits, bool]:
+        if reset or wanted != LimitsOrder():
+            return await change_limits(cluster, wanted, reset=reset), False
+        path = limits_znode(cluster.paths).path
+        orders = await OrderStore(cluster.store, cluster.paths).read()
+        is_unreadable = path in orders.unreadable
+        echo_notes(unreadable_texts([path] if is_unreadable else []))
+        return effective_limits(orders.limits, cluster.settings), is_unreadable
 
-async def leader_concerns(cluster: AdminSession, orders: str) -> list[str]:
-    """Return that sentence in a list if Java leads and auto-recovery is enabled; else an empty
-    list."""
-    if await cluster.store.exists(cluster.paths.disable) is not None:
-        return []
-    leader = await java_leader(cluster)
-    return [] if leader is None else [disregards(leader, orders)]
+    found, is_unreadable = run_in_session(config, act)
+    echo_notes(concerns(found))
+    if output == "json":
+        click.echo(as_json(found))
+    else:
+        for key, limit in found.items():
+            click.echo(limit_text(key, limit))
+    sys.exit(EXIT_FAILED if is_unreadable else 0)
+
+
+# --- The safety hold ------------------------------------------------------------------------------
+
+
+class _ShowingGroup(click.Group):
+    """A group that runs ``show`` if no command is named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
+            args = ["show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_ShowingGroup)
+def hold() -> None:
+    """Show, start or end the safety hold, which pauses marking and fencing.
+
+    \b
+      bookmender hold                        is there a hold, and why?
+      bookmender hold begin --for 2h         before work on the network
+      bookmender hold end                    end it, unless bookies are absent
+      bookmender hold end --yes              end it: absent bookies count as lost
+
+    The leader starts a hold by itself when many bookies disappear at once (settings: [hold]). It
+    ends that hold soon after the bookies return, or after hold.lasts_s. Ledgers marked before are
+    still repaired. A recovery delay of about 30 s lets the leader see a mass failure before it
+    marks the first ledger. Bring bookies back before you end a hold, or give them a window with
+    bookmender bookie maintenance.
+    """
+
+
+@hold.command()
+@cluster_options
+def show(config: Path | None, output: str) -> None:
+    """Show the safety hold, its reason and the absent bookies.
+
+    Exit codes: 0 no hold. 1 a hold. An unreadable order counts as a hold.
+    """
+    state = run_in_session(config, lambda cluster: _read_hold(cluster, SystemClock()))
+    _print_hold(state, output)
+    sys.exit(0 if state.hold is None else EXIT_FAILED)
+
+
+@hold.command()
+@cluster_options
+@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
+@click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
+def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
+    """Start a safety hold, or replace the present one.
+
+    Use this before work during which many bookies may disappear. Without --for the hold lasts until
+    bookmender hold end. Bookies that are absent at its end are lost, unless there are so many that
+    the leader starts its own hold.
+    """
+
+    async def act(cluster: AdminSession) -> HoldState:
+        clock = await shared_clock(cluster)
+        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
+        return await _read_hold(cluster, clock)
+
+    _print_hold(run_in_session(config, act), output)
+
+
+@hold.command()
+@cluster_options
+@click.option("--yes", is_flag=True, help="End it even if bookies are absent.")
+def end(config: Path | None, output: str, yes: bool) -> None:
+    """End the safety hold. Bookies that are absent now count as lost.
+
+    After the recovery delay their ledgers are marked and copied, and open ones are fenced. These
+    bookies cause another hold only after they were registered again.
+
+    Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
+    was changed.
+    """
+
+    async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
+        return await release_hold(cluster, accepts_lost=yes, clock=await shared_clock(cluster))
+
+    state, is_refused = run_in_session(config, act)
+    _print_hold(state, output)
+    if is_refused:
+        click.echo(
+            "Nothing was changed, because bookies are absent. With --yes the hold ends, and the "
+            "ledgers of absent bookies that are neither in maintenance nor draining are marked.",
+            err=True,
+        )
+        sys.exit(EXIT_FAILED)
+
+
+async def _read_hold(cluster: AdminSession, clock: Clock) -> HoldState:
+    """Read the hold, and print a warning if the leader does not follow it."""
+    state = await read_hold(cluster, clock=clock)
+    if state.hold is not None:
+        echo_notes(await leader_concerns(cluster, "holds"))
+    return state
+
+
+def _print_hold(state: HoldState, output: str) -> None:
+    echo(output, state.record(), state.to_text(now_ms=SystemClock().wall_ms()))
+    if state.unreadable:
+        echo_notes(unreadable_texts([state.unreadable]))
+
+
+# --- Auto-recovery --------------------------------------------------------------------------------
+
+
+@click.command()
+@cluster_options
+def disable(config: Path | None, output: str) -> None:
+    """Disable auto-recovery for the whole cluster, including Java's nodes.
+
+    Use this before planned work that stops many bookies. No ledger is marked or leased until
+    bookmender enable. Repairs in progress are completed.
+
+    The exit code is 0 even if auto-recovery was already disabled.
+    """
+    _print_switched(run_in_session(config, switch_off), output)
+
+
+@click.command()
+@cluster_options
+def enable(config: Path | None, output: str) -> None:
+    """Enable auto-recovery again.
+
+    Ledgers of bookies that were lost in the meantime are marked and repaired.
+
+    The exit code is 0 even if auto-recovery was already enabled.
+    """
+    _print_switched(run_in_session(config, switch_on), output)
+
+
+def _print_switched(switched: SwitchRecord, output: str) -> None:
+    state = "enabled" if switched.is_enabled else "disabled"
+    already = "" if switched.has_changed else "already "
+    echo(output, switched, f"auto-recovery is {already}{state}")
+
+
+@click.command("recovery-delay")
+@click.argument("delay_s", metavar="[DURATION]", type=Duration(least_s=0), required=False)
+@cluster_options
+def recovery_delay(delay_s: int | None, config: Path | None, output: str) -> None:
+    """Show or set how long a bookie may be absent before it is lost.
+
+    \b
+      bookmender recovery-delay        show it
+      bookmender recovery-delay 30s    set it; 0s: a bookie is lost at once
+
+    The ledgers of a lost bookie are marked and copied to other bookies. The delay is stored where
+    Java's AutoRecovery reads it (lostBookieRecoveryDelay). Setting it starts an audit.
+    """
+
+    async def act(cluster: AdminSession) -> RecoveryDelay:
+        if delay_s is not None:
+            await set_recovery_delay(cluster, delay_s)
+        return RecoveryDelay(recovery_delay_s=await read_recovery_delay(cluster))
+
+    found = run_in_session(config, act)
+    text = "the recovery delay is not set, because no auditor has ever run"
+    if found.recovery_delay_s is not None:
+        text = f"a bookie is lost after an absence of {duration_text(found.recovery_delay_s)}"
+    echo(output, found, text)

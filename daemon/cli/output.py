@@ -1,11 +1,12 @@
 """The formats of lists: text for people, JSON, or one ID a line for ``xargs``."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
+import msgspec
 
+from daemon.answers import Answer, as_json
 from daemon.cli.main import note_output
 from daemon.words import printable
 
@@ -35,8 +36,13 @@ list_output_option = click.option(
 )
 
 
+def echo(output: str, answer: Answer, text: str) -> None:
+    """Print an answer as JSON, or the text."""
+    click.echo(as_json(answer) if output == "json" else text)
+
+
 def echo_list(
-    output: str, record: Mapping[str, Any], *, rows: str, text: Callable[[], str]
+    output: str, record: Answer | Mapping[str, Any], *, rows: str, text: Callable[[], str]
 ) -> None:
     """Print a list in the format ``output``.
 
@@ -44,9 +50,9 @@ def echo_list(
     its ID.
     """
     if output == "json":
-        click.echo(json.dumps(record, indent=2))
+        click.echo(as_json(record))
     elif output == "ids":
-        for row in record[rows]:
+        for row in msgspec.to_builtins(record)[rows]:
             click.echo(printable(str(next(iter(row.values())))))
     else:
         click.echo(text())

@@ -15,14 +15,8 @@ from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observer import BookieCondition
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session
 from daemon.answers import as_json
-from daemon.cli.bookies import BookieArgument
-from daemon.cli.main import (
-    EXIT_FAILED,
-    EXIT_UNKNOWN,
-    LedgerId,
-    config_option,
-    json_option,
-)
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, json_option
+from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo_list, list_output_option
 from daemon.cli.progress import LINE_INTERVAL_S, Line
 from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, Self, TextIO
+from typing import Self, TextIO
 
 import click
 
@@ -56,13 +56,6 @@ class Eta:
     def _is_long(seen_s: float, seen_left: int, *, now_s: float, left: int) -> bool:
         """Return True if the samples from this one on suffice to measure the speed."""
         return seen_s <= now_s - REMEMBERED_S and seen_left - left >= REMEMBERED_COUNT
-
-
-class Show(Protocol):
-    """A callback that receives how much is left. ``waiting``: how many of these wait for something.
-    ``beside``: another fact for the reader; may be empty."""
-
-    def __call__(self, left: int, *, waiting: int = 0, beside: str = "") -> None: ...
 
 
 class Line:

@@ -9,8 +9,8 @@ import click
 
 from daemon.admin_session import log_errors_only
 from daemon.answers import as_json
-from daemon.cli.bookies import BookieArgument
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
+from daemon.cli.option_types import BookieArgument
 from daemon.cli.plan import plan
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
 from daemon.http.records import NoteRecord

@@ -19,23 +19,23 @@ import click
 from auditor.election import current_leader
 from auditor.scan import READS_AT_ONCE, read_each
 from daemon.admin_session import AdminSession, run_with
-from daemon.cli.bookies import BookieArgument, known_bookies, require_known
-from daemon.cli.check import BOOKIES, force_check
-from daemon.cli.decommission import decommission_visibly
-from daemon.cli.decommission import result_text as decommissioned_text
+from daemon.cli.bookie import decommission_visibly
+from daemon.cli.bookie import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
-from daemon.cli.orders import UNREADABLE_VOTE
+from daemon.cli.option_types import BookieArgument
 from daemon.cli.plan import to_text as plan_text
 from daemon.cli.repair import repair_visibly, result_text
-from daemon.cli.switch import set_recovery_delay, switch_off, switch_on
 from daemon.java_settings import metadata_uri, read_properties
+from daemon.operations.bookies import known_bookies, require_known
+from daemon.operations.checks import BOOKIES, force_check
+from daemon.operations.orders import UNREADABLE_VOTE
 from daemon.operations.plan import RepairPlan, plan
+from daemon.operations.switch import read_recovery_delay, set_recovery_delay, switch_off, switch_on
 from daemon.settings import Settings, load_settings
 from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
     BookmenderError,
-    NoNodeError,
     RejectedError,
     SettingsError,
 )
@@ -47,7 +47,6 @@ from replication.marks import (
     read_locks,
     read_marks,
 )
-from replication.znodes import parse_recovery_delay
 
 Load = Callable[[], Settings]
 """Loads the settings that the options of the group name. Help needs none."""
@@ -228,7 +227,7 @@ def autorecovery(load: Load, enable: bool, disable: bool) -> None:
         click.echo(f"Autorecovery is {'disabled' if is_off else 'enabled'}.")
         return
     state = "enabled" if enable else "disabled"
-    if run_with(load(), switch_on if enable else switch_off):
+    if run_with(load(), switch_on if enable else switch_off).has_changed:
         click.echo(f"Autorecovery is {state}.")
     else:
         click.echo(f"Autorecovery already {state}. Doing nothing")
@@ -260,20 +259,11 @@ def lostbookierecoverydelay(load: Load, shows: bool, delay_s: int | None) -> Non
         run_with(load(), lambda cluster: set_recovery_delay(cluster, delay_s))
         click.echo(f"Successfully set LostBookieRecoveryDelay value in ZK: {delay_s}")
         return
-    value = run_with(load(), _recovery_delay)
+    value = run_with(load(), read_recovery_delay)
     if value is None:
         click.echo("LostBookieRecoveryDelay is not set: no auditor has ever run.", err=True)
         sys.exit(EXIT_FAILED)
     click.echo(f"LostBookieRecoveryDelay value in ZK: {value}")
-
-
-async def _recovery_delay(cluster: AdminSession) -> int | None:
-    """Return the stored delay in seconds; None if there is none. Raises CorruptionError."""
-    try:
-        data, _ = await cluster.store.get(cluster.paths.recovery_delay)
-    except NoNodeError:
-        return None
-    return parse_recovery_delay(data)
 
 
 # --- Bookies --------------------------------------------------------------------------------------

@@ -17,10 +17,6 @@ import msgspec
 from aiohttp import web
 
 from daemon.admin_session import AdminSession
-from daemon.cli.bookie import gather_bookies
-from daemon.cli.check import read_checks
-from daemon.cli.hold import read_hold
-from daemon.cli.option_types import DURATION_PATTERN, parse_duration_s
 from daemon.http import changes, health, records
 from daemon.http.changes import WrongRequestError
 from daemon.http.cluster_reader import ClusterReader, Reading
@@ -36,7 +32,10 @@ from daemon.http.endpoints import (
     serves,
 )
 from daemon.http.metrics import package_version
+from daemon.operations.bookies import BookiesRecord, bookies_record, gather_bookies
+from daemon.operations.checks import ChecksRecord, read_checks
 from daemon.operations.history import HistoryRecord, select
+from daemon.operations.holds import HoldStateRecord, read_hold
 from daemon.operations.queue import QueueRecord, read_queue
 from daemon.role_state import NodeService
 from daemon.settings import Settings
@@ -46,6 +45,7 @@ from daemon.status.gathering import gather_status
 from daemon.status.records import note_record
 from daemon.status.report import LEDGERS_LISTED_MAX, to_json
 from daemon.status.state import Status
+from daemon.words import DURATION_PATTERN, parse_duration_s
 from ledgers.clock import SystemClock
 from ledgers.tasks import in_daemon_thread
 from replication.history import Kind as EventKind
@@ -225,23 +225,23 @@ async def history(shared: Shared, request: web.Request) -> bytes:
     return await in_daemon_thread(lambda: msgspec.json.encode(make()))
 
 
-@serves("/api/v1/bookies", "As bookmender bookie list -o json", records.BookiesRecord)
-async def read_bookies(cluster: AdminSession) -> dict[str, Any]:
+@serves("/api/v1/bookies", "As bookmender bookie list -o json", BookiesRecord)
+async def read_bookies(cluster: AdminSession) -> BookiesRecord:
     rows, unreadable = await gather_bookies(cluster, clock=SystemClock())
-    return {"bookies": [row.to_json() for row in rows], "unreadable_orders": list(unreadable)}
+    return bookies_record(rows, unreadable)
 
 
 serves("/api/v1/queue", "As bookmender queue list -o json", QueueRecord)(read_queue)
 
 
-@serves("/api/v1/checks", "As bookmender check list -o json", records.ChecksRecord)
-async def read_checks_record(cluster: AdminSession) -> dict[str, Any]:
-    return (await read_checks(cluster, clock=SystemClock())).to_json()
+@serves("/api/v1/checks", "As bookmender check list -o json", ChecksRecord)
+async def read_checks_record(cluster: AdminSession) -> ChecksRecord:
+    return (await read_checks(cluster, clock=SystemClock())).record()
 
 
-@serves("/api/v1/hold", "As bookmender hold show -o json", records.HoldStateRecord)
-async def read_hold_record(cluster: AdminSession) -> dict[str, Any]:
-    return (await read_hold(cluster, clock=SystemClock())).to_json()
+@serves("/api/v1/hold", "As bookmender hold show -o json", HoldStateRecord)
+async def read_hold_record(cluster: AdminSession) -> HoldStateRecord:
+    return (await read_hold(cluster, clock=SystemClock())).record()
 
 
 async def read_recent_history(reader: ClusterReader, since_s: int = HISTORY_DEFAULT_S) -> Reading:
@@ -269,27 +269,27 @@ def recent_history_record(
 @Endpoint(
     "POST /api/v1/hold",
     "Begin a safety hold, or replace the present one",
-    records.HoldStateRecord,
+    HoldStateRecord,
     body=records.HoldOrderRecord,
 )
-async def begin_hold(shared: Shared, request: web.Request) -> dict[str, Any]:
+async def begin_hold(shared: Shared, request: web.Request) -> HoldStateRecord:
     wanted = await order(request, records.HoldOrderRecord)
-    return (await shared.change(lambda c: changes.begin(c, wanted))).to_json()
+    return await shared.change(lambda c: changes.begin(c, wanted))
 
 
 @Endpoint(
     "DELETE /api/v1/hold",
     "End the safety hold",
-    records.HoldStateRecord,
+    HoldStateRecord,
     option(
         "accept_lost",
         "true: end it although bookies are absent, which then count as lost",
         type="boolean",
     ),
 )
-async def end_hold(shared: Shared, request: web.Request) -> dict[str, Any]:
+async def end_hold(shared: Shared, request: web.Request) -> HoldStateRecord:
     accepts = flag("accept_lost", request.query.get("accept_lost", "false"))
-    return (await shared.change(lambda c: changes.end(c, accepts_lost=accepts))).to_json()
+    return await shared.change(lambda c: changes.end(c, accepts_lost=accepts))
 
 
 serve_change(

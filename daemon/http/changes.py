@@ -4,22 +4,22 @@ Each function works in a session of its own, which the caller opens. ``concerns`
 the sentences that the command would print beside its result.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from daemon.admin_session import AdminSession, shared_clock
-from daemon.cli.bookies import known_bookies
-from daemon.cli.drain import absent_concerns, cancel_drains, order_drains, read_drains
-from daemon.cli.drain import concerns as drain_concerns
-from daemon.cli.hold import HoldState, begin_hold, end_hold, read_hold
-from daemon.cli.maintenance import concerns as window_concerns
-from daemon.cli.maintenance import end_concerns, end_window, left_without, open_window
-from daemon.cli.orders import leader_concerns
-from daemon.cli.switch import switch_off, switch_on
 from daemon.http.records import (
     ChangedRecord,
     DrainOrderRecord,
     HoldOrderRecord,
     MaintenanceOrderRecord,
-    SwitchRecord,
 )
+from daemon.operations import drains, maintenance
+from daemon.operations.bookies import check_known
+from daemon.operations.errors import UnknownBookieError as UnknownBookieError
+from daemon.operations.holds import HoldStateRecord, begin_hold, read_hold, release_hold
+from daemon.operations.orders import leader_concerns, node_concerns
+from daemon.operations.switch import SwitchRecord, switch_off, switch_on
 from ledgers.clock import SystemClock
 from ledgers.errors import RejectedError
 from ledgers.model import BookieId
@@ -29,63 +29,58 @@ class WrongRequestError(Exception):
     """The request is wrong: a value is out of range."""
 
 
-class UnknownBookieError(Exception):
-    """The cluster knows no such bookie."""
-
-
-async def begin(cluster: AdminSession, order: HoldOrderRecord) -> HoldState:
+async def begin(cluster: AdminSession, order: HoldOrderRecord) -> HoldStateRecord:
     """Begin a safety hold. Raises ConflictError, WrongRequestError."""
     _check_reason(order.reason)
     clock = await shared_clock(cluster)
     await begin_hold(cluster, duration_s=order.for_s, reason=order.reason, clock=clock)
-    return await read_hold(cluster, clock=clock)
+    return (await read_hold(cluster, clock=clock)).record()
 
 
-async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldState:
+async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldStateRecord:
     """End the safety hold. Raises RejectedError if bookies are absent and that is not accepted."""
     clock = await shared_clock(cluster)
-    before = await read_hold(cluster, clock=clock)
-    if before.hold is not None and before.absent and not accepts_lost:
+    state, is_refused = await release_hold(cluster, accepts_lost=accepts_lost, clock=clock)
+    if is_refused:
         raise RejectedError(
-            f"nothing was changed: {before.absent_text}. They would count as lost. Start the "
+            f"nothing was changed: {state.absent_text}. They would count as lost. Start the "
             "bookies, or add accept_lost=true."
         )
-    if before.hold is not None:
-        await end_hold(cluster, before.absent, clock=clock)
-    return await read_hold(cluster, clock=clock)
+    return state.record()
 
 
 async def disable(cluster: AdminSession) -> SwitchRecord:
-    return SwitchRecord(has_changed=await switch_off(cluster), is_enabled=False)
+    return await switch_off(cluster)
 
 
 async def enable(cluster: AdminSession) -> SwitchRecord:
-    return SwitchRecord(has_changed=await switch_on(cluster), is_enabled=True)
+    return await switch_on(cluster)
 
 
 async def begin_drain(
     cluster: AdminSession, bookie: BookieId, order: DrainOrderRecord
 ) -> ChangedRecord:
     """Order the drain. Raises RejectedError if the bookie is absent and that is not accepted."""
-    await _check_known(cluster, bookie)
-    clock = SystemClock()
-    before = (await read_drains(cluster)).orders.draining.get(bookie)
-    absent = await absent_concerns(cluster, [bookie], clock=clock)
-    if absent and before is None and not order.accept_absent:
-        raise RejectedError(
-            f"nothing was ordered. To order the drain anyway, set accept_absent. {absent[bookie]}"
+    before = (await drains.read_drains(cluster)).orders.draining.get(bookie)
+    with _refusals_name("accept_absent"):
+        concerns = await drains.begin_drains(
+            cluster,
+            [bookie],
+            may_fence=order.fence_open,
+            accepts_absent=order.accept_absent,
+            clock=SystemClock(),
         )
-    await order_drains(cluster, [bookie], may_fence=order.fence_open, clock=clock)
-    after = (await read_drains(cluster)).orders.draining.get(bookie)
+    after = (await drains.read_drains(cluster)).orders.draining.get(bookie)
     return ChangedRecord(
         has_changed=before != after,
-        concerns=[*absent.values(), *await drain_concerns(cluster, [bookie])],
+        concerns=[*concerns, *await node_concerns(cluster, ignored="drains")],
     )
 
 
 async def end_drain(cluster: AdminSession, bookie: BookieId) -> ChangedRecord:
-    await _check_known(cluster, bookie)
-    return ChangedRecord(has_changed=bool(await cancel_drains(cluster, [bookie])), concerns=[])
+    await check_known(cluster, [bookie])
+    cancelled = await drains.cancel_drains(cluster, [bookie])
+    return ChangedRecord(has_changed=bool(cancelled), concerns=[])
 
 
 async def begin_maintenance(
@@ -94,37 +89,36 @@ async def begin_maintenance(
     """Begin a window. Raises RejectedError if ledgers would become unreadable and that is not
     accepted."""
     _check_reason(order.reason)
-    await _check_known(cluster, bookie)
-    if not order.accept_unavailable:
-        left = await left_without(cluster, bookie, clock=SystemClock())
-        if left is not None and not left.is_harmless:
-            raise RejectedError(
-                f"nothing was changed: {left.to_text()} To begin the window anyway, set "
-                "accept_unavailable."
-            )
-    clock = await shared_clock(cluster)
-    await open_window(cluster, bookie, duration_s=order.for_s, reason=order.reason, clock=clock)
+    with _refusals_name("accept_unavailable"):
+        concerns = await maintenance.begin_window(
+            cluster,
+            bookie,
+            duration_s=order.for_s,
+            reason=order.reason,
+            accepts_unavailable=order.accept_unavailable,
+            clock=SystemClock(),
+        )
     return ChangedRecord(
         has_changed=True,
-        concerns=[
-            *await window_concerns(cluster, bookie, clock=clock),
-            *await leader_concerns(cluster, "maintenance windows"),
-        ],
+        concerns=[*concerns, *await leader_concerns(cluster, "maintenance windows")],
     )
 
 
 async def end_maintenance(cluster: AdminSession, bookie: BookieId) -> ChangedRecord:
-    await _check_known(cluster, bookie)
-    has_ended = await end_window(cluster, bookie)
-    concerns = await end_concerns(cluster, bookie, clock=SystemClock()) if has_ended else []
+    await check_known(cluster, [bookie])
+    has_ended, concerns = await maintenance.end_window(cluster, bookie), list[str]()
+    if has_ended:
+        concerns = await maintenance.end_concerns(cluster, bookie, clock=SystemClock())
     return ChangedRecord(has_changed=has_ended, concerns=concerns)
 
 
-async def _check_known(cluster: AdminSession, bookie: BookieId) -> None:
-    if bookie not in await known_bookies(cluster):
-        raise UnknownBookieError(
-            f"the cluster knows no bookie {bookie}. /api/v1/bookies lists the known ones."
-        )
+@contextmanager
+def _refusals_name(key: str) -> Iterator[None]:
+    """Add to a refusal which key of the request confirms it."""
+    try:
+        yield
+    except RejectedError as error:
+        raise RejectedError(f"nothing was changed: {error} To do it anyway, set {key}.") from error
 
 
 def _check_reason(reason: str) -> None:

@@ -14,16 +14,15 @@ import structlog
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession
-from daemon.cli.bookies import registered_bookies
-from daemon.cli.check import BOOKIES, ask_for_audit, force_check
-from daemon.cli.decommission import decommission_bookie
-from daemon.cli.orders import UNREADABLE_VOTE
-from daemon.cli.switch import switch_off, switch_on
+from daemon.operations.bookies import registered_bookies
+from daemon.operations.checks import BOOKIES, ask_for_audit, force_check
+from daemon.operations.decommission import decommission_bookie
+from daemon.operations.orders import UNREADABLE_VOTE
+from daemon.operations.switch import read_recovery_delay, switch_off, switch_on
 from ledgers.clock import SystemClock
-from ledgers.errors import CorruptionError, NoNodeError
+from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
-from replication import znodes
 from replication.marks import MarkedLedger, marked_ledger_ids, read_marks
 
 log = structlog.get_logger()
@@ -113,9 +112,8 @@ async def trigger_audit(cluster: AdminSession) -> str:
 
 async def recovery_delay_s(cluster: AdminSession) -> int | None:
     """Return the recovery delay; None if the znode is missing or is not a number."""
-    with suppress(NoNodeError, CorruptionError):
-        data, _ = await cluster.store.get(cluster.paths.recovery_delay)
-        return znodes.parse_recovery_delay(data)
+    with suppress(CorruptionError):
+        return await read_recovery_delay(cluster)
     return None
 
 

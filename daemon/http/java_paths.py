@@ -9,7 +9,6 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from daemon.cli.switch import set_recovery_delay
 from daemon.http import java
 from daemon.http.changes import WrongRequestError
 from daemon.http.endpoints import (
@@ -24,6 +23,7 @@ from daemon.http.endpoints import (
     option,
     order,
 )
+from daemon.operations.switch import set_recovery_delay
 from ledgers.errors import BookmenderError
 from ledgers.model import BookieId
 from ledgers.tasks import in_daemon_thread

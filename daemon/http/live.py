@@ -26,9 +26,6 @@ import structlog
 from aiohttp import web
 
 from daemon.admin_session import AdminSession
-from daemon.cli.bookie import gather_bookies
-from daemon.cli.bookies import BookieRow
-from daemon.cli.check import Checks, read_checks
 from daemon.cli.progress import Eta
 from daemon.http import api, page
 from daemon.http.access import Access, Refusal
@@ -37,6 +34,8 @@ from daemon.http.health import ready
 from daemon.http.metrics import package_version
 from daemon.http.page import Sample, View
 from daemon.http.tls import has_certificate
+from daemon.operations.bookies import BookieRow, gather_bookies
+from daemon.operations.checks import Checks, read_checks
 from daemon.role_state import NodeService
 from daemon.settings import Settings
 from daemon.status.state import Status

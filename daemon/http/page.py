@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.check import CheckRow, Checks
 from daemon.messages import message
+from daemon.operations.bookies import BookieRow, BookieState
+from daemon.operations.checks import CheckRow, Checks
 from daemon.operations.history import event_text
 from daemon.status.conditions import Condition, conditions, health, some
 from daemon.status.explanations import EXPLANATIONS

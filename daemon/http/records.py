@@ -13,7 +13,14 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from daemon.answers import Answer as Record
-from daemon.cli.option_types import DURATION_MAX_S, REASON_LENGTH_MAX
+from daemon.operations.bookies import BookieRecord as BookieRecord
+from daemon.operations.bookies import BookiesRecord as BookiesRecord
+from daemon.operations.checks import ChecksRecord as ChecksRecord
+from daemon.operations.checks import RunRecord
+from daemon.operations.holds import HoldRecord
+from daemon.operations.holds import HoldStateRecord as HoldStateRecord
+from daemon.operations.switch import SwitchRecord as SwitchRecord
+from daemon.words import DURATION_MAX_S, REASON_LENGTH_MAX
 from replication.reasons import Blocked, Facts
 
 
@@ -116,45 +123,6 @@ class BookiesByState(Record, frozen=True, kw_only=True):
     in_maintenance: AbsentInMaintenance
 
 
-class DrainRecord(Record, frozen=True, kw_only=True):
-    since_ms: int
-    may_fence: bool
-    is_drained: bool
-    is_in_doubt: bool
-    ledgers_left: int | None
-    ledgers_most: int | None
-    unreadable_count: int | None
-    unreadable: list[int] | None
-
-
-class MaintenanceRecord(Record, frozen=True, kw_only=True):
-    since_ms: int
-    until_ms: int
-    reason: str
-
-
-class DiskSpaceRecord(Record, frozen=True, kw_only=True):
-    free_bytes: int
-    total_bytes: int
-
-
-class BookieRecord(Record, frozen=True, kw_only=True):
-    bookie_id: str
-    state: Literal["writable", "read-only", "absent", "lost"]
-    lost_ms: int | None
-    drain: DrainRecord | None
-    maintenance: MaintenanceRecord | None
-    disk_space: DiskSpaceRecord | None
-
-
-class HoldRecord(Record, frozen=True, kw_only=True):
-    since_ms: int
-    until_ms: int | None
-    bookies: list[str]
-    reason: str
-    is_by_operator: bool
-
-
 class ForeignLockRecord(Record, frozen=True, kw_only=True):
     ledger_id: int
     holder: str | None
@@ -209,19 +177,6 @@ class PendingLossRecord(Record, frozen=True, kw_only=True):
     since_ms: int
     lost_ms: int
     is_excused: bool
-
-
-class RunRecord(Record, frozen=True, kw_only=True):
-    """A run of a check."""
-
-    started_ms: int
-    finished_ms: int | None
-    ledger_count: int
-    ledgers_left: int
-    ledgers_per_s: float | None
-    remaining_s: float | None
-    pause: str | None
-    counts: dict[str, int]
 
 
 class RunningCheckRecord(RunRecord, frozen=True, kw_only=True):
@@ -318,31 +273,6 @@ class BlockedRecord(Record, frozen=True, kw_only=True):
     ledgers: list[NoteRecord]
 
 
-class BookiesRecord(Record, frozen=True, kw_only=True):
-    bookies: list[BookieRecord]
-    unreadable_orders: list[str]
-
-
-class CheckRecord(Record, frozen=True, kw_only=True):
-    check: str
-    about: str
-    interval_s: float
-    last_run_ms: int | None
-    is_forced: bool
-    next_due_ms: int | None
-    running: RunRecord | None
-    last: RunRecord | None
-    unreadable_records: list[str]
-
-
-class ChecksRecord(Record, frozen=True, kw_only=True):
-    leader: str | None
-    is_paused: bool
-    concerns: list[str]
-    unreadable_orders: list[str]
-    checks: list[CheckRecord]
-
-
 # --- Changes --------------------------------------------------------------------------------------
 
 Seconds = Annotated[int, Meta(ge=1, le=DURATION_MAX_S)]
@@ -372,22 +302,8 @@ class DrainOrderRecord(Record, frozen=True, kw_only=True):
     accept_absent: bool = False
 
 
-class HoldStateRecord(Record, frozen=True, kw_only=True):
-    is_held: bool
-    hold: HoldRecord | None
-    absent: list[str]
-    absent_by_order: list[str]
-    bookie_count: int
-    unreadable_orders: list[str]
-
-
 class ChangedRecord(Record, frozen=True, kw_only=True):
     """``has_changed``: false if it was so before. ``concerns``: what may prevent its effect."""
 
     has_changed: bool
     concerns: list[str]
-
-
-class SwitchRecord(Record, frozen=True, kw_only=True):
-    is_enabled: bool
-    has_changed: bool

@@ -25,9 +25,9 @@ from daemon.admin_session import (
     writing_session,
 )
 from daemon.answers import Answer
-from daemon.cli.blocked import try_now
 from daemon.messages import CANNOT_CLOSE, end_doubt_text, message
 from daemon.operations.plan import open_inspection
+from daemon.operations.waiting import try_now
 from daemon.settings import Settings
 from daemon.words import duration_text, printable
 from ledgers.bookies import Bookies

@@ -6,8 +6,8 @@ from auditor.checks.idle import LastChange, read_last_changes
 from auditor.checks.records import IDLE_OPEN, read_stored_check
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
-from daemon.cli.bookies import registered_bookies
 from daemon.messages import earlier_metadata_hint, end_doubt_text, message
+from daemon.operations.bookies import registered_bookies
 from ledgers.clock import Clock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
 from ledgers.manager import VersionedMetadata

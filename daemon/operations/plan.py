@@ -15,9 +15,9 @@ from auditor.mark_reasons import read_findings
 from auditor.scan import may_be_named
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
-from daemon.cli.bookies import known_bookies, require_known
 from daemon.local_bookie import local_bookie
 from daemon.messages import message
+from daemon.operations.bookies import known_bookies, require_known
 from daemon.placement import load_placement
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status

@@ -8,8 +8,8 @@ from msgspec import convert
 from auditor.mark_reasons import MarkExplainer
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
-from daemon.cli.blocked import access_denied_text, current_notes
 from daemon.http.records import ForeignLockRecord, NoteRecord
+from daemon.operations.waiting import access_denied_text, current_notes
 from daemon.status.records import note_record
 from replication.ledger_record import WaitingNotes
 from replication.marks import MarkedLedger, marked_ledger_ids, read_locks, read_marks

@@ -17,12 +17,11 @@ from auditor.scan import scan_ledgers
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
 from daemon.admin_session import AdminSession, admin_session, note_order, operator, order_event
 from daemon.answers import Answer
-from daemon.cli.blocked import order_retries
-from daemon.cli.bookies import known_bookies, require_known
-from daemon.cli.progress import Show
 from daemon.http.records import NoteRecord
 from daemon.live_settings import LiveSettings
 from daemon.messages import blocked_record
+from daemon.operations.bookies import known_bookies, require_known
+from daemon.operations.waiting import Show, order_retries
 from daemon.roles import open_worker
 from daemon.session import Session, open_session
 from daemon.settings import Settings

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager, suppress
 
 from daemon.admin_session import AdminSession, admin_session, order_event, writing_session
 from daemon.answers import Answer
-from daemon.cli.blocked import order_retries
 from daemon.messages import copy_doubt_text
 from daemon.operations.plan import open_inspection
+from daemon.operations.waiting import order_retries
 from daemon.settings import Settings
 from daemon.state import JOURNAL_FOLDER, state_dir
 from ledgers.clock import SystemClock

@@ -13,9 +13,9 @@ from typing import Any
 
 from auditor.backlog import UnavailableLedgers
 from auditor.fsck.verdicts import Grade
-from daemon.cli.bookies import BookieRow
-from daemon.cli.hold import hold_record
 from daemon.messages import message
+from daemon.operations.bookies import BookieRow
+from daemon.operations.holds import hold_record
 from daemon.status.state import Status
 from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId

@@ -10,8 +10,8 @@ from auditor.fsck.results.summary import read_closer, read_last
 from auditor.mark_reasons import read_private_queue
 from auditor.records import AuditRecord, read_audit
 from daemon.admin_session import AdminSession
-from daemon.cli.blocked import current_notes
-from daemon.cli.bookies import (
+from daemon.limits import limits_in_force
+from daemon.operations.bookies import (
     BookieRow,
     BookieState,
     bookie_rows,
@@ -19,9 +19,9 @@ from daemon.cli.bookies import (
     registered_bookies,
     with_losses,
 )
-from daemon.cli.hold import current_hold
-from daemon.limits import limits_in_force
 from daemon.operations.feed import read_stall
+from daemon.operations.holds import current_hold
+from daemon.operations.waiting import current_notes
 from daemon.status.leader import LeaderState, gather_leader
 from daemon.status.pace import copying_pace
 from daemon.status.state import (

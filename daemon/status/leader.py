@@ -13,8 +13,8 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import MarkExplainer
 from auditor.records import StoredAbsences, read_absences, read_leader_record
 from daemon.admin_session import AdminSession
-from daemon.cli.bookies import loss_due_text
-from daemon.cli.check import CheckRow, read_checks, run_record
+from daemon.operations.checks import CheckRow, read_checks, run_record
+from daemon.words import loss_due_text
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from replication.marks import MarkedLedger

@@ -8,11 +8,11 @@ from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
-from daemon.cli.check import run_text
-from daemon.cli.hold import hold_record
-from daemon.cli.orders import unreadable_texts
 from daemon.fsck.advice import counts_text
 from daemon.messages import message
+from daemon.operations.checks import run_text
+from daemon.operations.holds import hold_record
+from daemon.operations.orders import unreadable_texts
 from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
 from daemon.status.leader import LeaderState
 from daemon.status.pace import pace_text

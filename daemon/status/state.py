@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
-from daemon.cli.bookies import BookieRow
+from daemon.operations.bookies import BookieRow
 from daemon.operations.feed import FeedStall
 from daemon.status.leader import LeaderState
 from daemon.status.pace import CopyingPace

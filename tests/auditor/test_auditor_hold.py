@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from auditor.safety_hold import CALM_S
 from auditor.settings import HoldSettings
-from daemon.cli.hold import end_hold
+from daemon.operations.holds import end_hold
 from ledgers.model import BookieId, LedgerState
 from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from auditor.records import read_drains
-from daemon.cli.drain import cancel_drains
+from daemon.operations.drains import cancel_drains
 from ledgers.model import BookieId, LedgerState
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.drains import own_marks

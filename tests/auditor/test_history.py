@@ -8,8 +8,8 @@ import pytest
 from auditor.history_cleaner import CLEAN_S, KEPT_MS, SEGMENTS_MAX, HistoryCleaner, outdated
 from auditor.mark_reasons import LossKind, LossRecord, loss_events
 from auditor.settings import ChecksSettings, HoldSettings
-from daemon.cli.hold import begin_hold, end_hold
-from daemon.cli.maintenance import open_window
+from daemon.operations.holds import begin_hold, end_hold
+from daemon.operations.maintenance import open_window
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication.history import Cause, Event, Kind, NodeEvent, read_history, record_order

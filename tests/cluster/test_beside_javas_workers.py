@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from auditor.mark_reasons import read_findings
-from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
+from daemon.operations.waiting import all_marked
 from ledgers.bookies import Answer, Transfer
 from ledgers.digest import EntryDigest
 from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment

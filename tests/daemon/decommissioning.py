@@ -1,6 +1,6 @@
 """Helpers that the tests of decommissions share."""
 
-from daemon.cli.decommission import Decommissioned, decommission_bookie
+from daemon.operations.decommission import Decommissioned, decommission_bookie
 from ledgers.model import BookieId
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster

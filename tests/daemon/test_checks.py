@@ -16,11 +16,12 @@ from auditor.checks.records import (
 )
 from auditor.checks.runner import FORCED_MS
 from auditor.election import Election
-from daemon.cli.check import (
+from daemon.cli.check import _exit_code
+from daemon.operations.checks import (
     BOOKIES,
     FORCIBLE,
     Checks,
-    _exit_code,
+    RunRecord,
     counts_text,
     force_check,
     pause_checks,
@@ -98,7 +99,7 @@ async def test_a_run_under_way_is_shown_with_its_remainder() -> None:
         "  50 ledgers checked, about 150 left, 30 s to go at 5 per second; 2 found, 1 marked",
         "  its last run checked 50 ledgers in 10 s: 2 found, 1 marked",
     ]
-    assert row.to_json()["running"]["remaining_s"] == 30
+    assert RunRecord.of(RUN).remaining_s == 30
 
 
 @in_virtual_time

@@ -10,13 +10,13 @@ import click
 import pytest
 
 from daemon.cli import (
+    bookie as decommission_command,
+)
+from daemon.cli import (
+    bookie as drain_command,
+)
+from daemon.cli import (
     check as check_command,
-)
-from daemon.cli import (
-    decommission as decommission_command,
-)
-from daemon.cli import (
-    drain as drain_command,
 )
 from daemon.cli import (
     repair as repair_command,

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
-from daemon.cli import blocked, decommission
-from daemon.cli.decommission import decommission_bookie, unknown_text
-from daemon.cli.maintenance import open_window
 from daemon.messages import blocked_text
+from daemon.operations import decommission, waiting
+from daemon.operations.decommission import decommission_bookie
+from daemon.operations.maintenance import open_window
 from ledgers.errors import JournalError, RejectedError, UnavailableError
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Facts, Reason
 from replication.settings import ReplicationSettings
-from tests.auditor.auditing import auditing
+from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.decommissioning import decommissioned, has_cookie
 from tests.daemon.visits import Heard, order_drain, visiting
@@ -42,14 +42,6 @@ async def test_a_running_bookie_is_refused() -> None:
     assert "until its session ends" in str(refused.value)
 
     assert await has_cookie(cluster)
-
-
-def test_no_other_bookie_is_suggested_for_an_unknown_one() -> None:
-    text = unknown_text(BookieId("10.0.0.1:31811"))
-
-    assert "has no bookie 10.0.0.1:31811" in text
-    assert "Did you mean" not in text
-    assert "bookmender bookie list" in text
 
 
 @in_virtual_time
@@ -144,6 +136,20 @@ async def test_damaged_and_denied_metadata_have_different_advice() -> None:
         in message
     )
     assert "With --ignore-unreadable the cookie is deleted anyway." in message
+
+
+@in_virtual_time
+async def test_what_keeps_nodes_from_the_work_is_told_once() -> None:
+    cluster, heard = await with_ledgers((B1, B2)), Heard()
+    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
+    await cluster.kill(B1)
+
+    async with leading(cluster):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
+
+    (told,) = heard.told
+    assert told.startswith("No bookmender worker is running")
 
 
 # --- Ledgers that cannot move ---------------------------------------------------------------------
@@ -327,45 +333,15 @@ async def test_it_gives_up_on_an_open_ledger_without_coverage() -> None:
 
 
 @in_virtual_time
-async def test_with_only_java_workers_a_standstill_has_no_reason() -> None:
-    cluster, heard = await with_ledgers((B1, B2), (B1, B3)), Heard()
-    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
-    await cluster.kill(B1)
-    for ledger_id in (0, 1):
-        await cluster.mark(B1, ledger_id=ledger_id)
-
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(decommissioned(cluster, heard=heard), 2 * decommission.AUDIT_AGAIN_S)
-
-    [said] = [text for text in heard.told if "bookmender plan" in text]
-    assert said.startswith(
-        "None of the 2 remaining ledgers has moved for 2 min. No bookmender worker"
-    )
-
-
-@in_virtual_time
-async def test_with_a_bookmender_worker_a_standstill_is_not_reported() -> None:
-    cluster, heard = await with_ledgers((B1, B2)), Heard()
-    await cluster.store.create(PATHS.recovery_delay, b"0", with_parents=True)
-    await cluster.kill(B1)
-
-    async with cluster.node():
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
-
-    assert not [text for text in heard.told if "bookmender plan" in text]
-
-
-@in_virtual_time
 async def test_of_many_blocked_ledgers_only_some_are_named() -> None:
-    cluster = await with_ledgers(*[(B1, B2)] * (blocked.SHOWN_MAX + 3))
+    cluster = await with_ledgers(*[(B1, B2)] * (waiting.SHOWN_MAX + 3))
     heard = Heard()
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1, B2)
         with pytest.raises(RejectedError):
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
-    assert len(heard.told) == blocked.SHOWN_MAX + 1
+    assert len(heard.told) == waiting.SHOWN_MAX + 1
     assert heard.told[-1] == "and 3 more. bookmender queue list shows all."
 
 
@@ -376,10 +352,10 @@ async def test_a_bookie_that_returns_in_time_unblocks_its_ledgers() -> None:
         await cluster.kill(B1, B2)
         await asyncio.sleep(30)
         assert await cluster.marked() == [0]
-        waiting = asyncio.create_task(decommissioned(cluster))
-        await asyncio.sleep(blocked.BLOCKED_S / 2)
+        waiting_for_it = asyncio.create_task(decommissioned(cluster))
+        await asyncio.sleep(waiting.BLOCKED_S / 2)
         await cluster.revive(B2)
 
-        await asyncio.wait_for(waiting, 600)
+        await asyncio.wait_for(waiting_for_it, 600)
 
     assert not await has_cookie(cluster)

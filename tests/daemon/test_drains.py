@@ -7,9 +7,18 @@ import pytest
 from click.testing import CliRunner
 
 from auditor.records import DrainProgress
-from daemon.cli import drain as drain_command
-from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.drain import Drains, cancel_drains, concerns, read_drains, wait_drained
+from daemon.admin_session import AdminSession
+from daemon.cli import bookie as drain_command
+from daemon.operations.bookies import BookieRow, BookieState
+from daemon.operations.drains import (
+    Drains,
+    DrainsRecord,
+    cancel_drains,
+    concerns,
+    read_drains,
+    wait_drained,
+)
+from daemon.operations.orders import node_concerns
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
 from replication import znodes
@@ -168,9 +177,9 @@ def test_a_drain_in_doubt_names_its_unreadable_ledgers() -> None:
         "b1: drained, except perhaps 23 ledgers with unreadable metadata: 4, 7 and more; "
         "bookmender ledger show ID shows the error"
     )
-    record = drains.to_json()["bookies"]["b1"]
-    assert (record["is_drained"], record["is_in_doubt"]) == (False, True)
-    assert (record["unreadable_count"], record["unreadable"]) == (23, [4, 7])
+    record = drains.record().bookies["b1"]
+    assert (record.is_drained, record.is_in_doubt) == (False, True)
+    assert (record.unreadable_count, record.unreadable) == (23, [4, 7])
 
 
 def test_unreadable_ledgers_are_named_while_others_move() -> None:
@@ -252,7 +261,11 @@ async def test_the_report_says_that_no_bookie_is_drained() -> None:
     drains = await read_drains(visiting(cluster))
 
     assert drains.to_text() == "no drain is ordered"
-    assert drains.to_json() == {"bookies": {}, "unreadable_orders": [], "blocked": []}
+    assert drains.record() == DrainsRecord(bookies={}, unreadable_orders=[], blocked=[])
+
+
+async def obstacles(here: AdminSession, *bookies: BookieId) -> list[str]:
+    return [*await concerns(here, bookies), *await node_concerns(here, ignored="drains")]
 
 
 @in_virtual_time
@@ -260,27 +273,26 @@ async def test_obstacles_to_a_drain_are_reported_with_advice() -> None:
     cluster = await Cluster.start(B1, B2)
     here = visiting(cluster)
 
-    writable, no_leader = await concerns(here, [B1])
+    writable, no_leader = await obstacles(here, B1)
     assert f"{B1} still accepts writes" in writable
     assert "readonly" in writable
     assert "No auditor is running" in no_leader
 
-    *_, alone, _ = await concerns(here, [B1, B2])
+    *_, alone, _ = await obstacles(here, B1, B2)
     assert "No other writable bookie can take the copies" in alone
 
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
     async with leading(cluster):
-        (no_worker,) = await concerns(here, [B1])
+        (no_worker,) = await obstacles(here, B1)
         assert no_worker.startswith("No bookmender worker is running")
         await Membership.join(cluster.store, PATHS, node_info("me", Role.HAND))
-        assert await concerns(here, [B1]) == [no_worker], "a repair by hand moves nothing else"
+        assert await obstacles(here, B1) == [no_worker], "a repair by hand moves nothing else"
         await Membership.join(cluster.store, PATHS, node_info("node-1"))
-        assert await concerns(here, [B1]) == []
+        assert await obstacles(here, B1) == []
         await cluster.store.create(PATHS.disable)
-        assert await concerns(here, [B1]) == [
-            "Auto-recovery is disabled, so nothing is moved. Enable it: bookmender enable"
-        ]
+        (disabled,) = await obstacles(here, B1)
+        assert "bookmender enable" in disabled
 
 
 @in_virtual_time
@@ -310,7 +322,7 @@ async def test_waiting_reports_each_change_of_its_obstacles() -> None:
     no_worker, again, disabled, enabled, gone = heard.told
     assert told == [1, 2, 3]
     assert no_worker.startswith("No bookmender worker is running")
-    assert again == enabled == "Nodes work on the drain now."
+    assert again == enabled == "Nodes are at work now."
     assert disabled.startswith("Auto-recovery is disabled")
     assert gone == no_worker
 
@@ -327,7 +339,7 @@ async def test_a_java_leader_is_named_as_an_obstacle() -> None:
         is_sequential=True,
     )
 
-    assert "Java's AutoRecovery (java-1:3181)" in (await concerns(visiting(cluster), [B1]))[-1]
+    assert "Java's AutoRecovery (java-1:3181)" in (await obstacles(visiting(cluster), B1))[-1]
 
 
 async def _unmark(cluster: Cluster, ledger_id: int) -> None:

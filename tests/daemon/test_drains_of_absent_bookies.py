@@ -6,9 +6,9 @@ import pytest
 from click.testing import Result
 
 from auditor.absence import Outages
-from daemon.cli import drain as drain_command
-from daemon.cli.drain import absent_concerns
-from daemon.cli.maintenance import open_window
+from daemon.cli import bookie as drain_command
+from daemon.operations.drains import absent_concerns
+from daemon.operations.maintenance import open_window
 from ledgers.errors import RejectedError
 from ledgers.model import BookieId, LedgerState
 from replication.orders import OrderStore

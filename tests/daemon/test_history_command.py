@@ -8,15 +8,15 @@ from structlog.testing import capture_logs
 
 from daemon.admin_session import operator, order_event
 from daemon.cli import history as history_command
-from daemon.cli import switch
-from daemon.cli.check import force_check, pause_checks, resume_checks
-from daemon.cli.drain import cancel_drains, order_drains
 from daemon.cli.history import history
-from daemon.cli.hold import begin_hold, end_hold
-from daemon.cli.identities import give_trust, withdraw_trust
-from daemon.cli.limits import change_limits
-from daemon.cli.maintenance import end_window, open_window
+from daemon.operations import switch
+from daemon.operations.checks import force_check, pause_checks, resume_checks
+from daemon.operations.drains import cancel_drains, order_drains
 from daemon.operations.history import event_text, select
+from daemon.operations.holds import begin_hold, end_hold
+from daemon.operations.identities import give_trust, withdraw_trust
+from daemon.operations.limits import change_limits
+from daemon.operations.maintenance import end_window, open_window
 from ledgers.errors import UnauthorizedError
 from replication.history import (
     Cause,
@@ -289,7 +289,7 @@ async def test_an_order_that_cannot_be_recorded_is_carried_out(
 
     monkeypatch.setattr(here.store, "create", create_if_allowed)
     with capture_logs() as logs:
-        assert await switch.switch_off(here)
+        assert (await switch.switch_off(here)).has_changed
 
     assert [(line["event"], line["order"]) for line in logs] == [
         ("history.order_not_recorded", "disable")

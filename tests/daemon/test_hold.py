@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemon.admin_session import AdminSession
-from daemon.cli import hold as hold_command
-from daemon.cli.hold import HoldState, begin_hold, end_hold, hold_text, read_hold
+from daemon.cli import orders as hold_command
+from daemon.operations.holds import HoldState, begin_hold, end_hold, hold_text, read_hold
 from ledgers.errors import ConflictError
 from ledgers.model import BookieId
 from replication.cluster import HOLD
@@ -94,7 +94,7 @@ def test_absent_bookies_with_an_order_are_listed_apart(
     state = HoldState(hold=None, absent=away, excused=excused, bookie_count=4)
 
     assert state.absent_text == text
-    assert state.to_json()["absent_by_order"] == list(excused)
+    assert state.record().absent_by_order == list(excused)
 
 
 @in_virtual_time

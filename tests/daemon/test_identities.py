@@ -13,9 +13,10 @@ from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding
 from auditor.underreplication import reformatted_bookies
 from daemon.admin_session import AdminSession
-from daemon.cli import identities as identities_command
-from daemon.cli.identities import give_trust, trust_identities, withdraw_trust
+from daemon.cli import bookie as identities_command
+from daemon.cli.bookie import trust_identities
 from daemon.messages import message
+from daemon.operations.identities import give_trust, withdraw_trust
 from ledgers.model import LedgerState
 from ledgers.store import Stat
 from replication.orders import OrderStore
@@ -202,7 +203,6 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
         pytest.param(("--all", "--yes"), 0, f"{B4}: trusted", id="all"),
         pytest.param((B1, "--yes"), 0, "1 trusted bookie", id="one"),
         pytest.param(("--yes",), 2, "Name bookies", id="none"),
-        pytest.param(("nobody:1", "--yes"), 2, "nobody:1", id="an unknown one"),
         pytest.param(("--withdraw", "--all"), 2, "Do not name bookies", id="withdrawn for some"),
         pytest.param(("--withdraw", "--yes"), 0, "0 trusted", id="withdrawn"),
     ],

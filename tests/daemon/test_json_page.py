@@ -11,6 +11,7 @@ import click
 import msgspec
 import pytest
 from click.testing import CliRunner
+from msgspec import to_builtins
 
 from auditor.checks.records import CheckRun
 from auditor.mark_reasons import PrivateQueue
@@ -23,26 +24,20 @@ from daemon.cli import (
     bookie,
     check,
     config,
-    decommission,
     doctor,
-    drain,
     feed,
     history,
-    hold,
-    identities,
     ledger,
-    limits,
-    maintenance,
+    orders,
     queue,
-    switch,
 )
-from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.check import CheckRow, Checks
 from daemon.cli.feed_follow import Change
 from daemon.cli.main import cli
 from daemon.local.commands import _json as local_json
 from daemon.local.spec import ClusterSpec
 from daemon.local.status import at_rest
+from daemon.operations.bookies import BookieRow, BookieState
+from daemon.operations.checks import CheckRow, Checks
 from daemon.operations.feed import FeedFollower
 from daemon.operations.history import select
 from daemon.operations.ledgers import IdleLedger, IdleLedgers
@@ -212,15 +207,13 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
         ran(bookie, bookie.list_bookies),
         value({"bookies": [ROW.to_json()], "unreadable_orders": []}),
     ],
-    "bookmender bookie drain": [ran(drain, drain.drain, prepare=draining_b1)],
+    "bookmender bookie drain": [ran(bookie, bookie.drain, prepare=draining_b1)],
     "bookmender bookie maintenance": [
-        ran(maintenance, maintenance.maintenance, B3, "--for", "1h"),
-        ran(maintenance, maintenance.maintenance, B2, "--for", "1h", prepare=window_of_b1),
+        ran(bookie, bookie.maintain, B3, "--for", "1h"),
+        ran(bookie, bookie.maintain, B2, "--for", "1h", prepare=window_of_b1),
     ],
-    "bookmender bookie decommission": [
-        ran(decommission, decommission.decommission, B4, prepare=absent_b4)
-    ],
-    "bookmender bookie trust-identities": [ran(identities, identities.trust_identities)],
+    "bookmender bookie decommission": [ran(bookie, bookie.decommission, B4, prepare=absent_b4)],
+    "bookmender bookie trust-identities": [ran(bookie, bookie.trust_identities)],
     "bookmender queue list": [ran(queue, queue.list_queue, prepare=marked_and_locked)],
     "bookmender plan": [answer(RepairPlan.of([ledger_plan(PREVIEW)]))],
     "bookmender repair": [answer(REPAIRED)],
@@ -240,17 +233,22 @@ PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
     ],
     "bookmender history": [ran(history, history.history)],
     "bookmender hold show, begin, end": [
-        ran(hold, each) for each in (hold.show, hold.begin, hold.end)
+        ran(orders, each) for each in (orders.show, orders.begin, orders.end)
     ],
     "bookmender check list": [
         ran(check, check.list_checks),
-        value(Checks(rows=(CHECK_ROW,), leader=None, is_paused=False, concerns=()).to_json()),
+        value(
+            to_builtins(
+                Checks(rows=(CHECK_ROW,), leader=None, is_paused=False, concerns=()).record()
+            )
+        ),
     ],
     "bookmender check run": [ran(check, check.run_check, "all-ledgers")],
     "bookmender check pause": [ran(check, check.pause)],
     "bookmender check resume": [ran(check, check.resume)],
-    "bookmender limits": [ran(limits, limits.limits)],
-    "bookmender disable, enable": [ran(switch, switch.disable), ran(switch, switch.enable)],
+    "bookmender limits": [ran(orders, orders.limits)],
+    "bookmender disable, enable": [ran(orders, orders.disable), ran(orders, orders.enable)],
+    "bookmender recovery-delay": [ran(orders, orders.recovery_delay)],
     "bookmender feed status": [ran(feed, feed.status)],
     "bookmender feed enable": [ran(feed, feed.enable)],
     "bookmender feed disable": [ran(feed, feed.disable, "--yes")],

@@ -10,11 +10,11 @@ from click.testing import Result
 from auditor.absence import WRITE_S
 from auditor.ledger_map_updater import LedgerMapRecord
 from daemon.admin_session import AdminSession
-from daemon.cli import maintenance as last_copies
-from daemon.cli import maintenance as maintenance_command
-from daemon.cli.bookies import known_bookies
-from daemon.cli.hold import read_hold
-from daemon.cli.maintenance import LeftWithout, left_without, open_window, read_windows
+from daemon.cli import bookie as maintenance_command
+from daemon.operations import maintenance as last_copies
+from daemon.operations.bookies import known_bookies
+from daemon.operations.holds import read_hold
+from daemon.operations.maintenance import LeftWithout, left_without, open_window, read_windows
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow
@@ -186,7 +186,7 @@ def invoked(
     return run_in_memory(
         monkeypatch,
         maintenance_command,
-        maintenance_command.maintenance,
+        maintenance_command.maintain,
         *arguments,
         prepare=lambda cluster: prepare(cluster, ensemble, clock=SystemClock()),
         look=look,

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from daemon.admin_session import AdminSession
 from daemon.cli import ledger as ledger_command
-from daemon.cli.identities import give_trust
+from daemon.operations.identities import give_trust
 from daemon.operations.ledgers import CUSTOM_BYTES_MAX
 from ledgers.errors import CorruptionError
 from ledgers.model import LedgerState

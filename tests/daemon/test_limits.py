@@ -10,9 +10,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import limits as limits_command
-from daemon.cli.limits import change_limits, concerns, effective_limits, limits, merged
+from daemon.cli import orders as limits_command
 from daemon.cli.option_types import Limit
+from daemon.cli.orders import limits
 from daemon.limits import (
     SHARES_INTERVAL_S,
     keep_to_our_share,
@@ -20,6 +20,7 @@ from daemon.limits import (
     yield_to_clients,
 )
 from daemon.live_settings import LiveSettings
+from daemon.operations.limits import change_limits, concerns, effective_limits, limit_text
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.bulk.engine import BulkTransfers
 from ledgers.bulk.flow_control import Activity, FlowControl, FlowLimits, flow_limits
@@ -145,14 +146,6 @@ def test_the_ranges_are_the_same_as_in_the_settings() -> None:
                 section(**{key: refused})  # type: ignore[arg-type]
 
 
-def test_an_order_changes_only_the_given_limits() -> None:
-    before = LimitsOrder(bytes_per_s=1, yields_to_writers=True)
-
-    after = merged(before, LimitsOrder(bytes_per_s=0, entries_per_s=5))
-
-    assert after == LimitsOrder(bytes_per_s=0, entries_per_s=5, yields_to_writers=True)
-
-
 def test_an_order_overrides_the_settings() -> None:
     settings = Settings(
         metadata_service_uri=URI,
@@ -162,14 +155,14 @@ def test_an_order_overrides_the_settings() -> None:
 
     found = effective_limits(LimitsOrder(bytes_per_s=0, yields_to_writers=False), settings)
 
-    assert {each.key: (each.value, each.is_ordered) for each in found} == {
+    assert {key: (each.value, each.is_ordered) for key, each in found.items()} == {
         "bytes_per_s": (0, True),
         "entries_per_s": (8, False),
         "reads_in_flight_per_bookie": (500, False),
         "requests_per_s": (9, False),
         "yields_to_writers": (False, True),
     }
-    texts = [each.to_text() for each in found]
+    texts = [limit_text(key, each) for key, each in found.items()]
     assert "no limit" in texts[0]
     assert "by order" in texts[0]
     assert "no  " in texts[4]

@@ -6,8 +6,8 @@ import pytest
 
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.settings import AuditorSettings
-from daemon.cli import maintenance as maintenance_command
-from daemon.cli.maintenance import end_concerns, end_window, open_window
+from daemon.cli import bookie as maintenance_command
+from daemon.operations.maintenance import end_concerns, end_window, open_window
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
 from replication import znodes
@@ -109,7 +109,7 @@ def test_a_window_that_does_not_exist_counts_as_ended(monkeypatch: pytest.Monkey
         pass
 
     module = maintenance_command
-    result, _ = run_in_memory(monkeypatch, module, module.maintenance, B1, "--end", prepare=prepare)
+    result, _ = run_in_memory(monkeypatch, module, module.maintain, B1, "--end", prepare=prepare)
 
     assert result.exit_code == 0
     assert result.stderr == f"{B1} had no maintenance window.\n"
@@ -122,7 +122,7 @@ def test_the_command_prints_the_warning(monkeypatch: pytest.MonkeyPatch) -> None
         await cluster.kill(B1)
 
     module = maintenance_command
-    result, _ = run_in_memory(monkeypatch, module, module.maintenance, B1, "--end", prepare=prepare)
+    result, _ = run_in_memory(monkeypatch, module, module.maintain, B1, "--end", prepare=prepare)
 
     assert result.exit_code == 0
     assert f"{B1} is absent, and is lost now" in result.stderr

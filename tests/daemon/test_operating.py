@@ -6,19 +6,19 @@ import json
 import click
 import pytest
 
-from daemon.cli.bookie import gather_bookies
-from daemon.cli.bookies import (
-    BookieArgument,
+from daemon.cli.option_types import BookieArgument, Duration, ReasonText
+from daemon.operations.bookies import (
     BookieRow,
     BookieState,
+    gather_bookies,
     hint,
     known_bookies,
     maintenance_text,
     require_known,
 )
-from daemon.cli.maintenance import concerns as window_concerns
-from daemon.cli.maintenance import end_window, open_window, read_windows
-from daemon.cli.option_types import Duration, ReasonText
+from daemon.operations.errors import UnknownBookieError
+from daemon.operations.maintenance import concerns as window_concerns
+from daemon.operations.maintenance import end_window, open_window, read_windows
 from ledgers.bookies import DiskSpace
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
@@ -56,7 +56,7 @@ async def test_known_bookies_are_registered_or_have_a_cookie_or_order() -> None:
 def test_a_mistyped_bookie_gets_a_suggestion() -> None:
     known = [BookieId("10.0.0.1:3181"), BookieId("storage-7:3181")]
 
-    with pytest.raises(click.UsageError, match=r"Did you mean 10\.0\.0\.1:3181"):
+    with pytest.raises(UnknownBookieError, match=r"Did you mean 10\.0\.0\.1:3181"):
         require_known([known[0], BookieId("10.0.0.1:3811")], known)
     require_known(known, known)
     assert "bookie list" in hint(BookieId("nothing like it"), known)

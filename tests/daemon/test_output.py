@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from daemon.cli import bookie as bookie_command
 from daemon.cli import plan as plan_command
 from daemon.cli import queue as queue_command
-from daemon.cli.drain import drain
+from daemon.cli.bookie import drain
 from daemon.cli.main import cli
 from daemon.cli.output import GONE, LIST_FORMATS
 from daemon.cli.repair import repair

@@ -4,7 +4,6 @@ import json
 from collections.abc import Collection
 from contextlib import nullcontext
 
-import click
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
@@ -15,6 +14,7 @@ from daemon.cli import plan as plan_command
 from daemon.cli.plan import to_text
 from daemon.messages import message
 from daemon.operations import plan as planning
+from daemon.operations.errors import UnknownBookieError
 from daemon.operations.plan import RepairPlan, ledger_plan, ledgers_of, plan
 from ledgers.model import BookieId
 from replication import znodes
@@ -243,5 +243,5 @@ async def test_an_empty_plan_of_a_healthy_cluster_needs_no_reason() -> None:
 async def test_an_unknown_bookie_is_wrong_usage() -> None:
     cluster = await with_ledgers((B1, B2))
 
-    with pytest.raises(click.UsageError, match=r"has no bookie b1:3182\. Did you mean b1:3181"):
+    with pytest.raises(UnknownBookieError, match=r"has no bookie b1:3182\. Did you mean b1:3181"):
         await plan(visiting(cluster), [], BookieId("b1:3182"), limit=1)

@@ -7,7 +7,6 @@ import pytest
 from click.testing import CliRunner
 
 from daemon.cli import repair as repair_command
-from daemon.cli.blocked import order_retries
 from daemon.messages import message
 from daemon.operations.repair import (
     Repaired,
@@ -16,6 +15,7 @@ from daemon.operations.repair import (
     wait_done,
     waits_text,
 )
+from daemon.operations.waiting import order_retries
 from daemon.status.records import help_text
 from replication import znodes
 from replication.ledger_record import UnprovenEnd, WaitingNote

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from daemon.admin_session import AdminSession
 from daemon.cli import shell as shell_command
 from daemon.cli.shell import NATIVE, shell
+from daemon.operations.errors import UnknownBookieError
 from daemon.operations.repair import Repaired
 from daemon.settings import Settings
 from ledgers.errors import RejectedError
@@ -195,8 +196,9 @@ def test_a_bookie_that_nothing_names_is_an_error(
     result, _ = on(*arguments, mistyped, prepare=ledgers_of_an_unknown_b4)
 
     assert only_in_ledgers.exit_code == 0
-    assert (result.exit_code, repaired) == (2, [])
-    assert f"The cluster has no bookie {mistyped}." in result.output
+    assert repaired == []
+    assert isinstance(result.exception, UnknownBookieError)
+    assert f"has no bookie {mistyped}." in str(result.exception)
 
 
 async def ledgers_of_an_unknown_b4(cluster: Cluster) -> None:

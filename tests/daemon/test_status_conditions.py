@@ -11,7 +11,7 @@ from auditor.fsck.results.summary import Counts, Summary
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord, DrainProgress
 from checkpoints.stalls import FeedStateRecord, StallReason
-from daemon.cli.bookies import BookieRow, BookieState
+from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.feed import JAVA_LEADS, FeedStall
 from daemon.status.conditions import Code, Severity, conditions, exit_code, health
 from daemon.status.leader import LeaderState, PendingLoss

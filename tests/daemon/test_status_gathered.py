@@ -7,10 +7,10 @@ from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession
-from daemon.cli.drain import order_drains
-from daemon.cli.maintenance import concerns as window_concerns
-from daemon.cli.maintenance import end_window, open_window
 from daemon.cli.queue import line_of
+from daemon.operations.drains import order_drains
+from daemon.operations.maintenance import concerns as window_concerns
+from daemon.operations.maintenance import end_window, open_window
 from daemon.settings import Settings
 from daemon.status.conditions import conditions, exit_code
 from daemon.status.gathering import gather_status

@@ -8,8 +8,8 @@ import pytest
 from auditor.checks.records import CheckRun
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
-from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.check import CheckRow
+from daemon.operations.bookies import BookieRow, BookieState
+from daemon.operations.checks import CheckRow
 from daemon.status.leader import LeaderState, PendingLoss
 from daemon.status.records import help_text
 from daemon.status.report import LEDGERS_LISTED_MAX, to_json, to_text

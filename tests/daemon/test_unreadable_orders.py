@@ -10,18 +10,18 @@ from daemon.cli import (
     bookie as bookie_command,
 )
 from daemon.cli import (
-    drain as drain_command,
+    bookie as drain_command,
 )
 from daemon.cli import (
-    hold as hold_command,
+    bookie as maintenance_command,
 )
 from daemon.cli import (
-    limits as limits_command,
+    orders as hold_command,
 )
 from daemon.cli import (
-    maintenance as maintenance_command,
+    orders as limits_command,
 )
-from daemon.cli.maintenance import open_window
+from daemon.operations.maintenance import open_window
 from daemon.status import command as status_command
 from replication.orders import (
     DrainOrder,
@@ -66,11 +66,11 @@ COMMANDS = [
     pytest.param(bookie_command, bookie_command.list_bookies, (), ALL, id="bookie list"),
     pytest.param(drain_command, drain_command.drain, (), (DRAIN,), id="bookie drain"),
     pytest.param(
-        maintenance_command, maintenance_command.maintenance, (), (WINDOW,), id="bookie maintenance"
+        maintenance_command, maintenance_command.maintain, (), (WINDOW,), id="bookie maintenance"
     ),
     pytest.param(
         maintenance_command,
-        maintenance_command.maintenance,
+        maintenance_command.maintain,
         (B2,),
         (WINDOW,),
         id="bookie maintenance ID",
@@ -123,7 +123,7 @@ def test_the_json_has_the_znodes(
         pytest.param(drain_command, drain_command.drain, (B1, "--cancel"), DRAIN, id="drain"),
         pytest.param(
             maintenance_command,
-            maintenance_command.maintenance,
+            maintenance_command.maintain,
             (B2, "--end"),
             WINDOW,
             id="maintenance",
@@ -161,14 +161,14 @@ def test_the_advised_command_removes_the_order(
         ),
         pytest.param(
             maintenance_command,
-            maintenance_command.maintenance,
+            maintenance_command.maintain,
             (),
             PATHS.maintenance_orders,
             id="windows",
         ),
         pytest.param(
             maintenance_command,
-            maintenance_command.maintenance,
+            maintenance_command.maintain,
             (B2,),
             PATHS.maintenance_orders,
             id="window of one",
@@ -256,7 +256,7 @@ def test_ending_a_window_says_whether_there_was_one(
     result, _ = run_in_memory(
         monkeypatch,
         maintenance_command,
-        maintenance_command.maintenance,
+        maintenance_command.maintain,
         B1,
         "--end",
         prepare=prepare,
@@ -276,9 +276,8 @@ def test_an_order_for_a_name_that_is_no_bookie_id_must_be_deleted_by_hand(
     async def prepare(cluster: Cluster) -> None:
         await cluster.store.create(f"{kind}/b 1", data, with_parents=True)
 
-    module = drain_command if kind == PATHS.draining_orders else maintenance_command
-    command = module.drain if module is drain_command else maintenance_command.maintenance
-    result, _ = run_in_memory(monkeypatch, module, command, prepare=prepare)
+    command = drain_command.drain if kind == PATHS.draining_orders else drain_command.maintain
+    result, _ = run_in_memory(monkeypatch, drain_command, command, prepare=prepare)
 
     assert result.exit_code == 1
     assert "b 1, which is not a bookie ID, so nodes ignore it. Delete its znode" in result.stderr

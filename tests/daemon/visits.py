@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from daemon.admin_session import AdminSession
-from daemon.cli.drain import order_drains
+from daemon.operations.drains import order_drains
 from daemon.operations.queue import QueuedLedgerRecord, queue_rows
 from daemon.settings import Settings
 from ledgers.codec.layout import Layout

@@ -22,8 +22,8 @@ from typing import Any
 from auditor.fsck.options import Level
 from auditor.fsck.results.run_folder import Results
 from auditor.fsck.verdicts import Finding, Grade
-from daemon.cli.blocked import all_marked
 from daemon.local.cluster import LocalCluster
+from daemon.operations.waiting import all_marked
 from ledgers.errors import BookmenderError
 from tests.cluster.steps import Bench, bench, nodes, wait_for
 from tests.demo import SurpriseError

@@ -16,14 +16,14 @@ import pytest
 from auditor.checks.records import CheckRecord, CheckRun
 from daemon.admin_session import order_event
 from daemon.cli import history as history_command
-from daemon.cli.hold import begin_hold
-from daemon.cli.maintenance import open_window
 from daemon.http import api, app
 from daemon.http.endpoints import ENDPOINTS
 from daemon.http.endpoints import Kind as EndpointKind
 from daemon.http.openapi import describe
 from daemon.http.paths_page import with_tables
 from daemon.operations.history import EventRecord
+from daemon.operations.holds import begin_hold
+from daemon.operations.maintenance import open_window
 from daemon.role_state import NodeService, RoleState
 from daemon.settings import HttpSettings, Settings
 from daemon.threads import ServiceThread

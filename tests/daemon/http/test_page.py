@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from daemon.cli.bookies import BookieRow, BookieState
-from daemon.cli.check import CheckRow, Checks
 from daemon.http import page
 from daemon.http.page import SECTIONS, Html, Sample, View, clipped, element
+from daemon.operations.bookies import BookieRow, BookieState
+from daemon.operations.checks import CheckRow, Checks
 from daemon.status.conditions import conditions
 from daemon.status.report import facts, to_json
 from daemon.status.state import Status

@@ -1,42 +1,27 @@
-"""``bookmender bookie maintenance``: shows, begins and ends maintenance windows.
+"""Maintenance windows: shows, begins and ends them.
 
-Before a window begins, the command checks which ledgers would have unavailable entries while the
-bookie is absent as well. It reads metadata for a few seconds at most. In a large cluster it reads
-only the first ledgers, and says so. Once the bookie is absent, the leader counts all such ledgers,
-and ``status`` shows the number.
+Before a window begins, ledgers are looked for that would have unavailable entries while the bookie
+is absent as well. That reads metadata for a few seconds at most. In a large cluster it reads only
+the first ledgers, and says so. Once the bookie is absent, the leader counts all such ledgers, and
+``status`` shows the number.
 """
 
-import json
-import sys
-from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-
-import click
 
 from auditor.absence import read_delay
 from auditor.backlog import has_unavailable_entry
 from auditor.records import read_absences
 from auditor.scan import read_mapped_ledgers
-from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
-from daemon.cli.bookies import (
-    BookieArgument,
-    known_bookies,
-    maintenance_record,
-    maintenance_text,
-    registered_bookies,
-    require_known,
-)
-from daemon.cli.hold import current_hold
-from daemon.cli.main import EXIT_FAILED, config_option, output_option
-from daemon.cli.option_types import Duration, ReasonText
-from daemon.cli.orders import leader_concerns, unreadable_texts, unreadable_windows
-from daemon.cli.progress import echo_notes
+from daemon.admin_session import AdminSession, order_event, shared_clock
+from daemon.answers import Answer
+from daemon.operations.bookies import MaintenanceRecord, check_known, registered_bookies
+from daemon.operations.holds import current_hold
+from daemon.operations.orders import unreadable_windows
 from daemon.status.leader import is_named_by_none
 from daemon.words import counted, duration_text, shortened
-from ledgers.clock import Clock, SystemClock
-from ledgers.errors import ConflictError, UnauthorizedError, UnavailableError
+from ledgers.clock import Clock
+from ledgers.errors import ConflictError, RejectedError, UnauthorizedError, UnavailableError
 from ledgers.model import BookieId
 from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
@@ -44,8 +29,43 @@ from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 LOOK_S = 15.0
 """Time limit for reading metadata, enough for some hundred thousand ledgers. An operator is
 waiting."""
+
+
 READS_AT_ONCE = 500
+
+
 BOOKIES_SHOWN_MAX = 20
+
+
+class WindowsRecord(Answer, frozen=True, kw_only=True):
+    """The maintenance windows, of one bookie or of all."""
+
+    bookies: dict[str, MaintenanceRecord]
+    unreadable_orders: list[str]
+
+
+async def begin_window(
+    cluster: AdminSession,
+    bookie: BookieId,
+    *,
+    duration_s: int,
+    reason: str,
+    accepts_unavailable: bool,
+    clock: Clock,
+) -> list[str]:
+    """Begin a window, and return why it is too late or not needed, as sentences.
+
+    Raises UnknownBookieError, ConflictError, and RejectedError if ledgers may become unavailable
+    and ``accepts_unavailable`` is False.
+    """
+    await check_known(cluster, [bookie])
+    if not accepts_unavailable:
+        left = await left_without(cluster, bookie, clock=clock)
+        if left is not None and not left.is_harmless:
+            raise RejectedError(left.to_text())
+    shared = await shared_clock(cluster)
+    await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=shared)
+    return await concerns(cluster, bookie, clock=shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,21 +121,29 @@ async def left_without(
     others = await _others(cluster, bookie, clock=clock)
     if not others:
         return None
-    look = _Look(bookie, frozenset((bookie, *others)))
+    gone = frozenset((bookie, *others))
+    count = looked_at = unreadable_count = 0
     deadline_s, is_whole = clock.now_s() + LOOK_S, True
     async for ledger_ids in cluster.manager.ledger_ids():
         for start in range(0, len(ledger_ids), READS_AT_ONCE):
-            is_whole = is_whole and clock.now_s() < deadline_s
-            if is_whole:
-                await look.at(cluster, ledger_ids[start : start + READS_AT_ONCE])
+            if not (is_whole := is_whole and clock.now_s() < deadline_s):
+                break
+            part = ledger_ids[start : start + READS_AT_ONCE]
+            ledgers, unreadable = await read_mapped_ledgers(cluster.manager, part)
+            looked_at += len(ledgers)
+            unreadable_count += len(unreadable)
+            count += sum(
+                bookie in ledger.bookies and has_unavailable_entry(ledger, gone)
+                for ledger in ledgers
+            )
         if not is_whole:
             break
     return LeftWithout(
         bookie=bookie,
         others=others,
-        count=look.count,
-        looked_at=look.looked_at,
-        unreadable_count=look.unreadable_count,
+        count=count,
+        looked_at=looked_at,
+        unreadable_count=unreadable_count,
         is_whole=is_whole,
     )
 
@@ -135,139 +163,6 @@ async def _others(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> t
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     others = sorted((gone | windows.keys()) - {bookie})
     return tuple([b for b in others if not await is_named_by_none(cluster, b, clock=clock)])
-
-
-class _Look:
-    """Counts ledgers that would have unavailable entries, batch by batch."""
-
-    def __init__(self, bookie: BookieId, away: Collection[BookieId]) -> None:
-        self._bookie, self._away = bookie, away
-        self.count = self.looked_at = self.unreadable_count = 0
-
-    async def at(self, cluster: AdminSession, ledger_ids: Sequence[int]) -> None:
-        ledgers, unreadable = await read_mapped_ledgers(cluster.manager, ledger_ids)
-        self.looked_at += len(ledgers)
-        self.unreadable_count += len(unreadable)
-        self.count += sum(
-            self._bookie in ledger.bookies and has_unavailable_entry(ledger, self._away)
-            for ledger in ledgers
-        )
-
-
-@click.command()
-@click.argument("bookie", metavar="[ID]", type=BookieArgument(), required=False)
-@config_option
-@output_option
-@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="Shown with the window.")
-@click.option("--end", is_flag=True, help="End the window now.")
-@click.option(
-    "--yes",
-    is_flag=True,
-    help="Begin the window even if ledgers become unavailable.",
-)
-def maintenance(
-    bookie: BookieId | None,
-    config: Path | None,
-    output: str,
-    duration_s: int | None,
-    reason: str,
-    end: bool,
-    yes: bool,
-) -> None:
-    """Let a bookie be absent for a while without copying its ledgers.
-
-    \b
-      bookmender bookie maintenance ID --for 30m    before the restart of a host
-      bookmender bookie maintenance ID --end        when the work is done
-      bookmender bookie maintenance                 show all windows
-
-    Until the end of the window nothing is marked or copied for the bookie, it gets no copies, and
-    its open ledgers are not fenced. If it is still absent at the end, the recovery delay begins.
-    If other bookies are absent too, ledgers may become unavailable. The command then checks the
-    metadata for up to 15 s, and refuses without --yes if that could happen.
-
-    Exit codes: 0 done; with --end: the bookie has no window any more. 1 refused, or an order is
-    unreadable. 2 unknown bookie.
-    """
-    if end and duration_s is not None:
-        raise click.UsageError("Give --for, which begins a window, or --end, not both.")
-    if (end or duration_s is not None or reason) and bookie is None:
-        raise click.UsageError("Name the bookie.")
-    if reason and duration_s is None:
-        raise click.UsageError("--reason needs --for.")
-    if yes and duration_s is None:
-        raise click.UsageError("--yes needs --for.")
-
-    refusal = ""
-
-    async def act(
-        cluster: AdminSession,
-    ) -> tuple[dict[BookieId, MaintenanceWindow], tuple[str, ...]]:
-        nonlocal refusal
-        clock = await shared_clock(cluster)
-        if bookie is not None:
-            require_known([bookie], await known_bookies(cluster))
-            if duration_s is not None and not yes:
-                refusal = await _refusal(cluster, bookie)
-            if not refusal:
-                await _change(
-                    cluster, bookie, duration_s=duration_s, reason=reason, end=end, clock=clock
-                )
-        windows = await read_windows(cluster, clock)
-        if windows if bookie is None else bookie in windows:
-            echo_notes(await leader_concerns(cluster, "maintenance windows"))
-        unreadable = await read_unreadable_windows(cluster, bookie)
-        echo_notes(unreadable_texts(unreadable))
-        return {b: window for b, window in windows.items() if bookie in (None, b)}, unreadable
-
-    windows, unreadable = run_in_session(config, act)
-    if output == "json":
-        record = {b: maintenance_record(window) for b, window in sorted(windows.items())}
-        told = {"bookies": record, "unreadable_orders": [*unreadable]}
-        why = {"error": refusal, "exit_code": EXIT_FAILED} if refusal else {}
-        click.echo(json.dumps(told | why, indent=2))
-    if refusal:
-        echo_notes([f"Nothing was changed: {refusal} To begin the window anyway, give --yes."])
-    if output == "text":
-        now_ms = SystemClock().wall_ms()
-        for each, window in sorted(windows.items()):
-            click.echo(f"{each}: {maintenance_text(window, now_ms=now_ms)}")
-        if not windows and not refusal:
-            click.echo(f"{bookie or 'no bookie'} is{' not' if bookie else ''} in maintenance")
-    sys.exit(EXIT_FAILED if unreadable or refusal else 0)
-
-
-async def _refusal(cluster: AdminSession, bookie: BookieId) -> str:
-    """Return why the bookie should not be absent now; empty if there is no objection."""
-    left = await left_without(cluster, bookie, clock=SystemClock())
-    return "" if left is None or left.is_harmless else left.to_text()
-
-
-async def _change(
-    cluster: AdminSession,
-    bookie: BookieId,
-    *,
-    duration_s: int | None,
-    reason: str,
-    end: bool,
-    clock: Clock,
-) -> None:
-    """Open or end the bookie's window, if the operator asked for either."""
-    if duration_s is not None:
-        await open_window(cluster, bookie, duration_s=duration_s, reason=reason, clock=clock)
-        echo_notes(await concerns(cluster, bookie, clock=clock))
-    if end:
-        has_ended = await end_window(cluster, bookie)
-        echo_notes(
-            [
-                f"The maintenance window of {bookie} is ended."
-                if has_ended
-                else f"{bookie} had no maintenance window."
-            ]
-        )
-        if has_ended:
-            echo_notes(await end_concerns(cluster, bookie, clock=SystemClock()))
 
 
 async def open_window(
@@ -370,41 +265,23 @@ async def end_concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock)
             f"returns, run: bookmender bookie decommission {bookie}"
         ]
     default_s = cluster.settings.auditor.lost_bookie_recovery_delay_s
-    delay = await read_delay(store, paths, default_s=default_s)
-    absences = await read_absences(store, paths)
-    unmarked_until = ""
-    if await current_hold(cluster, clock=clock) is not None:
-        unmarked_until = "the safety hold ends (bookmender hold)"
-    elif await store.exists(paths.disable) is not None:
-        unmarked_until = "auto-recovery is enabled (bookmender enable)"
-    return [
-        lost_at_end_text(
-            bookie,
-            delay_s=delay.delay_s,
-            named_count=absences.named_count(bookie, now_ms=clock.wall_ms()),
-            unmarked_until=unmarked_until,
-        )
-    ]
-
-
-def lost_at_end_text(
-    bookie: BookieId, *, delay_s: int, named_count: int | None, unmarked_until: str
-) -> str:
-    """Return a sentence on when an absent bookie becomes lost and what happens to its ledgers.
-
-    ``named_count``: ledgers that name the bookie; None if no auditor counts them.
-    ``unmarked_until``: what must happen before a ledger is marked; empty if nothing prevents it.
-    """
+    delay_s = (await read_delay(store, paths, default_s=default_s)).delay_s
     when = (
         f"will be lost in {duration_text(delay_s)}, unless it is back by then"
         if delay_s
         else "is lost now"
     )
-    whose = "Its ledgers" if named_count is None else f"Its {counted(named_count, 'ledger')}"
-    verb = "is" if named_count == 1 else "are"
-    but = f", but not before {unmarked_until}" if unmarked_until else ""
-    return (
-        f"{bookie} is absent, and {when}. {whose} {verb} then marked and copied to other "
-        f"bookies{but}. To prevent that, begin another window: bookmender bookie maintenance "
-        f"{bookie} --for 1h"
-    )
+    count = (await read_absences(store, paths)).named_count(bookie, now_ms=clock.wall_ms())
+    whose = "ledgers are" if count is None else f"{counted(count, 'ledger')} are"
+    if count == 1:
+        whose = "1 ledger is"
+    but = ""
+    if await current_hold(cluster, clock=clock) is not None:
+        but = ", but not before the safety hold ends (bookmender hold)"
+    elif await store.exists(paths.disable) is not None:
+        but = ", but not before auto-recovery is enabled (bookmender enable)"
+    return [
+        f"{bookie} is absent, and {when}. Its {whose} then marked and copied to other bookies"
+        f"{but}. To prevent that, begin another window: bookmender bookie maintenance {bookie} "
+        "--for 1h"
+    ]

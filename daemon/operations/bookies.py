@@ -1,76 +1,35 @@
-"""The known bookies at one moment, and the argument type that names one.
-
-No ledger is read for this. An unknown bookie ID is answered with similar known ones.
-"""
+"""The known bookies at one moment. No ledger is read for this."""
 
 import asyncio
 import difflib
 import enum
-import os
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
-import click
-from click.shell_completion import CompletionItem
+import msgspec
 
 from auditor.records import DrainProgress, read_absences, read_drains, read_identities
 from auditor.underreplication import reformatted_bookies
-from daemon.admin_session import AdminSession, admin_session, log_errors_only
-from daemon.cli.orders import bookies_of
-from daemon.settings import Settings, load_settings
-from daemon.words import counted, duration_text, printable
+from daemon.admin_session import AdminSession
+from daemon.answers import Answer
+from daemon.operations.errors import UnknownBookieError
+from daemon.operations.orders import bookies_of
+from daemon.settings import Settings
+from daemon.words import counted, duration_text, loss_due_text, printable
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies, DiskSpace
 from ledgers.client import open_bookies
 from ledgers.clock import Clock
-from ledgers.codec.registration import parse_address, parse_bookie_id
-from ledgers.errors import BookmenderError, CorruptionError, UnavailableError
+from ledgers.codec.registration import parse_address
+from ledgers.errors import BookmenderError, UnavailableError
 from ledgers.model import BookieId
 from ledgers.registration import BookieView
 from ledgers.security import SecuritySettings
 from replication.orders import DrainOrder, MaintenanceWindow, Orders, OrderStore
 
 T = TypeVar("T")
-
-COMPLETION_TIMEOUT_S = 2.0
-"""Time limit for completions. A shell that blocks for longer is a nuisance."""
-
-
-class BookieArgument(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
-    """A bookie ID. Shells complete it from the cluster that the settings name."""
-
-    name = "bookie id"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> BookieId:
-        try:
-            return parse_bookie_id(value)
-        except CorruptionError:
-            self.fail(f"{value!r} is not a bookie ID. Example: 10.0.0.1:3181", param, ctx)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        try:
-            bookies = _completions(ctx.params.get("config"))
-        except (BookmenderError, OSError, TimeoutError):
-            return []
-        return [CompletionItem(b) for b in sorted(bookies) if b.startswith(incomplete)]
-
-
-def _completions(config: Path | None) -> Collection[BookieId]:
-    settings = load_settings(config, os.environ)
-    log_errors_only(settings)  # log lines must not appear among the completions
-
-    async def look() -> Collection[BookieId]:
-        async with asyncio.timeout(COMPLETION_TIMEOUT_S), admin_session(settings) as cluster:
-            return await known_bookies(cluster)
-
-    return asyncio.run(look())
 
 
 async def known_bookies(cluster: AdminSession) -> frozenset[BookieId]:
@@ -98,11 +57,16 @@ async def registered_bookies(cluster: AdminSession) -> BookieView:
         return BookieView()
 
 
+async def check_known(cluster: AdminSession, wanted: Sequence[BookieId]) -> None:
+    """Raise UnknownBookieError for the first bookie that the cluster does not know."""
+    require_known(wanted, await known_bookies(cluster))
+
+
 def require_known(wanted: Sequence[BookieId], known: Collection[BookieId]) -> None:
-    """Raise UsageError for the first bookie that the cluster does not know."""
+    """Raise UnknownBookieError for the first bookie that is not among the known ones."""
     for bookie in wanted:
         if bookie not in known:
-            raise click.UsageError(f"The cluster has no bookie {bookie}.{hint(bookie, known)}")
+            raise UnknownBookieError(f"The cluster has no bookie {bookie}.{hint(bookie, known)}")
 
 
 def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
@@ -118,6 +82,8 @@ def hint(wrong: BookieId, known: Collection[BookieId]) -> str:
 
 
 BOOKIES_AT_ONCE = 64
+
+
 ANSWER_TIMEOUT_S = 3.0
 
 
@@ -128,6 +94,81 @@ class BookieState(enum.Enum):
     """Not registered, although it has a cookie or is named by an order or a ledger."""
     LOST = "lost"
     """Absent longer than the recovery delay, and not in maintenance (see ``with_losses``)."""
+
+
+# --- Answers --------------------------------------------------------------------------------------
+
+
+class DrainRecord(Answer, frozen=True, kw_only=True):
+    """An order to drain a bookie, and its progress by the leader's last scan."""
+
+    since_ms: int
+    may_fence: bool
+    """The drain closes open ledgers."""
+    is_drained: bool
+    """No ledger names the bookie."""
+    is_in_doubt: bool
+    """Only unreadable ledgers may name it."""
+    ledgers_left: int | None
+    ledgers_most: int | None
+    unreadable_count: int | None
+    unreadable: list[int] | None
+    """The first unreadable ledgers that may name it."""
+
+    @classmethod
+    def of(cls, order: DrainOrder, progress: DrainProgress | None) -> Self:
+        return cls(
+            since_ms=order.since_ms,
+            may_fence=order.may_fence,
+            is_drained=progress is not None and progress.is_drained,
+            is_in_doubt=progress is not None and progress.is_in_doubt,
+            ledgers_left=progress.ledgers_left if progress else None,
+            ledgers_most=progress.ledgers_most if progress else None,
+            unreadable_count=progress.unreadable_count if progress else None,
+            unreadable=list(progress.unreadable) if progress else None,
+        )
+
+
+class MaintenanceRecord(Answer, frozen=True, kw_only=True):
+    """A maintenance window."""
+
+    since_ms: int
+    until_ms: int
+    reason: str
+
+    @classmethod
+    def of(cls, window: MaintenanceWindow) -> Self:
+        return cls(since_ms=window.since_ms, until_ms=window.until_ms, reason=window.reason)
+
+
+class DiskSpaceRecord(Answer, frozen=True, kw_only=True):
+    free_bytes: int
+    total_bytes: int
+
+    @classmethod
+    def of(cls, space: DiskSpace) -> Self:
+        return cls(free_bytes=space.free_bytes, total_bytes=space.total_bytes)
+
+
+class BookieRecord(Answer, frozen=True, kw_only=True):
+    """One known bookie."""
+
+    bookie_id: str
+    state: BookieState
+    lost_ms: int | None
+    """When the absent bookie becomes lost."""
+    drain: DrainRecord | None
+    maintenance: MaintenanceRecord | None
+    disk_space: DiskSpaceRecord | None
+    """null: not requested, or the bookie did not answer."""
+
+
+class BookiesRecord(Answer, frozen=True, kw_only=True):
+    bookies: list[BookieRecord]
+    unreadable_orders: list[str]
+
+
+# --- Rows -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,22 +198,19 @@ class BookieRow:
     def is_absent_in_maintenance(self) -> bool:
         return self.state is BookieState.ABSENT and self.maintenance is not None
 
+    def record(self) -> BookieRecord:
+        return BookieRecord(
+            bookie_id=self.bookie,
+            state=self.state,
+            lost_ms=self.loss_due_ms,
+            drain=DrainRecord.of(self.drain, self.progress) if self.drain else None,
+            maintenance=MaintenanceRecord.of(self.maintenance) if self.maintenance else None,
+            disk_space=DiskSpaceRecord.of(self.disk_space) if self.disk_space else None,
+        )
+
     def to_json(self) -> dict[str, Any]:
-        return {
-            "bookie_id": self.bookie,
-            "state": self.state.value,
-            "lost_ms": self.loss_due_ms,
-            "drain": None if self.drain is None else drain_record(self.drain, self.progress),
-            "maintenance": None
-            if self.maintenance is None
-            else maintenance_record(self.maintenance),
-            "disk_space": None
-            if self.disk_space is None
-            else {
-                "free_bytes": self.disk_space.free_bytes,
-                "total_bytes": self.disk_space.total_bytes,
-            },
-        }
+        record: dict[str, Any] = msgspec.to_builtins(self.record())
+        return record
 
     def to_text(self, *, now_ms: int) -> str:
         facts = [self.state.value]
@@ -186,24 +224,6 @@ class BookieRow:
             share = self.disk_space.free_bytes / self.disk_space.total_bytes
             facts.append(f"{share:.0%} of {self.disk_space.total_bytes / 2**30:,.1f} GiB free")
         return f"{self.bookie}: {', '.join(facts)}"
-
-
-def loss_due_text(due_ms: int, *, now_ms: int) -> str:
-    left_s = (due_ms - now_ms) / 1000
-    return "lost now" if left_s <= 0 else f"lost in {duration_text(left_s)}"
-
-
-def drain_record(order: DrainOrder, progress: DrainProgress | None) -> dict[str, Any]:
-    return {
-        "since_ms": order.since_ms,
-        "may_fence": order.may_fence,
-        "is_drained": progress is not None and progress.is_drained,
-        "is_in_doubt": progress is not None and progress.is_in_doubt,
-        "ledgers_left": None if progress is None else progress.ledgers_left,
-        "ledgers_most": None if progress is None else progress.ledgers_most,
-        "unreadable_count": None if progress is None else progress.unreadable_count,
-        "unreadable": None if progress is None else list(progress.unreadable),
-    }
 
 
 def drain_text(progress: DrainProgress | None) -> str:
@@ -228,15 +248,30 @@ def _unreadable_text(progress: DrainProgress) -> str:
     )
 
 
-def maintenance_record(window: MaintenanceWindow) -> dict[str, Any]:
-    return {"since_ms": window.since_ms, "until_ms": window.until_ms, "reason": window.reason}
-
-
 def maintenance_text(window: MaintenanceWindow, *, now_ms: int) -> str:
     left = duration_text((window.until_ms - now_ms) / 1000)
     return f"in maintenance for another {left}" + (
         f" ({printable(window.reason)})" if window.reason else ""
     )
+
+
+async def gather_bookies(
+    cluster: AdminSession, *, clock: Clock, with_space: bool = False
+) -> tuple[list[BookieRow], tuple[str, ...]]:
+    """Return the rows of all known bookies, and the paths of unreadable orders.
+
+    Raises UnavailableError.
+    """
+    from daemon.status.leader import losses_due_ms  # it imports this module
+
+    orders = await OrderStore(cluster.store, cluster.paths).read()
+    rows = await bookie_rows(cluster, orders, clock=clock, with_space=with_space)
+    due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)
+    return with_losses(rows, due_ms), orders.unreadable
+
+
+def bookies_record(rows: Sequence[BookieRow], unreadable: Sequence[str]) -> BookiesRecord:
+    return BookiesRecord(bookies=[row.record() for row in rows], unreadable_orders=list(unreadable))
 
 
 async def bookie_rows(

@@ -1,30 +1,56 @@
-"""``bookmender hold``: shows, starts and ends the safety hold.
+"""The safety hold: shows, begins and ends it.
 
 During a hold no further ledger is marked for lost bookies, and no ledger is fenced.
 """
 
-import json
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-import click
+import msgspec
 
 from auditor.records import read_absences
-from daemon.admin_session import AdminSession, order_event, run_in_session, shared_clock
-from daemon.cli.bookies import registered_bookies
-from daemon.cli.main import EXIT_FAILED, config_option, output_option
-from daemon.cli.option_types import Duration, ReasonText
-from daemon.cli.orders import leader_concerns, unreadable_texts
-from daemon.cli.progress import echo_notes
+from daemon.admin_session import AdminSession, order_event
+from daemon.answers import Answer
+from daemon.operations.bookies import registered_bookies
 from daemon.words import duration_text, printable, shortened
-from ledgers.clock import Clock, SystemClock
+from ledgers.clock import Clock
 from ledgers.model import BookieId
 from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
 
 BOOKIES_SHOWN_MAX = 20
+
+
+class HoldRecord(Answer, frozen=True, kw_only=True):
+    """A safety hold. ``until_ms``: null until it is ended. ``bookies``: those that caused it."""
+
+    since_ms: int
+    until_ms: int | None
+    bookies: list[str]
+    reason: str
+    is_by_operator: bool
+
+    @classmethod
+    def of(cls, hold: HoldOrder) -> Self:
+        return cls(
+            since_ms=hold.since_ms,
+            until_ms=hold.until_ms,
+            bookies=list(hold.bookies),
+            reason=hold.reason,
+            is_by_operator=hold.is_by_operator,
+        )
+
+
+class HoldStateRecord(Answer, frozen=True, kw_only=True):
+    """The hold in force, and the absent bookies. ``absent_by_order``: absent, but in maintenance or
+    draining."""
+
+    is_held: bool
+    hold: HoldRecord | None
+    absent: list[str]
+    absent_by_order: list[str]
+    bookie_count: int
+    unreadable_orders: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +71,15 @@ class HoldState:
     """The path of an order that cannot be read; ``hold`` is then the default that replaces it.
     Empty if there is no such order."""
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "is_held": self.hold is not None,
-            "hold": None if self.hold is None else hold_record(self.hold),
-            "absent": list(self.absent),
-            "absent_by_order": list(self.excused),
-            "bookie_count": self.bookie_count,
-            "unreadable_orders": [self.unreadable] if self.unreadable else [],
-        }
+    def record(self) -> HoldStateRecord:
+        return HoldStateRecord(
+            is_held=self.hold is not None,
+            hold=HoldRecord.of(self.hold) if self.hold else None,
+            absent=list(self.absent),
+            absent_by_order=list(self.excused),
+            bookie_count=self.bookie_count,
+            unreadable_orders=[self.unreadable] if self.unreadable else [],
+        )
 
     def to_text(self, *, now_ms: int) -> str:
         first = "no safety hold" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
@@ -73,13 +99,8 @@ class HoldState:
 
 
 def hold_record(hold: HoldOrder) -> dict[str, Any]:
-    return {
-        "since_ms": hold.since_ms,
-        "until_ms": hold.until_ms,
-        "bookies": list(hold.bookies),
-        "reason": hold.reason,
-        "is_by_operator": hold.is_by_operator,
-    }
+    record: dict[str, Any] = msgspec.to_builtins(HoldRecord.of(hold))
+    return record
 
 
 def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
@@ -145,6 +166,20 @@ async def begin_hold(
     return hold
 
 
+async def release_hold(
+    cluster: AdminSession, *, accepts_lost: bool, clock: Clock
+) -> tuple[HoldState, bool]:
+    """End the hold in force, unless bookies are absent and ``accepts_lost`` is False: they would
+    count as lost. Return the state afterwards, and True if it was refused. Raises ConflictError."""
+    before = await read_hold(cluster, clock=clock)
+    if before.hold is None:
+        return before, False
+    if before.absent and not accepts_lost:
+        return before, True
+    await end_hold(cluster, before.absent, clock=clock)
+    return await read_hold(cluster, clock=clock), False
+
+
 async def end_hold(cluster: AdminSession, absent: Collection[BookieId], *, clock: Clock) -> bool:
     """End the hold, and return False if none was in force. Raises ConflictError.
 
@@ -166,114 +201,3 @@ async def end_hold(cluster: AdminSession, absent: Collection[BookieId], *, clock
         await order_store.withdraw(znode, over=stored)
     await cluster.note_order(order_event("hold end", bookies=tuple(sorted(absent))))
     return True
-
-
-class _ShowingGroup(click.Group):
-    """A group that runs ``show`` if no command is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_ShowingGroup)
-def hold() -> None:
-    """Show, start or end the safety hold, which pauses marking and fencing.
-
-    \b
-      bookmender hold                        is there a hold, and why?
-      bookmender hold begin --for 2h         before work on the network
-      bookmender hold end                    end it, unless bookies are absent
-      bookmender hold end --yes              end it: absent bookies count as lost
-
-    The leader starts a hold by itself when many bookies disappear at once (settings: [hold]). It
-    ends that hold soon after the bookies return, or after hold.lasts_s. Ledgers marked before are
-    still repaired. A recovery delay of about 30 s lets the leader see a mass failure before it
-    marks the first ledger. Bring bookies back before you end a hold, or give them a window with
-    bookmender bookie maintenance.
-    """
-
-
-@hold.command()
-@config_option
-@output_option
-def show(config: Path | None, output: str) -> None:
-    """Show the safety hold, its reason and the absent bookies.
-
-    Exit codes: 0 no hold. 1 a hold. An unreadable order counts as a hold.
-    """
-    state = run_in_session(config, lambda cluster: _read(cluster, SystemClock()))
-    _print(state, output)
-    sys.exit(0 if state.hold is None else EXIT_FAILED)
-
-
-@hold.command()
-@config_option
-@output_option
-@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
-def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
-    """Start a safety hold, or replace the present one.
-
-    Use this before work during which many bookies may disappear. Without --for the hold lasts until
-    bookmender hold end. Bookies that are absent at its end are lost, unless there are so many that
-    the leader starts its own hold.
-    """
-
-    async def act(cluster: AdminSession) -> HoldState:
-        clock = await shared_clock(cluster)
-        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
-        return await _read(cluster, clock)
-
-    _print(run_in_session(config, act), output)
-
-
-@hold.command()
-@config_option
-@output_option
-@click.option("--yes", is_flag=True, help="End it even if bookies are absent.")
-def end(config: Path | None, output: str, yes: bool) -> None:
-    """End the safety hold. Bookies that are absent now count as lost.
-
-    After the recovery delay their ledgers are marked and copied, and open ones are fenced. These
-    bookies cause another hold only after they were registered again.
-
-    Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
-    was changed.
-    """
-
-    async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
-        clock = await shared_clock(cluster)
-        before = await read_hold(cluster, clock=clock)
-        if before.hold is None or (before.absent and not yes):
-            return before, False
-        has_ended = await end_hold(cluster, before.absent, clock=clock)
-        return await read_hold(cluster, clock=clock), has_ended
-
-    state, has_ended = run_in_session(config, act)
-    _print(state, output)
-    if state.hold is not None and not has_ended:
-        click.echo(
-            "Nothing was changed, because bookies are absent. With --yes the hold ends, and the "
-            "ledgers of absent bookies that are neither in maintenance nor draining are marked.",
-            err=True,
-        )
-        sys.exit(EXIT_FAILED)
-
-
-async def _read(cluster: AdminSession, clock: Clock) -> HoldState:
-    """Read the hold, and print a warning if the leader does not follow it."""
-    state = await read_hold(cluster, clock=clock)
-    if state.hold is not None:
-        echo_notes(await leader_concerns(cluster, "holds"))
-    return state
-
-
-def _print(state: HoldState, output: str) -> None:
-    if output == "json":
-        click.echo(json.dumps(state.to_json(), indent=2))
-    else:
-        click.echo(state.to_text(now_ms=SystemClock().wall_ms()))
-    if state.unreadable:
-        echo_notes(unreadable_texts([state.unreadable]))
