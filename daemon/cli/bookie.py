@@ -24,7 +24,6 @@ from daemon.operations.bookies import (
 )
 from daemon.operations.decommission import (
     Decommissioned,
-    DecommissionedRecord,
     decommission_bookie,
 )
 from daemon.operations.identities import (
@@ -315,31 +314,29 @@ def decommission(
     unreadable ledgers may name the bookie, so its cookie is kept.
     """
 
-    async def act(cluster: AdminSession) -> Decommissioned:
-        return await decommission_visibly(cluster, bookie, ignores_unreadable=ignore_unreadable)
-
     stays = (
         f"Marked ledgers stay marked, and {NODES_GO_ON}. {bookie} keeps its cookie until you run "
         "this command again."
     )
     with explain_interrupt(stays):
-        done = run_in_session(config, act)
-    if not (done.was_known or ignore_unknown):
-        raise click.UsageError(
-            f"Nothing names {bookie}: it is decommissioned already, or never belonged to this "
-            "cluster."
+        done = run_in_session(
+            config,
+            lambda cluster: decommission_visibly(
+                cluster,
+                bookie,
+                ignores_unreadable=ignore_unreadable,
+                ignores_unknown=ignore_unknown,
+            ),
         )
-    record = DecommissionedRecord(
-        bookie_id=bookie,
-        ledgers_moved=done.moved_count,
-        cookie_deleted=done.had_cookie,
-        unreadable_ignored=list(done.ignored),
-    )
-    echo(output, record, result_text(bookie, done))
+    echo(output, done, result_text(done))
 
 
 async def decommission_visibly(
-    cluster: AdminSession, bookie: BookieId, *, ignores_unreadable: bool = False
+    cluster: AdminSession,
+    bookie: BookieId,
+    *,
+    ignores_unreadable: bool = False,
+    ignores_unknown: bool = True,
 ) -> Decommissioned:
     """Decommission the bookie, and show notes and progress on standard error."""
     if bookie not in await known_bookies(cluster):
@@ -355,20 +352,18 @@ async def decommission_visibly(
             cluster,
             bookie,
             ignores_unreadable=ignores_unreadable,
+            ignores_unknown=ignores_unknown,
             notify=line.note,
             show=line.show,
             clock=SystemClock(),
         )
 
 
-def result_text(bookie: BookieId, done: Decommissioned) -> str:
-    cookie = "its cookie is deleted" if done.had_cookie else "it has no cookie"
-    but = (
-        f" (ignored: {counted(len(done.ignored), 'ledger')} with unreadable metadata)"
-        if done.ignored
-        else ""
-    )
-    return f"{bookie} is decommissioned: no ledger names it{but}, and {cookie}"
+def result_text(done: Decommissioned) -> str:
+    cookie = "its cookie is deleted" if done.cookie_deleted else "it has no cookie"
+    ignored = counted(len(done.unreadable_ignored), "ledger")
+    but = f" (ignored: {ignored} with unreadable metadata)" if done.unreadable_ignored else ""
+    return f"{done.bookie_id} is decommissioned: no ledger names it{but}, and {cookie}"
 
 
 @bookie.command("trust-identities")

@@ -12,7 +12,7 @@ from daemon.cli.main import EXIT_FAILED, cluster_options
 from daemon.cli.option_types import Duration, Limit, ReasonText
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
-from daemon.operations.holds import HoldState, begin_hold, read_hold, release_hold
+from daemon.operations.holds import HoldStateRecord, begin_hold, read_hold, release_hold
 from daemon.operations.limits import Limits, change_limits, concerns, effective_limits, limit_text
 from daemon.operations.orders import leader_concerns, unreadable_texts
 from daemon.operations.switch import (
@@ -155,7 +155,7 @@ def begin(config: Path | None, output: str, duration_s: int | None, reason: str)
     the leader starts its own hold.
     """
 
-    async def act(cluster: AdminSession) -> HoldState:
+    async def act(cluster: AdminSession) -> HoldStateRecord:
         clock = await shared_clock(cluster)
         await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
         return await _read_hold(cluster, clock)
@@ -176,7 +176,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
     was changed.
     """
 
-    async def act(cluster: AdminSession) -> tuple[HoldState, bool]:
+    async def act(cluster: AdminSession) -> tuple[HoldStateRecord, bool]:
         return await release_hold(cluster, accepts_lost=yes, clock=await shared_clock(cluster))
 
     state, is_refused = run_in_session(config, act)
@@ -190,7 +190,7 @@ def end(config: Path | None, output: str, yes: bool) -> None:
         sys.exit(EXIT_FAILED)
 
 
-async def _read_hold(cluster: AdminSession, clock: Clock) -> HoldState:
+async def _read_hold(cluster: AdminSession, clock: Clock) -> HoldStateRecord:
     """Read the hold, and print a warning if the leader does not follow it."""
     state = await read_hold(cluster, clock=clock)
     if state.hold is not None:
@@ -198,10 +198,9 @@ async def _read_hold(cluster: AdminSession, clock: Clock) -> HoldState:
     return state
 
 
-def _print_hold(state: HoldState, output: str) -> None:
-    echo(output, state.record(), state.to_text(now_ms=SystemClock().wall_ms()))
-    if state.unreadable:
-        echo_notes(unreadable_texts([state.unreadable]))
+def _print_hold(state: HoldStateRecord, output: str) -> None:
+    echo(output, state, state.to_text(now_ms=SystemClock().wall_ms()))
+    echo_notes(unreadable_texts(state.unreadable_orders))
 
 
 # --- Auto-recovery --------------------------------------------------------------------------------

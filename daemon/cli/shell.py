@@ -23,13 +23,11 @@ from daemon.cli.bookie import decommission_visibly
 from daemon.cli.bookie import result_text as decommissioned_text
 from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
 from daemon.cli.option_types import BookieArgument
-from daemon.cli.plan import to_text as plan_text
 from daemon.cli.repair import repair_visibly, result_text
 from daemon.java_settings import metadata_uri, read_properties
 from daemon.operations.bookies import known_bookies, require_known
 from daemon.operations.checks import BOOKIES, force_check
 from daemon.operations.orders import UNREADABLE_VOTE
-from daemon.operations.plan import RepairPlan, plan
 from daemon.operations.switch import read_recovery_delay, set_recovery_delay, switch_off, switch_on
 from daemon.settings import Settings, load_settings
 from daemon.words import printable
@@ -286,7 +284,7 @@ def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
 
 def _decommission(settings: Settings, bookie: BookieId) -> None:
     done = run_with(settings, lambda cluster: decommission_visibly(cluster, bookie))
-    click.echo(decommissioned_text(bookie, done))
+    click.echo(decommissioned_text(done))
 
 
 # --- Ledgers --------------------------------------------------------------------------------------
@@ -306,8 +304,8 @@ async def _ledgers(
 @shell.command(context_settings=HELP)
 @click.argument("bookies", metavar="BOOKIE[,BOOKIE]...")
 @click.argument("destination", required=False, metavar="[DESTINATION]")
-@_flag("-query", "-q", help="Only list their ledgers.")
-@_flag("-dryrun", "-dr", help="Only show the plan.")
+@_flag("-query", "-q", hidden=True)
+@_flag("-dryrun", "-dr", hidden=True)
 @_flag("-force", "-f", help="Do not ask.")
 @_value("-ledger", "-l", type=LedgerId(), help="Only this ledger.")
 @_flag("-skipOpenLedgers", "-sk", name="skips_open", help="Only closed ledgers.")
@@ -332,8 +330,8 @@ def recover(
 
     Unlike Java's command: each ledger is locked, only missing entries are copied, and open ledgers
     wait for the open-ledger grace. Unrecoverable ledgers are always skipped and listed. A
-    registered bookie is refused: bookmender bookie drain moves its data while it runs. -dryrun
-    prints what bookmender plan prints.
+    registered bookie is refused: bookmender bookie drain moves its data while it runs. bookmender
+    plan --bookie shows what would be copied.
 
     Exit codes: 0 done. 1 refused, or some ledgers are blocked. 3 unknown.
     """
@@ -343,12 +341,9 @@ def recover(
     ]
     if destination is not None:
         click.echo("The destination is ignored: the placement policy chooses.", err=True)
-    if query:
-        run_with(settings, lambda cluster: _print_named(cluster, wanted))
-        return
-    if dryrun:
-        _print_plan(settings, wanted, ledger)
-        return
+    if query or dryrun:
+        plans = ", ".join(f"bookmender plan --bookie {bookie}" for bookie in wanted)
+        raise click.UsageError(f"-query and -dryrun are not here. Use: {plans}")
     run_with(settings, lambda cluster: _refuse_registered(cluster, wanted))
     if not force:
         click.confirm(f"Recover the data of {', '.join(wanted)}?", abort=True, err=True)
@@ -360,43 +355,6 @@ def recover(
     if deletes_cookie:
         for bookie in wanted:
             _decommission(settings, bookie)
-
-
-async def _print_named(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:
-    """Print the ledgers that name the bookies, as ``recover -query``: of each segment the bookies,
-    and how many of them are to be replaced."""
-    click.echo("NOTE: Bookies in inspection list are marked with '*'.")
-    named: set[BookieId] = set()
-    async for ledger_id, found in _ledgers(cluster):
-        if not isinstance(found, VersionedMetadata):
-            click.echo(f"ledger {ledger_id}: {found}", err=True)
-            continue
-        metadata = found.metadata
-        named |= metadata.bookies
-        if metadata.bookies.isdisjoint(bookies):
-            continue
-        click.echo(f"ledger {ledger_id} : {metadata.state.name}")
-        counts = []
-        for segment in metadata.segments:
-            first = segment.first_entry_id
-            members = (f"{b} *" if b in bookies else f"{b}  " for b in segment.ensemble)
-            click.echo(f"{first}:\t{'  '.join(members)}".rstrip())
-            counts.append(f"{first}={sum(b in bookies for b in segment.ensemble)}")
-        click.echo(f"summary: [{', '.join(counts)}]")
-    await _require_known(cluster, bookies, named=named)
-
-
-def _print_plan(settings: Settings, bookies: Sequence[BookieId], ledger: int | None) -> None:
-    if ledger is not None:
-        found = run_with(settings, lambda cluster: plan(cluster, [ledger], None, limit=1))
-        click.echo(plan_text(found))
-        return
-
-    async def plan_each(cluster: AdminSession) -> list[RepairPlan]:
-        return [await plan(cluster, [], bookie, limit=PLANNED_MAX) for bookie in bookies]
-
-    for found in run_with(settings, plan_each):
-        click.echo(plan_text(found))
 
 
 async def _refuse_registered(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:

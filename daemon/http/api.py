@@ -241,7 +241,7 @@ async def read_checks_record(cluster: AdminSession) -> ChecksRecord:
 
 @serves("/api/v1/hold", "As bookmender hold show -o json", HoldStateRecord)
 async def read_hold_record(cluster: AdminSession) -> HoldStateRecord:
-    return (await read_hold(cluster, clock=SystemClock())).record()
+    return await read_hold(cluster, clock=SystemClock())
 
 
 async def read_recent_history(reader: ClusterReader, since_s: int = HISTORY_DEFAULT_S) -> Reading:

@@ -34,7 +34,7 @@ async def begin(cluster: AdminSession, order: HoldOrderRecord) -> HoldStateRecor
     _check_reason(order.reason)
     clock = await shared_clock(cluster)
     await begin_hold(cluster, duration_s=order.for_s, reason=order.reason, clock=clock)
-    return (await read_hold(cluster, clock=clock)).record()
+    return await read_hold(cluster, clock=clock)
 
 
 async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldStateRecord:
@@ -46,7 +46,7 @@ async def end(cluster: AdminSession, *, accepts_lost: bool) -> HoldStateRecord:
             f"nothing was changed: {state.absent_text}. They would count as lost. Start the "
             "bookies, or add accept_lost=true."
         )
-    return state.record()
+    return state
 
 
 async def disable(cluster: AdminSession) -> SwitchRecord:

@@ -136,7 +136,7 @@ async def decommission(cluster: AdminSession, bookie: BookieId, *, deletes_cooki
     done = await decommission_bookie(
         cluster, bookie, notify=_log_told, show=_show_nothing, clock=SystemClock()
     )
-    log.info("decommission.finished", bookie=bookie, moved_ledger_count=done.moved_count)
+    log.info("decommission.finished", bookie=bookie, moved_ledger_count=done.ledgers_moved)
 
 
 def _log_told(text: str) -> None:

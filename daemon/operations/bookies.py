@@ -17,6 +17,7 @@ from daemon.answers import Answer
 from daemon.operations.errors import UnknownBookieError
 from daemon.operations.orders import bookies_of
 from daemon.settings import Settings
+from daemon.status.leader import losses_due_ms
 from daemon.words import counted, duration_text, loss_due_text, printable
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies, DiskSpace
@@ -262,8 +263,6 @@ async def gather_bookies(
 
     Raises UnavailableError.
     """
-    from daemon.status.leader import losses_due_ms  # it imports this module
-
     orders = await OrderStore(cluster.store, cluster.paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock, with_space=with_space)
     due_ms = await losses_due_ms(cluster, missed(rows), clock=clock)

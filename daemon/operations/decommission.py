@@ -8,13 +8,13 @@ a complete read of all metadata (rule S8). No index, record or count of another 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from auditor.scan import may_be_named, scan_ledgers
 from daemon.admin_session import AdminSession, order_event
 from daemon.answers import Answer
 from daemon.operations.checks import ask_for_audit
 from daemon.operations.drains import cancel_drains
+from daemon.operations.errors import UnknownBookieError
 from daemon.operations.holds import current_hold
 from daemon.operations.orders import node_concerns
 from daemon.operations.waiting import (
@@ -46,27 +46,7 @@ AUDIT_AGAIN_S = 300.0
 DOUBTFUL_SHOWN_MAX = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decommissioned:
-    """The result of a decommission.
-
-    ``moved_count``: ledgers that named the bookie at the start. ``had_cookie``: the bookie had a
-    cookie, which was deleted. ``was_known``: something in the cluster named the bookie at the
-    start. If nothing did, the bookie is decommissioned already or never belonged to this cluster;
-    the two cases cannot be told apart. ``ignored``: unreadable ledgers that may still name the
-    bookie, and were not waited for.
-    """
-
-    moved_count: int
-    had_cookie: bool
-    was_known: bool
-    ignored: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        assert self.was_known or not (self.moved_count or self.had_cookie), self
-
-
-class DecommissionedRecord(Answer, frozen=True, kw_only=True):
+class Decommissioned(Answer, frozen=True, kw_only=True):
     """A decommissioned bookie."""
 
     bookie_id: str
@@ -74,7 +54,7 @@ class DecommissionedRecord(Answer, frozen=True, kw_only=True):
     """Ledgers that named the bookie at the start."""
     cookie_deleted: bool
     unreadable_ignored: list[int]
-    """Unreadable ledgers that may still name the bookie."""
+    """Unreadable ledgers that may still name the bookie, and were not waited for."""
 
 
 async def decommission_bookie(
@@ -82,6 +62,7 @@ async def decommission_bookie(
     bookie: BookieId,
     *,
     ignores_unreadable: bool = False,
+    ignores_unknown: bool = True,
     notify: Callable[[str], None],
     show: Show,
     clock: Clock,
@@ -94,7 +75,9 @@ async def decommission_bookie(
 
     Raises RejectedError if the operator must act first (``notify`` receives the reasons of ledgers
     that cannot move), UnavailableError if it is unknown whether the bookie is still needed, and
-    ConflictError if its cookie was replaced meanwhile.
+    ConflictError if its cookie was replaced meanwhile. Raises UnknownBookieError if nothing named
+    the bookie, unless ``ignores_unknown``: it is decommissioned already, or never belonged to this
+    cluster; the two cases cannot be told apart.
     """
     cookie = await _cookie(cluster, bookie)
     is_running = await _check_state(cluster, bookie, clock)
@@ -141,11 +124,16 @@ async def decommission_bookie(
     had_order = bool(await cancel_drains(cluster, [bookie]))
     if cookie is not None:
         await cluster.note_order(order_event("bookie decommission", bookies=(bookie,)))
+    if not (was_known or had_order or ignores_unknown):
+        raise UnknownBookieError(
+            f"Nothing names {bookie}: it is decommissioned already, or never belonged to this "
+            "cluster."
+        )
     return Decommissioned(
-        moved_count=moved_count,
-        had_cookie=cookie is not None,
-        was_known=was_known or had_order,
-        ignored=doubtful,
+        bookie_id=bookie,
+        ledgers_moved=moved_count,
+        cookie_deleted=cookie is not None,
+        unreadable_ignored=list(doubtful),
     )
 
 

@@ -4,7 +4,7 @@ During a hold no further ledger is marked for lost bookies, and no ledger is fen
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import msgspec
@@ -42,44 +42,18 @@ class HoldRecord(Answer, frozen=True, kw_only=True):
 
 
 class HoldStateRecord(Answer, frozen=True, kw_only=True):
-    """The hold in force, and the absent bookies. ``absent_by_order``: absent, but in maintenance or
-    draining."""
+    """The safety hold, and the bookies that are not registered."""
 
     is_held: bool
     hold: HoldRecord | None
+    """The hold in force. If its order cannot be read, the default that replaces it."""
     absent: list[str]
+    """Bookies that are not registered, not in maintenance and not draining."""
     absent_by_order: list[str]
-    bookie_count: int
-    unreadable_orders: list[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldState:
-    """The safety hold, and the bookies that are not registered.
-
-    ``hold``: the hold in force, if any. ``absent``: bookies that are not registered, not in
-    maintenance and not draining. ``excused``: bookies that are not registered, but in maintenance
-    or draining.
-    """
-
-    hold: HoldOrder | None
-    absent: tuple[BookieId, ...]
+    """Bookies that are not registered, but in maintenance or draining."""
     bookie_count: int
     """Number of registered and unregistered bookies together."""
-    excused: tuple[BookieId, ...] = ()
-    unreadable: str = ""
-    """The path of an order that cannot be read; ``hold`` is then the default that replaces it.
-    Empty if there is no such order."""
-
-    def record(self) -> HoldStateRecord:
-        return HoldStateRecord(
-            is_held=self.hold is not None,
-            hold=HoldRecord.of(self.hold) if self.hold else None,
-            absent=list(self.absent),
-            absent_by_order=list(self.excused),
-            bookie_count=self.bookie_count,
-            unreadable_orders=[self.unreadable] if self.unreadable else [],
-        )
+    unreadable_orders: list[str]
 
     def to_text(self, *, now_ms: int) -> str:
         first = "no safety hold" if self.hold is None else hold_text(self.hold, now_ms=now_ms)
@@ -87,13 +61,13 @@ class HoldState:
 
     @property
     def absent_text(self) -> str:
-        count = len(self.absent) + len(self.excused)
+        count = len(self.absent) + len(self.absent_by_order)
         text = f"{count} of {self.bookie_count} bookies {'is' if count == 1 else 'are'} absent"
         if self.absent:
             text += f": {shortened(self.absent, at_most=BOOKIES_SHOWN_MAX)}"
-        if self.excused:
+        if self.absent_by_order:
             also = "; also absent, but" if self.absent else ","
-            excused = shortened(self.excused, at_most=BOOKIES_SHOWN_MAX)
+            excused = shortened(self.absent_by_order, at_most=BOOKIES_SHOWN_MAX)
             text += f"{also} in maintenance or draining: {excused}"
         return text
 
@@ -103,7 +77,7 @@ def hold_record(hold: HoldOrder) -> dict[str, Any]:
     return record
 
 
-def hold_text(hold: HoldOrder, *, now_ms: int) -> str:
+def hold_text(hold: HoldOrder | HoldRecord, *, now_ms: int) -> str:
     """Return one line about a hold that is in force: since when, by whom, why and until when."""
     since = duration_text((now_ms - hold.since_ms) / 1000)
     by = "an operator" if hold.is_by_operator else "the leader"
@@ -128,7 +102,7 @@ async def current_hold(cluster: AdminSession, *, clock: Clock) -> HoldOrder | No
     return orders.hold if orders.is_held else None
 
 
-async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
+async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldStateRecord:
     """Read the hold and the absent bookies. Raises UnavailableError."""
     orders = (await OrderStore(cluster.store, cluster.paths).read()).at(clock.wall_ms())
     znode = hold_znode(cluster.paths)
@@ -136,12 +110,13 @@ async def read_hold(cluster: AdminSession, *, clock: Clock) -> HoldState:
     named = (await read_absences(cluster.store, cluster.paths)).named(now_ms=clock.wall_ms())
     gone = ((await cluster.registration.cookies()).keys() | named) - available.keys()
     excused = gone & (orders.maintenance.keys() | orders.draining.keys())
-    return HoldState(
-        hold=orders.hold if orders.is_held else None,
-        absent=tuple(sorted(gone - excused)),
-        excused=tuple(sorted(excused)),
+    return HoldStateRecord(
+        is_held=orders.is_held,
+        hold=HoldRecord.of(orders.hold) if orders.hold and orders.is_held else None,
+        absent=sorted(gone - excused),
+        absent_by_order=sorted(excused),
         bookie_count=len(gone) + len(available),
-        unreadable=znode.path if znode.path in orders.unreadable else "",
+        unreadable_orders=[znode.path] if znode.path in orders.unreadable else [],
     )
 
 
@@ -168,7 +143,7 @@ async def begin_hold(
 
 async def release_hold(
     cluster: AdminSession, *, accepts_lost: bool, clock: Clock
-) -> tuple[HoldState, bool]:
+) -> tuple[HoldStateRecord, bool]:
     """End the hold in force, unless bookies are absent and ``accepts_lost`` is False: they would
     count as lost. Return the state afterwards, and True if it was refused. Raises ConflictError."""
     before = await read_hold(cluster, clock=clock)
@@ -176,7 +151,7 @@ async def release_hold(
         return before, False
     if before.absent and not accepts_lost:
         return before, True
-    await end_hold(cluster, before.absent, clock=clock)
+    await end_hold(cluster, [*map(BookieId, before.absent)], clock=clock)
     return await read_hold(cluster, clock=clock), False
 
 

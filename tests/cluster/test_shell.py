@@ -100,36 +100,6 @@ def test_the_same_lines_are_printed(uri: str, arguments: list[str]) -> None:
     asyncio.run(compare())
 
 
-def test_the_ledgers_of_a_query_are_the_same(module_cluster: LocalCluster, uri: str) -> None:
-    async def compare() -> None:
-        async with bench(uri) as on:
-            on_each = (len(module_cluster.bookies), 2, 1)
-            written = await on.write(shape(0, quorums=ON_TWO), shape(1, quorums=on_each))
-            bookie = module_cluster.bookies[0]
-            queried = await both(uri, "recover", "-query", "-force", bookie)
-            for ledger in written:  # no bookie could replace a member of the second one
-                await on.seen.manager.delete(ledger.ledger_id, version=-1)
-
-        assert found_by(queried[0].lines) == found_by(queried[1].lines)
-
-    asyncio.run(compare())
-
-
-def found_by(lines: list[str]) -> dict[str, list[str]]:
-    """Return the bookies of each ledger that ``recover -query`` prints, with the mark "*"."""
-    words = " ".join(lines).split()
-    found: dict[str, list[str]] = {}
-    ledger = ""
-    for place, word in enumerate(words):
-        if word == "ledger":
-            ledger = f"{words[place + 1]} {words[place + 3]}"
-            found[ledger] = []
-        elif ledger and (word == "*" or re.fullmatch(r"[0-9.]+:[0-9]{2,}", word)):
-            found[ledger].append(word)
-    assert found
-    return found
-
-
 @pytest.mark.usefixtures("module_cluster")
 def test_what_one_tool_changes_the_other_shows(uri: str) -> None:
     async def change() -> None:

@@ -16,15 +16,24 @@ async def decommissioned(
     heard: Heard | None = None,
     *,
     ignores_unreadable: bool = False,
+    ignores_unknown: bool = True,
 ) -> Decommissioned:
     heard = heard or Heard()
     return await decommission_bookie(
         visiting(cluster),
         bookie,
         ignores_unreadable=ignores_unreadable,
+        ignores_unknown=ignores_unknown,
         notify=heard.tell,
         show=heard.show,
         clock=cluster.clock,
+    )
+
+
+def done(*, moved: int = 0, had_cookie: bool = True) -> Decommissioned:
+    """Return the answer about B1."""
+    return Decommissioned(
+        bookie_id=B1, ledgers_moved=moved, cookie_deleted=had_cookie, unreadable_ignored=[]
     )
 
 

@@ -3,13 +3,13 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
 
 import pytest
-from click.testing import CliRunner
 
 from daemon.cli import bookie as decommission_command
 from daemon.operations import decommission
-from daemon.operations.decommission import Decommissioned
+from daemon.operations.errors import UnknownBookieError
 from daemon.operations.holds import begin_hold
 from ledgers.errors import ConflictError, RejectedError, UnavailableError
 from ledgers.model import BookieId
@@ -17,7 +17,8 @@ from replication.orders import OrderStore
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.cli_calls import exit_code
-from tests.daemon.decommissioning import decommissioned, has_cookie
+from tests.daemon.decommissioning import decommissioned, done, has_cookie
+from tests.daemon.in_memory import run_in_memory
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -49,9 +50,7 @@ async def test_a_stopped_bookie_goes_when_its_ledgers_have_moved() -> None:
         await asyncio.sleep(1)
         assert await cluster.marked() == []
 
-        done = await decommissioned(cluster, heard=heard)
-
-        assert done == Decommissioned(moved_count=2, had_cookie=True, was_known=True)
+        assert await decommissioned(cluster, heard=heard) == done(moved=2)
         assert not await has_cookie(cluster)
         assert heard.told == []
         assert heard.left[0] == 2
@@ -80,13 +79,9 @@ async def test_a_safety_hold_is_reported_while_it_waits() -> None:
 async def test_a_second_decommission_does_nothing() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.kill(B1)
-    assert await decommissioned(cluster) == Decommissioned(
-        moved_count=0, had_cookie=True, was_known=True
-    )
+    assert await decommissioned(cluster) == done()
 
-    assert await decommissioned(cluster) == Decommissioned(
-        moved_count=0, had_cookie=False, was_known=False
-    )
+    assert await decommissioned(cluster) == done(had_cookie=False)
 
 
 async def give_cookie(cluster: Cluster) -> None:
@@ -124,46 +119,36 @@ async def test_a_bookie_id_is_known_if_any_record_names_it(
         await spoken_of_by(cluster)
 
     async with auditing(cluster), cluster.node() as node, working(node):
-        done = await asyncio.wait_for(decommissioned(cluster, STRANGER), 600)
+        waiting = decommissioned(cluster, STRANGER, ignores_unknown=False)
+        with nullcontext() if was_known else pytest.raises(UnknownBookieError):
+            await asyncio.wait_for(waiting, 600)
 
-    assert done.was_known is was_known
 
+def test_an_unknown_bookie_is_wrong_usage_unless_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nothing(cluster: Cluster) -> None:
+        pass
 
-@pytest.mark.parametrize(
-    ("was_known", "arguments", "code"),
-    [
-        pytest.param(True, [], 0, id="known"),
-        pytest.param(False, [], 2, id="unknown: probably mistyped"),
-        pytest.param(False, ["--ignore-unknown"], 0, id="unknown, in a script that may run twice"),
-    ],
-)
-def test_an_unknown_bookie_is_wrong_usage_unless_ignored(
-    was_known: bool, arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_without_session(config: object, act: object) -> Decommissioned:
-        return Decommissioned(moved_count=0, had_cookie=False, was_known=was_known)
+    module = decommission_command
+    result, _ = run_in_memory(monkeypatch, module, module.decommission, STRANGER, prepare=nothing)
+    assert isinstance(result.exception, UnknownBookieError)
+    assert f"Nothing names {STRANGER}" in str(result.exception)
 
-    monkeypatch.setattr(decommission_command, "run_in_session", run_without_session)
-
-    result = CliRunner().invoke(decommission_command.decommission, [B1, *arguments])
-
-    assert result.exit_code == code, result.output
-    assert ("Nothing names" in result.output) is (code == 2)
+    result, _ = run_in_memory(
+        monkeypatch, module, module.decommission, STRANGER, "--ignore-unknown", prepare=nothing
+    )
+    assert result.exit_code == 0
 
 
 def test_an_unknown_bookie_is_an_error_in_json_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_without_session(config: object, act: object) -> Decommissioned:
-        return Decommissioned(moved_count=0, had_cookie=False, was_known=False)
+    def unknown(config: object, act: object) -> None:
+        raise UnknownBookieError("Nothing names b1:3181")
 
-    monkeypatch.setattr(decommission_command, "run_in_session", run_without_session)
+    monkeypatch.setattr(decommission_command, "run_in_session", unknown)
 
     assert exit_code(monkeypatch, "bookie", "decommission", B1, "-o", "json") == 2
-
-    record = json.loads(capsys.readouterr().out)
-    assert record["exit_code"] == 2
-    assert "Nothing names b1:3181" in record["error"]
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
 
 
 @pytest.mark.compat(
@@ -183,9 +168,8 @@ async def test_an_interrupted_decommission_can_be_continued() -> None:
         assert await has_cookie(cluster)
 
         async with cluster.node() as node, working(node):
-            done = await decommissioned(cluster)
+            assert await decommissioned(cluster) == done(moved=2)
 
-    assert done.had_cookie
     assert not await has_cookie(cluster)
 
 
@@ -196,9 +180,8 @@ async def test_a_mark_alone_does_not_delay_the_decommission() -> None:
     await cluster.kill(B1)
     await cluster.mark(B1, ledger_id=0)
 
-    done = await asyncio.wait_for(decommissioned(cluster), 10)
+    await asyncio.wait_for(decommissioned(cluster, ignores_unknown=False), 10)
 
-    assert done.was_known
     assert not await has_cookie(cluster)
     assert await cluster.marked() == [0], "the mark is not deleted"
 
@@ -273,7 +256,7 @@ async def test_unreadable_metadata_that_names_others_is_no_obstacle() -> None:
     later = data.replace(b"Version\t3", b"Version\t4")
     await cluster.store.set(cluster.manager.path(0), later, version=-1)
 
-    assert (await decommissioned(cluster)).had_cookie
+    assert (await decommissioned(cluster)).cookie_deleted
 
 
 @in_virtual_time
@@ -300,9 +283,9 @@ async def test_an_operator_can_ignore_unreadable_ledgers() -> None:
     async with auditing(cluster), cluster.node() as node, working(node):
         await cluster.kill(B1)
 
-        done = await decommissioned(cluster, ignores_unreadable=True)
+        went = await decommissioned(cluster, ignores_unreadable=True)
 
-    assert (done.moved_count, done.had_cookie, done.ignored) == (1, True, (1,))
+    assert (went.ledgers_moved, went.cookie_deleted, went.unreadable_ignored) == (1, True, [1])
     assert not await has_cookie(cluster)
 
 

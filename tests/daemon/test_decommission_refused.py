@@ -63,7 +63,7 @@ async def test_a_drained_read_only_bookie_goes_when_it_is_empty(
     await order_drain(cluster, B1)
 
     if is_empty:
-        assert (await decommissioned(cluster)).had_cookie
+        assert (await decommissioned(cluster)).cookie_deleted
     else:
         with pytest.raises(RejectedError, match="1 ledger names it"):
             await decommissioned(cluster)
@@ -80,7 +80,7 @@ async def test_a_bookie_in_maintenance_is_refused() -> None:
 
     await asyncio.sleep(61)
 
-    assert (await decommissioned(cluster)).had_cookie
+    assert (await decommissioned(cluster)).cookie_deleted
 
 
 @in_virtual_time

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from daemon.admin_session import AdminSession
 from daemon.cli import orders as hold_command
-from daemon.operations.holds import HoldState, begin_hold, end_hold, hold_text, read_hold
+from daemon.operations.holds import HoldStateRecord, begin_hold, end_hold, hold_text, read_hold
 from ledgers.errors import ConflictError
 from ledgers.model import BookieId
 from replication.cluster import HOLD
@@ -66,7 +66,14 @@ async def test_without_a_hold_absent_bookies_are_shown() -> None:
 
     state = await read_hold(visiting(cluster), clock=cluster.clock)
 
-    assert state == HoldState(hold=None, absent=(B1,), excused=(B2, B3), bookie_count=7)
+    assert state == HoldStateRecord(
+        is_held=False,
+        hold=None,
+        absent=[B1],
+        absent_by_order=[B2, B3],
+        bookie_count=7,
+        unreadable_orders=[],
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,10 +98,16 @@ async def test_without_a_hold_absent_bookies_are_shown() -> None:
 def test_absent_bookies_with_an_order_are_listed_apart(
     away: tuple[BookieId, ...], excused: tuple[BookieId, ...], text: str
 ) -> None:
-    state = HoldState(hold=None, absent=away, excused=excused, bookie_count=4)
+    state = HoldStateRecord(
+        is_held=False,
+        hold=None,
+        absent=[*away],
+        absent_by_order=[*excused],
+        bookie_count=4,
+        unreadable_orders=[],
+    )
 
     assert state.absent_text == text
-    assert state.record().absent_by_order == list(excused)
 
 
 @in_virtual_time

@@ -179,7 +179,6 @@ def test_an_audit_is_triggered_by_writing_the_delay_again(on: On) -> None:
     [
         pytest.param(["listunderreplicated", "-mr"], id="in marks"),
         pytest.param(["listunderreplicated", "-emr"], id="not in marks"),
-        pytest.param(["recover", "-query"], id="query"),
         pytest.param(["recover", "-f"], id="recover"),
         pytest.param(["recover", "-f", "-l", "4"], id="recover one ledger"),
         pytest.param(["recover", "-f", "-skipOpenLedgers"], id="recover closed ledgers"),
@@ -208,19 +207,6 @@ async def ledgers_of_an_unknown_b4(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=3)
     await cluster.write_ledger((B3, B4), ledger_id=4, state=LedgerState.OPEN)
     await cluster.mark(B4, ledger_id=4)
-
-
-def test_a_query_lists_what_a_recovery_would_change(on: On) -> None:
-    result, _ = on("recover", "-query", f"{B1},{B2}", prepare=two_ledgers)
-
-    assert [line.split() for line in result.output.splitlines()[1:]] == [
-        ["ledger", "3", ":", "CLOSED"],
-        ["0:", B1, "*", B2, "*"],
-        ["summary:", "[0=2]"],
-        ["ledger", "4", ":", "OPEN"],
-        ["0:", B2, "*", B3],
-        ["summary:", "[0=1]"],
-    ]
 
 
 @pytest.fixture
@@ -261,6 +247,16 @@ def test_a_recovery_needs_a_yes(on: On, repaired: list[Any]) -> None:
     result, _ = on("recover", B2, prepare=ledgers_of_absent_b2, input="n\n")
 
     assert (result.exit_code, repaired) == (1, [])
+
+
+@pytest.mark.parametrize("option", ["-query", "--dryrun"])
+def test_a_dry_run_is_answered_with_the_command_that_plans(
+    on: On, repaired: list[Any], option: str
+) -> None:
+    result, _ = on("recover", option, f"{B1},{B2}", prepare=two_ledgers)
+
+    assert (result.exit_code, repaired) == (2, [])
+    assert f"bookmender plan --bookie {B2}" in result.output
 
 
 def test_a_registered_bookie_is_not_recovered(on: On, repaired: list[Any]) -> None:
