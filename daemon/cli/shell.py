@@ -8,7 +8,7 @@ compares the output with that of Java's tool on the same cluster.
 
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,17 @@ from daemon.java_settings import metadata_uri, read_properties
 from daemon.operations.bookies import known_bookies, require_known
 from daemon.operations.checks import BOOKIES, force_check
 from daemon.operations.orders import UNREADABLE_VOTE
-from daemon.operations.switch import read_recovery_delay, set_recovery_delay, switch_off, switch_on
+from daemon.operations.switch import (
+    is_enabled,
+    read_recovery_delay,
+    set_recovery_delay,
+    switch_off,
+    switch_on,
+)
 from daemon.settings import Settings, load_settings
 from daemon.words import printable
 from ledgers.clock import SystemClock
 from ledgers.errors import (
-    BookmenderError,
     RejectedError,
     SettingsError,
 )
@@ -110,15 +115,12 @@ def _load(config: Path | None, java_config: Path | None) -> Settings:
     """Return the settings. Java's file replaces the address of the cluster."""
     environment = dict(os.environ)
     if java_config is not None:
-        environment["BOOKMENDER_METADATA_SERVICE_URI"] = _uri_in(java_config)
+        try:
+            uri = metadata_uri(read_properties(java_config))
+        except SettingsError as error:
+            raise SettingsError(f"{java_config}: {error}") from error
+        environment["BOOKMENDER_METADATA_SERVICE_URI"] = uri
     return load_settings(config, environment)
-
-
-def _uri_in(java_config: Path) -> str:
-    try:
-        return metadata_uri(read_properties(java_config))
-    except SettingsError as error:
-        raise SettingsError(f"{java_config}: {error}") from error
 
 
 # --- The queue ------------------------------------------------------------------------------------
@@ -159,7 +161,11 @@ def listunderreplicated(
         chosen = [
             each
             for each in marked
-            if _is_chosen(each, naming=missingreplica, not_naming=excludingmissingreplica)
+            if each.mark is None  # it may name any bookie
+            or (
+                (missingreplica is None or missingreplica in each.mark.replicas)
+                and excludingmissingreplica not in each.mark.replicas
+            )
         ]
         if not printreplicationworkerid:
             return chosen, {}
@@ -176,17 +182,6 @@ def listunderreplicated(
         if each.ledger_id in holders:
             click.echo(f"\tReplicationWorkerId : {printable(holders[each.ledger_id])}")
     click.echo(f"Under replicated ledger count: {len(chosen)}")
-
-
-def _is_chosen(
-    marked: MarkedLedger, *, naming: BookieId | None, not_naming: BookieId | None
-) -> bool:
-    """Return True if the mark names the one bookie and not the other. An unreadable mark may name
-    any bookie."""
-    if marked.mark is None:
-        return True
-    replicas = marked.mark.replicas
-    return (naming is None or naming in replicas) and not_naming not in replicas
 
 
 async def _require_known(
@@ -221,18 +216,14 @@ def autorecovery(load: Load, enable: bool, disable: bool) -> None:
     if enable and disable:
         raise click.UsageError("Give -enable or -disable, not both.")
     if not (enable or disable):
-        is_off = run_with(load(), _is_disabled)
-        click.echo(f"Autorecovery is {'disabled' if is_off else 'enabled'}.")
+        is_on = run_with(load(), is_enabled)
+        click.echo(f"Autorecovery is {'enabled' if is_on else 'disabled'}.")
         return
     state = "enabled" if enable else "disabled"
     if run_with(load(), switch_on if enable else switch_off).has_changed:
         click.echo(f"Autorecovery is {state}.")
     else:
         click.echo(f"Autorecovery already {state}. Doing nothing")
-
-
-async def _is_disabled(cluster: AdminSession) -> bool:
-    return await cluster.store.exists(cluster.paths.disable) is not None
 
 
 @shell.command(context_settings=HELP)
@@ -279,26 +270,11 @@ def decommissionbookie(ctx: click.Context, bookieid: BookieId | None) -> None:
     bookie = bookieid or BookieId(settings.node.bookie_id)
     if not bookie:
         raise click.UsageError("Name the bookie with -bookieid, or set node.bookie_id.")
-    _decommission(settings, bookie)
-
-
-def _decommission(settings: Settings, bookie: BookieId) -> None:
     done = run_with(settings, lambda cluster: decommission_visibly(cluster, bookie))
     click.echo(decommissioned_text(done))
 
 
 # --- Ledgers --------------------------------------------------------------------------------------
-
-
-async def _ledgers(
-    cluster: AdminSession,
-) -> AsyncIterator[tuple[int, VersionedMetadata | BookmenderError]]:
-    """Yield each ledger with its metadata, or with the error if it cannot be read."""
-    async for ledger_ids in cluster.manager.ledger_ids():
-        for start in range(0, len(ledger_ids), READS_AT_ONCE):
-            part = ledger_ids[start : start + READS_AT_ONCE]
-            for ledger_id, found in (await read_each(cluster.manager, part)).items():
-                yield ledger_id, found
 
 
 @shell.command(context_settings=HELP)
@@ -354,7 +330,8 @@ def recover(
         sys.exit(EXIT_FAILED)
     if deletes_cookie:
         for bookie in wanted:
-            _decommission(settings, bookie)
+            done = run_with(settings, partial(decommission_visibly, bookie=bookie))
+            click.echo(decommissioned_text(done))
 
 
 async def _refuse_registered(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:
@@ -397,12 +374,15 @@ async def _ledgers_to_recover(
         return [] if skips_open and not metadata.is_closed else [ledger]
     found_ids: list[int] = []
     named: set[BookieId] = set()
-    async for ledger_id, found in _ledgers(cluster):
-        if isinstance(found, VersionedMetadata):
-            named |= found.metadata.bookies
-            is_skipped = skips_open and not found.metadata.is_closed
-            if is_skipped or found.metadata.bookies.isdisjoint(bookies):
-                continue
-        found_ids.append(ledger_id)
+    async for ledger_ids in cluster.manager.ledger_ids():
+        for start in range(0, len(ledger_ids), READS_AT_ONCE):
+            part = await read_each(cluster.manager, ledger_ids[start : start + READS_AT_ONCE])
+            for ledger_id, found in part.items():
+                if isinstance(found, VersionedMetadata):
+                    named |= found.metadata.bookies
+                    is_skipped = skips_open and not found.metadata.is_closed
+                    if is_skipped or found.metadata.bookies.isdisjoint(bookies):
+                        continue
+                found_ids.append(ledger_id)
     await _require_known(cluster, bookies, named=named)
     return found_ids

@@ -18,6 +18,7 @@ from daemon.operations.bookies import registered_bookies
 from daemon.operations.checks import BOOKIES, ask_for_audit, force_check
 from daemon.operations.decommission import decommission_bookie
 from daemon.operations.orders import UNREADABLE_VOTE
+from daemon.operations.switch import is_enabled as is_enabled
 from daemon.operations.switch import read_recovery_delay, switch_off, switch_on
 from ledgers.clock import SystemClock
 from ledgers.errors import CorruptionError
@@ -44,10 +45,6 @@ def to_json(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"[ {', '.join(map(to_json, value))} ]" if value else "[ ]"
     return json.dumps(value)
-
-
-async def is_enabled(cluster: AdminSession) -> bool:
-    return await cluster.store.exists(cluster.paths.disable) is None
 
 
 async def set_enabled(cluster: AdminSession, enabled: bool) -> bool:

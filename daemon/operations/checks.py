@@ -5,7 +5,6 @@ is reset, as Java's ``forceauditchecks`` does. For the audit of bookies the reco
 written again, as Java's ``triggeraudit`` does.
 """
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -26,7 +25,7 @@ from auditor.election import current_leader
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession, order_event
 from daemon.answers import Answer
-from daemon.operations.orders import UNREADABLE_VOTE, unreadable_texts
+from daemon.operations.orders import UNREADABLE_VOTE, unreadable_texts, withdraw_order
 from daemon.operations.waiting import Show
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import Clock
@@ -34,7 +33,7 @@ from ledgers.errors import ConflictError, NodeExistsError, NoNodeError, Unavaila
 from ledgers.store import ANY_VERSION
 from replication import znodes
 from replication.nodes import live_nodes
-from replication.orders import ChecksOrder, Orders, OrderStore, checks_znode, hold_znode
+from replication.orders import ChecksOrder, OrderStore, checks_znode, hold_znode
 from replication.records import REWRITE_HINT, read_stored
 
 
@@ -246,13 +245,19 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
         *[await _row(cluster, kind, now_ms) for kind in KINDS],
     ]
     leader, concerns = await _leader(cluster)
+    if orders.paused_checks is not None:
+        concerns.append("The checks are paused. Resume them: bookmender check resume")
+    if await cluster.store.exists(cluster.paths.disable) is not None:
+        concerns.append("Auto-recovery is disabled, so no check runs. Enable it: bookmender enable")
+    if orders.is_held:
+        concerns.append("A safety hold is in force, so no check runs: bookmender hold")
     of_checks = {checks_znode(cluster.paths).path, hold_znode(cluster.paths).path}
     unreadable = tuple(path for path in orders.unreadable if path in of_checks)
     return Checks(
         rows=tuple(rows),
         leader=leader,
         is_paused=orders.paused_checks is not None,
-        concerns=(*concerns, *await _waits(cluster, orders), *unreadable_texts(unreadable)),
+        concerns=(*concerns, *unreadable_texts(unreadable)),
         unreadable_orders=unreadable,
     )
 
@@ -324,17 +329,6 @@ async def _leader(cluster: AdminSession) -> tuple[str | None, list[str]]:
     ]
 
 
-async def _waits(cluster: AdminSession, orders: Orders) -> list[str]:
-    found = []
-    if orders.paused_checks is not None:
-        found.append("The checks are paused. Resume them: bookmender check resume")
-    if await cluster.store.exists(cluster.paths.disable) is not None:
-        found.append("Auto-recovery is disabled, so no check runs. Enable it: bookmender enable")
-    if orders.is_held:
-        found.append("A safety hold is in force, so no check runs: bookmender hold")
-    return found
-
-
 # --- Orders ---------------------------------------------------------------------------------------
 
 
@@ -344,43 +338,28 @@ async def force_check(cluster: AdminSession, name: str) -> None:
     Raises ConflictError if another client has just changed the same znode, and UnavailableError if
     it is the audit of bookies and no auditor has ever run.
     """
-    await _force(cluster, name)
-    await cluster.note_order(order_event("check run", cause=name))
-
-
-async def _force(cluster: AdminSession, name: str) -> None:
+    store, paths = cluster.store, cluster.paths
+    audits = {kind.name: kind.audit for kind in KINDS}
     if name == BOOKIES:
         await ask_for_audit(cluster)
-        return
-    kind = next(kind for kind in KINDS if kind.name == name)
-    if kind.audit is None:
-        await _force_own(cluster, name)
-        return
-    path, data = cluster.paths.audit_time(kind.audit), znodes.audit_time_to_bytes(FORCED_MS)
-    try:
-        await cluster.store.create(path, data, with_parents=True)
-    except NodeExistsError:
-        await cluster.store.set(path, data, version=ANY_VERSION)
-
-
-async def _force_own(cluster: AdminSession, name: str) -> None:
-    """Request a run of a check that Java does not know, by resetting the time in its record.
-
-    The leader writes the same record.
-    """
-    path = cluster.paths.check(name)
-    # Read the version first and the record second. If the leader writes the record in between, the
-    # write below fails. In the other order it would replace the leader's record with an older one,
-    # and lose the progress of its run.
-    stat = await cluster.store.exists(path)
-    record = await read_check(cluster.store, cluster.paths, name)
-    data = replace(record, last_ms=FORCED_MS).to_json()
-    if stat is not None:
-        await cluster.store.set(path, data, version=stat.version)
-        return
-    with suppress(NodeExistsError):
-        await cluster.store.create(cluster.paths.checks, with_parents=True)
-    await cluster.store.create(path, data)
+    elif (audit := audits[name]) is not None:
+        path, data = paths.audit_time(audit), znodes.audit_time_to_bytes(FORCED_MS)
+        try:
+            await store.create(path, data, with_parents=True)
+        except NodeExistsError:
+            await store.set(path, data, version=ANY_VERSION)
+    else:  # Java does not know this check: reset the time in its record, which the leader writes
+        path = paths.check(name)
+        # Read the version first and the record second. If the leader writes the record in between,
+        # the write below fails. In the other order it would replace the leader's record with an
+        # older one, and lose the progress of its run.
+        stat = await store.exists(path)
+        data = replace(await read_check(store, paths, name), last_ms=FORCED_MS).to_json()
+        if stat is not None:
+            await store.set(path, data, version=stat.version)
+        else:
+            await store.create(path, data, with_parents=True)
+    await cluster.note_order(order_event("check run", cause=name))
 
 
 async def ask_for_audit(cluster: AdminSession) -> None:
@@ -413,13 +392,7 @@ async def pause_checks(cluster: AdminSession, *, clock: Clock) -> bool:
 
 async def resume_checks(cluster: AdminSession) -> bool:
     """Resume the checks, and return False if they were not paused. Raises ConflictError."""
-    order_store, znode = OrderStore(cluster.store, cluster.paths), checks_znode(cluster.paths)
-    stored = await order_store.stored(znode)
-    if stored is None:
-        return False
-    await order_store.withdraw(znode, over=stored)
-    await cluster.note_order(order_event("check resume"))
-    return True
+    return await withdraw_order(cluster, checks_znode(cluster.paths), order_event("check resume"))
 
 
 async def wait_checked(

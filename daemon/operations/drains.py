@@ -19,7 +19,7 @@ from daemon.operations.bookies import (
     maintenance_text,
     registered_bookies,
 )
-from daemon.operations.orders import node_concerns, unreadable_drains
+from daemon.operations.orders import node_concerns, unreadable_drains, withdraw_order
 from daemon.operations.waiting import (
     POLL_S,
     Show,
@@ -168,16 +168,15 @@ async def order_drains(
 
 async def cancel_drains(cluster: AdminSession, bookies: Sequence[BookieId]) -> list[BookieId]:
     """Withdraw the orders, and return the bookies that had one. Raises ConflictError."""
-    order_store = OrderStore(cluster.store, cluster.paths)
-    cancelled = []
-    for bookie in bookies:
-        znode = drain_znode(cluster.paths, bookie)
-        stored = await order_store.stored(znode)
-        if stored is not None:
-            await order_store.withdraw(znode, over=stored)
-            await cluster.note_order(order_event("bookie drain --cancel", bookies=(bookie,)))
-            cancelled.append(bookie)
-    return cancelled
+    return [
+        bookie
+        for bookie in bookies
+        if await withdraw_order(
+            cluster,
+            drain_znode(cluster.paths, bookie),
+            order_event("bookie drain --cancel", bookies=(bookie,)),
+        )
+    ]
 
 
 async def wait_drained(

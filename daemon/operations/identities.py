@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from daemon.admin_session import AdminSession, order_event, shared_clock
 from daemon.answers import Answer
+from daemon.operations.orders import withdraw_order
 from ledgers.model import BookieId
 from ledgers.registration import HIDDEN_CZXID
 from replication.orders import IdentitiesOrder, OrderStore, identities_znode
@@ -53,11 +54,8 @@ async def give_trust(cluster: AdminSession, bookies: Sequence[BookieId] | None) 
 
 async def withdraw_trust(cluster: AdminSession) -> None:
     """Withdraw the order, if there is one. Raises ConflictError."""
-    order_store, znode = OrderStore(cluster.store, cluster.paths), identities_znode(cluster.paths)
-    stored = await order_store.stored(znode)
-    if stored is not None:
-        await order_store.withdraw(znode, over=stored)
-        await cluster.note_order(order_event("bookie trust-identities --withdraw"))
+    event = order_event("bookie trust-identities --withdraw")
+    await withdraw_order(cluster, identities_znode(cluster.paths), event)
 
 
 async def _cookies(cluster: AdminSession) -> dict[BookieId, int]:

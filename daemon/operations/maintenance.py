@@ -17,7 +17,7 @@ from daemon.admin_session import AdminSession, order_event, shared_clock
 from daemon.answers import Answer
 from daemon.operations.bookies import MaintenanceRecord, check_known, registered_bookies
 from daemon.operations.holds import current_hold
-from daemon.operations.orders import unreadable_windows
+from daemon.operations.orders import unreadable_windows, withdraw_order
 from daemon.status.leader import is_named_by_none
 from daemon.words import counted, duration_text, shortened
 from ledgers.clock import Clock
@@ -184,16 +184,8 @@ async def open_window(
 
 async def end_window(cluster: AdminSession, bookie: BookieId) -> bool:
     """End the window, and return False if there was none. Raises ConflictError."""
-    order_store, znode = (
-        OrderStore(cluster.store, cluster.paths),
-        maintenance_znode(cluster.paths, bookie),
-    )
-    stored = await order_store.stored(znode)
-    if stored is None:
-        return False
-    await order_store.withdraw(znode, over=stored)
-    await cluster.note_order(order_event("bookie maintenance --end", bookies=(bookie,)))
-    return True
+    event = order_event("bookie maintenance --end", bookies=(bookie,))
+    return await withdraw_order(cluster, maintenance_znode(cluster.paths, bookie), event)
 
 
 async def read_unreadable_windows(

@@ -6,6 +6,7 @@ AutoRecovery leads, it does not know bookmender's orders and acts as if there we
 
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from typing import Any
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession
@@ -13,9 +14,23 @@ from daemon.words import printable
 from ledgers.codec.registration import parse_bookie_id
 from ledgers.errors import CorruptionError
 from ledgers.model import BookieId
+from replication.history import Event
 from replication.nodes import LiveNode, Role, live_nodes
+from replication.orders import OrderStore, OrderZnode
 
 UNREADABLE_VOTE = "its vote cannot be read"
+
+
+async def withdraw_order(cluster: AdminSession, znode: OrderZnode[Any], event: Event) -> bool:
+    """Withdraw an order and record that, and return False if there was none. Raises
+    ConflictError."""
+    order_store = OrderStore(cluster.store, cluster.paths)
+    stored = await order_store.stored(znode)
+    if stored is None:
+        return False
+    await order_store.withdraw(znode, over=stored)
+    await cluster.note_order(event)
+    return True
 
 
 async def node_concerns(

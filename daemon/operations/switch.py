@@ -21,6 +21,10 @@ class RecoveryDelay(Answer, frozen=True, kw_only=True):
     recovery_delay_s: int | None
 
 
+async def is_enabled(cluster: AdminSession) -> bool:
+    return await cluster.store.exists(cluster.paths.disable) is None
+
+
 async def switch_off(cluster: AdminSession) -> SwitchRecord:
     """Disable auto-recovery. The znode is shared with Java's AutoRecovery, and has no data."""
     try:

@@ -9,18 +9,9 @@ from contextlib import contextmanager
 import click
 import pytest
 
-from daemon.cli import (
-    bookie as decommission_command,
-)
-from daemon.cli import (
-    bookie as drain_command,
-)
-from daemon.cli import (
-    check as check_command,
-)
-from daemon.cli import (
-    repair as repair_command,
-)
+from daemon.cli import bookie as bookie_command
+from daemon.cli import check as check_command
+from daemon.cli import repair as repair_command
 from daemon.cli.main import LazyGroup
 from daemon.cli.progress import explain_interrupt
 from ledgers.errors import SessionLostError
@@ -90,7 +81,7 @@ def test_each_long_command_explains_its_interruption(
         interrupted()
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    for module in (drain_command, decommission_command, check_command):
+    for module in (bookie_command, check_command):
         monkeypatch.setattr(module, "run_in_session", interrupted)
     monkeypatch.setattr(repair_command, "repair_ledgers", never)
 

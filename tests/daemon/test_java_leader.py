@@ -5,8 +5,8 @@ from types import ModuleType
 import click
 import pytest
 
-from daemon.cli import bookie as maintenance_command
-from daemon.cli import orders as hold_command
+from daemon.cli import bookie as bookie_command
+from daemon.cli import orders as orders_command
 from daemon.operations.orders import UNREADABLE_VOTE, leader_concerns
 from replication import znodes
 from replication.orders import (
@@ -72,28 +72,30 @@ async def test_a_java_leader_is_no_concern_while_recovery_is_disabled() -> None:
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "is_ordered", "orders"),
     [
-        pytest.param(hold_command, hold_command.hold, (), True, "holds", id="hold"),
-        pytest.param(hold_command, hold_command.hold, ("begin",), False, "holds", id="hold begin"),
-        pytest.param(hold_command, hold_command.hold, (), False, None, id="no hold"),
+        pytest.param(orders_command, orders_command.hold, (), True, "holds", id="hold"),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            orders_command, orders_command.hold, ("begin",), False, "holds", id="hold begin"
+        ),
+        pytest.param(orders_command, orders_command.hold, (), False, None, id="no hold"),
+        pytest.param(
+            bookie_command,
+            bookie_command.maintain,
             (B1, "--for", "1h"),
             False,
             "maintenance windows",
             id="a window begins",
         ),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            bookie_command,
+            bookie_command.maintain,
             (),
             True,
             "maintenance windows",
             id="a window is open",
         ),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            bookie_command,
+            bookie_command.maintain,
             (B1, "--end"),
             True,
             None,

@@ -6,21 +6,8 @@ from types import ModuleType
 import click
 import pytest
 
-from daemon.cli import (
-    bookie as bookie_command,
-)
-from daemon.cli import (
-    bookie as drain_command,
-)
-from daemon.cli import (
-    bookie as maintenance_command,
-)
-from daemon.cli import (
-    orders as hold_command,
-)
-from daemon.cli import (
-    orders as limits_command,
-)
+from daemon.cli import bookie as bookie_command
+from daemon.cli import orders as orders_command
 from daemon.operations.maintenance import open_window
 from daemon.status import command as status_command
 from replication.orders import (
@@ -64,19 +51,17 @@ async def unreadable(cluster: Cluster) -> tuple[str, ...]:
 COMMANDS = [
     pytest.param(status_command, status_command.status, (), ALL, id="status"),
     pytest.param(bookie_command, bookie_command.list_bookies, (), ALL, id="bookie list"),
-    pytest.param(drain_command, drain_command.drain, (), (DRAIN,), id="bookie drain"),
+    pytest.param(bookie_command, bookie_command.drain, (), (DRAIN,), id="bookie drain"),
+    pytest.param(bookie_command, bookie_command.maintain, (), (WINDOW,), id="bookie maintenance"),
     pytest.param(
-        maintenance_command, maintenance_command.maintain, (), (WINDOW,), id="bookie maintenance"
-    ),
-    pytest.param(
-        maintenance_command,
-        maintenance_command.maintain,
+        bookie_command,
+        bookie_command.maintain,
         (B2,),
         (WINDOW,),
         id="bookie maintenance ID",
     ),
-    pytest.param(limits_command, limits_command.limits, (), (LIMITS,), id="limits"),
-    pytest.param(hold_command, hold_command.hold, ("show",), (HOLD,), id="hold"),
+    pytest.param(orders_command, orders_command.limits, (), (LIMITS,), id="limits"),
+    pytest.param(orders_command, orders_command.hold, ("show",), (HOLD,), id="hold"),
 ]
 
 
@@ -120,16 +105,16 @@ def test_the_json_has_the_znodes(
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "path"),
     [
-        pytest.param(drain_command, drain_command.drain, (B1, "--cancel"), DRAIN, id="drain"),
+        pytest.param(bookie_command, bookie_command.drain, (B1, "--cancel"), DRAIN, id="drain"),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            bookie_command,
+            bookie_command.maintain,
             (B2, "--end"),
             WINDOW,
             id="maintenance",
         ),
-        pytest.param(limits_command, limits_command.limits, ("--reset",), LIMITS, id="limits"),
-        pytest.param(hold_command, hold_command.hold, ("end",), HOLD, id="hold"),
+        pytest.param(orders_command, orders_command.limits, ("--reset",), LIMITS, id="limits"),
+        pytest.param(orders_command, orders_command.hold, ("end",), HOLD, id="hold"),
     ],
 )
 def test_the_advised_command_removes_the_order(
@@ -151,24 +136,24 @@ def test_the_advised_command_removes_the_order(
 @pytest.mark.parametrize(
     ("module", "command", "arguments", "path"),
     [
-        pytest.param(drain_command, drain_command.drain, (), PATHS.draining_orders, id="drains"),
+        pytest.param(bookie_command, bookie_command.drain, (), PATHS.draining_orders, id="drains"),
         pytest.param(
-            drain_command,
-            drain_command.drain,
+            bookie_command,
+            bookie_command.drain,
             (B1, "--wait"),
             PATHS.draining_orders,
             id="drain --wait",
         ),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            bookie_command,
+            bookie_command.maintain,
             (),
             PATHS.maintenance_orders,
             id="windows",
         ),
         pytest.param(
-            maintenance_command,
-            maintenance_command.maintain,
+            bookie_command,
+            bookie_command.maintain,
             (B2,),
             PATHS.maintenance_orders,
             id="window of one",
@@ -194,7 +179,7 @@ def test_rule_s8_unlistable_orders_do_not_mean_no_orders(
 def test_an_unreadable_hold_is_shown_as_in_force(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    result, _ = run_in_memory(monkeypatch, hold_command, hold_command.hold, prepare=break_all)
+    result, _ = run_in_memory(monkeypatch, orders_command, orders_command.hold, prepare=break_all)
 
     assert result.stdout.startswith("safety hold by")
     assert (
@@ -215,8 +200,8 @@ def test_an_unreadable_hold_can_be_ended_with_yes(
     for arguments, exit_code, is_ended in [(["end"], 1, False), (["end", "--yes"], 0, True)]:
         result, hold = run_in_memory(
             monkeypatch,
-            hold_command,
-            hold_command.hold,
+            orders_command,
+            orders_command.hold,
             *arguments,
             prepare=lose_one,
             look=holding,
@@ -234,7 +219,7 @@ def test_cancelling_a_drain_lists_the_remaining_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result, _ = run_in_memory(
-        monkeypatch, drain_command, drain_command.drain, B1, "--cancel", prepare=drain_three
+        monkeypatch, bookie_command, bookie_command.drain, B1, "--cancel", prepare=drain_three
     )
 
     assert f"{B1} is cancelled" in result.stderr
@@ -255,8 +240,8 @@ def test_ending_a_window_says_whether_there_was_one(
 
     result, _ = run_in_memory(
         monkeypatch,
-        maintenance_command,
-        maintenance_command.maintain,
+        bookie_command,
+        bookie_command.maintain,
         B1,
         "--end",
         prepare=prepare,
@@ -276,8 +261,8 @@ def test_an_order_for_a_name_that_is_no_bookie_id_must_be_deleted_by_hand(
     async def prepare(cluster: Cluster) -> None:
         await cluster.store.create(f"{kind}/b 1", data, with_parents=True)
 
-    command = drain_command.drain if kind == PATHS.draining_orders else drain_command.maintain
-    result, _ = run_in_memory(monkeypatch, drain_command, command, prepare=prepare)
+    command = bookie_command.drain if kind == PATHS.draining_orders else bookie_command.maintain
+    result, _ = run_in_memory(monkeypatch, bookie_command, command, prepare=prepare)
 
     assert result.exit_code == 1
     assert "b 1, which is not a bookie ID, so nodes ignore it. Delete its znode" in result.stderr
