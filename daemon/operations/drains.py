@@ -19,7 +19,7 @@ from daemon.operations.bookies import (
     maintenance_text,
     registered_bookies,
 )
-from daemon.operations.orders import node_concerns, unreadable_drains, withdraw_order
+from daemon.operations.orders import node_concerns, unreadable_of, withdraw_order
 from daemon.operations.waiting import (
     POLL_S,
     Show,
@@ -83,7 +83,7 @@ class Drains:
         return Drains(
             orders=Orders(
                 draining=draining,
-                unreadable=unreadable_drains(self.orders.unreadable, bookies),
+                unreadable=unreadable_of("draining", self.orders.unreadable, bookies),
             ),
             progress={b: p for b, p in self.progress.items() if b in bookies},
         )
@@ -109,7 +109,7 @@ class Drains:
 async def read_drains(cluster: AdminSession) -> Drains:
     """Read the drain orders and their progress."""
     every = await OrderStore(cluster.store, cluster.paths).read()
-    orders = Orders(draining=every.draining, unreadable=unreadable_drains(every.unreadable))
+    orders = Orders(draining=every.draining, unreadable=unreadable_of("draining", every.unreadable))
     return Drains(orders=orders, progress=await drain_progress(cluster, orders))
 
 

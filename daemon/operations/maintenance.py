@@ -17,7 +17,7 @@ from daemon.admin_session import AdminSession, order_event, shared_clock
 from daemon.answers import Answer
 from daemon.operations.bookies import MaintenanceRecord, check_known, registered_bookies
 from daemon.operations.holds import current_hold
-from daemon.operations.orders import unreadable_windows, withdraw_order
+from daemon.operations.orders import unreadable_of, withdraw_order
 from daemon.status.leader import is_named_by_none
 from daemon.words import counted, duration_text, shortened
 from ledgers.clock import Clock
@@ -193,7 +193,7 @@ async def read_unreadable_windows(
 ) -> tuple[str, ...]:
     """Return the paths of unreadable windows; if a bookie is given, only of that bookie."""
     orders = await OrderStore(cluster.store, cluster.paths).read()
-    return unreadable_windows(orders.unreadable, None if bookie is None else [bookie])
+    return unreadable_of("maintenance", orders.unreadable, None if bookie is None else [bookie])
 
 
 async def read_windows(cluster: AdminSession, clock: Clock) -> dict[BookieId, MaintenanceWindow]:

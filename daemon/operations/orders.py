@@ -91,21 +91,19 @@ def unreadable_texts(paths: Sequence[str]) -> list[str]:
     return [f"{_what(path)} ({printable(path)})" for path in paths]
 
 
-def unreadable_drains(
-    paths: Sequence[str], bookies: Collection[BookieId] | None = None
+def unreadable_of(
+    kind: str, paths: Sequence[str], bookies: Collection[BookieId] | None = None
 ) -> tuple[str, ...]:
-    """Return the unreadable drain orders of ``bookies``, or all of them if ``bookies`` is None.
+    """Return the unreadable orders of ``bookies``, or all. ``kind``: draining or maintenance.
 
     The path of the whole folder is included if the orders cannot be listed.
     """
-    return _about_bookies(paths, "draining", bookies)
-
-
-def unreadable_windows(
-    paths: Sequence[str], bookies: Collection[BookieId] | None = None
-) -> tuple[str, ...]:
-    """Return the unreadable maintenance windows, chosen as in ``unreadable_drains``."""
-    return _about_bookies(paths, "maintenance", bookies)
+    split = ((path, *_split(path)) for path in paths)
+    return tuple(
+        path
+        for path, found, name in split
+        if found == kind and (bookies is None or not name or name in bookies)
+    )
 
 
 def bookies_of(paths: Sequence[str]) -> set[BookieId]:
@@ -118,17 +116,6 @@ def _is_bookie_id(name: str) -> bool:
         parse_bookie_id(name)
         return True
     return False
-
-
-def _about_bookies(
-    paths: Sequence[str], kind: str, bookies: Collection[BookieId] | None
-) -> tuple[str, ...]:
-    split = ((path, *_split(path)) for path in paths)
-    return tuple(
-        path
-        for path, found, name in split
-        if found == kind and (bookies is None or not name or name in bookies)
-    )
 
 
 def _split(path: str) -> tuple[str, str]:
