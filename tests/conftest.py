@@ -12,6 +12,7 @@ from daemon.local import jars, ports
 from daemon.local.cluster import LocalCluster
 from daemon.local.java import Java
 from ledgers.errors import BookmenderError
+from tests.said import said as said
 from tests.shared_clusters import SharedClusters
 
 # No deadline: a busy machine is no failure. A failing example prints the blob that replays it.
@@ -20,6 +21,10 @@ settings.load_profile("bookmender")
 
 PORT_SHARES_MAX = 8
 FOUR_BOOKIES = {"bookies": 4}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update", action="store_true", help="Write the texts of tests/*/said again.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
