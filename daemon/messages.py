@@ -1,13 +1,14 @@
 """Text for people about blocked repairs: what blocks a ledger, and what to do.
 
 Decisions in ``replication`` return a reason and facts (``replication.reasons``). This is the only
-place that turns them into sentences and commands. Texts may hold names and error messages from
-outside, so callers pass them through ``printable``.
+place that turns them into sentences and commands: a table has a text for each reason, and the facts
+follow as a list. Texts may hold names and error messages from outside, so callers pass them through
+``printable``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import Any, NamedTuple
 
 from daemon.words import shortened
 from ledgers.model import BookieId
@@ -37,18 +38,167 @@ class Message:
         )
 
 
+class Text(NamedTuple):
+    """The text for a reason. A sentence that names a fact in braces is left out without this fact.
+
+    ``what``: the obstacle, if the errors do not say it. ``advice``: sentences; of those in a tuple
+    only the first that is not left out.
+    """
+
+    what: str
+    advice: tuple[str | tuple[str, ...], ...] = ()
+    outlook: str = ""
+
+
+CANNOT_CLOSE = (
+    "If its writer runs, the writer can close it. No other client can, not even Java's: start the "
+    "bookies that it misses, or delete it if its entries are not needed."
+)
+"""Advice for an open ledger with an ack quorum below 1."""
+CLOSE = (
+    "`bookmender ledger close {id} --accept-loss --yes` closes the ledger after the last entry "
+    "that is left."
+)
+UNFINISHED = Text(
+    "an open fragment cannot be copied",
+    outlook="A worker finishes the recovery before it copies anything.",
+)
+"""An open fragment, if a recovery was begun."""
+ADD_A_BOOKIE = (
+    ("Start {missing}, or add a bookie.", "Add a bookie."),
+    "Or end the maintenance: `bookmender bookie maintenance {in_maintenance_id} --end`.",
+    "Or cancel the drain: `bookmender bookie drain {draining_id} --cancel`.",
+)
+TRUST = (
+    "The cookies of all bookies are newer than the ledger. If ZooKeeper was imported, or bookie "
+    "ids changed, and no disk was erased, run `bookmender bookie trust-identities`."
+)
+
+TEXTS = {
+    Reason.OPEN_LEDGER_GRACE: Text(
+        "its open last fragment is left to its writer for the open-ledger grace",
+        outlook="Then a worker fences, recovers and closes it, and repairs its copies.",
+    ),
+    Reason.WRITER_ALIVE: Text(
+        "its writer is still writing",
+        outlook="When the writer stops, or after the last grace, the ledger is fenced, recovered "
+        "and closed.",
+    ),
+    Reason.OPEN_FRAGMENT: Text(
+        "an open fragment cannot be copied",
+        (
+            "Its writer must close it. If the writer has stopped, run `bookmender ledger close "
+            "{id} --yes`; add `--force` if that is not certain.",
+            "`bookmender bookie drain {draining_id} --fence-open` closes it, too.",
+        ),
+    ),
+    Reason.RECOVERY_UNENDED: Text(
+        "an open fragment cannot be copied, and its recovery was not finished",
+        (
+            "Run `bookmender ledger close {id} --yes`.",
+            "`bookmender bookie drain {draining_id} --fence-open` closes it, too.",
+        ),
+    ),
+    Reason.NO_COPY: Text(
+        "no bookie that answers has a good copy of some entries", ("Start {absent}.",)
+    ),
+    Reason.NO_TARGET: Text("no bookie may receive the copy", ADD_A_BOOKIE),
+    Reason.MISPLACED: Text(
+        "every copy exists, but no bookie improves the placement",
+        ("Add a bookie where the placement policy needs one.",),
+    ),
+    Reason.NO_ANSWER: Text("a bookie did not answer"),
+    Reason.RECOVERY_FAILED: Text("it could not be recovered"),
+    Reason.END_DAMAGED: Text(
+        "an entry at its end has damaged copies only",
+        (
+            "If no bookie will ever return a good copy, `bookmender ledger close {id} "
+            "--accept-loss --force` shows which entries would be given up. With `--yes` it closes "
+            "the ledger before these entries.",
+        ),
+    ),
+    Reason.NO_COVERAGE: Text(
+        "too few bookies answer to find its end", ("Start enough of: {missing}.",)
+    ),
+    Reason.END_UNPROVEN: Text(
+        "its end cannot be proven",
+        (
+            (
+                "Start enough of {needed}, even without their data: the ledger cannot be closed "
+                f"before. If its end still cannot be proven then, {CLOSE}",
+                f"Start {{unresponsive}}. If they never return, {CLOSE}",
+                CLOSE,
+            ),
+        ),
+    ),
+    Reason.CORRUPT_METADATA: Text(
+        "its metadata is damaged or of an unknown version",
+        (
+            "`bookmender ledger restore {id}` lists earlier metadata, if it was written on this "
+            "host.",
+        ),
+    ),
+    Reason.ACCESS_DENIED: Text(
+        "its metadata cannot be read",
+        ("If an ACL denies access, a ZooKeeper user with permission can change it with `setAcl`.",),
+    ),
+    Reason.WRITE_REFUSED: Text(
+        "ZooKeeper refuses its new metadata",
+        (
+            "Raise zookeeper.request_bytes_max ({request_bytes_max}) on all nodes if "
+            "jute.maxbuffer of the servers allows more.",
+        ),
+    ),
+    Reason.DIGEST_SUSPECT: Text(
+        "every copy fails its digest", ("Check the password and the digest type of the ledger.",)
+    ),
+    Reason.CONFLICTS: Text("its metadata or its bookies changed in each round of the repair"),
+    Reason.MAINTENANCE: Text(
+        "it waits for bookies in maintenance",
+        outlook="The repair continues when these bookies are back, or when the maintenance window "
+        "ends.",
+    ),
+    Reason.HOLD: Text(
+        "it is not closed, and a safety hold forbids fencing", ("See `bookmender hold`.",)
+    ),
+    Reason.LEFT_TO_OTHERS: Text("this node cannot repair it, but another node can"),
+    Reason.JOURNAL: Text("the journal of this host cannot be written"),
+}
+ERRORS_SAY_IT = (
+    Reason.RECOVERY_FAILED,
+    Reason.END_DAMAGED,
+    Reason.END_UNPROVEN,
+    Reason.CORRUPT_METADATA,
+    Reason.DIGEST_SUSPECT,
+    Reason.WRITE_REFUSED,
+    Reason.JOURNAL,
+)
+"""Their errors say what the text says."""
+STATES = {
+    "absent": "not registered",
+    "decommissioned": "decommissioned",
+    "unresponsive": "not answering",
+    "superseded": "another bookie is registered at the address",
+    "reformatted": "reformatted after the ledger was created",
+    "lacking": "lacking entries",
+    "draining": "draining",
+    "in_maintenance": "in maintenance",
+}
+EXCLUSIONS = {
+    Exclusion.MEMBER: "already in the ensemble",
+    Exclusion.REFUSED: "refused the ledger",
+    Exclusion.SHORT_OF_SPACE: "short of disk space",
+    Exclusion.DRAINING: "draining",
+    Exclusion.MAINTENANCE: "in maintenance",
+    Exclusion.QUARANTINED: "unresponsive",
+    Exclusion.ISOLATED: "outside the isolation groups",
+    Exclusion.NOT_LOCAL: "not local (replication.target is local)",
+}
+
+
 def message(ledger_id: int, blocked: Blocked) -> Message:
     """Return the message for a ledger, with everything that blocks it."""
-    parts = (blocked, *blocked.besides)
-    without_copy = [each.facts for each in parts if each.reason is Reason.NO_COPY]
-    messages = [
-        *([_no_copies(without_copy)] if without_copy else []),  # they rank first
-        *(
-            _message(ledger_id, each.reason, each.facts)
-            for each in parts
-            if each.reason is not Reason.NO_COPY
-        ),
-    ]
+    messages = [_message(ledger_id, each) for each in (blocked, *blocked.besides)]
     return Message(
         what="; also, ".join(dict.fromkeys(each.what for each in messages)),
         advice=" ".join(filter(None, dict.fromkeys(each.advice for each in messages))),
@@ -72,368 +222,116 @@ def blocked_record(ledger_id: int, blocked: Blocked) -> dict[str, Any]:
     }
 
 
-def _message(ledger_id: int, reason: Reason, facts: Facts) -> Message:
-    """Return the message for one reason. Each member of ``Reason`` has a branch."""
-    errors = "; ".join(facts.errors)
-    match reason:
-        case Reason.OPEN_LEDGER_GRACE:
-            return _open_ledger_grace(facts)
-        case Reason.WRITER_ALIVE:
-            where = _where(facts, "absent", "lacking")
-            return Message(
-                f"its writer is still writing{where}; grace {facts.grace_count} of "
-                f"{facts.grace_count_max}",
-                outlook="When the writer stops, or after the last grace, the ledger is fenced, "
-                "recovered and closed.",
-            )
-        case Reason.OPEN_FRAGMENT:
-            return _open_fragment(ledger_id, facts)
-        case Reason.RECOVERY_UNENDED:
-            drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
-            return Message(
-                "an open fragment cannot be copied, and its recovery was not "
-                f"finished{_where(facts, 'draining')}",
-                f"Run {drain} or `bookmender ledger close {ledger_id} --yes`.",
-            )
-        case Reason.NO_COPY:
-            return _no_copies([facts])
-        case Reason.NO_TARGET:
-            return _no_target(facts)
-        case Reason.MISPLACED:
-            start = f"from entry {facts.entry_ids[0]} on " if facts.entry_ids else ""
-            why = f": {errors}" if errors else ""
-            return Message(
-                f"{start}every copy exists, but no bookie improves the placement{why}",
-                "Add a bookie where the placement policy needs one.",
-            )
-        case Reason.NO_ANSWER:
-            return _no_answer(facts)
-        case Reason.RECOVERY_FAILED:
-            return Message(
-                _with_untrusted(facts, otherwise="it could not be recovered"),
-                _trust(facts).strip(),
-            )
-        case Reason.END_DAMAGED:
-            return _end_damaged(ledger_id, facts)
-        case Reason.NO_COVERAGE:
-            missing = (*facts.absent, *facts.decommissioned, *facts.superseded)
-            where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
-            # The error lists the replies. The missing bookies are enough, if they are known.
-            is_known = bool(missing) or not errors
-            what = "too few bookies answer to find its end" if is_known else errors
-            start = f"Start enough of: {_names(missing)}." if missing else ""
-            return Message(f"{what}{where}", f"{start}{_trust(facts)}".strip())
-        case Reason.END_UNPROVEN:
-            return _end_unproven(ledger_id, facts)
-        case Reason.CORRUPT_METADATA:
-            what = errors or "its metadata is damaged or of an unknown version"
-            return Message(what, f"{earlier_metadata_hint(ledger_id)}.")
-        case Reason.ACCESS_DENIED:
-            return Message(
-                "its metadata cannot be read" + (f": {errors}" if errors else ""),
-                "If an ACL denies access, a ZooKeeper user with permission can change it with "
-                "`setAcl`.",
-            )
-        case Reason.WRITE_REFUSED:
-            return _write_refused(facts)
-        case Reason.DIGEST_SUSPECT:
-            return Message(
-                errors or "every copy fails its digest",
-                "Check the password and the digest type of the ledger.",
-            )
-        case Reason.CONFLICTS:
-            return Message(
-                f"its metadata or its bookies changed in each of {facts.round_count} rounds"
-            )
-        case Reason.MAINTENANCE:
-            comment = f": {facts.comment}" if facts.comment else ""
-            named = f": {_names(facts.in_maintenance)}" if facts.in_maintenance else ""
-            what = f"bookies in maintenance{named}{comment}"
-            return Message(
-                f"{errors}; {what}" if errors else what,
-                outlook="The repair continues when these bookies are back, or when the "
-                "maintenance window ends.",
-            )
-        case Reason.HOLD:
-            comment = f" ({facts.comment})" if facts.comment else ""
-            return Message(
-                f"it is not closed, and a safety hold forbids fencing{comment}",
-                "See `bookmender hold`.",
-            )
-        case Reason.LEFT_TO_OTHERS:
-            return _left_to_others(facts)
-        case Reason.JOURNAL:
-            return Message(errors or "the journal of this host cannot be written")
-        case _:
-            assert_never(reason)
-
-
-def _open_ledger_grace(facts: Facts) -> Message:
-    entry = f"entry {facts.entry_ids[0]} has too few copies; " if facts.entry_ids else ""
-    states = ["absent", "lacking", "draining"]
-    doubt = ""
-    if facts.is_end_doubtful:
-        states += ["decommissioned", "superseded", "reformatted"]
-        doubt = " Its end may not be provable."
-    what, steps = "its open last fragment is left to its writer for", "fences, recovers and closes"
-    if facts.is_in_recovery:
-        what, steps = "its recovery is not finished, and waits for", "recovers and closes"
-    why = f"{entry}{_states(facts, *states)}".removesuffix("; ")
-    return Message(
-        f"{what} the open-ledger grace" + (f" ({why})" if why else ""),
-        _trust(facts).strip(),
-        f"Then a worker {steps} it, and repairs its copies.{doubt}",
-    )
-
-
-def _open_fragment(ledger_id: int, facts: Facts) -> Message:
-    if facts.is_in_recovery:
-        doubt = f"; {end_doubt_text(facts)}" if facts.is_end_doubtful else ""
-        return Message(
-            f"its recovery was begun and not finished{doubt}",
-            outlook="A worker finishes the recovery before it copies anything.",
-        )
-    advice = (
-        "Its writer must close it. If the writer has stopped, run `bookmender ledger close "
-        f"{ledger_id} --yes`; add `--force` if that is not certain."
-    )
-    if facts.draining:
-        drain = _commands(facts.draining, "bookmender bookie drain {} --fence-open")
-        advice += f" {drain} closes it, too."
-    return Message(
-        f"an open fragment cannot be copied{_where(facts, 'lacking', 'draining')}", advice
-    )
-
-
-def _no_copies(parts: Sequence[Facts]) -> Message:
-    """Return one message for all parts of a ledger without a good copy: their entries and which
-    bookies may have them, then once which bookies to start."""
-    lacking = [facts for facts in parts if facts.withheld_count is None]
-    told = list(dict.fromkeys(f"{_entries(facts)}, {_holders(facts)}" for facts in lacking))
-    whats = []
-    if len(told) == 1:
-        whats.append(f"no bookie that answers has a good copy of {told[0]}")
-    elif told:
-        listed = "; ".join(f"({number}) {text}" for number, text in enumerate(told, start=1))
-        whats.append(f"no bookie that answers has a good copy of {listed}")
-    if withheld := [count for facts in parts if (count := facts.withheld_count) is not None]:
-        how_many = f"{sum(withheld):,}" if all(withheld) else "an unknown number of"
-        whats.append(
-            f"{how_many} copies of other entries wait for these entries"
-            if told
-            else f"{how_many} copies wait, because other entries of the same fragments have no "
-            "good copy"
-        )
-    absent = [bookie for facts in parts for bookie in facts.absent]
-    return Message("; ".join(whats), f"Start {_names(absent)}." if absent else "")
-
-
-def _holders(facts: Facts) -> str:
-    """Return which bookies may have a good copy of entries that no other bookie has."""
-    absent = [bookie for bookie in facts.absent if bookie not in facts.in_maintenance]
-    holders = [
-        f"{_names(bookies)} ({state})"
-        for bookies, state in (
-            (absent, "absent"),
-            (facts.in_maintenance, "in maintenance"),
-            (facts.decommissioned, "decommissioned"),
-        )
-        if bookies
-    ]
-    unasked = " (bookies of other fragments were not asked)" if facts.are_others_unasked else ""
-    if not holders:
-        return f"and no absent bookie should have one{unasked}"
-    return f"but {' or '.join(holders)} may have one{unasked}"
-
-
-def _no_target(facts: Facts) -> Message:
-    why = _exclusions(facts)
-    if facts.ack_quorum is not None:
-        missing = (*facts.absent, *facts.decommissioned, *facts.superseded, *facts.unresponsive)
-        start = f"Start {_names(missing)}, or add" if missing else "Add"
-        return Message(
-            f"recovery must store the last entries on {facts.ack_quorum} bookies (the ack quorum), "
-            f"and no bookie may join: {why}",
-            f"{start} a bookie.",
-        )
-    options = []
-    if facts.in_maintenance:
-        end = _commands(facts.in_maintenance, "bookmender bookie maintenance {} --end")
-        stopped = set(facts.in_maintenance).intersection(facts.absent)
-        start = f" and start {_names(sorted(stopped))}" if stopped else ""
-        options.append(f"end the maintenance of {_names(facts.in_maintenance)} ({end}){start}")
-    if facts.replaced is not None and facts.replaced in facts.absent:
-        options.append(f"start {facts.replaced}")
-    options.append("add a bookie")
-    if facts.draining:
-        cancel = _commands(facts.draining, "bookmender bookie drain {} --cancel")
-        options.append(f"keep {_names(facts.draining)} ({cancel})")
-    return Message(
-        f"no bookie may receive the copy of {facts.replaced or 'a bookie'}: {why}",
-        _sentence(options),
-    )
-
-
-def _exclusions(facts: Facts) -> str:
-    errors = "; ".join(facts.errors)
-    if facts.excluded is None:
-        return "the placement policy allows none" + (f": {errors}" if errors else "")
-    if not facts.excluded:
-        return "no bookie is writable"
-    counts = ", ".join(f"{count} {_EXCLUSIONS[exclusion]}" for exclusion, count in facts.excluded)
-    total = sum(count for _, count in facts.excluded)
-    writable = "1 writable bookie is" if total == 1 else f"{total} writable bookies are"
-    return f"{writable} excluded: {counts}" + (f" ({errors})" if errors else "")
-
-
-_EXCLUSIONS = {
-    Exclusion.MEMBER: "already in the ensemble",
-    Exclusion.REFUSED: "refused the ledger",
-    Exclusion.SHORT_OF_SPACE: "short of disk space",
-    Exclusion.DRAINING: "draining",
-    Exclusion.MAINTENANCE: "in maintenance",
-    Exclusion.QUARANTINED: "unresponsive",
-    Exclusion.ISOLATED: "outside the isolation groups",
-    Exclusion.NOT_LOCAL: "not local (replication.target is local)",
-}
-
-
-def _no_answer(facts: Facts) -> Message:
-    told = [*facts.errors]
-    if facts.entry_ids:
-        told.insert(0, f"no bookie answered for {_entries(facts)}")
-    if facts.unresponsive:
-        told.insert(0, f"no answer from {_names(facts.unresponsive)}")
-    return Message(": ".join(told) or "a bookie did not answer")
-
-
-def _end_damaged(ledger_id: int, facts: Facts) -> Message:
-    close = f"bookmender ledger close {ledger_id} --accept-loss --force"
-    return Message(
-        _with_untrusted(facts, otherwise="an entry at its end has damaged copies only"),
-        f"If no bookie will ever return a good copy, `{close}` shows which entries would be given "
-        f"up. With `--yes` it closes the ledger before these entries.{_trust(facts)}",
-    )
-
-
-CANNOT_CLOSE = (
-    "If its writer runs, the writer can close it. No other client can, not even Java's: start the "
-    "bookies that it misses, or delete it if its entries are not needed."
-)
-"""Advice for an open ledger with an ack quorum below 1."""
-
-
-def _end_unproven(ledger_id: int, facts: Facts) -> Message:
-    if facts.ack_quorum is not None and facts.ack_quorum < 1:
+def _message(ledger_id: int, blocked: Blocked) -> Message:
+    reason, facts = blocked.reason, blocked.facts
+    text, errors = TEXTS[reason], ": ".join(facts.errors)
+    if reason is Reason.OPEN_FRAGMENT and facts.is_in_recovery:
+        text = UNFINISHED
+    elif reason is Reason.END_UNPROVEN and facts.ack_quorum is not None and facts.ack_quorum < 1:
+        text = text._replace(advice=(CANNOT_CLOSE,))
+    elif reason is Reason.NO_TARGET and facts.ack_quorum is not None:
         what = (
-            "; ".join(facts.errors)
-            or f"its end cannot be proven: its ack quorum is {facts.ack_quorum}"
+            f"recovery must store the last entries on {facts.ack_quorum} bookies (the ack quorum)"
         )
-        return Message(what, CANNOT_CLOSE)
-    close = f"`bookmender ledger close {ledger_id} --accept-loss --yes`"
-    if facts.needed:
-        advice = (
-            f"Start enough of {_names(facts.needed)}, even without their data: the ledger cannot "
-            f"be closed before. If its end still cannot be proven then, run {close}."
-        )
-    elif facts.unresponsive:
-        advice = (
-            f"Start {_names(facts.unresponsive)}. If they never return, {close} closes the ledger "
-            "after the last entry that is left."
-        )
-    else:
-        advice = f"{close} closes the ledger after the last entry that is left."
-    what = _with_untrusted(facts, otherwise="its end cannot be proven")
-    return Message(what, advice + _trust(facts))
-
-
-def _with_untrusted(facts: Facts, *, otherwise: str) -> str:
-    """Return the errors and the reformatted bookies. ``otherwise``: the text without errors."""
-    return ("; ".join(facts.errors) or otherwise) + _where(facts, "reformatted")
-
-
-def _write_refused(facts: Facts) -> Message:
-    if facts.metadata_bytes is None or facts.request_bytes_max is None:
-        return Message("; ".join(facts.errors) or "ZooKeeper refuses its new metadata")
+        text = text._replace(what=f"{what}, and no bookie may join")
+    what = text.what
+    if errors:
+        what = errors if reason in ERRORS_SAY_IT else f"{what}: {errors}"
+    told = list(_facts(facts))
+    may_return = (*facts.absent, *facts.decommissioned, *facts.in_maintenance)
+    if reason is Reason.NO_COPY and not may_return and facts.withheld_count is None:
+        told.append("no absent bookie should have one")
+    values = _values(ledger_id, facts)
+    advice = []
+    for either in text.advice:
+        choices = (either,) if isinstance(either, str) else either
+        advice += [each.format_map(values) for each in choices if _is_known(each, values)][:1]
     return Message(
-        f"its metadata of {facts.metadata_bytes:,} bytes is too large to be written again: "
-        f"zookeeper.request_bytes_max is {facts.request_bytes_max:,}",
-        "Raise it on all nodes if jute.maxbuffer of the servers allows more.",
+        what + (f" ({'; '.join(told)})" if told else ""),
+        " ".join([*advice, *([TRUST] if facts.are_all_reformatted else [])]),
+        text.outlook,
     )
 
 
-def _left_to_others(facts: Facts) -> Message:
+def _is_known(sentence: str, values: dict[str, str]) -> bool:
+    return all(value or f"{{{name}}}" not in sentence for name, value in values.items())
+
+
+def _values(ledger_id: int, facts: Facts) -> dict[str, str]:
+    """Return what sentences of the table can name. Empty: not known."""
+    bookies = {
+        "absent": facts.absent,
+        "missing": (
+            *facts.absent,
+            *facts.decommissioned,
+            *facts.superseded,
+            *facts.unresponsive,
+        ),
+        "needed": facts.needed,
+        "unresponsive": facts.unresponsive,
+        "draining": facts.draining,
+        "in_maintenance": facts.in_maintenance,
+    }
+    return {
+        "id": str(ledger_id),
+        "request_bytes_max": f"{facts.request_bytes_max:,}" if facts.request_bytes_max else "",
+        **{name: _names(each) for name, each in bookies.items()},
+        # The bookie as an argument of a command; ID if there are several.
+        **{
+            f"{name}_id": str(each[0]) if len(each) == 1 else "ID" if each else ""
+            for name, each in bookies.items()
+        },
+    }
+
+
+def _facts(facts: Facts) -> Iterator[str]:
+    """Yield the known facts, for example ``not registered: b1, b2``."""
+    if facts.entry_ids or facts.entry_count:
+        yield _entries(facts)
+    for state, text in STATES.items():
+        if bookies := getattr(facts, state):
+            yield f"{text}: {_names(bookies)}"
+    if facts.replaced is not None:
+        yield f"copy of {facts.replaced}"
     if facts.local is not None:
-        return Message(
-            f"this node may copy to its bookie {facts.local} only (replication.target is local), "
-            "and that bookie cannot receive the copy"
-        )
-    if facts.lacking:
-        return Message(f"the next try reads all copies on {_names(facts.lacking)}")
-    return Message("the next try is due on any node")
-
-
-# --- Parts of sentences ---------------------------------------------------------------------------
-
-_STATES = {
-    "absent": "not registered",
-    "decommissioned": "decommissioned",
-    "unresponsive": "not answering",
-    "superseded": "another bookie is registered at the address",
-    "reformatted": "reformatted after the ledger was created",
-    "lacking": "lacking entries",
-    "draining": "draining",
-    "in_maintenance": "in maintenance",
-}
-
-
-def _states(facts: Facts, *states: str) -> str:
-    """Return bookies by state, for example ``not registered: b1, b2; draining: b3``."""
-    return "; ".join(
-        f"{_STATES[state]}: {_names(bookies)}"
-        for state in states
-        if (bookies := getattr(facts, state))
-    )
-
-
-def _where(facts: Facts, *states: str) -> str:
-    """Return the states in brackets; empty if no bookie is in one of them."""
-    text = _states(facts, *states)
-    return f" ({text})" if text else ""
+        yield f"replication.target is local, and its bookie is {facts.local}"
+    if facts.excluded:
+        counts = ", ".join(f"{count} {EXCLUSIONS[why]}" for why, count in facts.excluded)
+        yield f"writable bookies that are excluded: {counts}"
+    elif facts.excluded is not None:
+        yield "no bookie is writable"
+    if facts.withheld_count is not None:
+        count = f"{facts.withheld_count:,}" if facts.withheld_count else "not counted"
+        yield f"copies of other entries that wait: {count}"
+    if facts.grace_count:
+        yield f"grace {facts.grace_count} of {facts.grace_count_max}"
+    if facts.round_count:
+        yield f"{facts.round_count} rounds"
+    if facts.metadata_bytes is not None:
+        yield f"{facts.metadata_bytes:,} bytes"
+    if facts.is_in_recovery:
+        yield "a recovery was begun and not finished"
+    if facts.is_end_doubtful:
+        yield "its end may not be provable"
+    if facts.are_others_unasked:
+        yield "bookies of other fragments were not asked"
+    if facts.comment:
+        yield facts.comment
 
 
 def _names(bookies: Iterable[BookieId]) -> str:
     return shortened(list(dict.fromkeys(bookies)), at_most=BOOKIES_SHOWN_MAX)
 
 
-def _commands(bookies: Sequence[BookieId], command: str) -> str:
-    """Return the command for the bookie, or, if there are several, for ``ID``."""
-    return f"`{command.format(bookies[0] if len(bookies) == 1 else 'ID')}`"
-
-
 def _entries(facts: Facts) -> str:
     """Return ``entry 4``, ``entries 4, 7`` or ``more than 1,000 entries (4, 7, …)``."""
     listed = ", ".join(map(str, facts.entry_ids))
     if not listed:
-        return f"{facts.entry_count:,} entries" if facts.entry_count else "some entries"
+        return f"{facts.entry_count:,} entries"
     if not facts.has_more_entries and facts.entry_count <= len(facts.entry_ids):
         return f"entry {listed}" if len(facts.entry_ids) == 1 else f"entries {listed}"
     more = "more than " if facts.has_more_entries else ""
     return f"{more}{facts.entry_count:,} entries ({listed}, …)"
-
-
-def _sentence(options: Sequence[str]) -> str:
-    text = ", or ".join(options)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _trust(facts: Facts) -> str:
-    if not facts.are_all_reformatted:
-        return ""
-    return (
-        " The cookies of all bookies are newer than the ledger. If ZooKeeper was imported, or "
-        "bookie ids changed, and no disk was erased, run `bookmender bookie trust-identities`."
-    )
 
 
 # --- Related texts --------------------------------------------------------------------------------
@@ -441,9 +339,9 @@ def _trust(facts: Facts) -> str:
 
 def end_doubt_text(facts: Facts) -> str:
     """Return why the end of an open ledger may not be provable."""
-    where = _where(facts, "absent", "decommissioned", "superseded", "reformatted")
-    trust = _trust(facts)
-    return f"its end may not be provable{where}" + (f".{trust}" if trust else "")
+    doubts = "; ".join(each for each in _facts(facts) if not each.startswith("its end"))
+    text = "its end may not be provable" + (f" ({doubts})" if doubts else "")
+    return f"{text}. {TRUST}" if facts.are_all_reformatted else text
 
 
 def earlier_metadata_hint(ledger_id: int) -> str:

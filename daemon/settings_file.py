@@ -28,7 +28,7 @@ HEAD = """\
 """
 
 
-def settings_file() -> str:
+def settings_file(_: str = "") -> str:
     """Return the file, in TOML."""
     lines = [HEAD]
     for name, kind in get_type_hints(Settings).items():

@@ -7,15 +7,15 @@ Workers store the same values in ZooKeeper (``ledger_record.WaitingNote``).
 To add a reason for blocking a repair:
 
 1. Add a member with a docstring to ``Reason``, and a row to ``_TRAITS``. If it needs help, name it
-   in the explanation of ``REPAIRS_BLOCKED`` in ``daemon/status/explanations.py``.
+   in the causes of ``repairs_blocked`` in ``daemon/status/conditions.py``.
 2. If no field of ``Facts`` fits, add one with a default, and its row in ``docs/json.md``.
 3. Return ``Blocked(reason=..., facts=Facts(...))`` where the repair cannot go on. If it replaces
    ``NO_TARGET``, see ``Plan.untargeted`` in ``plan.py``, which lists what has no target.
-4. Add a branch to ``_message`` in ``daemon/messages.py``. mypy fails until it exists. The text must
-   also read well without any facts.
+4. Add its text to ``TEXTS`` in ``daemon/messages.py``, and new facts to ``_facts`` there. The text
+   must also read well without any facts.
 5. Add a row to the tables in ``tests/daemon/test_messages.py`` and ``test_status_conditions.py``.
 
-A new ``Exclusion`` needs a text in ``_EXCLUSIONS`` (``daemon/messages.py``).
+A new ``Exclusion`` needs a text in ``EXCLUSIONS`` (``daemon/messages.py``).
 
 A node of an older release rejects a note with a reason or exclusion that it does not know.
 """

@@ -13,9 +13,9 @@ from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.plan import plan
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
-from daemon.http.records import NoteRecord
 from daemon.operations.repair import WAITED_FOR, Repaired, repair_ledgers
 from daemon.settings import Settings, load_settings
+from daemon.status.records import NoteRecord
 from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import socket
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -39,11 +38,9 @@ from daemon.operations.holds import HoldStateRecord, read_hold
 from daemon.operations.queue import QueueRecord, read_queue
 from daemon.role_state import NodeService
 from daemon.settings import Settings
-from daemon.status.conditions import conditions
-from daemon.status.conditions import health as health_of
+from daemon.status import answers
 from daemon.status.gathering import gather_status
-from daemon.status.records import note_record
-from daemon.status.report import LEDGERS_LISTED_MAX, to_json
+from daemon.status.report import blocked_ledgers_record, conditions_record, status_record
 from daemon.status.state import Status
 from daemon.words import DURATION_PATTERN, parse_duration_s
 from ledgers.clock import SystemClock
@@ -150,29 +147,10 @@ async def read_status(cluster: AdminSession) -> Status:
     return await gather_status(cluster)
 
 
-def conditions_record(status: Status) -> dict[str, Any]:
-    found = conditions(status)
-    return {
-        "health": health_of(found),
-        "taken_ms": status.taken_ms,
-        "conditions": [each.to_json() for each in found],
-    }
-
-
-def blocked_ledgers_record(status: Status) -> dict[str, Any]:
-    blocked = status.queue.blocked
-    return {
-        "count": len(blocked),
-        "by_reason": dict(Counter(note.reason.value for note in blocked)),
-        "taken_ms": status.taken_ms,
-        "ledgers": [note_record(note) for note in blocked[:LEDGERS_LISTED_MAX]],
-    }
-
-
-_of_status("status", "As bookmender status -o json", records.StatusRecord, to_json)
-_of_status("conditions", "Health and conditions", records.ConditionsRecord, conditions_record)
+_of_status("status", "As bookmender status -o json", answers.StatusRecord, status_record)
+_of_status("conditions", "Health and conditions", answers.ConditionsRecord, conditions_record)
 _of_status(
-    "blocked", "Ledgers that need help, and why", records.BlockedRecord, blocked_ledgers_record
+    "blocked", "Ledgers that need help, and why", answers.BlockedRecord, blocked_ledgers_record
 )
 
 

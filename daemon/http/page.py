@@ -20,8 +20,9 @@ from daemon.messages import message
 from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.checks import CheckRow, Checks
 from daemon.operations.history import event_text
-from daemon.status.conditions import Condition, conditions, health, some
-from daemon.status.explanations import EXPLANATIONS
+from daemon.status.answers import ConditionRecord
+from daemon.status.condition import health, some
+from daemon.status.conditions import CONDITIONS, conditions
 from daemon.status.records import age_s
 from daemon.status.report import facts
 from daemon.status.state import Status
@@ -238,7 +239,7 @@ def _cards(*cards: Html) -> Html:
 # --- Health ---------------------------------------------------------------------------------------
 
 
-def _health(found: Sequence[Condition]) -> Html:
+def _health(found: Sequence[ConditionRecord]) -> Html:
     word = health(found)
     head = element("p", word, id="word", data_health=word, class_=f"word {_css(word)}")
     if not found:
@@ -246,25 +247,25 @@ def _health(found: Sequence[Condition]) -> Html:
     return joined((head, element("ul", *map(_condition, found), class_="conditions")))
 
 
-def _condition(each: Condition) -> Html:
-    more = EXPLANATIONS[each.code]
+def _condition(each: ConditionRecord) -> Html:
+    more = CONDITIONS[each.code]
     explained = element(
         "details",
         element("summary", "What it means"),
         element("p", more.meaning),
         element("p", element("b", "Causes: "), more.causes),
         element("p", element("b", "Clears: "), more.clears),
-        data_key=f"code-{each.code.value}",
+        data_key=f"code-{each.code}",
     )
-    severity = each.severity.name
+    severity = each.severity
     return element(
         "li",
-        element("p", _tag(severity), " ", element("code", each.code.value)),
+        element("p", _tag(severity), " ", element("code", each.code)),
         element("p", element("b", each.fact)),
         element("p", each.action),
         explained,
         class_=_css(severity),
-        data_code=each.code.value,
+        data_code=each.code,
     )
 
 

@@ -3,14 +3,11 @@
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
 
-from msgspec import convert
-
 from auditor.mark_reasons import MarkExplainer
 from daemon.admin_session import AdminSession
 from daemon.answers import Answer
-from daemon.http.records import ForeignLockRecord, NoteRecord
 from daemon.operations.waiting import access_denied_text, current_notes
-from daemon.status.records import note_record
+from daemon.status.records import ForeignLockRecord, NoteRecord
 from replication.ledger_record import WaitingNotes
 from replication.marks import MarkedLedger, marked_ledger_ids, read_locks, read_marks
 from replication.nodes import live_nodes
@@ -82,10 +79,7 @@ async def queue_rows(
         for lock in held
     }
     noted = await WaitingNotes(cluster.store, cluster.paths).read_all(ledger_ids)
-    notes = {
-        note.ledger_id: convert(note_record(note), NoteRecord)
-        for note in await current_notes(cluster, noted)
-    }
+    notes = {note.ledger_id: NoteRecord.of(note) for note in await current_notes(cluster, noted)}
     explainer = await MarkExplainer.read(cluster.store, cluster.paths, ledger_ids)
     rows = []
     for ledger in marked:

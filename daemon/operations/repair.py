@@ -17,7 +17,6 @@ from auditor.scan import scan_ledgers
 from auditor.underreplication import UnderreplicatedLedger, fewest_copies_first
 from daemon.admin_session import AdminSession, admin_session, note_order, operator, order_event
 from daemon.answers import Answer
-from daemon.http.records import NoteRecord
 from daemon.live_settings import LiveSettings
 from daemon.messages import blocked_record
 from daemon.operations.bookies import known_bookies, require_known
@@ -26,7 +25,7 @@ from daemon.roles import open_worker
 from daemon.session import Session, open_session
 from daemon.settings import Settings
 from daemon.state import open_journal
-from daemon.status.records import note_record
+from daemon.status.records import NoteRecord
 from daemon.threads import own_cause
 from daemon.words import counted, duration_text
 from ledgers.clock import Clock
@@ -90,7 +89,7 @@ class Repaired(Answer, frozen=True, kw_only=True):
         error = f"could not work on {counted(len(failed), 'ledger')}: see failed"
         return cls(
             ledgers=ledger_count,
-            waiting=[convert(note_record(note), NoteRecord) for note in waiting],
+            waiting=list(map(NoteRecord.of, waiting)),
             unproven_ends=[
                 convert(
                     {"ledger_id": each.ledger_id, **blocked_record(each.ledger_id, each.blocked)},

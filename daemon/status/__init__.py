@@ -1,7 +1,7 @@
 """``bookmender status`` and ``bookmender health explain``.
 
 ``command`` prints both. ``gathering`` reads the facts from ZooKeeper into the values of ``state``,
-with the ``leader``'s records, the ``pace`` of copying and ``unreadable`` records. ``conditions``
-lists what is wrong and what to do; ``report`` writes all of it as text and as JSON, with parts of
-``records``. ``explanations`` describes each condition.
+with the ``leader``'s records, the ``pace`` of copying and ``unreadable`` records. ``conditions`` is
+the table of what can be wrong and what to do, made of entries of ``condition``. ``report`` writes
+all of it as text and as the ``answers`` of programs, with parts of ``records``.
 """

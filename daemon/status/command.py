@@ -2,18 +2,18 @@
 prints what a condition means."""
 
 import difflib
-import json
 import sys
 from pathlib import Path
 
 import click
 
 from daemon.admin_session import run_in_session
+from daemon.answers import as_json
 from daemon.cli.main import config_option, json_option, output_option
-from daemon.status.conditions import Code, conditions, exit_code
-from daemon.status.explanations import EXPLANATIONS, explain
+from daemon.status.condition import exit_code
+from daemon.status.conditions import CONDITIONS, conditions
 from daemon.status.gathering import gather_status
-from daemon.status.report import to_json, to_text
+from daemon.status.report import status_record, to_text
 
 
 @click.command()
@@ -27,7 +27,7 @@ def status(config: Path | None, output: str) -> None:
     condition. docs/status.md describes the JSON.
     """
     found = run_in_session(config, gather_status)
-    click.echo(json.dumps(to_json(found), indent=2) if output == "json" else to_text(found))
+    click.echo(as_json(status_record(found)) if output == "json" else to_text(found))
     sys.exit(exit_code(conditions(found)))
 
 
@@ -46,13 +46,13 @@ def explain_code(code: str | None) -> None:
     Without CODE: list all codes.
     """
     if code is None:
-        width = max(map(len, Code))
-        for each, it in EXPLANATIONS.items():
-            click.echo(f"{each:<{width}}  {it.summary}")
+        width = max(map(len, CONDITIONS))
+        for each, entry in CONDITIONS.items():
+            click.echo(f"{each:<{width}}  {entry.summary}")
         return
     wanted = code.upper().replace("-", "_")
-    if wanted not in list(Code):
-        near = difflib.get_close_matches(wanted, list(Code), n=1)
+    if wanted not in CONDITIONS:
+        near = difflib.get_close_matches(wanted, CONDITIONS, n=1)
         hint = f"Did you mean {near[0]}?" if near else "bookmender health explain lists all codes."
         raise click.UsageError(f"no condition is called {code!r}. {hint}")
-    click.echo(explain(Code(wanted)))
+    click.echo(CONDITIONS[wanted].to_text())

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from auditor.election import current_leader
@@ -37,6 +38,7 @@ from daemon.status.state import (
 from daemon.status.unreadable import unreadable_records
 from ledgers.clock import Clock, SystemClock
 from ledgers.errors import CorruptionError, NoSuchLedgerError, UnauthorizedError
+from ledgers.store import MetadataStore
 from replication.client_activity import read_activity
 from replication.cluster import ClusterView
 from replication.ledger_record import (
@@ -53,9 +55,10 @@ from replication.marks import (
     read_locks,
     read_marks,
 )
-from replication.nodes import live_nodes
+from replication.nodes import LiveNode, live_nodes
 from replication.orders import Orders, OrderStore
 from replication.reasons import Reason
+from replication.znodes import ClusterPaths
 
 REGISTERED = (BookieState.WRITABLE, BookieState.READ_ONLY)
 
@@ -65,8 +68,8 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     be read."""
     clock = clock or SystemClock()
     store, paths = cluster.store, cluster.paths
-    nodes = await live_nodes(store, paths)
-    leader = await current_leader(store, paths)
+    services, _ = await gather_services(store, paths)
+    leader_session_id = services.leader_session_id
     marked = await read_marks(store, paths, await marked_ledger_ids(store, paths))
     marked_ids = {ledger.ledger_id for ledger in marked}
     private = await read_private_queue(store, paths, shared=marked_ids)
@@ -78,14 +81,12 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     unproven = await unproven_ends(cluster.manager, readable)
     readable = [note for note in readable if note.ledger_id in queued_ids]
     waiting = await current_notes(cluster, readable)
+    in_windows = {note.ledger_id for note in waiting if note.reason is Reason.MAINTENANCE}
     orders = await OrderStore(store, paths).read()
     rows = await bookie_rows(cluster, orders, clock=clock)
-    leader_node = next(
-        (n.info for n in nodes if leader and n.session_id == leader.session_id), None
-    )
     leader_state = await gather_leader(
         cluster,
-        leader_session_id=leader.session_id if leader and leader_node else None,
+        leader_session_id=leader_session_id,
         absent=missed(rows),
         in_maintenance=[row.bookie for row in rows if row.is_absent_in_maintenance],
         marked=marked,
@@ -94,22 +95,27 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
     now_ms = clock.wall_ms()
     return Status(
         taken_ms=now_ms,
-        services=Services(
-            leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
-            leader_node=leader_node,
-            nodes=tuple(
-                sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))
-            ),
+        services=services,
+        bookies=_bookie_states(
+            rows, leader_state, is_bookmender_leader=services.leader_node is not None
         ),
-        bookies=_bookie_states(rows, leader_state, is_bookmender_leader=leader_node is not None),
         queue=QueueState(
             marked_count=len(marked),
             private_count=len(private),
             private_damaged_count=len(private.damaged),
-            by_missing=tuple(sorted(_missing_counts(marked).items(), reverse=True)),
+            by_missing=tuple(
+                sorted(
+                    Counter(len(m.mark.replicas) for m in marked if m.mark is not None).items(),
+                    reverse=True,
+                )
+            ),
             by_bookie=tuple(sorted(_bookie_counts(marked).items())),
             by_bookie_in_maintenance=tuple(
-                sorted(_bookie_counts(_waiting_for_maintenance(marked, waiting)).items())
+                sorted(
+                    _bookie_counts(
+                        ledger for ledger in marked if ledger.ledger_id in in_windows
+                    ).items()
+                )
             ),
             locked_count=len(locked_ids & queued_ids),
             foreign_locks=await foreign_locks(cluster, sorted(locked_ids)),
@@ -130,7 +136,7 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
             unreadable_records=await unreadable_records(store, paths),
             unproven=tuple(end.ledger_id for end in unproven),
         ),
-        pace=copying_pace(
+        copying=copying_pace(
             limits_in_force(orders.limits, cluster.settings),
             await read_activity(store, paths, now_ms=now_ms),
             [row.bookie for row in rows if row.state in REGISTERED],
@@ -138,10 +144,26 @@ async def gather_status(cluster: AdminSession, *, clock: Clock | None = None) ->
         feed_stall=await read_stall(
             store,
             paths,
-            leader_session_id=leader.session_id if leader and leader_node else None,
-            is_java_leader=leader is not None and leader_node is None,
+            leader_session_id=leader_session_id,
+            is_java_leader=services.is_java_leader,
         ),
     )
+
+
+async def gather_services(
+    store: MetadataStore, paths: ClusterPaths
+) -> tuple[Services, list[LiveNode]]:
+    """Read which nodes run and which auditor leads."""
+    nodes = list(await live_nodes(store, paths))
+    leader = await current_leader(store, paths)
+    ours = [n for n in nodes if leader and n.session_id == leader.session_id]
+    services = Services(
+        leader=(leader.candidate or UNREADABLE_VOTE) if leader else None,
+        leader_node=ours[0].info if ours else None,
+        leader_session_id=leader.session_id if leader and ours else None,
+        nodes=tuple(sorted((n.info for n in nodes), key=lambda n: (n.host, n.pid, n.role.value))),
+    )
+    return services, nodes
 
 
 def _bookie_states(
@@ -201,11 +223,10 @@ async def _current_audit(cluster: AdminSession) -> AuditRecord | None:
 
 async def _is_unreadable(cluster: AdminSession, ledger_id: int) -> bool:
     try:
-        await cluster.manager.read(ledger_id)
+        with suppress(NoSuchLedgerError):
+            await cluster.manager.read(ledger_id)
     except (CorruptionError, UnauthorizedError):
         return True
-    except NoSuchLedgerError:
-        return False
     return False
 
 
@@ -221,19 +242,7 @@ async def foreign_locks(
     return tuple(sorted(foreign, key=lambda lock: lock.since_ms))
 
 
-def _waiting_for_maintenance(
-    marked: Sequence[MarkedLedger], waiting: Sequence[WaitingNote]
-) -> list[MarkedLedger]:
-    """Return the marked ledgers that wait for a maintenance window to end."""
-    waits = {note.ledger_id for note in waiting if note.reason is Reason.MAINTENANCE}
-    return [ledger for ledger in marked if ledger.ledger_id in waits]
-
-
-def _missing_counts(marked: Sequence[MarkedLedger]) -> Counter[int]:
-    return Counter(len(ledger.mark.replicas) for ledger in marked if ledger.mark is not None)
-
-
-def _bookie_counts(marked: Sequence[MarkedLedger]) -> Counter[str]:
+def _bookie_counts(marked: Iterable[MarkedLedger]) -> Counter[str]:
     return Counter(
         replica for ledger in marked if ledger.mark is not None for replica in ledger.mark.replicas
     )

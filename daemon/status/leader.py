@@ -4,7 +4,6 @@ ledgers are marked."""
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from auditor.absence import read_delay
 from auditor.backlog import UnavailableLedgers
@@ -13,39 +12,13 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.mark_reasons import MarkExplainer
 from auditor.records import StoredAbsences, read_absences, read_leader_record
 from daemon.admin_session import AdminSession
-from daemon.operations.checks import CheckRow, read_checks, run_record
+from daemon.operations.checks import CheckRow, read_checks
+from daemon.status.answers import PendingLossRecord
 from daemon.words import loss_due_text
 from ledgers.clock import Clock
 from ledgers.model import BookieId
 from replication.marks import MarkedLedger
 from replication.nodes import live_nodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingLoss:
-    """An absent bookie that becomes lost at ``due_ms`` (wall clock).
-
-    ``is_excused``: an outage of ZooKeeper set that time, not the recovery delay.
-    """
-
-    bookie: BookieId
-    since_ms: int
-    due_ms: int
-    is_excused: bool = False
-
-    def to_text(self, *, now_ms: int) -> str:
-        text = loss_due_text(self.due_ms, now_ms=now_ms)
-        if not self.is_excused or self.due_ms <= now_ms:
-            return text
-        return f"{text} (delayed, because it may register again after an outage of ZooKeeper)"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "bookie": self.bookie,
-            "since_ms": self.since_ms,
-            "lost_ms": self.due_ms,
-            "is_excused": self.is_excused,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +34,7 @@ class LeaderState:
     recovery_delay_s: int = 0
     recovery_delay_error: str = ""
     """Why ``lostBookieRecoveryDelay`` cannot be read; empty if it can, or is not set."""
-    pending_losses: tuple[PendingLoss, ...] = ()
+    pending_losses: tuple[PendingLossRecord, ...] = ()
     """In order of their time."""
     untracked: frozenset[BookieId] = frozenset()
     """Absent bookies for which no time of loss is known: no bookmender leader recorded since when
@@ -84,7 +57,7 @@ class LeaderState:
         unknown."""
         return {
             **dict.fromkeys(self.untracked),
-            **{each.bookie: each.due_ms for each in self.pending_losses},
+            **{each.bookie: each.lost_ms for each in self.pending_losses},
         }
 
     def is_named_by_none(self, bookie: BookieId) -> bool:
@@ -92,40 +65,12 @@ class LeaderState:
         has_unreadable = self.ledger_map is not None and self.ledger_map.unreadable_count > 0
         return self.named_by.get(bookie) == 0 and self.is_count_complete and not has_unreadable
 
-    def to_json(self) -> dict[str, Any]:
-        unavailable = self.unavailable
-        return {
-            "ledger_map": None if self.ledger_map is None else _map_record(self.ledger_map),
-            "recovery_delay_s": self.recovery_delay_s,
-            "recovery_delay_error": self.recovery_delay_error or None,
-            "pending_losses": [each.to_json() for each in self.pending_losses],
-            "running_checks": [
-                {"check": row.name, **run_record(row.running)} for row in self.checks if row.running
-            ],
-            "absent_named_by": {
-                "ledgers": dict(sorted(self.named_by.items())),
-                "is_complete": self.is_count_complete,
-                "counted_age_s": round(self.counted_age_s, 1),
-            },
-            "unavailable_ledgers": None
-            if unavailable is None
-            else {
-                "count": unavailable.count,
-                "first": list(unavailable.first),
-                "restored_by": dict(unavailable.restored_by),
-            },
-        }
 
-
-def _map_record(note: LedgerMapRecord) -> dict[str, Any]:
-    return {
-        "is_complete": note.is_complete,
-        "ledgers": note.ledger_count,
-        "unreadable": note.unreadable_count,
-        "read": note.read_count,
-        "expected": note.expected_count or None,
-        "written_ms": note.written_ms,
-    }
+def loss_text(loss: PendingLossRecord, *, now_ms: int) -> str:
+    text = loss_due_text(loss.lost_ms, now_ms=now_ms)
+    if not loss.is_excused or loss.lost_ms <= now_ms:
+        return text
+    return f"{text} (delayed, because it may register again after an outage of ZooKeeper)"
 
 
 async def gather_leader(
@@ -228,25 +173,20 @@ async def _bookmender_leader(cluster: AdminSession) -> int | None:
 
 def _pending(
     absences: StoredAbsences, absent: Collection[BookieId], *, delay_s: int, now_ms: int
-) -> tuple[PendingLoss, ...]:
+) -> tuple[PendingLossRecord, ...]:
     losses = []
-    for bookie in absent:
-        if bookie in absences.since_ms:
-            since_ms = absences.since_ms[bookie]
-            delayed_ms, excused_ms = since_ms + delay_s * 1000, absences.excused_ms.get(bookie, 0)
-            loss = PendingLoss(
-                bookie=bookie,
-                since_ms=since_ms,
-                due_ms=max(delayed_ms, excused_ms),
-                is_excused=excused_ms > delayed_ms,
-            )
-            losses.append(loss)
-    return tuple(
-        sorted(
-            (loss for loss in losses if loss.due_ms > now_ms),
-            key=lambda loss: (loss.due_ms, loss.bookie),
+    for bookie in set(absent) & absences.since_ms.keys():
+        since_ms = absences.since_ms[bookie]
+        delayed_ms, excused_ms = since_ms + delay_s * 1000, absences.excused_ms.get(bookie, 0)
+        loss = PendingLossRecord(
+            bookie=bookie,
+            since_ms=since_ms,
+            lost_ms=max(delayed_ms, excused_ms),
+            is_excused=excused_ms > delayed_ms,
         )
-    )
+        if loss.lost_ms > now_ms:
+            losses.append(loss)
+    return tuple(sorted(losses, key=lambda loss: (loss.lost_ms, loss.bookie)))
 
 
 def _untracked(

@@ -1,39 +1,73 @@
-"""JSON and wording of nodes, locks and waiting ledgers. Other commands show them too."""
+"""Answers about nodes, locks and waiting ledgers, and texts. Other commands use them too."""
 
-from typing import Any
-
-from daemon.messages import blocked_record, blocked_text
+from daemon.answers import Answer
+from daemon.messages import blocked_text, message
 from daemon.words import printable
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo
-from replication.reasons import Reason
+from replication.reasons import Blocked, Facts, Reason
 
 
-def node_record(node: NodeInfo) -> dict[str, Any]:
-    return {
-        "host": node.host,
-        "pid": node.pid,
-        "role": node.role.value,
-        "bookie_id": node.bookie_id,
-        "started_ms": node.started_ms,
-    }
+class LiveNodeRecord(Answer, frozen=True, kw_only=True):
+    """A role of a bookmender node, or of a command that holds locks."""
+
+    host: str
+    pid: int
+    role: str
+    """``auditor``, ``worker``, or ``hand`` for a command."""
+    bookie_id: str | None
+    started_ms: int
+
+    @classmethod
+    def of(cls, node: NodeInfo) -> "LiveNodeRecord":
+        return cls(
+            host=node.host,
+            pid=node.pid,
+            role=node.role.value,
+            bookie_id=node.bookie_id,
+            started_ms=node.started_ms,
+        )
 
 
-def lock_record(lock: LockedLedger) -> dict[str, Any]:
-    return {"ledger_id": lock.ledger_id, "holder": lock.holder, "since_ms": lock.since_ms}
+class ForeignLockRecord(Answer, frozen=True, kw_only=True):
+    ledger_id: int
+    holder: str | None
+    since_ms: int
+
+    @classmethod
+    def of(cls, lock: LockedLedger) -> "ForeignLockRecord":
+        return cls(ledger_id=lock.ledger_id, holder=lock.holder, since_ms=lock.since_ms)
 
 
-def note_record(note: WaitingNote) -> dict[str, Any]:
-    return {
-        "ledger_id": note.ledger_id,
-        **blocked_record(note.ledger_id, note.blocked),
-        "node": note.node,
-        "since_ms": note.since_ms,
-        "tries": note.tries,
-        "next_try_ms": note.next_try_ms,
-        "grace_until_ms": note.grace_until_ms,
-    }
+class NoteRecord(Answer, frozen=True, kw_only=True):
+    """Why a worker postponed a ledger."""
+
+    ledger_id: int
+    reason: str
+    facts: Facts
+    besides: list[Blocked]
+    detail: str
+    node: str
+    since_ms: int
+    tries: int
+    next_try_ms: int
+    grace_until_ms: int
+
+    @classmethod
+    def of(cls, note: WaitingNote) -> "NoteRecord":
+        return cls(
+            ledger_id=note.ledger_id,
+            reason=note.reason.value,
+            facts=note.blocked.facts,
+            besides=list(note.blocked.besides),
+            detail=message(note.ledger_id, note.blocked).text,
+            node=note.node,
+            since_ms=note.since_ms,
+            tries=note.tries,
+            next_try_ms=note.next_try_ms,
+            grace_until_ms=note.grace_until_ms,
+        )
 
 
 def help_text(note: WaitingNote) -> str:

@@ -1,8 +1,10 @@
-"""A status as text for people and as JSON for programs. docs/status.md describes the JSON."""
+"""A status as text for people, and as answers for programs."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+
+from msgspec import convert, structs
 
 from auditor.fsck.options import Level
 from auditor.fsck.results.summary import Summary
@@ -10,13 +12,37 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.fsck.advice import counts_text
 from daemon.messages import message
-from daemon.operations.checks import run_text
-from daemon.operations.holds import hold_record
+from daemon.operations.checks import RunRecord, run_text
+from daemon.operations.holds import HoldRecord
 from daemon.operations.orders import unreadable_texts
-from daemon.status.conditions import Condition, Severity, conditions, exit_code, health, some
-from daemon.status.leader import LeaderState
+from daemon.status.answers import (
+    AbsentInMaintenance,
+    AbsentNamedBy,
+    AuditSummary,
+    BlockedRecord,
+    BookiesByState,
+    ConditionRecord,
+    ConditionsRecord,
+    LeaderStateRecord,
+    LedgerMapCounts,
+    QueueCounts,
+    RunningCheckRecord,
+    StatusRecord,
+    UnavailableRecord,
+    UnprovenEndsRecord,
+    WaitingRecord,
+)
+from daemon.status.condition import exit_code, health, some
+from daemon.status.conditions import conditions
+from daemon.status.leader import LeaderState, loss_text
 from daemon.status.pace import pace_text
-from daemon.status.records import age_s, lock_record, node_record, note_record, seconds_until
+from daemon.status.records import (
+    ForeignLockRecord,
+    LiveNodeRecord,
+    NoteRecord,
+    age_s,
+    seconds_until,
+)
 from daemon.status.state import Services, Status
 from daemon.words import counted, duration_text, printable
 from ledgers.model import BookieId
@@ -61,15 +87,15 @@ def facts(status: Status) -> dict[str, list[str]]:
     }
 
 
-def _first_line(found: Sequence[Condition]) -> str:
-    codes = ", ".join(each.code for each in found if each.severity > Severity.INFO)
+def _first_line(found: Sequence[ConditionRecord]) -> str:
+    codes = ", ".join(each.code for each in found if each.severity != "INFO")
     return f"{health(found)}  {codes}".rstrip()
 
 
-def _condition_lines(found: Sequence[Condition]) -> Iterator[str]:
+def _condition_lines(found: Sequence[ConditionRecord]) -> Iterator[str]:
     width = max((len(each.code) for each in found), default=0)
     for each in found:
-        yield f"{each.code:<{width}}  {each.severity.name:<7}  {each.fact}"
+        yield f"{each.code:<{width}}  {each.severity:<7}  {each.fact}"
         yield f"    {each.action}"
 
 
@@ -168,7 +194,7 @@ def _absent(bookie: BookieId, status: Status) -> str:
     state = status.leader_state
     for loss in state.pending_losses:
         if loss.bookie == bookie:
-            return f"{bookie} absent: {loss.to_text(now_ms=status.taken_ms)}"
+            return f"{bookie} absent: {loss_text(loss, now_ms=status.taken_ms)}"
     marked = dict(status.queue.by_bookie).get(bookie, 0)
     delay = duration_text(state.recovery_delay_s)
     return f"{bookie} absent for an unknown time (recovery delay {delay}), {marked:,} marked"
@@ -196,7 +222,9 @@ def _queue(status: Status) -> Iterator[str]:
     if others := queue.private_count - queue.private_damaged_count:
         yield f"{others:,} in bookmender's private queue, to drain or repair by hand"
     if queue.total and status.services.has_worker and not status.orders.is_disabled:
-        yield f"pace: {pace_text(status.pace)}"
+        bookies = status.bookies
+        registered = len(bookies.writable) + len(bookies.read_only)
+        yield f"pace: {pace_text(status.copying, bookie_count=registered)}"
     if queue.foreign_locks:
         yield _foreign_locks(queue.foreign_locks, now_ms=status.taken_ms)
 
@@ -250,12 +278,9 @@ def _audit(audit: AuditRecord | None, *, now_ms: int) -> list[str]:
 
 def _fsck(status: Status) -> Iterator[str]:
     reports = status.reports
-    if reports.fsck is not None:
-        yield _fsck_run(reports.fsck, now_ms=status.taken_ms)
-    if reports.fsck_closer is not None:
-        yield (
-            f"{_fsck_run(reports.fsck_closer, now_ms=status.taken_ms)}; no run at this level since"
-        )
+    for run in reports.fsck_runs:
+        since = "" if run is reports.fsck else "; no run at this level since"
+        yield _fsck_run(run, now_ms=status.taken_ms) + since
 
 
 def _fsck_run(run: Summary, *, now_ms: int) -> str:
@@ -272,10 +297,11 @@ def _fsck_run(run: Summary, *, now_ms: int) -> str:
     return f"{age} ago, level {level}: {'; '.join(facts)}"
 
 
-# --- JSON -----------------------------------------------------------------------------------------
+# --- Answers --------------------------------------------------------------------------------------
 
 
-def to_json(status: Status) -> dict[str, Any]:
+def status_record(status: Status) -> StatusRecord:
+    """Return the whole state as an answer."""
     found = conditions(status)
     services, bookies, queue, reports = (
         status.services,
@@ -284,64 +310,109 @@ def to_json(status: Status) -> dict[str, Any]:
         status.reports,
     )
     waiting = queue.waiting[:LEDGERS_LISTED_MAX]
-    return {
-        "health": health(found),
-        "exit_code": exit_code(found),
-        "conditions": [each.to_json() for each in found],
-        "taken_ms": status.taken_ms,
-        "leader": services.leader,
-        "leader_node": node_record(services.leader_node) if services.leader_node else None,
-        "nodes": [node_record(node) for node in services.nodes],
-        "bookies": {
-            "writable": list(bookies.writable),
-            "read_only": list(bookies.read_only),
-            "lost": list(bookies.lost),
-            "absent": list(bookies.absent),
-            "reformatted": list(bookies.reformatted),
-            "in_maintenance": {
-                "absent": [row.bookie for row in bookies.in_maintenance],
-                "until_ms": bookies.maintenance_until_ms,
-            },
-        },
-        "ordered_bookies": [row.to_json() for row in bookies.ordered],
-        "hold": None if status.orders.hold is None else hold_record(status.orders.hold),
-        "is_disabled": status.orders.is_disabled,
-        "unreadable_orders": list(status.orders.unreadable),
-        "unreadable_records": [each.path for each in reports.unreadable_records],
-        "queue": {
-            "total": queue.total,
-            "marked": queue.marked_count,
-            "private": queue.private_count,
-            "private_damaged": queue.private_damaged_count,
-            "locked": queue.locked_count,
-            "by_missing_count": {str(missing): count for missing, count in queue.by_missing},
-            "by_missing_bookie": dict(queue.by_bookie),
-            "waiting_for_maintenance_by_missing_bookie": dict(queue.by_bookie_in_maintenance),
-            "by_cause": dict(status.leader_state.by_cause),
-            "foreign_locks": [lock_record(lock) for lock in queue.foreign_locks],
-        },
-        "waiting": {
-            "count": queue.waiting_count,
-            "ledgers": [note_record(note) for note in waiting],
-            "overtaken": sorted(queue.overtaken.intersection(n.ledger_id for n in waiting)),
-        },
-        "leader_state": status.leader_state.to_json(),
-        "copying": status.pace.to_json(),
-        "last_audit": _audit_record(reports.audit) if reports.audit else None,
-        "last_fsck": reports.fsck.to_record() if reports.fsck else None,
-        "closer_fsck": reports.fsck_closer.to_record() if reports.fsck_closer else None,
-        "unproven_ends": {
-            "count": len(reports.unproven),
-            "ledgers": list(reports.unproven[:LEDGERS_LISTED_MAX]),
-        },
-    }
+    hold, audit = status.orders.hold, reports.audit
+    return StatusRecord(
+        health=health(found),
+        exit_code=exit_code(found),
+        conditions=list(found),
+        taken_ms=status.taken_ms,
+        leader=services.leader,
+        leader_node=LiveNodeRecord.of(services.leader_node) if services.leader_node else None,
+        nodes=list(map(LiveNodeRecord.of, services.nodes)),
+        bookies=BookiesByState(
+            writable=list(bookies.writable),
+            read_only=list(bookies.read_only),
+            lost=list(bookies.lost),
+            absent=list(bookies.absent),
+            reformatted=list(bookies.reformatted),
+            in_maintenance=AbsentInMaintenance(
+                absent=[row.bookie for row in bookies.in_maintenance],
+                until_ms=bookies.maintenance_until_ms,
+            ),
+        ),
+        ordered_bookies=[row.record() for row in bookies.ordered],
+        hold=None if hold is None else HoldRecord.of(hold),
+        is_disabled=status.orders.is_disabled,
+        unreadable_orders=list(status.orders.unreadable),
+        unreadable_records=[each.path for each in reports.unreadable_records],
+        queue=QueueCounts(
+            total=queue.total,
+            marked=queue.marked_count,
+            private=queue.private_count,
+            private_damaged=queue.private_damaged_count,
+            locked=queue.locked_count,
+            by_missing_count={str(missing): count for missing, count in queue.by_missing},
+            by_missing_bookie=dict(queue.by_bookie),
+            waiting_for_maintenance_by_missing_bookie=dict(queue.by_bookie_in_maintenance),
+            by_cause=dict(status.leader_state.by_cause),
+            foreign_locks=list(map(ForeignLockRecord.of, queue.foreign_locks)),
+        ),
+        waiting=WaitingRecord(
+            count=queue.waiting_count,
+            ledgers=list(map(NoteRecord.of, waiting)),
+            overtaken=sorted(queue.overtaken.intersection(n.ledger_id for n in waiting)),
+        ),
+        leader_state=_leader_state(status.leader_state),
+        copying=status.copying,
+        last_audit=None
+        if audit is None
+        else AuditSummary(
+            finished_ms=audit.finished_ms,
+            ledgers=audit.ledger_count,
+            marks=audit.mark_count,
+            unreadable=audit.unreadable_count,
+            unreadable_ledgers=list(audit.unreadable),
+        ),
+        last_fsck=reports.fsck.to_record() if reports.fsck else None,
+        closer_fsck=reports.fsck_closer.to_record() if reports.fsck_closer else None,
+        unproven_ends=UnprovenEndsRecord(
+            count=len(reports.unproven), ledgers=list(reports.unproven[:LEDGERS_LISTED_MAX])
+        ),
+    )
 
 
-def _audit_record(audit: AuditRecord) -> dict[str, Any]:
-    return {
-        "finished_ms": audit.finished_ms,
-        "ledgers": audit.ledger_count,
-        "marks": audit.mark_count,
-        "unreadable": audit.unreadable_count,
-        "unreadable_ledgers": list(audit.unreadable),
-    }
+def _leader_state(state: LeaderState) -> LeaderStateRecord:
+    ledger_map = state.ledger_map
+    return LeaderStateRecord(
+        ledger_map=None
+        if ledger_map is None
+        else LedgerMapCounts(
+            is_complete=ledger_map.is_complete,
+            ledgers=ledger_map.ledger_count,
+            unreadable=ledger_map.unreadable_count,
+            read=ledger_map.read_count,
+            expected=ledger_map.expected_count or None,
+            written_ms=ledger_map.written_ms,
+        ),
+        recovery_delay_s=state.recovery_delay_s,
+        recovery_delay_error=state.recovery_delay_error or None,
+        pending_losses=list(state.pending_losses),
+        running_checks=[
+            RunningCheckRecord(check=row.name, **structs.asdict(RunRecord.of(row.running)))
+            for row in state.checks
+            if row.running
+        ],
+        absent_named_by=AbsentNamedBy(
+            ledgers=dict(sorted(state.named_by.items())),
+            is_complete=state.is_count_complete,
+            counted_age_s=round(state.counted_age_s, 1),
+        ),
+        unavailable_ledgers=convert(
+            state.unavailable, UnavailableRecord | None, from_attributes=True
+        ),
+    )
+
+
+def conditions_record(status: Status) -> ConditionsRecord:
+    found = conditions(status)
+    return ConditionsRecord(health=health(found), taken_ms=status.taken_ms, conditions=list(found))
+
+
+def blocked_ledgers_record(status: Status) -> BlockedRecord:
+    blocked = status.queue.blocked
+    return BlockedRecord(
+        count=len(blocked),
+        by_reason=dict(Counter(note.reason.value for note in blocked)),
+        taken_ms=status.taken_ms,
+        ledgers=list(map(NoteRecord.of, blocked[:LEDGERS_LISTED_MAX])),
+    )

@@ -1,14 +1,15 @@
 """The state of a cluster's recovery at one moment: what ``bookmender status`` gathers and judges.
 No I/O."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from auditor.fsck.results.summary import Summary
 from auditor.records import AuditRecord
 from daemon.operations.bookies import BookieRow
 from daemon.operations.feed import FeedStall
+from daemon.status.answers import CopyingRecord
 from daemon.status.leader import LeaderState
-from daemon.status.pace import CopyingPace
 from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
@@ -19,6 +20,16 @@ from replication.reasons import Reason
 
 LOCKS_READ_MAX = 1_000
 UNREADABLE_VOTE = "unknown (its vote cannot be read)"
+UNKNOWN_PACE = CopyingRecord(
+    speed="yielding",
+    yields_to_writers=True,
+    is_client_activity_known=False,
+    active_bookies=[],
+    unknown_bookies=[],
+    copying_nodes=1,
+    bytes_per_s=0,
+    entries_per_s=0,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +40,8 @@ class Services:
     """Name of the leader, or ``UNREADABLE_VOTE``. None: no auditor is elected."""
     leader_node: NodeInfo | None = None
     """None also while a Java auditor leads."""
+    leader_session_id: int | None = None
+    """Of ``leader_node``."""
     nodes: tuple[NodeInfo, ...] = ()
 
     @property
@@ -165,11 +178,15 @@ class Reports:
     unproven: tuple[int, ...] = ()
     """Ledgers whose end could not be proven, marked or not."""
 
+    @property
+    def fsck_runs(self) -> tuple[Summary, ...]:
+        return tuple(run for run in (self.fsck, self.fsck_closer) if run is not None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The whole state. ``taken_ms``: wall clock at the end of the reading. ``leader_state``: what
-    the leader recorded. ``pace``: of copying, by this host's settings where no order says else."""
+    the leader recorded. ``copying``: by this host's settings where no order says else."""
 
     taken_ms: int = 0
     services: Services = field(default_factory=Services)
@@ -178,7 +195,7 @@ class Status:
     orders: ClusterOrders = field(default_factory=ClusterOrders)
     leader_state: LeaderState = field(default_factory=LeaderState)
     reports: Reports = field(default_factory=Reports)
-    pace: CopyingPace = field(default_factory=CopyingPace)
+    copying: CopyingRecord = UNKNOWN_PACE
     feed_stall: FeedStall | None = None
     """Why the change feed is stalled; None: it is not, or is disabled."""
 
@@ -192,22 +209,23 @@ class Status:
         )
 
     @property
+    def lost_with_ledgers(self) -> tuple[BookieId, ...]:
+        """Lost bookies that ledgers name, or may name."""
+        return self._named(self.bookies.lost)
+
+    @property
     def named_in_maintenance(self) -> tuple[BookieId, ...]:
         """Bookies absent for maintenance that ledgers name, or may name."""
-        return tuple(
-            row.bookie
-            for row in self.bookies.in_maintenance
-            if not self.leader_state.is_named_by_none(row.bookie)
-        )
+        return self._named(row.bookie for row in self.bookies.in_maintenance)
 
     @property
     def named_unregistered(self) -> tuple[BookieId, ...]:
         """Bookies that are not registered, and that ledgers name or may name."""
         others = (*self.bookies.lost, *self.bookies.absent)
-        return (
-            *self.named_in_maintenance,
-            *(bookie for bookie in others if not self.leader_state.is_named_by_none(bookie)),
-        )
+        return (*self.named_in_maintenance, *self._named(others))
+
+    def _named(self, bookies: Iterable[BookieId]) -> tuple[BookieId, ...]:
+        return tuple(b for b in bookies if not self.leader_state.is_named_by_none(b))
 
     @property
     def marking_obstacle(self) -> str:

@@ -3,7 +3,10 @@
 from dataclasses import fields, replace
 from typing import Any
 
+import msgspec
+
 from daemon.status.conditions import conditions
+from daemon.status.report import status_record
 from daemon.status.state import BookieStates, Services, Status
 from replication.ledger_record import WaitingNote
 from replication.nodes import NodeInfo, Role
@@ -32,18 +35,17 @@ def changed(status: Status, **changes: Any) -> Status:
 
 def codes(status: Status) -> list[str]:
     """Return ``CODE severity`` of each condition, in order."""
-    return [f"{each.code} {each.severity.name}" for each in conditions(status)]
+    return [f"{each.code} {each.severity}" for each in conditions(status)]
+
+
+def as_json(status: Status) -> Any:
+    """Return the status as ``bookmender status -o json`` prints it."""
+    return msgspec.json.decode(msgspec.json.encode(status_record(status)))
 
 
 def fact(status: Status, code: str) -> str:
     """Return the fact of one condition that holds."""
     [told] = [each.fact for each in conditions(status) if each.code == code]
-    return told
-
-
-def action(status: Status, code: str) -> str:
-    """Return the action of one condition that holds."""
-    [told] = [each.action for each in conditions(status) if each.code == code]
     return told
 
 

@@ -55,7 +55,7 @@ async def test_an_absent_bookie_has_time_left_and_a_lost_one_a_cause() -> None:
 
     [loss] = before.pending_losses
     assert loss.bookie == B1
-    assert loss.due_ms - loss.since_ms == 100_000
+    assert loss.lost_ms - loss.since_ms == 100_000
     assert (before.recovery_delay_s, before.by_cause) == (100, ())
     assert (after.pending_losses, after.by_cause) == ((), (("lost", 1),))
     assert before.untracked == after.untracked == frozenset()
@@ -86,7 +86,7 @@ async def test_an_unreadable_recovery_delay_is_one_condition() -> None:
     assert logs == []
     assert behind_java == {}
     why = "lostBookieRecoveryDelay is not a number of seconds (data=b'-5')"
-    assert state.to_json()["recovery_delay_error"] == why
+    assert state.recovery_delay_error == why
     status = changed(HEALTHY, leader_state=state)
     assert fact(status, "RECOVERY_DELAY_UNREADABLE") == (
         f"{why}. A bookmender leader keeps the last delay that it read, or else uses 0 s."

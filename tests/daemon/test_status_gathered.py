@@ -8,23 +8,26 @@ from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession
 from daemon.cli.queue import line_of
+from daemon.messages import message
 from daemon.operations.drains import order_drains
 from daemon.operations.maintenance import concerns as window_concerns
 from daemon.operations.maintenance import end_window, open_window
 from daemon.settings import Settings
-from daemon.status.conditions import conditions, exit_code
+from daemon.status.condition import exit_code
+from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
-from daemon.status.report import to_json, to_text
+from daemon.status.report import to_text
 from daemon.status.state import UNREADABLE_VOTE, Status
 from ledgers.clock import Clock, SystemClock
 from ledgers.model import BookieId, LedgerState
 from ledgers.registration import Registration
 from replication import znodes
+from replication.client_activity import ClientActivity
 from replication.nodes import Role
 from replication.reasons import Blocked, Facts, Reason
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.daemon.status_values import HEALTHY, changed, codes, fact, note
+from tests.daemon.status_values import HEALTHY, as_json, changed, codes, fact, note
 from tests.daemon.visits import rows_of, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
@@ -70,7 +73,7 @@ async def test_a_bookie_is_lost_after_the_recovery_delay() -> None:
     assert "BOOKIES_ABSENT WARN" in codes(before)
     assert (after.bookies.absent, after.bookies.lost) == ((), (B1,))
     assert after.queue.marked_count == 1
-    bookies = to_json(before)["bookies"]
+    bookies = as_json(before)["bookies"]
     assert (bookies["absent"], bookies["lost"]) == ([B1], [])
 
 
@@ -239,7 +242,7 @@ async def test_the_json_has_all_facts_of_the_text() -> None:
         facts = Facts(entry_ids=(4,), entry_count=1)
         blocked = Blocked(reason=Reason.NO_COPY, facts=facts)
         await worker.notes.put(replace(note(1, Reason.NO_COPY), blocked=blocked))
-        record = to_json(await gathered(cluster))
+        record = as_json(await gathered(cluster))
 
     assert record["leader"] == "host-a"
     assert record["leader_node"]["host"] == "host-a"
@@ -272,8 +275,7 @@ async def test_the_json_has_all_facts_of_the_text() -> None:
             "reason": "no-copy",
             "facts": {"entry_ids": [4], "entry_count": 1},
             "besides": [],
-            "detail": "no bookie that answers has a good copy of entry 4, "
-            "and no absent bookie should have one",
+            "detail": message(1, blocked).text,
             "node": "host-a",
             "since_ms": 1_000,
             "tries": 1,
@@ -281,6 +283,26 @@ async def test_the_json_has_all_facts_of_the_text() -> None:
             "grace_until_ms": 0,
         }
     ]
+
+
+@in_virtual_time
+async def test_the_pace_is_gathered() -> None:
+    cluster = await Cluster.start()
+    said = ClientActivity(
+        active=frozenset({B1}), quiet=frozenset(BOOKIES) - {B1, B2}, copying_node_count=4
+    )
+    await cluster.store.create(PATHS.activity, said.to_json(), with_parents=True)
+
+    assert as_json(await gathered(cluster, cluster.clock))["copying"] == {
+        "speed": "yielding",
+        "yields_to_writers": True,
+        "is_client_activity_known": True,
+        "active_bookies": [B1],
+        "unknown_bookies": [B2],
+        "copying_nodes": 4,
+        "bytes_per_s": 0,
+        "entries_per_s": 0,
+    }
 
 
 # --- Orders ---------------------------------------------------------------------------------------
@@ -304,8 +326,8 @@ async def test_a_bookie_in_maintenance_is_not_lost() -> None:
         "BOOKIES_IN_MAINTENANCE INFO",
         "BOOKIES_DRAINING INFO",
     ]
-    assert [row["bookie_id"] for row in to_json(status)["ordered_bookies"]] == [B1, B2]
-    assert to_json(status)["queue"]["private"] == 1
+    assert [row["bookie_id"] for row in as_json(status)["ordered_bookies"]] == [B1, B2]
+    assert as_json(status)["queue"]["private"] == 1
     lines = to_text(status).splitlines()
     assert "          1 in bookmender's private queue, to drain or repair by hand" in lines
     [orders] = [index for index, line in enumerate(lines) if line.startswith("orders ")]
@@ -330,7 +352,7 @@ async def test_maintenance_of_a_bookie_without_ledgers_affects_nothing() -> None
         concerns = await window_concerns(visiting(cluster), B3, clock=cluster.clock)
 
     assert fact(status, "BOOKIES_IN_MAINTENANCE").endswith(" No ledger names it.")
-    named = to_json(status)["leader_state"]["absent_named_by"]
+    named = as_json(status)["leader_state"]["absent_named_by"]
     assert (named["ledgers"], named["is_complete"]) == ({B3: 0}, True)
     assert concerns == [
         f"No ledger names {B3}, so it needs no window. If it never returns, run: bookmender bookie "
@@ -483,6 +505,6 @@ async def test_a_bookie_absent_since_an_outage_is_lost_later() -> None:
 
     assert (held.bookies.absent, held.bookies.lost) == ((B1,), ())
     assert f"{B1} lost in 12 s (delayed, because" in fact(held, "BOOKIES_ABSENT")
-    [pending] = to_json(held)["leader_state"]["pending_losses"]
+    [pending] = as_json(held)["leader_state"]["pending_losses"]
     assert pending["is_excused"]
     assert (after.bookies.lost, after.queue.marked_count) == ((B1,), 1)

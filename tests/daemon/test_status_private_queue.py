@@ -6,13 +6,13 @@ from auditor.mark_reasons import Finding
 from daemon.cli.queue import line_of
 from daemon.operations.queue import queue_rows
 from daemon.status.gathering import gather_status
-from daemon.status.report import to_json, to_text
+from daemon.status.report import to_text
 from ledgers.model import BookieId
 from replication import znodes
 from replication.marks import read_marks
 from replication.nodes import Membership, Role
 from replication.znodes import Mark
-from tests.daemon.status_values import codes
+from tests.daemon.status_values import as_json, codes
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
@@ -42,7 +42,7 @@ async def test_damage_is_shown_apart_from_ledgers_to_move() -> None:
 
     assert "LEDGERS_DAMAGED WARN" in codes(status)
     assert not any(code.startswith("NO_WORKERS") for code in codes(status))
-    assert to_json(status)["queue"]["private_damaged"] == 1
+    assert as_json(status)["queue"]["private_damaged"] == 1
     lines = to_text(status).splitlines()
     assert "queue     1 ledger queued, 0 locked for repair, 0 waiting" in lines
     assert "          1 in bookmender's private queue, damaged" in lines
@@ -60,7 +60,7 @@ async def test_a_ledger_to_move_is_not_damaged() -> None:
     status = await gather_status(visiting(await own_mark()))
 
     assert codes(status) == ["NO_AUDITOR UNKNOWN", "NO_WORKERS INFO"]
-    assert to_json(status)["queue"]["private_damaged"] == 0
+    assert as_json(status)["queue"]["private_damaged"] == 0
     assert "1 in bookmender's private queue, to drain or repair by hand" in to_text(status)
 
 
@@ -73,7 +73,7 @@ async def test_a_ledger_in_both_queues_counts_once() -> None:
 
     status = await gather_status(visiting(cluster), clock=cluster.clock)
 
-    queue = to_json(status)["queue"]
+    queue = as_json(status)["queue"]
     assert (queue["total"], queue["marked"], queue["private"]) == (3, 2, 1)
 
 

@@ -19,9 +19,10 @@ from auditor.fsck.results.summary import (
 from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.fsck.advice import counts_text
 from daemon.status.gathering import gather_status
-from daemon.status.report import to_json, to_text
+from daemon.status.report import to_text
 from ledgers.errors import BookmenderError, UnauthorizedError, UnavailableError
 from ledgers.store import Stat
+from tests.daemon.status_values import as_json
 from tests.daemon.visits import visiting
 from tests.fsck.results import counted, damaged, seen, whole
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -72,7 +73,7 @@ async def test_status_shows_age_level_and_results_of_the_last_run() -> None:
 
     status = await gather_status(visiting(cluster))
 
-    assert to_json(status)["last_fsck"]["verdicts"]["lost"] == 1
+    assert as_json(status)["last_fsck"]["verdicts"]["lost"] == 1
     assert (
         "fsck      1 min ago, level full: 3 ledgers: 2 whole, 1 lost; of these also 1 suspect"
         in to_text(replace(status, taken_ms=62_000)).splitlines()
@@ -168,7 +169,7 @@ async def test_status_and_metrics_show_both_runs() -> None:
 
     status = await gather_status(visiting(cluster))
 
-    assert to_json(status)["closer_fsck"]["verdicts"]["lost"] == 1
+    assert as_json(status)["closer_fsck"]["verdicts"]["lost"] == 1
     assert metric("wrong_ledgers") == 1
     metering.cancel()
     lines = to_text(replace(status, taken_ms=62_000)).splitlines()
@@ -180,7 +181,7 @@ async def test_status_and_metrics_show_both_runs() -> None:
 async def test_status_without_any_run_does_not_mention_fsck() -> None:
     status = await gather_status(visiting(await Cluster.start()))
 
-    assert to_json(status)["last_fsck"] is None
+    assert as_json(status)["last_fsck"] is None
     assert "fsck" not in to_text(status)
 
 

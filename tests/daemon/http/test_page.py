@@ -20,14 +20,14 @@ from daemon.http.page import SECTIONS, Html, Sample, View, clipped, element
 from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.checks import CheckRow, Checks
 from daemon.status.conditions import conditions
-from daemon.status.report import facts, to_json
+from daemon.status.report import facts
 from daemon.status.state import Status
 from ledgers.model import BookieId
 from replication.history import Event, Kind, NodeEvent, RecordedHistory
 from replication.nodes import Role
 from replication.orders import MaintenanceWindow
 from replication.reasons import Blocked, Facts, Reason
-from tests.daemon.status_values import HEALTHY, changed, node, note
+from tests.daemon.status_values import HEALTHY, as_json, changed, node, note
 from tests.replication.ledger_values import B1, B2, B3
 
 ROOT = Path(__file__).parents[3]
@@ -144,7 +144,7 @@ def test_a_state_is_shown_with_the_sentences_of_the_command(status: Status) -> N
 def test_the_numbers_are_those_of_the_json() -> None:
     counts = rendered(view(BUSY)).counts
 
-    expected = to_json(BUSY)
+    expected = as_json(BUSY)
     assert counts["count-queued"] == expected["queue"]["total"] == 9
     assert counts["count-locked"] == expected["queue"]["locked"] == 3
     assert counts["count-waiting"] == expected["waiting"]["count"] == 3
