@@ -135,8 +135,6 @@ lint: venv ## check format, lint, types, imports, house rules, OpenAPI document,
 docs: venv ## the documents as a site in build/site, and those pages that the code writes
 	@$(BIN)/python -m daemon.pages docs
 	@$(BIN)/python -m daemon.http.metrics_page >docs/metrics.md
-	@$(BIN)/python -m daemon.http.paths_page docs/http.md
-	@$(BIN)/python -m daemon.answers_page docs/json.md
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 proto: venv ## generate the *_pb2 modules from the .proto files

@@ -1,40 +1,45 @@
-"""Writes docs/json.md from the types of the answers, and from the docstrings of their keys.
-
-Run it as ``python -m daemon.answers_page docs/json.md``.
-"""
+"""Writes docs/json.md from the types of the answers, and from the docstrings of their keys."""
 
 from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import inspect as types
 
+from daemon.cli.doctor import Diagnosis
+from daemon.cli.feed_follow import Change
 from daemon.http import records
+from daemon.operations import feed
+from daemon.operations.bookies import BookiesRecord
+from daemon.operations.checks import ChecksRecord, PausedRecord, RequestedCheck
 from daemon.operations.close import LedgerClosing
-from daemon.operations.feed import (
-    Failures,
-    FeedFollowers,
-    FeedStatus,
-    FeedSwitched,
-    Forgotten,
-)
+from daemon.operations.decommission import Decommissioned
+from daemon.operations.drains import DrainsRecord
 from daemon.operations.history import HistoryRecord
+from daemon.operations.holds import HoldStateRecord
+from daemon.operations.identities import Identities
 from daemon.operations.ledgers import IdleLedgers, ShownLedger
+from daemon.operations.maintenance import WindowsRecord
 from daemon.operations.observe import Outlook
 from daemon.operations.plan import RepairPlan
 from daemon.operations.queue import QueueRecord
 from daemon.operations.repair import Repaired
 from daemon.operations.restore import RecordedWrites, Restored
+from daemon.operations.switch import RecoveryDelay, SwitchRecord
 from daemon.settings_file import docstrings
+from daemon.status.answers import StatusRecord
 
 ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
-    ("bookmender bookie list", records.BookiesRecord),
+    ("bookmender status", StatusRecord),
+    ("bookmender bookie list", BookiesRecord),
+    ("bookmender bookie drain", DrainsRecord),
+    ("bookmender bookie maintenance", WindowsRecord),
+    ("bookmender bookie decommission", Decommissioned),
+    ("bookmender bookie trust-identities", Identities),
     ("bookmender queue list", QueueRecord),
     ("bookmender plan", RepairPlan),
     ("bookmender plan --all", Outlook),
@@ -45,14 +50,19 @@ ANSWERS: Sequence[tuple[str, type[msgspec.Struct]]] = (
     ("bookmender ledger close", LedgerClosing),
     ("bookmender ledger restore", RecordedWrites),
     ("bookmender ledger restore --at", Restored),
-    ("bookmender hold show, begin, end", records.HoldStateRecord),
-    ("bookmender check list", records.ChecksRecord),
-    ("bookmender disable, enable", records.SwitchRecord),
-    ("bookmender feed status", FeedStatus),
-    ("bookmender feed enable, disable", FeedSwitched),
-    ("bookmender feed clients", FeedFollowers),
-    ("bookmender feed clients NAME", Failures),
-    ("bookmender feed clients NAME --forget", Forgotten),
+    ("bookmender hold show, begin, end", HoldStateRecord),
+    ("bookmender check list", ChecksRecord),
+    ("bookmender check run", RequestedCheck),
+    ("bookmender check pause, resume", PausedRecord),
+    ("bookmender disable, enable", SwitchRecord),
+    ("bookmender recovery-delay", RecoveryDelay),
+    ("bookmender feed status", feed.FeedStatus),
+    ("bookmender feed enable, disable", feed.FeedSwitched),
+    ("bookmender feed follow", Change),
+    ("bookmender feed clients", feed.FeedFollowers),
+    ("bookmender feed clients NAME", feed.Failures),
+    ("bookmender feed clients NAME --forget", feed.Forgotten),
+    ("bookmender doctor", Diagnosis),
     ("/api/v1/node", records.NodeRecord),
     ("/healthz, /readyz", records.HealthRecord),
 )
@@ -66,8 +76,7 @@ HEAD = """\
 
 Most commands take `-o json`; some also take `--json`. Lists also take `-o ids` (one ID a line).
 The output is one object on standard output. Notes and progress go to standard error.
-`bookmender status` is described in [status.md](status.md), `bookmender fsck` in
-[fsck.md](fsck.md).
+`bookmender fsck` is described in [fsck.md](fsck.md).
 
 - Keys that end in `_ms` are wall-clock times in milliseconds since 1970. Keys that end in `_s` are
   durations in seconds.
@@ -265,8 +274,3 @@ def type_text(kind: types.Type) -> str:
 def _markdown(text: str) -> str:
     text = re.sub("``(.+?)``", r"`\1`", text).replace("None:", "null:")
     return " ".join(text.split()).replace("|", r"\|")
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(json_page(file.read_text()))

@@ -10,7 +10,6 @@ for another reason: its last operation checks a znode that does not exist.
 
 import asyncio
 import enum
-import json
 import os
 import re
 import shutil
@@ -23,21 +22,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
+from msgspec import structs
 
-from auditor.election import current_leader, in_order
 from daemon.admin_session import AdminSession, log_errors_only
+from daemon.answers import Answer, as_json
 from daemon.cli.config import exposed_secrets
 from daemon.cli.main import EXIT_FAILED, config_option, output_option
 from daemon.conflicts import conflicts
 from daemon.http.access import read_token
-from daemon.operations.bookies import ask_each
-from daemon.operations.orders import UNREADABLE_VOTE
+from daemon.operations.bookies import ask_each, registered_bookies
 from daemon.placement import check_rack_sources, rack_source, resolve_host
 from daemon.settings import Settings, load_settings
 from daemon.state import JOURNAL_FOLDER, state_dir
+from daemon.status.conditions import conditions
+from daemon.status.gathering import gather_services
+from daemon.status.state import BookieStates, Services, Status
 from daemon.words import counted, printable, shortened
 from daemon.zookeeper import open_store
 from ledgers.bookies import Bookies
@@ -61,15 +62,16 @@ from ledgers.security import OPEN, SecuritySettings, security_for, tls_failure
 from ledgers.store import Check, Create, MultiFailed, SetData, children_if_any
 from ledgers.tasks import in_daemon_thread
 from replication.cluster import ViewSource
-from replication.nodes import LiveNode, Role, live_nodes
+from replication.nodes import LiveNode, NodeInfo, Role
 from replication.racks import RackKeeper, has_unused_racks
 
 SERVER_TIMEOUT_S, CONNECT_TIMEOUT_S, CHECK_TIMEOUT_S, CLOSE_TIMEOUT_S = 2.0, 3.0, 4.0, 0.5
 """Time to ask each server of ZooKeeper, to open a session, for each check in it, and to close it.
 Less than 10 s in all."""
 PINGS = 11
-LATENCY_WARN_S, LATENCY_ERROR_S = 0.1, 1.0
-SKEW_WARN_S, SKEW_ERROR_S = 2.0, 30.0
+LATENCY_BOUNDS_S = 0.1, 1.0
+SKEW_BOUNDS_S = 2.0, 30.0
+"""From which value on it is a warning, and an error."""
 BOOKIE_SLOW_S = 1.0
 FREE_BYTES_MIN = 1 << 30
 """Twice the size that the journal may reach."""
@@ -77,32 +79,32 @@ OLDEST_ZOOKEEPER = (3, 6)
 SHOWN_MAX = 20
 
 
-class Level(enum.IntEnum):
-    OK = 0
-    WARN = 1
-    ERROR = 2
+class Level(enum.StrEnum):
+    """In ascending order."""
+
+    OK = "OK"
+    WARN = "WARN"
+    ERROR = "ERROR"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of a check. ``advice``: what to do; empty if it is OK."""
+class Finding(Answer, frozen=True, kw_only=True):
+    """The result of a check."""
 
     check: str
     level: Level = Level.OK
     text: str
-    advice: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "check": self.check,
-            "level": self.level.name,
-            "text": self.text,
-            "advice": self.advice or None,
-        }
+    advice: str | None = None
+    """What to do; null if it is OK."""
 
     def to_text(self) -> str:
-        line = f"{self.level.name:<6} {self.check:<11} {self.text}"
+        line = f"{self.level:<6} {self.check:<11} {self.text}"
         return printable(line) + (f"\n{'':<19}{printable(self.advice)}" if self.advice else "")
+
+
+class Diagnosis(Answer, frozen=True, kw_only=True):
+    level: Level
+    """The worst of all findings."""
+    findings: list[Finding]
 
 
 def _ok(check: str, text: str) -> Finding:
@@ -113,8 +115,16 @@ def _warn(check: str, text: str, advice: str) -> Finding:
     return Finding(check=check, level=Level.WARN, text=text, advice=advice)
 
 
-def _error(check: str, text: str, advice: str = "") -> Finding:
+def _error(check: str, text: str, advice: str | None = None) -> Finding:
     return Finding(check=check, level=Level.ERROR, text=text, advice=advice)
+
+
+def _bounded_by(bounds: tuple[float, float], value: float, found: Finding) -> Finding:
+    """Return the finding as a warning or an error if the value reaches the first or the second
+    bound; else without its advice."""
+    if value < bounds[0]:
+        return _ok(found.check, found.text)
+    return structs.replace(found, level=Level.ERROR if value >= bounds[1] else Level.WARN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,19 +155,15 @@ def doctor(config: Path | None, output: str, writes: bool) -> None:
     log_errors_only(settings)
     found = asyncio.run(diagnose(settings, config, writes=writes, clock=SystemClock()))
     if output == "json":
-        click.echo(json.dumps(to_json(found), indent=2))
+        click.echo(as_json(Diagnosis(level=worst(found), findings=found)))
     else:
         for each in found:
             click.echo(each.to_text())
-    sys.exit(EXIT_FAILED if worst(found) else 0)
+    sys.exit(0 if worst(found) is Level.OK else EXIT_FAILED)
 
 
 def worst(found: Iterable[Finding]) -> Level:
-    return max(each.level for each in found)
-
-
-def to_json(found: Sequence[Finding]) -> dict[str, Any]:
-    return {"level": worst(found).name, "findings": [each.to_json() for each in found]}
+    return max((each.level for each in found), key=list(Level).index)
 
 
 async def diagnose(
@@ -241,7 +247,7 @@ async def diagnose_cluster(
         "clock": _clock(cluster, writes=writes, clock=clock),
         "bookies": _bookies(cluster, ask),
         "racks": _racks(cluster, clock),
-        "nodes": _nodes(cluster),
+        "nodes": _services(cluster),
     }
     parts = await asyncio.gather(*(_bounded(name, check) for name, check in checks.items()))
     return [finding for part in parts for finding in part]
@@ -287,23 +293,14 @@ def state_findings(folder: Path) -> list[Finding]:
     journal = folder / JOURNAL_FOLDER  # may belong to another user than its parent
     nearest = next(each for each in (journal, *journal.parents) if os.access(each, os.F_OK))
     if not (nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)):
-        return [
-            _error(
-                "state",
-                f"{nearest} cannot be written by this user, so no metadata can be changed",
-                "Run doctor as the user of the service, or set node.state_dir.",
-            )
-        ]
+        text = f"{nearest} cannot be written by this user, so no metadata can be changed"
+        advice = "Run doctor as the user of the service, or set node.state_dir."
+        return [_error("state", text, advice)]
     free_bytes = shutil.disk_usage(nearest).free
     free = f"{free_bytes / 2**30:,.1f} GiB free"
     if free_bytes < FREE_BYTES_MIN:
-        return [
-            _warn(
-                "state",
-                f"the disk of {folder} has only {free}; the journal needs up to 0.5 GiB",
-                "Free some space, or set node.state_dir.",
-            )
-        ]
+        text = f"the disk of {folder} has only {free}; the journal needs up to 0.5 GiB"
+        return [_warn("state", text, "Free some space, or set node.state_dir.")]
     return [_ok("state", f"{folder} is writable, {free}")]
 
 
@@ -354,12 +351,8 @@ def parse_server(answer: bytes) -> Server:
 def server_findings(servers: Mapping[str, Server]) -> Iterator[Finding]:
     for host, server in servers.items():
         if server.error:
-            yield Finding(
-                check="zookeeper",
-                level=Level.WARN if len(servers) > 1 else Level.ERROR,
-                text=f"{host} cannot be reached: {server.error}",
-                advice=server.advice,
-            )
+            text = f"{host} cannot be reached: {server.error}"
+            yield (_warn if len(servers) > 1 else _error)("zookeeper", text, server.advice)
         elif server.version and _numbers(server.version) < OLDEST_ZOOKEEPER:
             text = f"{host} is ZooKeeper {server.version}, which is too old for bookmender"
             yield _error("zookeeper", text, OLD_SERVER)
@@ -368,11 +361,8 @@ def server_findings(servers: Mapping[str, Server]) -> Iterator[Finding]:
             yield _ok("zookeeper", f"{host} is {told}")
     versions = {server.version for server in servers.values() if server.version}
     if len({_numbers(version) for version in versions}) > 1:
-        yield _warn(
-            "zookeeper",
-            f"the servers have different versions: {', '.join(sorted(versions))}",
-            "Finish the upgrade.",
-        )
+        text = f"the servers have different versions: {', '.join(sorted(versions))}"
+        yield _warn("zookeeper", text, "Finish the upgrade.")
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -391,14 +381,8 @@ async def _latency(cluster: AdminSession, clock: Clock) -> list[Finding]:
 
 def latency_finding(median_s: float) -> Finding:
     text = f"ZooKeeper answers in {median_s * 1000:,.1f} ms (median of {PINGS} reads)"
-    if median_s < LATENCY_WARN_S:
-        return _ok("latency", text)
-    return Finding(
-        check="latency",
-        level=Level.ERROR if median_s >= LATENCY_ERROR_S else Level.WARN,
-        text=text,
-        advice="Check the load and the disks of ZooKeeper, and the network.",
-    )
+    advice = "Check the load and the disks of ZooKeeper, and the network."
+    return _bounded_by(LATENCY_BOUNDS_S, median_s, _warn("latency", text, advice))
 
 
 # --- The cluster's znodes -------------------------------------------------------------------------
@@ -409,13 +393,8 @@ async def _cluster_id(cluster: AdminSession) -> list[Finding]:
     layout = cluster.manager.layout.name.lower()
     text = f"{cluster.root} is a BookKeeper cluster, layout {layout}"
     if instance_id is None:
-        return [
-            _warn(
-                "cluster",
-                f"{text}, without INSTANCEID",
-                "Without it, nodes cannot notice that another cluster has replaced this one.",
-            )
-        ]
+        advice = "Without it, nodes cannot notice that another cluster has replaced this one."
+        return [_warn("cluster", f"{text}, without INSTANCEID", advice)]
     return [_ok("cluster", f"{text}, instance {instance_id}")]
 
 
@@ -490,11 +469,8 @@ async def _rewrite_of_a_ledger(cluster: AdminSession) -> dict[str, SetData]:
 
 
 def access_finding(check: str, path: str, error: UnauthorizedError) -> Finding:
-    return _error(
-        check,
-        f"{path}: {error}",
-        "Grant the user of bookmender all permissions on this tree with setAcl.",
-    )
+    advice = "Grant the user of bookmender all permissions on this tree with setAcl."
+    return _error(check, f"{path}: {error}", advice)
 
 
 async def _clock(cluster: AdminSession, *, writes: bool, clock: Clock) -> list[Finding]:
@@ -527,7 +503,7 @@ async def _newest_ms(cluster: AdminSession) -> int:
 def clock_bound_finding(newest_ms: int, *, now_ms: int) -> Finding:
     """Judge the clock by a write that ZooKeeper has stamped: it cannot lie in the future."""
     behind_s = (newest_ms - now_ms) / 1000
-    if behind_s > SKEW_WARN_S:
+    if behind_s > SKEW_BOUNDS_S[0]:
         return clock_finding(-behind_s)
     text = "no sign of a clock that is behind; --write compares the clocks"
     return _ok("clock", text)
@@ -537,14 +513,8 @@ def clock_finding(ahead_s: float) -> Finding:
     """``ahead_s``: how far this host's clock is ahead of ZooKeeper's; negative: behind."""
     where = "ahead of" if ahead_s >= 0 else "behind"
     text = f"this host's clock is {abs(ahead_s):,.1f} s {where} ZooKeeper's"
-    if abs(ahead_s) < SKEW_WARN_S:
-        return _ok("clock", text)
-    return Finding(
-        check="clock",
-        level=Level.ERROR if abs(ahead_s) >= SKEW_ERROR_S else Level.WARN,
-        text=text,
-        advice="Synchronise both clocks (NTP). bookmender uses ZooKeeper's time, Java does not.",
-    )
+    advice = "Synchronise both clocks (NTP). bookmender uses ZooKeeper's time, Java does not."
+    return _bounded_by(SKEW_BOUNDS_S, abs(ahead_s), _warn("clock", text, advice))
 
 
 # --- Bookies --------------------------------------------------------------------------------------
@@ -577,38 +547,20 @@ def bookie_findings(
     found = []
     errors = {b: each for b, each in sorted(answers.items()) if isinstance(each, BookmenderError)}
     for bookie, error in list(errors.items())[:SHOWN_MAX]:
-        found.append(
-            _error(
-                "bookies",
-                f"{bookie} is registered, but does not serve this host: {error}",
-                "Check its process, the network and firewalls, and its authentication.",
-            )
-        )
+        text = f"{bookie} is registered, but does not serve this host: {error}"
+        advice = "Check its process, the network and firewalls, and its authentication."
+        found.append(_error("bookies", text, advice))
     if len(errors) > SHOWN_MAX:
         text = f"{len(errors) - SHOWN_MAX:,} more bookies do not serve this host"
         found.append(_error("bookies", text))
     times = {b: each for b, each in answers.items() if not isinstance(each, BookmenderError)}
     slow = [bookie for bookie, reply_s in times.items() if reply_s > BOOKIE_SLOW_S]
     if slow:
-        found.append(
-            _warn("bookies", f"slow to answer: {_listed(slow)}", "Check the load of these bookies.")
-        )
+        text = f"slow to answer: {_listed(slow)}"
+        found.append(_warn("bookies", text, "Check the load of these bookies."))
     if view.superseded:
-        found.append(
-            _warn(
-                "bookies",
-                f"another bookie is registered at the address of {_listed(view.superseded)}",
-                "Give each bookie an address of its own.",
-            )
-        )
-    if not view.writable:
-        found.append(
-            _error(
-                "bookies",
-                "no bookie is writable, so nothing can be copied",
-                "Add a bookie, or free disk space.",
-            )
-        )
+        text = f"another bookie is registered at the address of {_listed(view.superseded)}"
+        found.append(_warn("bookies", text, "Give each bookie an address of its own."))
     if times:
         slowest_ms = max(times.values()) * 1000
         writable = f"{len(view.writable):,} of {counted(len(view.available), 'bookie')} writable"
@@ -663,75 +615,78 @@ def racks_finding(
 
 # --- Nodes ----------------------------------------------------------------------------------------
 
+OF_SERVICES = ("NO_BOOKIES", "NO_WRITABLE_BOOKIES", "NO_AUDITOR")
+"""Conditions of status that need no reading of the queue."""
 
-async def _nodes(cluster: AdminSession) -> list[Finding]:
+
+async def _services(cluster: AdminSession) -> list[Finding]:
+    """Judge what ``status`` judges, with its conditions, and find nodes that run twice."""
     store, paths = cluster.store, cluster.paths
-    nodes = await live_nodes(store, paths)
-    leader = await current_leader(store, paths)
-    ours = {node.session_id for node in nodes}
-    java = []
-    for vote in in_order(await children_if_any(store, paths.election)):
-        with suppress(NoNodeError):
-            stat = await store.exists(f"{paths.election}/{vote}")
-            if stat is not None and stat.ephemeral_owner not in ours:
-                java.append(vote)
-    name = None if leader is None else leader.candidate or UNREADABLE_VOTE
-    is_ours = leader is not None and leader.session_id in ours
-    return [
-        leader_finding(name, is_ours=is_ours, java_count=len(java)),
-        *node_findings(nodes),
+    services, nodes = await gather_services(store, paths)
+    view = await registered_bookies(cluster)
+    status = Status(
+        services=services,
+        bookies=BookieStates(writable=tuple(view.writable), read_only=tuple(view.read_only)),
+    )
+    found = [
+        Finding(
+            check="cluster",
+            level=Level.ERROR if each.severity == "ERROR" else Level.WARN,
+            text=f"{each.code}: {each.fact}",
+            advice=each.action,
+        )
+        for each in conditions(status)
+        if each.code in OF_SERVICES
     ]
+    if services.leader is not None:
+        found.append(leader_finding(services, java_count=await _java_votes(cluster, nodes)))
+    return [*found, *node_findings(services.nodes)]
 
 
-def leader_finding(leader: str | None, *, is_ours: bool, java_count: int) -> Finding:
-    if leader is None:
+async def _java_votes(cluster: AdminSession, nodes: Sequence[LiveNode]) -> int:
+    """Return how many candidates of the election are not bookmender nodes."""
+    store, election = cluster.store, cluster.paths.election
+    ours = {node.session_id for node in nodes}
+    votes = await children_if_any(store, election)
+    stats = [await store.exists(f"{election}/{vote}") for vote in votes]
+    return sum(stat is not None and stat.ephemeral_owner not in ours for stat in stats)
+
+
+def leader_finding(services: Services, *, java_count: int) -> Finding:
+    if services.is_java_leader:
         return _warn(
-            "auditor", "no auditor is running, so nothing is marked", "Start one: bookmender daemon"
+            "auditor",
+            f"Java's AutoRecovery leads ({services.leader})",
+            "It ignores safety holds, maintenance windows and drains. Stop Java's auditors to use "
+            "these.",
         )
     beside = f"; {counted(java_count, 'candidate')} of Java's AutoRecovery" if java_count else ""
-    if is_ours:
-        return _ok("auditor", f"{leader} leads{beside}")
-    return _warn(
-        "auditor",
-        f"Java's AutoRecovery leads ({leader})",
-        "It ignores safety holds, maintenance windows and drains. Stop Java's auditors to "
-        "use these.",
-    )
+    return _ok("auditor", f"{services.leader} leads{beside}")
 
 
-def node_findings(nodes: Sequence[LiveNode]) -> list[Finding]:
+def node_findings(nodes: Sequence[NodeInfo]) -> list[Finding]:
     """Find nodes that run twice. Repairs by hand and fsck do not count."""
-    services = [node.info for node in nodes if node.info.role in (Role.AUDITOR, Role.WORKER)]
+    services = [node for node in nodes if node.role in (Role.AUDITOR, Role.WORKER)]
     found = []
-    by_place: dict[tuple[Role, str], list[int]] = {}
+    pids_of: dict[tuple[str, str], list[int]] = {}
     hosts_of: dict[str, set[str]] = {}
     for info in services:
-        by_place.setdefault((info.role, info.host), []).append(info.pid)
+        pids_of.setdefault((info.role.value, info.host), []).append(info.pid)
         if info.bookie_id and info.role is Role.WORKER:
             hosts_of.setdefault(info.bookie_id, set()).add(info.host)
-    for (role, host), pids in sorted(by_place.items(), key=str):
+    for (role, host), pids in sorted(pids_of.items()):
         if len(pids) > 1:
             shown = ", ".join(map(str, sorted(pids)))
-            found.append(
-                _warn(
-                    "nodes",
-                    f"{host} runs {len(pids)} nodes with the role {role.value} (pid {shown})",
-                    "Stop all but one. A node that was killed disappears with its session.",
-                )
-            )
+            text = f"{host} runs {len(pids)} nodes with the role {role} (pid {shown})"
+            advice = "Stop all but one. A node that was killed disappears with its session."
+            found.append(_warn("nodes", text, advice))
     for bookie, hosts in sorted(hosts_of.items()):
         if len(hosts) > 1:
-            found.append(
-                _warn(
-                    "nodes",
-                    f"{bookie} is the local bookie of several hosts: {', '.join(sorted(hosts))}",
-                    "Correct node.bookie_id.",
-                )
-            )
-    if found:
-        return found
+            text = f"{bookie} is the local bookie of several hosts: {', '.join(sorted(hosts))}"
+            found.append(_warn("nodes", text, "Correct node.bookie_id."))
     workers = sum(info.role is Role.WORKER for info in services)
-    text = f"{counted(workers, 'worker')} and {counted(len(services) - workers, 'auditor')} run"
     if not workers:
-        return [_warn("nodes", "no bookmender worker is running", "Start one: bookmender daemon")]
-    return [_ok("nodes", text)]
+        text = "no bookmender worker is running"
+        found.append(_warn("nodes", text, "Start one: bookmender daemon"))
+    text = f"{counted(workers, 'worker')} and {counted(len(services) - workers, 'auditor')} run"
+    return found or [_ok("nodes", text)]

@@ -1,12 +1,7 @@
-"""Writes the tables of docs/http.md from the endpoints.
-
-Run it as ``python -m daemon.http.paths_page docs/http.md``.
-"""
+"""Writes the tables of docs/http.md from the endpoints."""
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -39,8 +34,3 @@ def _row(it: Endpoint) -> str:
     elif it.body is not None:
         takes += [f"`{key.name}` (JSON)" for key in msgspec.structs.fields(it.body)]
     return f"| `{request}` | {it.about} | {', '.join(takes)} |\n"
-
-
-if __name__ == "__main__":
-    file = Path(sys.argv[1])
-    file.write_text(with_tables(file.read_text()))

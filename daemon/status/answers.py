@@ -6,7 +6,12 @@ from daemon.answers import Answer
 from daemon.operations.bookies import BookieRecord
 from daemon.operations.checks import RunRecord
 from daemon.operations.holds import HoldRecord
-from daemon.status.records import ForeignLockRecord, LiveNodeRecord, NoteRecord
+from daemon.status.records import (
+    ForeignLockRecord,
+    LiveNodeRecord,
+    NoteRecord,
+    PendingLossRecord,
+)
 from ledgers.model import BookieId
 
 Severity = Literal["ERROR", "WARN", "UNKNOWN", "INFO"]
@@ -95,17 +100,6 @@ class LedgerMapCounts(Answer, frozen=True, kw_only=True):
     """Progress: number of ledgers of ``expected``."""
     expected: int | None
     written_ms: int
-
-
-class PendingLossRecord(Answer, frozen=True, kw_only=True):
-    """An absent bookie that becomes lost."""
-
-    bookie: BookieId
-    since_ms: int
-    lost_ms: int
-    """When it becomes lost."""
-    is_excused: bool
-    """An outage of ZooKeeper set that time, not the recovery delay."""
 
 
 class RunningCheckRecord(RunRecord, frozen=True, kw_only=True):

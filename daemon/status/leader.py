@@ -13,7 +13,7 @@ from auditor.mark_reasons import MarkExplainer
 from auditor.records import StoredAbsences, read_absences, read_leader_record
 from daemon.admin_session import AdminSession
 from daemon.operations.checks import CheckRow, read_checks
-from daemon.status.answers import PendingLossRecord
+from daemon.status.records import PendingLossRecord
 from daemon.words import loss_due_text
 from ledgers.clock import Clock
 from ledgers.model import BookieId

@@ -3,6 +3,7 @@
 from daemon.answers import Answer
 from daemon.messages import blocked_text, message
 from daemon.words import printable
+from ledgers.model import BookieId
 from replication.ledger_record import WaitingNote
 from replication.marks import LockedLedger
 from replication.nodes import NodeInfo
@@ -38,6 +39,17 @@ class ForeignLockRecord(Answer, frozen=True, kw_only=True):
     @classmethod
     def of(cls, lock: LockedLedger) -> "ForeignLockRecord":
         return cls(ledger_id=lock.ledger_id, holder=lock.holder, since_ms=lock.since_ms)
+
+
+class PendingLossRecord(Answer, frozen=True, kw_only=True):
+    """An absent bookie that becomes lost."""
+
+    bookie: BookieId
+    since_ms: int
+    lost_ms: int
+    """When it becomes lost."""
+    is_excused: bool
+    """An outage of ZooKeeper set that time, not the recovery delay."""
 
 
 class NoteRecord(Answer, frozen=True, kw_only=True):

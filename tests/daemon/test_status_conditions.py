@@ -14,10 +14,11 @@ from auditor.records import AuditRecord, DrainProgress
 from checkpoints.stalls import FeedStateRecord, StallReason
 from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.feed import JAVA_LEADS, FeedStall
-from daemon.status.answers import ConditionRecord, PendingLossRecord, Severity
+from daemon.status.answers import ConditionRecord, Severity
 from daemon.status.condition import exit_code, health
 from daemon.status.conditions import CONDITIONS, conditions
 from daemon.status.leader import LeaderState
+from daemon.status.records import PendingLossRecord
 from daemon.status.unreadable import UnreadableRecord
 from ledgers.model import BookieId
 from replication.nodes import Role

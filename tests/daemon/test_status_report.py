@@ -9,10 +9,9 @@ from auditor.records import AuditRecord
 from daemon.limits import Limits
 from daemon.operations.bookies import BookieRow, BookieState
 from daemon.operations.checks import CheckRow
-from daemon.status.answers import PendingLossRecord
 from daemon.status.leader import LeaderState
 from daemon.status.pace import copying_pace
-from daemon.status.records import help_text
+from daemon.status.records import PendingLossRecord, help_text
 from daemon.status.report import LEDGERS_LISTED_MAX, status_record, to_text
 from ledgers.model import BookieId
 from replication.client_activity import ClientActivity

@@ -399,7 +399,7 @@ def test_a_leadership_may_end_while_the_node_is_described() -> None:
 def test_the_page_of_the_api_has_the_tables_of_the_endpoints() -> None:
     page = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
 
-    assert page == with_tables(page), "python -m daemon.http.paths_page docs/http.md"
+    assert page == with_tables(page), "make docs writes it"
     assert page.count("| `") >= len(ENDPOINTS)
 
 
