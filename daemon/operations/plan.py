@@ -21,6 +21,7 @@ from daemon.operations.bookies import known_bookies, require_known
 from daemon.placement import load_placement
 from daemon.status.conditions import conditions
 from daemon.status.gathering import gather_status
+from daemon.status.records import UnprovenEndsRecord
 from ledgers.bookie_auth import bookie_connector
 from ledgers.client import BookieClient, open_bookies
 from ledgers.clock import SystemClock
@@ -87,14 +88,6 @@ class LedgerPlan(Answer, frozen=True, kw_only=True):
     blocked: list[BlockedPart]
 
 
-class UnprovenEnds(Answer, frozen=True, kw_only=True):
-    """Open ledgers whose end could not be proven at the last attempt."""
-
-    count: int
-    ledgers: list[int]
-    """At most 1,000 of them, ascending."""
-
-
 class RepairPlan(Answer, frozen=True, kw_only=True):
     """The planned repairs, in order."""
 
@@ -107,7 +100,7 @@ class RepairPlan(Answer, frozen=True, kw_only=True):
     """They may belong to the selection, but their metadata cannot be read."""
     none_marked: str | None
     """The conditions of ``status``, if the marked ledgers were requested and there are none."""
-    unproven_ends: UnprovenEnds
+    unproven_ends: UnprovenEndsRecord
     """Among the planned ledgers, or, if the marked ledgers were requested, among all."""
 
     @classmethod
@@ -127,7 +120,7 @@ class RepairPlan(Answer, frozen=True, kw_only=True):
             more_ledgers=more,
             unreadable_ledgers=list(unreadable),
             none_marked=none_marked or None,
-            unproven_ends=UnprovenEnds(
+            unproven_ends=UnprovenEndsRecord(
                 count=len(unproven), ledgers=sorted(unproven)[:UNPROVEN_SHOWN_MAX]
             ),
         )

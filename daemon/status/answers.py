@@ -11,6 +11,7 @@ from daemon.status.records import (
     LiveNodeRecord,
     NoteRecord,
     PendingLossRecord,
+    UnprovenEndsRecord,
 )
 from ledgers.model import BookieId
 
@@ -167,12 +168,6 @@ class AuditSummary(Answer, frozen=True, kw_only=True):
     unreadable: int
     unreadable_ledgers: list[int]
     """The first 100."""
-
-
-class UnprovenEndsRecord(Answer, frozen=True, kw_only=True):
-    count: int
-    ledgers: list[int]
-    """At most 1000."""
 
 
 class StatusRecord(Answer, frozen=True, kw_only=True):

@@ -52,6 +52,14 @@ class PendingLossRecord(Answer, frozen=True, kw_only=True):
     """An outage of ZooKeeper set that time, not the recovery delay."""
 
 
+class UnprovenEndsRecord(Answer, frozen=True, kw_only=True):
+    """Open ledgers whose end could not be proven at the last attempt."""
+
+    count: int
+    ledgers: list[int]
+    """At most 1,000 of them, ascending."""
+
+
 class NoteRecord(Answer, frozen=True, kw_only=True):
     """Why a worker postponed a ledger."""
 

@@ -29,7 +29,6 @@ from daemon.status.answers import (
     RunningCheckRecord,
     StatusRecord,
     UnavailableRecord,
-    UnprovenEndsRecord,
     WaitingRecord,
 )
 from daemon.status.condition import exit_code, health, some
@@ -40,6 +39,7 @@ from daemon.status.records import (
     ForeignLockRecord,
     LiveNodeRecord,
     NoteRecord,
+    UnprovenEndsRecord,
     age_s,
     seconds_until,
 )
