@@ -77,6 +77,9 @@ test: venv ## run the tests, with real ZooKeeper and real bookies: about ten min
 test-all: ## run the long tests, too: about half an hour
 	@$(MAKE) test LONG=all
 
+test-matrix: ## repair on every pair of storage class, version and layout: about three minutes
+	@$(MAKE) test LONG=matrix ARGS='tests/cluster/test_matrix.py $(ARGS)'
+
 compat: venv ## compare with Java's tests, and write docs/compatibility.md
 	@$(BIN)/python -m tests.prepare
 	@$(BIN)/python -m tests.compat $(ARGS)

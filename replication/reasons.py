@@ -99,6 +99,11 @@ class Reason(enum.Enum):
         return Trait.ENDS_WITH_A_BOOKIE in traits(self)
 
     @property
+    def ends_by_others(self) -> bool:
+        """It ends by an order or by the writer, for which ``bookmender repair`` does not wait."""
+        return Trait.ENDS_BY_OTHERS in traits(self)
+
+    @property
     def needs_help(self) -> bool:
         """True if time alone does not help: a bookie must register, or an operator must act."""
         return Trait.NEEDS_HELP in traits(self)
@@ -112,7 +117,6 @@ class Trait(enum.Flag):
     OF_THIS_NODE = enum.auto()
     ENDS_WITH_A_BOOKIE = enum.auto()
     ENDS_BY_OTHERS = enum.auto()
-    """It ends by an order or by the writer, for which ``bookmender repair`` does not wait."""
     OF_RECOVERY = enum.auto()
     """The last attempt to recover the ledger failed. This stays the reason in the next grace."""
     ANY_CHANGE_HELPS = enum.auto()

@@ -13,7 +13,7 @@ from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.plan import plan
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
-from daemon.operations.repair import WAITED_FOR, Repaired, repair_ledgers
+from daemon.operations.repair import Repaired, repair_ledgers
 from daemon.settings import Settings, load_settings
 from daemon.status.records import NoteRecord
 from daemon.words import counted, duration_text, printable
@@ -100,7 +100,7 @@ def result_text(done: Repaired, *, mark_only: bool, now_ms: int) -> str:
 
 
 def _waiting_text(note: NoteRecord, *, now_ms: int) -> str:
-    what = "waits" if Reason(note.reason) in WAITED_FOR else "is blocked"
+    what = "waits" if Reason(note.reason).ends_by_others else "is blocked"
     text = f"ledger {note.ledger_id} {what}: {note.reason}: {note.detail}"
     if note.reason == Reason.MAINTENANCE.value and note.next_try_ms > now_ms:
         left = duration_text((note.next_try_ms - now_ms) / 1000)

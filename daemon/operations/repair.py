@@ -43,8 +43,6 @@ from replication.znodes import ClusterPaths
 
 POLL_S = 0.5
 POLLED_LEDGERS_PER_S = 2_000
-WAITED_FOR = frozenset({Reason.HOLD, Reason.MAINTENANCE, Reason.OPEN_FRAGMENT})
-"""Others end it, perhaps after hours or days: a command does not wait for it."""
 
 
 class UnprovenEndRecord(Answer, frozen=True, kw_only=True):
@@ -70,7 +68,7 @@ class Repaired(Answer, frozen=True, kw_only=True):
     ledgers: int
     """Number of ledgers that could be worked on."""
     waiting: list[NoteRecord]
-    """Ledgers that are left: each needs an operator, or waits for ``WAITED_FOR``."""
+    """Ledgers that are left: each needs an operator, or waits for others, perhaps for days."""
     unproven_ends: list[UnprovenEndRecord]
     failed: list[FailedLedger]
     error: str | UnsetType = UNSET
@@ -311,4 +309,4 @@ def _is_in_vain(note: WaitingNote) -> bool:
     """
     if note.reason is Reason.END_UNPROVEN:
         return note.tries > 1
-    return note.reason.needs_help or note.reason in WAITED_FOR
+    return note.reason.needs_help or note.reason.ends_by_others
