@@ -504,4 +504,4 @@ def test_the_table_names_our_settings() -> None:
 
     assert keys <= set(setting_keys())
     named = re.findall(r"\b[a-z]+\.[a-z_]+\b", " ".join(t.note for t in TRANSLATIONS.values()))
-    assert set(named) <= set(setting_keys())
+    assert set(named) <= {*setting_keys(), "rules.yaml"}

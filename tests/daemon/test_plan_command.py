@@ -76,8 +76,8 @@ def test_control_characters_in_a_reason_are_escaped() -> None:
 
     text = to_text(planned(Plan(blocked=(away,))))
 
-    assert r": new disk\x1b[2J\nledger 9: nothing to do" in text
-    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text
+    assert not any(line.startswith("ledger 9") for line in text.splitlines())
 
 
 def test_ledgers_that_are_not_shown_are_counted() -> None:
