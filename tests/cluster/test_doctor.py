@@ -29,7 +29,7 @@ def test_a_running_cluster_is_ok(module_cluster: LocalCluster, uri: str) -> None
     found = levels(said)
     assert said.exit_code == 1  # no node runs, and the tests have a short time-out to connect
     warned = {check for check, level in found.items() if level != "OK"}
-    assert warned == {"auditor", "nodes", "settings"}
+    assert warned == {"cluster", "nodes", "settings"}
     assert f"{len(module_cluster.bookies)} answer" in said.out
 
 

@@ -50,7 +50,7 @@ async def test_a_repair_of_an_open_end_names_the_closing_command(
         listed = await bookmender(uri, "queue", "list")
 
         assert told.exit_code == 1, told
-        assert f"ledger {ledger_id} waits for its writer: open-fragment: " in told.out
+        assert f"ledger {ledger_id} waits: open-fragment: " in told.out
         close = ("ledger", "close", str(ledger_id), "--yes")
         assert f"bookmender {' '.join(close)}`" in told.out
         assert f"bookmender {' '.join(close)}`" in listed.out
