@@ -30,7 +30,7 @@ RUNBOOK_HEAD = """\
 {generated}
 
 One section for each condition that [`bookmender status`](status.md) can show.
-`bookmender health explain CODE` prints the same text. Start with the condition of the highest
+`bookmender status --explain CODE` prints the same text. Start with the condition of the highest
 severity.
 
 | condition | severity | meaning |

@@ -376,7 +376,7 @@ class Demo:
             self.say(f"no ledger names {self.victim}, and the queue is empty")
         failing_file(self.folder).unlink()
         (store,) = [each.store for each in self.following if each.name == "exec"]
-        *_, told = await self._bookmender("feed", "failures", "exec", "--retry", store=store)
+        *_, told = await self._bookmender("feed", "clients", "exec", "--retry", store=store)
         print(f"          {told}")
 
     async def _named(self) -> list[int]:

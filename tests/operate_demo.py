@@ -205,10 +205,10 @@ class Demo:
         await self._expect_alert(prometheus, {ALERT})
         await self._agree(base, tab, victim)
         for code in sorted(codes):
-            if not (await self._bookmender("health", "explain", code, exit_code=0)).startswith(
+            if not (await self._bookmender("status", "--explain", code, exit_code=0)).startswith(
                 code
             ):
-                raise SurpriseError(f"health explain does not explain {code}")
+                raise SurpriseError(f"status --explain does not explain {code}")
         await self._check_records(written, named, victim, prometheus)
         await take_pictures(tab, self.output, "2-repaired")
 
@@ -358,7 +358,7 @@ class Demo:
 
     async def _run_command(self, *arguments: str, exit_code: int, with_config: bool = True) -> str:
         environment = {k: v for k, v in os.environ.items() if not k.startswith("BOOKMENDER_")}
-        if with_config and arguments[0] != "health":
+        if with_config:
             arguments = (*arguments, "--config", str(self.config))
         else:
             environment["BOOKMENDER_METADATA_SERVICE_URI"] = self.cluster.metadata_service_uri

@@ -5,6 +5,7 @@ and ``queue`` those about ledgers; ``orders`` (limits, hold, disable, enable, re
 ``check`` those about the cluster; ``feed`` and ``feed_follow`` the feed; and ``history`` shows what
 happened.
 ``shell`` has the names and options of ``bookkeeper shell``. ``config`` shows and checks settings,
-``doctor`` checks what bookmender needs, and ``completion`` prints a script for a shell.
+``doctor`` checks what bookmender needs, and ``completion`` prints a script for a shell. ``names``
+lists the names of earlier releases.
 ``progress``, ``output``, ``paths`` and ``option_types`` are shared.
 """

@@ -8,10 +8,15 @@ import msgspec
 
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.answers import as_json
-from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, cluster_options, config_option
+from daemon.cli.main import (
+    EXIT_FAILED,
+    EXIT_UNKNOWN,
+    CommandGroup,
+    cluster_options,
+    config_option,
+)
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
 from daemon.cli.output import echo, echo_list, list_output_option
-from daemon.cli.plan import plan
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
 from daemon.operations import drains, maintenance
 from daemon.operations.bookies import (
@@ -40,7 +45,7 @@ from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def bookie() -> None:
     """List, drain, maintain or decommission bookies.
 
@@ -100,7 +105,6 @@ def list_bookies(config: Path | None, output: str, space: bool) -> None:
 @click.option("--wait", is_flag=True, help="Wait until the drain is complete.")
 @click.option("--cancel", is_flag=True, help="Cancel the order. Moved copies stay moved.")
 @click.option("--yes", is_flag=True, help="Drain a bookie although it is absent.")
-@click.option("--dry-run", is_flag=True, help="Only show the plan, as bookmender plan does.")
 def drain(
     bookies: tuple[BookieId, ...],
     config: Path | None,
@@ -109,14 +113,13 @@ def drain(
     wait: bool,
     cancel: bool,
     yes: bool,
-    dry_run: bool,
 ) -> None:
     """Move all copies of running bookies to other bookies.
 
-    Make the bookie read-only first, or it gets new ledgers. Without an ID the command shows the
-    progress of all drains. The order lasts until --cancel, or until the bookie is decommissioned.
-    An absent bookie is refused without --yes: it cannot be read, and once it is lost its ledgers
-    are repaired anyway.
+    Make the bookie read-only first, or it gets new ledgers. bookmender plan --bookie ID shows what
+    will be copied. Without an ID the command shows the progress of all drains. The order lasts
+    until --cancel, or until the bookie is decommissioned. An absent bookie is refused without
+    --yes: it cannot be read, and once it is lost its ledgers are repaired anyway.
 
     Exit codes: 0 drained; without --wait: ordered; with --cancel: no drain is ordered any more. 1
     copies are left (with --wait: all are blocked, and the reasons are listed), refused, or an order
@@ -129,12 +132,6 @@ def drain(
         )
     if (cancel or wait or fence_open is not None or yes) and not bookies:
         raise click.UsageError("Name the bookie.")
-    if dry_run:
-        if len(bookies) != 1 or cancel:
-            raise click.UsageError("--dry-run needs one bookie, and no --cancel.")
-        click.get_current_context().invoke(
-            plan, ledger_ids=(), bookie=bookies[0], config=config, output=output
-        )
 
     async def act(cluster: AdminSession) -> drains.Drains:
         if not bookies:
@@ -366,7 +363,7 @@ def result_text(done: Decommissioned) -> str:
     return f"{done.bookie_id} is decommissioned: no ledger names it{but}, and {cookie}"
 
 
-@bookie.command("trust-identities")
+@bookie.command("trust-identities", hidden=True)  # once in years, and dangerous: see the runbook
 @click.argument("bookies", metavar="[ID]...", type=BookieArgument(), nargs=-1)
 @cluster_options
 @click.option("--all", "are_all", is_flag=True, help="Trust every bookie that has a cookie.")

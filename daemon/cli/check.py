@@ -1,14 +1,15 @@
-"""``bookmender check``: shows the periodic checks, and asks the leader to run one."""
+"""``bookmender check``: shows the periodic checks, runs one, or pauses all of them."""
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
 from daemon.admin_session import AdminSession, run_in_session
-from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, cluster_options, config_option
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option
 from daemon.cli.output import echo, echo_list, list_output_option
 from daemon.cli.progress import ProgressLine, echo_notes, explain_interrupt
 from daemon.operations.checks import (
@@ -28,33 +29,53 @@ from daemon.words import counted
 from ledgers.clock import SystemClock
 
 
-@click.group()
-def check() -> None:
-    """Show, start or pause the periodic checks of the leader.
-
-    \b
-      bookmender check list               last runs, due times and findings
-      bookmender check run all-ledgers    run a check now
-      bookmender check pause              pause all checks
-      bookmender check resume             resume them
-
-    The time of each run is stored where Java's auditor stores it, so Java and bookmender do not
-    repeat each other's checks.
-    """
-
-
-@check.command("list")
+@click.command()
+@click.argument("name", type=click.Choice(FORCIBLE), required=False)
 @config_option
 @list_output_option
-def list_checks(config: Path | None, output: str) -> None:
-    """List the checks: last run, due time, progress and findings.
+@click.option("--wait", is_flag=True, help="With NAME: wait until the run has ended.")
+@click.option("--pause", "pauses", is_flag=True, help="Pause all checks until --resume.")
+@click.option("--resume", "resumes", is_flag=True, help="Resume them where they were.")
+def check(
+    name: str | None,
+    config: Path | None,
+    output: str,
+    wait: bool,
+    pauses: bool,
+    resumes: bool,
+) -> None:
+    """Show the periodic checks, or ask the leader to run NAME now.
 
-    The intervals come from this host's settings. The settings of the leader decide.
+    \b
+      bookmender check                last runs, due times, progress and findings
+      bookmender check all-ledgers    run a check now; a running one is not restarted
+      bookmender check --pause        pause all checks, also a running one
 
-    Exit codes: 0 listed. 1 an order that concerns checks cannot be read. 3 the record of a check
-    cannot be read, so its last run is unknown.
+    The leader runs one check at a time. Its settings decide on the intervals; those of this host
+    are shown. Ledgers on absent bookies are no findings: they are marked when the bookie is lost,
+    also during a pause.
+
+    Exit codes: 0 listed, requested or done; with --wait: nothing found. 1 something was found, or
+    an order that concerns checks cannot be read. 3 the record of a check cannot be read, or some
+    ledgers could not be checked.
     """
+    if bool(name) + pauses + resumes > 1:
+        raise click.UsageError("Give only one of: NAME, --pause, --resume.")
+    if wait and name is None:
+        raise click.UsageError("--wait needs the NAME of a check.")
+    if name is not None:
+        _run(name, config, output, waits=wait)
     clock = SystemClock()
+    if pauses:
+        has_changed = run_in_session(config, lambda here: pause_checks(here, clock=clock))
+        text = f"the checks are {'' if has_changed else 'already '}paused"
+        echo(output, PausedRecord(is_paused=True, has_changed=has_changed), text)
+        return
+    if resumes:
+        has_changed = run_in_session(config, resume_checks)
+        text = f"the checks {'are resumed' if has_changed else 'were not paused'}"
+        echo(output, PausedRecord(is_paused=False, has_changed=has_changed), text)
+        return
     found = run_in_session(config, lambda cluster: read_checks(cluster, clock=clock))
     echo_notes(found.concerns)
     text = found.to_text(now_ms=clock.wall_ms())
@@ -64,20 +85,8 @@ def list_checks(config: Path | None, output: str) -> None:
     sys.exit(EXIT_UNKNOWN if any(row.unreadable for row in found.rows) else 0)
 
 
-@check.command("run")
-@click.argument("name", type=click.Choice(FORCIBLE))
-@cluster_options
-@click.option("--wait", is_flag=True, help="Wait until the run has ended.")
-def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
-    """Ask the leader to run a check now.
-
-    A running check is not restarted. The leader runs one check at a time. Copies on absent bookies
-    are not findings: their ledgers are marked when the bookie is lost. Without a configured source
-    of racks the check placement has nothing to compare, and reports that.
-
-    Exit codes: 0 requested; with --wait: nothing found. 1 (--wait) something was found.
-    3 (--wait) some ledgers could not be checked.
-    """
+def _run(name: str, config: Path | None, output: str, *, waits: bool) -> NoReturn:
+    """Ask the leader to run the check, print what it answers, and exit."""
     clock = SystemClock()
 
     async def act(cluster: AdminSession) -> tuple[Checks, CheckRun | None]:
@@ -85,14 +94,14 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         await force_check(cluster, name)
         checks = await read_checks(cluster, clock=clock)
         echo_notes(checks.concerns)
-        if not wait:
+        if not waits:
             return checks, None
         after_ms = None if before is None else before.finished_ms
         with ProgressLine() as line:
             run = await wait_checked(cluster, name, after_ms=after_ms, show=line.show, clock=clock)
             return checks, run
 
-    with explain_interrupt("The request stays. bookmender check list shows the progress."):
+    with explain_interrupt("The request stays. bookmender check shows the progress."):
         checks, run = run_in_session(config, act)
     record = RequestedCheck(
         check=name, leader=checks.leader, run=RunRecord.of(run) if run else None
@@ -102,29 +111,6 @@ def run_check(name: str, config: Path | None, output: str, wait: bool) -> None:
         text = f"{name}: checked {counted(run.ledger_count, 'ledger')}: {counts_text(run)}"
     echo(output, record, text)
     sys.exit(0 if run is None else _exit_code(run))
-
-
-@check.command()
-@cluster_options
-def pause(config: Path | None, output: str) -> None:
-    """Pause all periodic checks until bookmender check resume.
-
-    A running check pauses too. Ledgers of lost bookies are still marked.
-
-    The exit code is 0 even if the checks were already paused.
-    """
-    has_changed = run_in_session(config, lambda here: pause_checks(here, clock=SystemClock()))
-    text = "the checks are paused" if has_changed else "the checks are already paused"
-    echo(output, PausedRecord(is_paused=True, has_changed=has_changed), text)
-
-
-@check.command()
-@cluster_options
-def resume(config: Path | None, output: str) -> None:
-    """Resume the periodic checks. A paused check continues where it was."""
-    has_changed = run_in_session(config, resume_checks)
-    text = "the checks are resumed" if has_changed else "the checks were not paused"
-    echo(output, PausedRecord(is_paused=False, has_changed=has_changed), text)
 
 
 NOTHING_WRONG = (

@@ -13,7 +13,13 @@ from typing import Any
 
 import click
 
-from daemon.cli.main import EXIT_FAILED, ReadableFile, config_option, output_option
+from daemon.cli.main import (
+    EXIT_FAILED,
+    CommandGroup,
+    ReadableFile,
+    config_option,
+    output_option,
+)
 from daemon.cli.output import echo_list, list_output_option
 from daemon.conflicts import Conflict, conflicts
 from daemon.http.access import read_token
@@ -74,7 +80,7 @@ def effective_settings(settings: Settings, sources: Mapping[str, str]) -> list[S
     ]
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def config() -> None:
     """Show and check the settings, or import Java's.
 

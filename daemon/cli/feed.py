@@ -6,17 +6,14 @@ While the feed is enabled, the leader writes every change of ledger metadata to 
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
-import msgspec
 
 from checkpoints.client import IN_ZOOKEEPER
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
-from daemon.answers import as_json
-from daemon.cli.main import EXIT_FAILED, LazyGroup, config_option, output_option
+from daemon.cli.main import EXIT_FAILED, CommandGroup, config_option, output_option
 from daemon.cli.option_types import Duration
-from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.output import echo, echo_list, list_output_option
 from daemon.operations.feed import (
     Failures,
     FeedFollowers,
@@ -35,20 +32,9 @@ from ledgers.clock import SystemClock
 COMMANDS = {
     "follow": ("daemon.cli.feed_follow:follow_command", "Print changed ledgers, or run a command."),
 }
-RENAMED = {"failures": ["clients"], "forget": ["clients", "--forget"]}
-"""Commands of earlier releases, and what they are now."""
 
 
-class FeedGroup(LazyGroup):
-    """The group, which still knows the commands of the last release."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, [*RENAMED.get(args[0], args[:1]), *args[1:]])
-
-
-@click.group(cls=FeedGroup, lazy=COMMANDS)
+@click.group(cls=CommandGroup, lazy=COMMANDS)
 def feed() -> None:
     """Follow all changes of ledger metadata.
 
@@ -76,7 +62,7 @@ def status(config: Path | None, output: str) -> None:
     """
     state = run_in_session(config, read_feed)
     now_ms = SystemClock().wall_ms()
-    click.echo(as_json(state) if output == "json" else state.to_text(now_ms=now_ms))
+    echo(output, state, state.to_text(now_ms=now_ms))
     sys.exit(EXIT_FAILED if state.error else 0)
 
 
@@ -104,7 +90,7 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
     text = f"The feed is {already}enabled. It keeps changes for {duration_text(kept_s)}."
     if done.has_changed:
         text += "\nFollow it: bookmender feed follow --client NAME --from-start"
-    click.echo(as_json(done) if output == "json" else text)
+    echo(output, done, text)
 
 
 @feed.command()
@@ -124,7 +110,7 @@ def disable(yes: bool, config: Path | None, output: str) -> None:
 
     done = run_in_session(config, act)
     text = f"The feed is {'' if done.has_changed else 'already '}disabled."
-    click.echo(as_json(done) if output == "json" else text)
+    echo(output, done, text)
 
 
 # --- Clients --------------------------------------------------------------------------------------
@@ -174,8 +160,7 @@ def clients(
         raise click.UsageError("--retry and --forget exclude each other.")
     if name is None:
         found = run_in_session(config, lambda cluster: read_clients(cluster, store))
-        record: dict[str, Any] = msgspec.to_builtins(found)
-        echo_list(output, record, rows="clients", text=lambda: _list_text(found))
+        echo_list(output, found, rows="clients", text=lambda: _list_text(found))
         is_bad = any(each.failure_count or each.has_lost_changes for each in found.clients)
         sys.exit(EXIT_FAILED if is_bad else 0)
     failures = run_in_session(
@@ -188,7 +173,7 @@ def clients(
         )
     if not forget:
         text = _failures_text(failures, is_retried=retry)
-        click.echo(as_json(failures) if output == "json" else text)
+        echo(output, failures, text)
         sys.exit(EXIT_FAILED if failures.failures and not retry else 0)
     what = f"client {printable(name)} with {counted(len(failures.failures), 'failure')}"
     if not dry_run:
@@ -198,7 +183,7 @@ def clients(
     )
     text = f"Would delete {what}." if dry_run else f"Deleted {what}."
     answer = Forgotten(name=name, is_deleted=is_deleted)
-    click.echo(as_json(answer) if output == "json" else text)
+    echo(output, answer, text)
 
 
 def _list_text(found: FeedFollowers) -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import run_in_session
-from daemon.answers import as_json
 from daemon.cli.main import LedgerId, config_option, output_option
 from daemon.cli.option_types import Duration
+from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
 from daemon.operations.history import EventRecord, event_text, select, time_text
 from daemon.words import counted, printable
@@ -61,10 +61,7 @@ def history(
     found = select(
         recorded, since_ms=since_ms, limit=limit, kinds=kinds, ledger_id=ledger_id, bookie=bookie
     )
-    if output == "json":
-        click.echo(as_json(found))
-    else:
-        click.echo("\n".join(lines_of(found.events)) or "nothing is recorded")
+    echo(output, found, "\n".join(lines_of(found.events)) or "nothing is recorded")
     if found.omitted:
         echo_notes([f"{counted(found.omitted, 'earlier event')} not shown: see --limit"])
     echo_notes(

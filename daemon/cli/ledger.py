@@ -1,7 +1,6 @@
 """``bookmender ledger``: shows single ledgers, closes them, and undoes writes of their metadata."""
 
 import asyncio
-import json
 import os
 import sys
 from datetime import UTC, datetime
@@ -11,17 +10,17 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session
-from daemon.answers import as_json
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
+    CommandGroup,
     LedgerId,
     config_option,
     json_option,
     output_option,
 )
 from daemon.cli.option_types import Duration
-from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.output import echo, echo_list, list_output_option
 from daemon.cli.progress import echo_notes
 from daemon.operations.close import LedgerClosing, close_ledger, look_before_closing
 from daemon.operations.ledgers import (
@@ -44,10 +43,10 @@ from daemon.words import counted, duration_text, printable
 from ledgers.clock import SystemClock
 from replication.records import REWRITE_HINT
 
-NEVER_CHECKED = "unknown: the check has never run. Start it: bookmender check run idle-open"
+NEVER_CHECKED = "unknown: the check has never run. Start it: bookmender check idle-open"
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def ledger() -> None:
     """Show, close or restore single ledgers."""
 
@@ -71,7 +70,7 @@ def show(ledger_id: int, config: Path | None, output: str) -> None:
     Exit code 1: there is no such ledger, or its metadata is unreadable.
     """
     found = run_in_session(config, partial(show_ledger, ledger_id=ledger_id))
-    click.echo(as_json(found) if output == "json" else show_text(found))
+    echo(output, found, show_text(found))
 
 
 def show_text(found: ShownLedger) -> str:
@@ -144,8 +143,7 @@ def idle(idle_s: int | None, config: Path | None, output: str) -> None:
         return await find_idle(cluster, after_s=after_s, clock=SystemClock())
 
     found = run_in_session(config, look)
-    record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", text=lambda: _idle_text(found))
+    echo_list(output, found, rows="ledgers", text=lambda: _idle_text(found))
     sys.exit(idle_exit_code(found))
 
 
@@ -217,7 +215,7 @@ def close(
     else:
         closing = look_before_closing(settings, ledger_id, tell=_tell)
     done = asyncio.run(closing)
-    click.echo(as_json(done) if output == "json" else closing_text(done))
+    echo(output, done, closing_text(done))
     if done.refusal(is_forced=force):
         sys.exit(EXIT_FAILED)
 
@@ -293,14 +291,14 @@ def restore(
         if yes or force:
             raise click.UsageError("Name the write to undo with --at.")
         writes = recorded_writes(settings, ledger_id, tell=_tell)
-        click.echo(as_json(writes) if output == "json" else _writes_text(writes))
+        echo(output, writes, _writes_text(writes))
         return
     if yes:
         restoring = restore_ledger(settings, ledger_id, time_ms, is_forced=force, tell=_tell)
     else:
         restoring = look_before_restoring(settings, ledger_id, time_ms, tell=_tell)
     done = asyncio.run(restoring)
-    click.echo(as_json(done) if output == "json" else _restored_text(done))
+    echo(output, done, _restored_text(done))
     if done.is_in_doubt and not force:
         sys.exit(EXIT_FAILED)
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import click
 
+from daemon.cli.names import GONE, RENAMED
 from daemon.cli.paths import LocalPath
 from daemon.operations.errors import UnknownBookieError
 from daemon.words import printable
@@ -46,27 +47,31 @@ NEAR_MAX = 3
 """Number of commands that an error suggests."""
 
 
-class LazyGroup(click.Group):
-    """A group that imports the module of a command only when that command runs.
+class CommandGroup(click.Group):
+    """A group that answers unknown commands: with what replaces them, or with similar ones.
 
-    ``lazy``: for each command name, where the command is (``module:attribute``), and its line in
-    ``--help``. With these lines ``--help`` needs no import. A command without a line is an alias
-    of an earlier release, which is not listed.
+    ``lazy``: commands whose module is imported only when they run. For each name, where the command
+    is (``module:attribute``), and its line in ``--help``, which so needs no import. A command
+    without a line is hidden.
     """
 
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self.lazy = lazy
+        self.lazy = lazy or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self.commands, *(name for name, (_, line) in self.lazy.items() if line)]
+        return [*self.commands, *self.lazy]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
             return super().get_command(ctx, cmd_name)
-        module, _, attribute = self.lazy[cmd_name][0].partition(":")
+        where, line = self.lazy[cmd_name]
+        module, _, attribute = where.partition(":")
         command = getattr(importlib.import_module(module), attribute)
         assert isinstance(command, click.Command)
+        command.hidden = not line
         return command
 
     def resolve_command(
@@ -75,6 +80,7 @@ class LazyGroup(click.Group):
         name = args[0]
         is_option = name.startswith("-")
         if not (is_option or ctx.resilient_parsing) and self.get_command(ctx, name) is None:
+            fail_if_gone(ctx, name)
             near = self._near(ctx, name)
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"No such command '{name}'.{meant}")
@@ -94,18 +100,38 @@ class LazyGroup(click.Group):
         return [f"{ctx.command_path} {each}" for each in near[:NEAR_MAX]]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, command.get_short_help_str()) for name, command in self.commands.items()]
+        rows = [
+            (name, command.get_short_help_str())
+            for name, command in self.commands.items()
+            if not command.hidden
+        ]
         rows += [(name, line) for name, (_, line) in self.lazy.items() if line]
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
 
-class RootGroup(LazyGroup):
+def fail_if_gone(ctx: click.Context, name: str) -> None:
+    """Fail with what to use instead if the command or option ``name`` of this context is gone."""
+    path = " ".join([*ctx.command_path.removeprefix(ctx.find_root().command_path).split(), name])
+    if path in GONE:
+        ctx.fail(f"There is no bookmender {path}. Use: {GONE[path]}")
+
+
+class RootGroup(CommandGroup):
     """The group of all commands.
 
-    It exits without an error message if the reader of the output closes the pipe. If JSON output
-    was requested, it prints errors as JSON.
+    It accepts the names of the last release. It exits without an error message if the reader of the
+    output closes the pipe. If JSON output was requested, it prints errors as JSON.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        for old in (" ".join(args[:1]), " ".join(args[:2])):
+            if new := RENAMED.get(old):
+                args = [*new.split(), *args[len(old.split()) :]]
+                if sys.stderr.isatty() and not ctx.resilient_parsing:  # scripts get no new output
+                    click.echo(f"bookmender {old} is now: bookmender {new}", err=True)
+                break
+        return super().parse_args(ctx, args)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with _exit_without_reader():  # --help prints here
@@ -113,14 +139,17 @@ class RootGroup(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         with _exit_without_reader(), _errors_as_json(ctx):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except click.NoSuchOption as error:
+                if error.ctx is not None:
+                    fail_if_gone(error.ctx, error.option_name)
+                raise
 
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "daemon": ("daemon.cli.daemon:daemon", "Run a node until SIGTERM or Ctrl-C."),
     "status": ("daemon.status.command:status", "Show the health of the cluster, and what to do."),
-    "health": ("daemon.status.command:health", "Explain the conditions of status."),
-    "observe": ("daemon.cli.plan:observe", ""),
     "history": ("daemon.cli.history:history", "Show what happened, when, and who did it."),
     "queue": ("daemon.cli.queue:queue", "Show the ledgers marked as under-replicated."),
     "plan": ("daemon.cli.plan:plan", "Show what would be copied, and what blocks it."),
@@ -129,7 +158,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "repair": ("daemon.cli.repair:repair", "Check and repair ledgers in this process."),
     "limits": ("daemon.cli.orders:limits", "Show or change the limits of all nodes."),
     "hold": ("daemon.cli.orders:hold", "Show, start or end the safety hold."),
-    "check": ("daemon.cli.check:check", "Show, start or pause the periodic checks."),
+    "check": ("daemon.cli.check:check", "Show, run or pause the periodic checks."),
     "fsck": ("daemon.fsck.command:fsck", "Read ledger copies and verify them."),
     "disable": ("daemon.cli.orders:disable", "Disable auto-recovery for the whole cluster."),
     "enable": ("daemon.cli.orders:enable", "Enable auto-recovery again."),
@@ -138,10 +167,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Show or set how long a bookie may be absent.",
     ),
     "feed": ("daemon.cli.feed:feed", "Follow all changes of ledgers; miss none."),
-    "shell": ("daemon.cli.shell:shell", "The recovery commands of bookkeeper shell."),
+    "shell": ("daemon.cli.shell:shell", ""),
     "doctor": ("daemon.cli.doctor:doctor", "Check the host, ZooKeeper, bookies and settings."),
     "config": ("daemon.cli.config:config", "Show, check or import settings."),
-    "completion": ("daemon.cli.completion:completion", "Print the completion script of a shell."),
+    "completion": ("daemon.cli.completion:completion", ""),
     "local": ("daemon.local.commands:local", "Run a BookKeeper cluster on this machine."),
     "demo": ("daemon.demo.command:demo", "Kill a bookie, watch the repair, verify all copies."),
 }
@@ -185,7 +214,7 @@ def _errors_as_json(ctx: click.Context) -> Iterator[None]:
 
 @contextmanager
 def _exit_without_reader() -> Iterator[None]:
-    """Exit with 141 if the reader closed the pipe, as in ``bookmender queue list | head -1``. Click
+    """Exit with 141 if the reader closed the pipe, as in ``bookmender queue | head -1``. Click
     would exit with 1."""
     try:
         yield
@@ -316,16 +345,23 @@ def note_output(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return value
 
 
-output_option = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    is_eager=True,  # so that errors about other arguments are printed in this format, too
-    callback=note_output,
-    help="Text or JSON.",
-)
+def format_option(
+    *names: str, kind: "click.ParamType[str] | None" = None, about: str = "Text or JSON."
+) -> Callable[[F], F]:
+    """Return the option ``output`` of a command. ``kind``: its formats; None: text and JSON."""
+    return click.option(
+        *names,
+        "output",
+        type=kind or click.Choice(["text", "json"]),
+        default="text",
+        show_default=True,
+        is_eager=True,  # so that errors about other arguments are printed in this format, too
+        callback=note_output,
+        help=about,
+    )
+
+
+output_option = format_option("-o", "--output")
 
 
 def cluster_options(command: F) -> F:

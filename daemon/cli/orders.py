@@ -104,103 +104,71 @@ def limits(
 # --- The safety hold ------------------------------------------------------------------------------
 
 
-class _ShowingGroup(click.Group):
-    """A group that runs ``show`` if no command is named."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        if not args or (args[0].startswith("-") and args[0] not in self.get_help_option_names(ctx)):
-            args = ["show", *args]
-        return super().parse_args(ctx, args)
-
-
-@click.group(cls=_ShowingGroup)
-def hold() -> None:
+@click.command()
+@cluster_options
+@click.option("--begin", "begins", is_flag=True, help="Start a hold, or replace the present one.")
+@click.option("--end", "ends", is_flag=True, help="End it. Absent bookies then count as lost.")
+@click.option(
+    "--for", "duration_s", type=Duration(), help="With --begin: from now, such as 30m, 2h, 1d."
+)
+@click.option("--reason", type=ReasonText(), default="", help="With --begin: shown with the hold.")
+@click.option("--yes", is_flag=True, help="With --end: even if bookies are absent.")
+def hold(
+    config: Path | None,
+    output: str,
+    begins: bool,
+    ends: bool,
+    duration_s: int | None,
+    reason: str,
+    yes: bool,
+) -> None:
     """Show, start or end the safety hold, which pauses marking and fencing.
 
     \b
-      bookmender hold                        is there a hold, and why?
-      bookmender hold begin --for 2h         before work on the network
-      bookmender hold end                    end it, unless bookies are absent
-      bookmender hold end --yes              end it: absent bookies count as lost
+      bookmender hold                    is there a hold, and why?
+      bookmender hold --begin --for 2h   before work on the network
+      bookmender hold --end              end it, unless bookies are absent
+      bookmender hold --end --yes        end it: absent bookies count as lost
 
-    The leader starts a hold by itself when many bookies disappear at once (settings: [hold]). It
-    ends that hold soon after the bookies return, or after hold.lasts_s. Ledgers marked before are
-    still repaired. A recovery delay of about 30 s lets the leader see a mass failure before it
-    marks the first ledger. Bring bookies back before you end a hold, or give them a window with
-    bookmender bookie maintenance.
+    The leader starts a hold by itself when many bookies disappear at once ([hold] in the settings).
+    It ends that hold soon after the bookies return, or after hold.lasts_s. Without --for an
+    operator's hold lasts until --end. Marked ledgers are still repaired. Bring bookies back before
+    you end a hold, or give them a window with bookmender bookie maintenance.
+
+    Exit codes: 0 no hold, or done. 1 a hold, also an unreadable one; with --end: bookies are absent
+    and --yes is missing, so nothing was changed.
     """
-
-
-@hold.command()
-@cluster_options
-def show(config: Path | None, output: str) -> None:
-    """Show the safety hold, its reason and the absent bookies.
-
-    Exit codes: 0 no hold. 1 a hold. An unreadable order counts as a hold.
-    """
-    state = run_in_session(config, lambda cluster: _read_hold(cluster, SystemClock()))
-    _print_hold(state, output)
-    sys.exit(0 if state.hold is None else EXIT_FAILED)
-
-
-@hold.command()
-@cluster_options
-@click.option("--for", "duration_s", type=Duration(), help="Duration from now: 30m, 2h, 1d.")
-@click.option("--reason", type=ReasonText(), default="", help="Shown with the hold.")
-def begin(config: Path | None, output: str, duration_s: int | None, reason: str) -> None:
-    """Start a safety hold, or replace the present one.
-
-    Use this before work during which many bookies may disappear. Without --for the hold lasts until
-    bookmender hold end. Bookies that are absent at its end are lost, unless there are so many that
-    the leader starts its own hold.
-    """
-
-    async def act(cluster: AdminSession) -> HoldStateRecord:
-        clock = await shared_clock(cluster)
-        await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
-        return await _read_hold(cluster, clock)
-
-    _print_hold(run_in_session(config, act), output)
-
-
-@hold.command()
-@cluster_options
-@click.option("--yes", is_flag=True, help="End it even if bookies are absent.")
-def end(config: Path | None, output: str, yes: bool) -> None:
-    """End the safety hold. Bookies that are absent now count as lost.
-
-    After the recovery delay their ledgers are marked and copied, and open ones are fenced. These
-    bookies cause another hold only after they were registered again.
-
-    Exit codes: 0 ended, or there was no hold. 1 bookies are absent and --yes is missing: nothing
-    was changed.
-    """
+    if begins and ends:
+        raise click.UsageError("Give --begin or --end, not both.")
+    if not begins and (duration_s is not None or reason):
+        raise click.UsageError(f"{'--reason' if reason else '--for'} needs --begin.")
+    if yes and not ends:
+        raise click.UsageError("--yes needs --end.")
 
     async def act(cluster: AdminSession) -> tuple[HoldStateRecord, bool]:
-        return await release_hold(cluster, accepts_lost=yes, clock=await shared_clock(cluster))
+        clock: Clock = SystemClock()
+        if begins or ends:
+            clock = await shared_clock(cluster)
+        if ends:
+            return await release_hold(cluster, accepts_lost=yes, clock=clock)
+        if begins:
+            await begin_hold(cluster, duration_s=duration_s, reason=reason, clock=clock)
+        state = await read_hold(cluster, clock=clock)
+        if state.hold is not None:
+            echo_notes(await leader_concerns(cluster, "holds"))
+        return state, False
 
     state, is_refused = run_in_session(config, act)
-    _print_hold(state, output)
+    echo(output, state, state.to_text(now_ms=SystemClock().wall_ms()))
+    echo_notes(unreadable_texts(state.unreadable_orders))
     if is_refused:
         click.echo(
             "Nothing was changed, because bookies are absent. With --yes the hold ends, and the "
             "ledgers of absent bookies that are neither in maintenance nor draining are marked.",
             err=True,
         )
-        sys.exit(EXIT_FAILED)
-
-
-async def _read_hold(cluster: AdminSession, clock: Clock) -> HoldStateRecord:
-    """Read the hold, and print a warning if the leader does not follow it."""
-    state = await read_hold(cluster, clock=clock)
-    if state.hold is not None:
-        echo_notes(await leader_concerns(cluster, "holds"))
-    return state
-
-
-def _print_hold(state: HoldStateRecord, output: str) -> None:
-    echo(output, state, state.to_text(now_ms=SystemClock().wall_ms()))
-    echo_notes(unreadable_texts(state.unreadable_orders))
+    is_held = state.hold is not None and not (begins or ends)
+    sys.exit(EXIT_FAILED if is_refused or is_held else 0)
 
 
 # --- Auto-recovery --------------------------------------------------------------------------------

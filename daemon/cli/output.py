@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from daemon.answers import Answer, as_json
-from daemon.cli.main import note_output
+from daemon.cli.main import format_option
 from daemon.words import printable
 
 LIST_FORMATS = ("text", "json", "ids")
@@ -24,15 +24,8 @@ class ListFormat(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-list_output_option = click.option(
-    "-o",
-    "--output",
-    type=ListFormat(LIST_FORMATS),
-    default="text",
-    show_default=True,
-    is_eager=True,  # so that errors about other arguments are printed in this format, too
-    callback=note_output,
-    help="Format; ids: one ID a line.",
+list_output_option = format_option(
+    "-o", "--output", kind=ListFormat(LIST_FORMATS), about="Format; ids: one ID a line."
 )
 
 

@@ -2,7 +2,6 @@
 a leader would mark."""
 
 import asyncio
-import json
 import os
 import sys
 import time
@@ -14,7 +13,6 @@ import click
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observer import BookieCondition
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session
-from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, json_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo_list, list_output_option
@@ -29,7 +27,6 @@ from ledgers.model import BookieId
 from ledgers.sizes import size_text
 
 LIMIT_ADVICE = "bookmender plan --limit N"
-"""The command is named because drain and repair, which show plans too, have no --limit."""
 SHOWN_MAX = 20
 """Ledgers or bookies of a kind that are named; the others are counted."""
 
@@ -84,25 +81,8 @@ def plan(
     sys.exit(_exit_code(found, are_named=bool(ledger_ids)))
 
 
-@click.command(hidden=True)
-@config_option
-@list_output_option
-@json_option
-@click.option("--watch", is_flag=True, hidden=True)
-@click.option("--plan", "limit", type=click.IntRange(min=0, max=1_000), default=PLANNED_MAX)
-def observe(config: Path | None, output: str, watch: bool, limit: int) -> None:
-    """Same as bookmender plan --all, which replaces it."""
-    if watch:
-        raise click.UsageError(
-            '--watch is gone. A node with node.mode = "observe" logs each change, and '
-            "`watch bookmender plan --all` repeats the command."
-        )
-    _plan_all(config, output, limit)
-
-
 def _echo(output: str, found: RepairPlan) -> None:
-    record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", text=lambda: to_text(found))
+    echo_list(output, found, rows="ledgers", text=lambda: to_text(found))
 
 
 def _exit_code(found: RepairPlan, *, are_named: bool) -> int:
@@ -210,8 +190,7 @@ def _plan_all(config: Path | None, output: str, limit: int) -> None:
     if output == "ids":
         _echo(output, found.would_repair)
     else:
-        record = json.loads(as_json(found))
-        echo_list(output, record, rows="marks", text=lambda: outlook_text(found))
+        echo_list(output, found, rows="marks", text=lambda: outlook_text(found))
     sys.exit(outlook_exit_code(found))
 
 

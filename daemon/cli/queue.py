@@ -1,6 +1,5 @@
 """``bookmender queue``: shows the marked ledgers."""
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import run_in_session
-from daemon.answers import as_json
 from daemon.cli.main import config_option
 from daemon.cli.output import echo_list, list_output_option
 from daemon.operations.queue import (
@@ -24,12 +22,7 @@ from daemon.status.records import age_s, seconds_until
 from daemon.words import counted, printable
 
 
-@click.group()
-def queue() -> None:
-    """Show the ledgers marked as under-replicated."""
-
-
-@queue.command("list")
+@click.command()
 @config_option
 @list_output_option
 @click.option(
@@ -39,8 +32,8 @@ def queue() -> None:
     show_default=True,
     help="Maximum number of ledgers.",
 )
-def list_queue(config: Path | None, output: str, limit: int) -> None:
-    """List the marked ledgers, and why each one waits.
+def queue(config: Path | None, output: str, limit: int) -> None:
+    """Show the marked ledgers, and why each one waits.
 
     For each ledger the list shows the missing bookies, the reasons of the mark, and what blocks
     the repair.
@@ -51,8 +44,7 @@ def list_queue(config: Path | None, output: str, limit: int) -> None:
     Exit codes: 0 no ledger is marked. 1 some are. 3 unknown.
     """
     found = run_in_session(config, partial(read_queue, limit=limit))
-    record = json.loads(as_json(found))
-    echo_list(output, record, rows="ledgers", text=lambda: _text(found))
+    echo_list(output, found, rows="ledgers", text=lambda: _text(found))
     sys.exit(1 if found.marked else 0)
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import log_errors_only
-from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
 from daemon.cli.option_types import BookieArgument
-from daemon.cli.plan import plan
+from daemon.cli.output import echo
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
 from daemon.operations.repair import Repaired, repair_ledgers
 from daemon.settings import Settings, load_settings
@@ -27,14 +26,12 @@ from replication.reasons import Reason
 @click.option(
     "--bookie", type=BookieArgument(), help="Also repair all ledgers that name this bookie."
 )
-@click.option("--dry-run", is_flag=True, help="Only show the plan, as bookmender plan does.")
 @click.option("--mark-only", is_flag=True, help="Only mark them, and let nodes repair them.")
 @config_option
 @output_option
 def repair(
     ledger_ids: tuple[int, ...],
     bookie: BookieId | None,
-    dry_run: bool,
     mark_only: bool,
     config: Path | None,
     output: str,
@@ -55,17 +52,11 @@ def repair(
     """
     if not ledger_ids and bookie is None:
         raise click.UsageError("Name ledgers, or a bookie with --bookie.")
-    if dry_run:
-        click.get_current_context().invoke(
-            plan, ledger_ids=ledger_ids, bookie=bookie, config=config, output=output
-        )
     settings = load_settings(config, os.environ)
     log_errors_only(settings)
     done = repair_visibly(settings, ledger_ids, bookie, mark_only=mark_only)
-    if output == "json":
-        click.echo(as_json(done))
-    else:
-        click.echo(result_text(done, mark_only=mark_only, now_ms=SystemClock().wall_ms()))
+    text = result_text(done, mark_only=mark_only, now_ms=SystemClock().wall_ms())
+    echo(output, done, text)
     sys.exit(0 if done.is_complete else EXIT_FAILED)
 
 

@@ -21,7 +21,7 @@ from auditor.scan import READS_AT_ONCE, read_each
 from daemon.admin_session import AdminSession, run_with
 from daemon.cli.bookie import decommission_visibly
 from daemon.cli.bookie import result_text as decommissioned_text
-from daemon.cli.main import EXIT_FAILED, LedgerId, ReadableFile, config_option
+from daemon.cli.main import EXIT_FAILED, CommandGroup, LedgerId, ReadableFile, config_option
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.repair import repair_visibly, result_text
 from daemon.java_settings import metadata_uri, read_properties
@@ -55,15 +55,6 @@ Load = Callable[[], Settings]
 """Loads the settings that the options of the group name. Help needs none."""
 F = TypeVar("F", bound=Callable[..., Any])
 
-NATIVE = {
-    "forceauditchecks": "bookmender check run all-ledgers (or placement, replicas)",
-    "ledgermetadata": "bookmender ledger show ID",
-    "listbookies": "bookmender bookie list",
-    "listledgers": "bookmender plan --bookie ID, or bookkeeper shell listledgers",
-    "queryautorecoverystatus": "bookmender queue list",
-}
-"""Commands of ``bookkeeper shell`` that are not here, and what to use instead."""
-
 HELP = {"help_option_names": ["-h", "--help"]}
 PLANNED_MAX = 10_000
 
@@ -78,16 +69,7 @@ def _flag(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Calla
     return _value(long, short, name=name, is_flag=True, **kwargs)
 
 
-class JavaShell(click.Group):
-    """The group of these commands."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in NATIVE:
-            ctx.fail(f"{cmd_name} is not here. Use: {NATIVE[cmd_name]}")
-        return super().get_command(ctx, cmd_name)
-
-
-@click.group(cls=JavaShell, context_settings=HELP)
+@click.group(cls=CommandGroup, context_settings=HELP)
 @config_option
 @click.option(
     "-conf",
@@ -148,7 +130,7 @@ def listunderreplicated(
 ) -> None:
     """List the ledgers that are marked in the queue shared with Java.
 
-    Java lists them in random order, bookmender by ID. bookmender queue list also shows the private
+    Java lists them in random order, bookmender by ID. bookmender queue also shows the private
     queue, and why each ledger is marked.
     """
 

@@ -100,7 +100,7 @@ _ADVICE: Final[Mapping[tuple[Grade | Finding | str, ...], tuple[str, str]]] = {
         "Ledgers with entries that have one good copy left",
         "Do not restart the bookies that store it before these ledgers are repaired. Mark missing "
         "and damaged copies with bookmender fsck mark DIR --mark; workers repair these ledgers "
-        "first. bookmender queue list shows the progress.",
+        "first. bookmender queue shows the progress.",
     ),
     (Finding.MISSING, Finding.BAD_DIGEST, Finding.READ_ERROR): (
         "Ledgers with missing, damaged or unreadable copies, at least",

@@ -19,10 +19,11 @@ from daemon.admin_session import log_errors_only
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
+    CommandGroup,
     LedgerId,
     config_option,
+    format_option,
     json_option,
-    note_output,
 )
 from daemon.cli.option_types import Duration, Folder, Limit
 from daemon.cli.paths import LocalPath
@@ -105,17 +106,8 @@ def parse_master(text: str) -> str:
     return text
 
 
-# Unlike that of ``daemon.cli.main``, without --output, which names the folder of the results.
-format_option = click.option(
-    "-o",
-    "output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    is_eager=True,
-    callback=note_output,
-    help="Output for people or for programs.",
-)
+# Without --output, which names the folder of the results.
+text_option = format_option("-o")
 uri_option = click.option(
     "--metadata-service-uri", "uri", metavar="URI", help="The cluster, instead of the setting."
 )
@@ -164,7 +156,7 @@ def _note_ignored(ctx: click.Context, param: click.Parameter, value: object) -> 
         echo_notes([f"{param.opts[0]} is ignored: see --for and --changed"])
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def fsck() -> None:
     """Check every copy of every ledger, on Spark (docs/fsck.md).
 
@@ -251,7 +243,7 @@ def fsck() -> None:
 @mark_option
 @uri_option
 @config_option
-@format_option
+@text_option
 @json_option
 def run_command(
     folder: Path,
@@ -413,7 +405,7 @@ def _mark(
 @mark_option
 @uri_option
 @config_option
-@format_option
+@text_option
 @json_option
 def mark_command(
     results: str, mark: bool, uri: str | None, config: Path | None, output: str
@@ -438,21 +430,10 @@ def mark_command(
         click.echo("\n".join(mark_lines(damaged, outcome)))
 
 
-@fsck.command("report", hidden=True)
-@click.argument("results", metavar="DIR[@RUN]")
-def report_command(results: str) -> None:
-    """Say what to use instead: this command of earlier releases is gone."""
-    folder = results.partition("@")[0]
-    raise click.UsageError(
-        f"fsck report is gone. Each run writes {folder}/report.html. To show one ledger: "
-        f"bookmender fsck show {folder} LEDGER"
-    )
-
-
 @fsck.command("show")
 @click.argument("folder", metavar="DIR", type=LocalPath(path_type=Path))
 @click.argument("ledger_id", metavar="LEDGER", type=LedgerId())
-@format_option
+@text_option
 @json_option
 def show_command(folder: Path, ledger_id: int, output: str) -> None:
     """Show the last verdict on a ledger.

@@ -209,15 +209,15 @@ async def read_bookies(cluster: AdminSession) -> BookiesRecord:
     return bookies_record(rows, unreadable)
 
 
-serves("/api/v1/queue", "As bookmender queue list -o json", QueueRecord)(read_queue)
+serves("/api/v1/queue", "As bookmender queue -o json", QueueRecord)(read_queue)
 
 
-@serves("/api/v1/checks", "As bookmender check list -o json", ChecksRecord)
+@serves("/api/v1/checks", "As bookmender check -o json", ChecksRecord)
 async def read_checks_record(cluster: AdminSession) -> ChecksRecord:
     return (await read_checks(cluster, clock=SystemClock())).record()
 
 
-@serves("/api/v1/hold", "As bookmender hold show -o json", HoldStateRecord)
+@serves("/api/v1/hold", "As bookmender hold -o json", HoldStateRecord)
 async def read_hold_record(cluster: AdminSession) -> HoldStateRecord:
     return await read_hold(cluster, clock=SystemClock())
 

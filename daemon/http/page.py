@@ -375,7 +375,7 @@ def _reason(name: str, notes: Sequence[WaitingNote], now_ms: int) -> Html:
             "details",
             element("summary", f"Ledgers: {some([note.ledger_id for note in notes])}"),
             element("ul", *ledgers),
-            _soft(f"{more:,} more: bookmender queue list") if more > 0 else "",
+            _soft(f"{more:,} more: bookmender queue") if more > 0 else "",
             data_key=f"reason-{name}",
         ),
         class_=css,

@@ -246,7 +246,7 @@ async def read_checks(cluster: AdminSession, *, clock: Clock) -> Checks:
     ]
     leader, concerns = await _leader(cluster)
     if orders.paused_checks is not None:
-        concerns.append("The checks are paused. Resume them: bookmender check resume")
+        concerns.append("The checks are paused. Resume them: bookmender check --resume")
     if await cluster.store.exists(cluster.paths.disable) is not None:
         concerns.append("Auto-recovery is disabled, so no check runs. Enable it: bookmender enable")
     if orders.is_held:

@@ -230,7 +230,7 @@ async def concerns(cluster: AdminSession, bookie: BookieId, *, clock: Clock) -> 
         )
     if doubtful:
         found.append(
-            f"{counted(doubtful, 'unreadable mark')} may name {bookie}: bookmender queue list "
+            f"{counted(doubtful, 'unreadable mark')} may name {bookie}: bookmender queue "
             "shows the ledgers."
         )
     if not found and await is_named_by_none(cluster, bookie, clock=clock):

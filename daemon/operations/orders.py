@@ -163,12 +163,12 @@ def _what(path: str) -> str:
         case "hold", _:
             return (
                 "The order of the safety hold cannot be read, so all nodes act as if there were a "
-                "hold. End it with bookmender hold end, or replace it with bookmender hold begin"
+                "hold. End it with bookmender hold --end, or replace it with --begin"
             )
         case "checks", _:
             return (
                 "The order that pauses the checks cannot be read, so they are paused. Withdraw "
-                "it: bookmender check resume"
+                "it: bookmender check --resume"
             )
         case "tries", _:
             return (

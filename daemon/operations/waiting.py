@@ -178,7 +178,7 @@ def waiting_text(count: int, some: Sequence[WaitingNote], *, left: int, now_ms: 
     if not count:
         return ""
     told = f"{count:,} of them {'waits' if count == 1 else 'wait'}"
-    details = "bookmender queue list shows the reasons"
+    details = "bookmender queue shows the reasons"
     for_windows = [note for note in some if note.reason is Reason.MAINTENANCE]
     for_writers = [note for note in some if note.reason is Reason.OPEN_FRAGMENT]
     if for_windows:
@@ -197,7 +197,7 @@ def waiting_text(count: int, some: Sequence[WaitingNote], *, left: int, now_ms: 
 def first_reasons(reasons: Sequence[str]) -> list[str]:
     """Return the first ``SHOWN_MAX`` reasons. If there are more, add a line with their number."""
     more = len(reasons) - SHOWN_MAX
-    rest = [f"and {more:,} more. bookmender queue list shows all."] if more > 0 else []
+    rest = [f"and {more:,} more. bookmender queue shows all."] if more > 0 else []
     return [*reasons[:SHOWN_MAX], *rest]
 
 

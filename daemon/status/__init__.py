@@ -1,4 +1,4 @@
-"""``bookmender status`` and ``bookmender health explain``.
+"""``bookmender status`` and ``--explain``.
 
 ``command`` prints both. ``gathering`` reads the facts from ZooKeeper into the values of ``state``,
 with the ``leader``'s records, the ``pace`` of copying and ``unreadable`` records. ``conditions`` is

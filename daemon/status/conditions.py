@@ -2,7 +2,7 @@
 
 Each function is one entry of the table: its name is the code, its docstring says when it has which
 severity, what it means, its usual causes, what to do and how it clears, and its result says whether
-it holds. ``bookmender health explain``, docs/runbook.md and the alert rules of deploy/prometheus
+it holds. ``bookmender status --explain``, docs/runbook.md and the alert rules of deploy/prometheus
 have the same texts. Codes are stable. To add a condition, add its function, and run ``make docs``.
 """
 
@@ -110,10 +110,11 @@ def safety_hold(status: Status) -> Found | None:
     a mass failure. No further ledger is marked for lost bookies, and no open ledger is fenced.
     Ledgers marked before are still repaired. A Java leader ignores holds.
     Causes: Many bookies disappeared within a short time ([hold] in the settings), often because of
-    the network, a rack or a faulty rollout. Or an operator ran bookmender hold begin.
+    the network, a rack or a faulty rollout. Or an operator ran bookmender hold --begin.
     Do: Find out why so many bookies are absent, and start them. If they are lost for good, end the
-    hold with bookmender hold end: then all their ledgers are repaired.
-    Clears: soon after the bookies are back, at the end of its time, or with bookmender hold end."""
+    hold with bookmender hold --end: then all their ledgers are repaired.
+    Clears: soon after the bookies are back, at the end of its time, or with bookmender hold
+    --end."""
     hold, services, bookies = status.orders.hold, status.services, status.bookies
     if hold is None:
         return None
@@ -143,7 +144,7 @@ def safety_hold(status: Status) -> Found | None:
         "WARN" if hold.is_by_operator else "ERROR",
         f"{'. '.join(facts)}.",
         f"{'' if hold.is_by_operator else 'Start the absent bookies. '}To end the hold: "
-        "bookmender hold end"
+        "bookmender hold --end"
         + (" To stop Java's leader: bookmender disable" if is_ignored else ""),
         {
             **hold_record(hold),
@@ -341,7 +342,7 @@ def repairs_blocked(status: Status) -> Found | None:
     end of an open ledger has damaged copies only. digest-suspect: no copy matches the digest.
     corrupt-metadata, access-denied, write-refused: the metadata is damaged or an ACL denies access.
     journal-unwritable: the state directory of a node is full, hangs or is not writable.
-    Do: bookmender queue list shows the reason of each ledger, bookmender plan LEDGER the details.
+    Do: bookmender queue shows the reason of each ledger, bookmender plan LEDGER the details.
     Start or add bookies, or open the ACL. Then bookmender repair LEDGER tries at once.
     Clears: when the ledgers are repaired or deleted."""
     return _blocked(status, ("WARN", "ERROR")) if status.queue.needs_repair else None
@@ -352,7 +353,7 @@ def ledgers_under_replicated(status: Status) -> Found | None:
     """WARN - Ledgers are marked as short of copies. Workers lease them one by one, copy the missing
     entries and remove the marks.
     Causes: Lost or reformatted bookies, and damage found by checks or fsck.
-    Do: Nothing while the number falls. bookmender queue list shows what each ledger misses.
+    Do: Nothing while the number falls. bookmender queue shows what each ledger misses.
     bookmender limits shows the rate limits.
     Clears: when all marks are removed."""
     queue = status.queue
@@ -379,7 +380,7 @@ def ledgers_damaged(status: Status) -> Found | None:
     in bookmender's private queue.
     Causes: Bad disks, lost entries in the middle of a ledger, entries that a crash removed.
     Do: Nothing while a bookmender worker runs. Examine the disks of the named bookies: bookmender
-    queue list.
+    queue.
     Clears: when the ledgers are repaired."""
     if not (count := status.queue.private_damaged_count):
         return None
@@ -455,7 +456,7 @@ def drain_blocked(status: Status) -> Found | None:
     Causes: no-target: too few other bookies accept copies. A ledger has no good copy elsewhere, or
     its metadata cannot be written.
     Do: Add bookies, or cancel the drain with bookmender bookie drain ID --cancel. bookmender queue
-    list shows each ledger.
+    shows each ledger.
     Clears: when the ledgers can be moved, or the drain is cancelled."""
     return None if status.queue.needs_repair else _blocked(status, ("INFO", "WARN"))
 
@@ -488,7 +489,7 @@ def record_unreadable(status: Status) -> Found | None:
     release, or an ACL.
     Do: Find out what wrote the znode. If an ACL denies access, grant the nodes all permissions. To
     remove the record at once, delete its znode. The next run of a check or of fsck writes its
-    records again: bookmender check run NAME.
+    records again: bookmender check NAME.
     Clears: when the daemon has written the record again, or its znode is deleted. The leader
     rewrites its own records within about a minute."""
     if not (records := status.reports.unreadable_records):
@@ -717,7 +718,7 @@ def _blocked(status: Status, severities: tuple[Severity, Severity]) -> Found | N
         severities[len(blocked) >= queue.total],
         f"Blocked: {len(blocked):,} of {counted(queue.total, 'queued ledger')} ({reasons}).",
         f"Ledger {first.ledger_id}: {printable(message(first.ledger_id, first.blocked).text)}. "
-        "Others: bookmender queue list",
+        "Others: bookmender queue",
         {
             "ledger_count": len(blocked),
             "by_reason": dict(counts),
@@ -738,4 +739,4 @@ def _repair_action(status: Status) -> str:
         return "Nothing is repaired without a worker: act on NO_WORKERS."
     if queue.blocked:
         return "Act on REPAIRS_BLOCKED. Workers repair the other ledgers meanwhile."
-    return "Nothing to do while workers repair. bookmender queue list shows each ledger."
+    return "Nothing to do while workers repair. bookmender queue shows each ledger."

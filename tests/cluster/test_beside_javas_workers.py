@@ -74,10 +74,10 @@ async def test_an_entry_lost_between_the_ends_is_copied_back(
 
         assert await refused() == {LOST: Answer.ABSENT}
         start("auditor", settings=EVERY_ENTRY)
-        await bookmender(uri, "check", "run", "all-ledgers", "--wait")  # our auditor leads
+        await bookmender(uri, "check", "all-ledgers", "--wait")  # our auditor leads
         start_java()
         await asyncio.sleep(JAVA_HAD_TIME_S)
-        found = await bookmender(uri, "check", "run", "all-ledgers", "--wait", "-o", "json")
+        found = await bookmender(uri, "check", "all-ledgers", "--wait", "-o", "json")
         await asyncio.sleep(JAVA_HAD_TIME_S)
 
         assert found.exit_code == 1, found

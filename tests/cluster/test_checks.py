@@ -124,7 +124,7 @@ async def test_the_next_leader_continues_the_run_of_a_killed_one(
     async with bench(uri) as on, nodes(uri, tmp_path) as start:
         shapes = (shape(n, quorums=(2, 2, 2), entry_count=2) for n in range(count))
         written = await on.write(*shapes)
-        await bookmender(uri, "check", "run", "all-ledgers")
+        await bookmender(uri, "check", "all-ledgers")
         first = start("first", settings=slowly)
         await wait_for(lambda: events(first, "check.began"), "the check")
         second = start("second", settings=slowly)
@@ -180,7 +180,7 @@ def java_shell(cluster: LocalCluster, folder: Path, *arguments: str) -> None:
 
 
 async def check_all_ledgers(uri: str) -> Said:
-    return await bookmender(uri, "check", "run", "all-ledgers", "--wait", "-o", "json")
+    return await bookmender(uri, "check", "all-ledgers", "--wait", "-o", "json")
 
 
 async def marked(on: Bench) -> dict[int, tuple[BookieId, ...]]:

@@ -49,7 +49,7 @@ async def test_commands_report_a_lost_bookie_until_it_returns(
         finally:
             await asyncio.to_thread(module_cluster.start_bookie, victim)
         await on.wait_idle()
-        status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
+        status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue"))
         assert (status.exit_code, queue.exit_code) == (0, 0)
         assert status.out.splitlines()[0] == "OK"
         assert "3 writable, 0 read-only, 0 lost" in status.out
@@ -67,8 +67,8 @@ async def assert_repairing(
     status, status_json, queue, queue_json, ledger, ledger_json = await gather(
         bookmender(uri, "status"),
         bookmender(uri, "status", "-o", "json"),
-        bookmender(uri, "queue", "list", "--limit", "1"),
-        bookmender(uri, "queue", "list", "-o", "json"),
+        bookmender(uri, "queue", "--limit", "1"),
+        bookmender(uri, "queue", "-o", "json"),
         bookmender(uri, "ledger", "show", ledger_id),
         bookmender(uri, "ledger", "show", ledger_id, "-o", "json"),
     )
@@ -104,7 +104,7 @@ async def assert_repairing(
 async def assert_blocked(uri: str, ledger_id: int, *, victim: BookieId) -> None:
     """Assert what the commands say of one ledger that every registered bookie stores already."""
     await wait_for(lambda: is_blocked(uri, ledger_id, "no-target"), "reason in the status")
-    status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue", "list"))
+    status, queue = await gather(bookmender(uri, "status"), bookmender(uri, "queue"))
     assert (status.exit_code, queue.exit_code) == (1, 1)
     assert status.out.startswith("ERROR  REPAIRS_BLOCKED, ")
     assert "add a bookie" in status.out
@@ -182,7 +182,7 @@ async def test_a_repair_by_hand_ends_if_its_mark_is_denied(
         assert marked.exit_code == 0, marked
 
         with only_for_another(module_cluster, on.seen.paths.private.mark(shut)):
-            listed = await bookmender(uri, "queue", "list", state=tmp_path)
+            listed = await bookmender(uri, "queue", state=tmp_path)
             said = await bookmender(uri, "repair", str(shut), str(other), state=tmp_path)
 
         unread = f"ledger {shut}: its mark cannot be read, so no node leases it: ZooKeeper's ACL"

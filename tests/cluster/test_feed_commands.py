@@ -111,7 +111,7 @@ async def test_a_killed_follower_goes_on_where_it_was(
         (client,) = said.record["clients"]
         assert (client["name"], client["is_connected"]) == ("backup", False)
         assert client["lag_checkpoints"] is not None
-        said = await bookmender(uri, "feed", "forget", "backup", "--yes")
+        said = await bookmender(uri, "feed", "clients", "backup", "--forget", "--yes")
         assert said.exit_code == 0, said.err
         said = await bookmender(uri, "feed", "clients", "-o", "json")
         assert said.record == {"clients": [], "connected_elsewhere": []}

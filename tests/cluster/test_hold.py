@@ -82,7 +82,7 @@ async def test_a_mass_failure_begins_a_safety_hold(
         assert shown.exit_code == 1
         assert "SAFETY_HOLD" in shown.out.splitlines()[0], shown.out
         assert "on hold for" in shown.out
-        unmeant = await bookmender(uri, "hold", "end")
+        unmeant = await bookmender(uri, "hold", "--end")
         assert unmeant.exit_code == 1
         assert "3 of 5 bookies are absent" in unmeant.out
 
@@ -104,7 +104,7 @@ async def test_a_mass_failure_begins_a_safety_hold(
         for bookie in rack:
             await asyncio.to_thread(kill_and_expire, cluster, bookie)
         await wait_for(lambda: hold_is_in_force(on), "hold for a whole rack of only two bookies")
-        meant = await bookmender(uri, "hold", "end", "--yes")
+        meant = await bookmender(uri, "hold", "--end", "--yes")
         assert meant.exit_code == 0, meant
         await wait_for(lambda: events(node, "bookies.lost"), "loss")
 

@@ -47,7 +47,7 @@ async def test_a_repair_of_an_open_end_names_the_closing_command(
 
         async with asyncio.timeout(AT_ONCE_S):
             told = await bookmender(uri, "repair", str(ledger_id), state=tmp_path)
-        listed = await bookmender(uri, "queue", "list")
+        listed = await bookmender(uri, "queue")
 
         assert told.exit_code == 1, told
         assert f"ledger {ledger_id} waits: open-fragment: " in told.out

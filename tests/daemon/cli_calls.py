@@ -5,7 +5,7 @@ import sys
 import click
 import pytest
 
-from daemon.cli.main import LazyGroup, main
+from daemon.cli.main import CommandGroup, main
 
 
 def exit_code(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -23,4 +23,4 @@ def fails_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
+    monkeypatch.setattr(CommandGroup, "get_command", lambda group, ctx, name: fail)

@@ -239,7 +239,7 @@ async def test_the_reasons_why_checks_do_not_run_are_shown() -> None:
 
     assert [concern.partition(": ")[2] for concern in concerns] == [
         "bookmender daemon",
-        "bookmender check resume",
+        "bookmender check --resume",
         "bookmender enable",
         "bookmender hold",
     ]

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.main import LazyGroup, LedgerId, cli, json_option, main, output_option
+from daemon.cli.main import CommandGroup, LedgerId, cli, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
 from ledgers.errors import (
     BookmenderError,
@@ -137,7 +137,7 @@ def test_characters_that_stdout_cannot_encode_are_escaped() -> None:
     code = (
         "import click\n"
         "from daemon.cli import main as cli\n"
-        "cli.LazyGroup.get_command = lambda *_: click.Command('x', callback=lambda: "
+        "cli.CommandGroup.get_command = lambda *_: click.Command('x', callback=lambda: "
         "print('\\u2026'))\n"
         "cli.main()"
     )
@@ -183,7 +183,7 @@ def test_the_exit_code_of_a_command_is_passed_on(
         pytest.param(["ledger", "show", "x"], 2, "not a ledger ID", id="not a number"),
         pytest.param(["ledger", "show", "--", "-1"], 2, "not a ledger ID", id="not a ledger id"),
         pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
-        pytest.param(["queue", "list", "--limit", "0"], 2, "not in the range", id="a limit of 0"),
+        pytest.param(["queue", "--limit", "0"], 2, "not in the range", id="a limit of 0"),
         pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
     ],
 )
@@ -233,7 +233,7 @@ def test_a_settings_file_below_a_closed_folder_is_not_called_absent(
 
 @pytest.mark.parametrize(
     "command",
-    [["status"], ["queue", "list"], ["ledger", "show", "1"], ["daemon"], ["plan", "--all"]],
+    [["status"], ["queue"], ["ledger", "show", "1"], ["daemon"], ["plan", "--all"]],
 )
 def test_without_zookeeper_commands_exit_3_and_name_the_hosts(
     monkeypatch: pytest.MonkeyPatch,
@@ -290,7 +290,7 @@ def test_with_json_output_an_error_is_an_object(
     def fail(output: str) -> None:
         raise error
 
-    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: fail)
+    monkeypatch.setattr(CommandGroup, "get_command", lambda group, ctx, name: fail)
 
     assert exit_code(monkeypatch, "fail", *option) == code
 

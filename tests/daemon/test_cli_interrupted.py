@@ -12,7 +12,7 @@ import pytest
 from daemon.cli import bookie as bookie_command
 from daemon.cli import check as check_command
 from daemon.cli import repair as repair_command
-from daemon.cli.main import LazyGroup
+from daemon.cli.main import CommandGroup
 from daemon.cli.progress import explain_interrupt
 from ledgers.errors import SessionLostError
 from tests.daemon.cli_calls import exit_code
@@ -64,7 +64,7 @@ def test_a_command_that_loses_its_session_says_what_stays(
         (["bookie", "drain", "b1:1", "--wait"], "bookmender bookie drain shows the progress"),
         (["bookie", "decommission", "b1:1"], "b1:1 keeps its cookie"),
         (["repair", "7"], "nodes continue the work"),
-        (["check", "run", "replicas", "--wait"], "bookmender check list shows the progress"),
+        (["check", "replicas", "--wait"], "bookmender check shows the progress"),
     ],
     ids=["drain", "decommission", "repair", "check"],
 )
@@ -103,7 +103,7 @@ def ends_with(monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
         with explain_interrupt("The order stays."):
             signal.raise_signal(number)
 
-    monkeypatch.setattr(LazyGroup, "get_command", lambda group, ctx, name: end)
+    monkeypatch.setattr(CommandGroup, "get_command", lambda group, ctx, name: end)
 
 
 @contextmanager

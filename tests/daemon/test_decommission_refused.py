@@ -342,7 +342,7 @@ async def test_of_many_blocked_ledgers_only_some_are_named() -> None:
             await asyncio.wait_for(decommissioned(cluster, heard=heard), 600)
 
     assert len(heard.told) == waiting.SHOWN_MAX + 1
-    assert heard.told[-1] == "and 3 more. bookmender queue list shows all."
+    assert heard.told[-1] == "and 3 more. bookmender queue shows all."
 
 
 @in_virtual_time

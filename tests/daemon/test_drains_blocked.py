@@ -79,7 +79,7 @@ async def test_waiting_continues_during_a_maintenance_window() -> None:
     assert re.fullmatch(
         r"1 of them waits for a maintenance window to end \(next try in 5\d min( \d+ s)?, or when "
         r"its bookie is "
-        r"back\); bookmender queue list shows the reasons",
+        r"back\); bookmender queue shows the reasons",
         heard.beside[-1],
     )
 
@@ -162,4 +162,4 @@ async def test_of_many_blocked_ledgers_the_text_names_only_some() -> None:
         drains = await drained(cluster, B1)
 
     assert len(drains.record().blocked) == SHOWN_MAX + 3
-    assert drains.to_text().endswith("\n  and 3 more. bookmender queue list shows all.")
+    assert drains.to_text().endswith("\n  and 3 more. bookmender queue shows all.")

@@ -783,8 +783,6 @@ def test_a_line_that_cannot_be_printed_names_standard_output(
         (["clients", NAME, "--forget", "--dry-run"], 0, "Would delete client catalogue with 1 "),
         (["clients", NAME, "--forget", "--yes"], 0, "Deleted client catalogue with 1 failure.\n"),
         (["clients", "nobody", "--forget", "--yes"], 2, "The store has no client 'nobody'."),
-        (["failures", NAME, "--retry"], 0, "1 ledger will be tried again.\n"),
-        (["forget", NAME, "--yes"], 0, "Deleted client catalogue with 1 failure.\n"),
         (["clients", "--store", "mysql://host/feed"], 1, "has the scheme 'mysql'; allowed: zook"),
     ],
 )

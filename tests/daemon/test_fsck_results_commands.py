@@ -90,14 +90,6 @@ def test_a_run_without_damage_marks_nothing(runs: FakeRuns, tmp_path: Path) -> N
     assert runs.published == []
 
 
-def test_the_retired_report_command_says_what_to_use_instead(tmp_path: Path) -> None:
-    said = call("report", f"{tmp_path}@{RUN}")
-
-    assert said.exit_code == 2
-    assert f"{tmp_path}/report.html" in said.stderr
-    assert "fsck show" in said.stderr
-
-
 def test_results_of_another_release_are_refused(
     runs: FakeRuns,
     tmp_path: Path,

@@ -1,4 +1,4 @@
-"""``bookmender health explain``."""
+"""``bookmender status --explain``."""
 
 import pytest
 from click.testing import CliRunner
@@ -26,20 +26,20 @@ def test_blocked_repairs_are_explained_for_every_reason_that_needs_help() -> Non
 
 @pytest.mark.parametrize("spelling", ["NO_AUDITOR", "no_auditor", "no-auditor"])
 def test_a_code_is_explained(spelling: str) -> None:
-    result = CliRunner().invoke(cli, ["health", "explain", spelling])
+    result = CliRunner().invoke(cli, ["status", "--explain", spelling])
 
     assert result.exit_code == 0
     assert result.output == f"{CONDITIONS['NO_AUDITOR'].to_text()}\n"
 
 
 def test_without_a_code_all_are_listed() -> None:
-    result = CliRunner().invoke(cli, ["health", "explain"])
+    result = CliRunner().invoke(cli, ["status", "--explain"])
 
     assert [line.split()[0] for line in result.output.splitlines()] == list(CONDITIONS)
 
 
 def test_an_unknown_code_is_wrong_usage_and_names_the_nearest() -> None:
-    result = CliRunner().invoke(cli, ["health", "explain", "BOOKIE_LOST"])
+    result = CliRunner().invoke(cli, ["status", "--explain", "BOOKIE_LOST"])
 
     assert result.exit_code == 2
     assert "Did you mean BOOKIES_LOST?" in result.output

@@ -36,7 +36,7 @@ OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 wen
 def test_the_help_explains_how_a_hold_ends() -> None:
     text = " ".join(CliRunner().invoke(hold_command.hold, ["--help"]).output.split())
 
-    assert "bookmender hold end end it, unless bookies are absent" in text
+    assert "bookmender hold --end end it, unless bookies are absent" in text
     assert "ends that hold soon after the bookies return, or after hold.lasts_s" in text
     assert "absent bookies count as lost" in text
 
@@ -247,11 +247,10 @@ Invoke = Callable[..., tuple[Result, HoldOrder | None]]
         pytest.param(replace(OURS, until_ms=2), 0, id="over"),
     ],
 )
-@pytest.mark.parametrize("arguments", [[], ["show"]], ids=["by default", "by name"])
 def test_a_hold_in_force_is_shown_and_exits_with_1(
-    invoke: Invoke, arguments: list[str], order: HoldOrder | None, exit_code: int
+    invoke: Invoke, order: HoldOrder | None, exit_code: int
 ) -> None:
-    result, _ = invoke(*arguments, away=2, order=order)
+    result, _ = invoke(away=2, order=order)
 
     assert result.exit_code == exit_code
     assert f"2 of 7 bookies are absent: {B1}, {B2}" in result.output
@@ -274,7 +273,7 @@ def test_the_json_has_the_same_facts(invoke: Invoke) -> None:
 
 
 def test_a_hold_begins_with_a_duration_and_a_reason(invoke: Invoke) -> None:
-    result, after = invoke("begin", "--for", "2h", "--reason", "new switch")
+    result, after = invoke("--begin", "--for", "2h", "--reason", "new switch")
 
     assert result.exit_code == 0
     assert after is not None
@@ -284,7 +283,7 @@ def test_a_hold_begins_with_a_duration_and_a_reason(invoke: Invoke) -> None:
 
 
 def test_a_hold_without_a_duration_has_no_end(invoke: Invoke) -> None:
-    result, after = invoke("begin")
+    result, after = invoke("--begin")
 
     assert result.exit_code == 0
     assert after is not None
@@ -294,9 +293,9 @@ def test_a_hold_without_a_duration_has_no_end(invoke: Invoke) -> None:
 @pytest.mark.parametrize(
     ("arguments", "away", "exit_code", "is_ended"),
     [
-        pytest.param(["end"], 0, 0, True, id="no bookie is absent: harmless"),
-        pytest.param(["end"], 2, 1, False, id="bookies are absent: a preview first"),
-        pytest.param(["end", "--yes"], 2, 0, True, id="with yes"),
+        pytest.param(["--end"], 0, 0, True, id="no bookie is absent: harmless"),
+        pytest.param(["--end"], 2, 1, False, id="bookies are absent: a preview first"),
+        pytest.param(["--end", "--yes"], 2, 0, True, id="with yes"),
     ],
 )
 def test_ending_a_hold_needs_yes_if_bookies_are_absent(
@@ -310,7 +309,7 @@ def test_ending_a_hold_needs_yes_if_bookies_are_absent(
 
 
 def test_ending_a_hold_that_does_not_exist_is_no_error(invoke: Invoke) -> None:
-    result, after = invoke("end", "--yes", away=2)
+    result, after = invoke("--end", "--yes", away=2)
 
     assert result.exit_code == 0
     assert "no safety hold" in result.output
@@ -319,7 +318,7 @@ def test_ending_a_hold_that_does_not_exist_is_no_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["begin", "--for", "soon"], ["begin", "--reason", "a\nb"], ["stop"], ["-o", "yaml"]],
+    [["--begin", "--for", "soon"], ["--begin", "--reason", "a\nb"], ["stop"], ["-o", "yaml"]],
 )
 def test_wrong_arguments_are_refused(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke(*arguments)[0].exit_code == 2

@@ -74,7 +74,7 @@ async def test_a_java_leader_is_no_concern_while_recovery_is_disabled() -> None:
     [
         pytest.param(orders_command, orders_command.hold, (), True, "holds", id="hold"),
         pytest.param(
-            orders_command, orders_command.hold, ("begin",), False, "holds", id="hold begin"
+            orders_command, orders_command.hold, ("--begin",), False, "holds", id="hold --begin"
         ),
         pytest.param(orders_command, orders_command.hold, (), False, None, id="no hold"),
         pytest.param(

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from prometheus_client import REGISTRY
 from structlog.testing import capture_logs
 
@@ -19,7 +18,6 @@ from auditor.observer import AffectedBookie, BookieCondition, Difference, Observ
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.answers import as_json
-from daemon.cli.main import cli
 from daemon.cli.plan import built, outlook_exit_code, outlook_text, to_text
 from daemon.operations.observe import (
     LOOK_INTERVAL_MIN_S,
@@ -423,10 +421,3 @@ def test_only_changes_are_logged() -> None:
     marks = [each["would_mark"] for each in logs if each["event"] == "observe.would_mark"]
     plans = [each["byte_count"] for each in logs if each["event"] == "observe.would_repair"]
     assert (marks, plans) == ([0, 3], [0, 7_000])
-
-
-def test_the_earlier_command_says_what_replaces_its_option() -> None:
-    ran = CliRunner().invoke(cli, ["observe", "--watch"])
-
-    assert ran.exit_code == 2
-    assert "plan --all" in ran.output

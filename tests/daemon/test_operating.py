@@ -197,7 +197,7 @@ async def test_a_window_for_a_lost_bookie_gets_a_warning() -> None:
 
     shut_out(here.store, PATHS.mark(0))
     assert await window_concerns(here, B2, clock=cluster.clock) == [
-        f"1 unreadable mark may name {B2}: bookmender queue list shows the ledgers."
+        f"1 unreadable mark may name {B2}: bookmender queue shows the ledgers."
     ]
 
 

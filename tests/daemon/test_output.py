@@ -8,14 +8,10 @@ import structlog
 from click.testing import CliRunner
 
 from daemon.cli import bookie as bookie_command
-from daemon.cli import plan as plan_command
 from daemon.cli import queue as queue_command
-from daemon.cli.bookie import drain
 from daemon.cli.main import cli
 from daemon.cli.output import GONE, LIST_FORMATS
-from daemon.cli.repair import repair
 from daemon.logs import set_up_logs
-from daemon.operations.plan import RepairPlan
 from daemon.settings import LogSettings
 from tests.daemon.cli_calls import exit_code
 from tests.daemon.in_memory import run_in_memory
@@ -25,10 +21,10 @@ from tests.replication.ledger_values import B1, B2
 
 LISTS = {
     "bookmender bookie list",
-    "bookmender queue list",
+    "bookmender queue",
     "bookmender plan",
     "bookmender ledger idle",
-    "bookmender check list",
+    "bookmender check",
     "bookmender config show",
 }
 
@@ -40,7 +36,7 @@ async def two_marks(cluster: Cluster) -> None:
 
 def listed(monkeypatch: pytest.MonkeyPatch, output: str) -> list[str]:
     result, _ = run_in_memory(
-        monkeypatch, queue_command, queue_command.list_queue, "-o", output, prepare=two_marks
+        monkeypatch, queue_command, queue_command.queue, "-o", output, prepare=two_marks
     )
     return result.stdout.splitlines()
 
@@ -100,37 +96,6 @@ def test_what_waits_for_yes_takes_dry_run() -> None:
         "bookmender ledger restore",
         "bookmender bookie trust-identities",
     }
-
-
-@pytest.mark.parametrize(
-    ("command", "arguments", "planned"),
-    [
-        pytest.param(repair, ["17", "--dry-run"], ((17,), None), id="repair of a ledger"),
-        pytest.param(repair, ["--bookie", B1, "--dry-run"], ((), B1), id="repair of a bookie"),
-        pytest.param(drain, [B1, "--dry-run"], ((), B1), id="drain"),
-    ],
-)
-def test_a_dry_run_shows_the_plan(
-    monkeypatch: pytest.MonkeyPatch, command: click.Command, arguments: list[str], planned: Any
-) -> None:
-    asked: list[Any] = []
-
-    async def plan(cluster: object, ledger_ids: object, bookie: object, **_: int) -> RepairPlan:
-        asked.append((ledger_ids, bookie))
-        return RepairPlan.of([])
-
-    async def nothing(cluster: Cluster) -> None:
-        pass
-
-    monkeypatch.setattr(plan_command, "plan_repairs", plan)
-    result, _ = run_in_memory(monkeypatch, plan_command, command, *arguments, prepare=nothing)
-
-    assert (result.exit_code, asked) == (0, [planned])
-    assert "0 entries to copy" in result.stdout
-
-
-def test_a_drain_is_planned_for_one_bookie(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert exit_code(monkeypatch, "bookie", "drain", B1, B2, "--dry-run") == 2
 
 
 # --- Completion and colours -----------------------------------------------------------------------

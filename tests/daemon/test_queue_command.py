@@ -1,4 +1,4 @@
-"""``bookmender queue list``: why each ledger is marked."""
+"""``bookmender queue``: why each ledger is marked."""
 
 from dataclasses import replace
 

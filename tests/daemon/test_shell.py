@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from daemon.admin_session import AdminSession
 from daemon.cli import shell as shell_command
-from daemon.cli.shell import NATIVE, shell
+from daemon.cli.shell import shell
 from daemon.operations.errors import UnknownBookieError
 from daemon.operations.repair import Repaired
 from daemon.settings import Settings
@@ -118,14 +118,6 @@ def test_marked_ledgers_are_chosen_by_bookie(
     result, _ = on("listunderreplicated", *options, prepare=three_marks)
 
     assert [line for line in result.output.splitlines() if line.isdigit()] == ledgers
-
-
-@pytest.mark.parametrize("command", NATIVE)
-def test_other_commands_of_java_are_answered_with_what_to_use(on: On, command: str) -> None:
-    result, _ = on(command, "-m")
-
-    assert result.exit_code == 2
-    assert NATIVE[command] in result.output
 
 
 def test_the_auditor_is_shown(on: On) -> None:

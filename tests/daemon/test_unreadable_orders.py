@@ -61,7 +61,7 @@ COMMANDS = [
         id="bookie maintenance ID",
     ),
     pytest.param(orders_command, orders_command.limits, (), (LIMITS,), id="limits"),
-    pytest.param(orders_command, orders_command.hold, ("show",), (HOLD,), id="hold"),
+    pytest.param(orders_command, orders_command.hold, (), (HOLD,), id="hold"),
 ]
 
 
@@ -114,7 +114,7 @@ def test_the_json_has_the_znodes(
             id="maintenance",
         ),
         pytest.param(orders_command, orders_command.limits, ("--reset",), LIMITS, id="limits"),
-        pytest.param(orders_command, orders_command.hold, ("end",), HOLD, id="hold"),
+        pytest.param(orders_command, orders_command.hold, ("--end",), HOLD, id="hold"),
     ],
 )
 def test_the_advised_command_removes_the_order(
@@ -197,7 +197,7 @@ def test_an_unreadable_hold_can_be_ended_with_yes(
     async def holding(cluster: Cluster) -> HoldOrder | None:
         return (await OrderStore(cluster.store, PATHS).read()).hold
 
-    for arguments, exit_code, is_ended in [(["end"], 1, False), (["end", "--yes"], 0, True)]:
+    for arguments, exit_code, is_ended in [(["--end"], 1, False), (["--end", "--yes"], 0, True)]:
         result, hold = run_in_memory(
             monkeypatch,
             orders_command,

@@ -109,7 +109,7 @@ def test_check_list_does_not_say_that_the_check_never_ran(
         await spoil(cluster, path)
 
     result, _ = run_in_memory(
-        monkeypatch, check_command, check_command.list_checks, "-o", output, prepare=prepare
+        monkeypatch, check_command, check_command.check, "-o", output, prepare=prepare
     )
 
     assert result.exit_code == 3
@@ -127,9 +127,7 @@ def test_check_list_with_an_unreadable_order_is_no_success(monkeypatch: pytest.M
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(
-        monkeypatch, check_command, check_command.list_checks, prepare=prepare
-    )
+    result, _ = run_in_memory(monkeypatch, check_command, check_command.check, prepare=prepare)
 
     assert result.exit_code == 1
     assert f"({path})" in result.output

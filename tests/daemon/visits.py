@@ -50,6 +50,6 @@ async def order_drain(cluster: Cluster, *bookies: BookieId, may_fence: bool | No
 
 
 async def rows_of(cluster: Cluster, *ledger_ids: int) -> list[QueuedLedgerRecord]:
-    """Return the rows of ``queue list``."""
+    """Return the rows of ``queue``."""
     marked = await read_marks(cluster.store, PATHS, ledger_ids)
     return await queue_rows(visiting(cluster), marked, only_private=())
