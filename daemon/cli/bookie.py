@@ -8,15 +8,9 @@ import msgspec
 
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
 from daemon.answers import as_json
-from daemon.cli.main import (
-    EXIT_FAILED,
-    EXIT_UNKNOWN,
-    CommandGroup,
-    cluster_options,
-    config_option,
-)
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, CommandGroup, cluster_options
 from daemon.cli.option_types import BookieArgument, Duration, ReasonText
-from daemon.cli.output import echo, echo_list, list_output_option
+from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, echo_notes, explain_interrupt
 from daemon.operations import drains, maintenance
 from daemon.operations.bookies import (
@@ -60,8 +54,7 @@ def bookie() -> None:
 
 
 @bookie.command("list")
-@config_option
-@list_output_option
+@list_options
 @click.option("--space", is_flag=True, help="Also ask each bookie for its free disk space.")
 def list_bookies(config: Path | None, output: str, space: bool) -> None:
     """List the bookies, their states and orders.

@@ -9,8 +9,8 @@ import click
 from auditor.checks.placement import UNCOMPARED
 from auditor.checks.records import CheckRun
 from daemon.admin_session import AdminSession, run_in_session
-from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, config_option
-from daemon.cli.output import echo, echo_list, list_output_option
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN
+from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import ProgressLine, echo_notes, explain_interrupt
 from daemon.operations.checks import (
     FORCIBLE,
@@ -31,8 +31,7 @@ from ledgers.clock import SystemClock
 
 @click.command()
 @click.argument("name", type=click.Choice(FORCIBLE), required=False)
-@config_option
-@list_output_option
+@list_options
 @click.option("--wait", is_flag=True, help="With NAME: wait until the run has ended.")
 @click.option("--pause", "pauses", is_flag=True, help="Pause all checks until --resume.")
 @click.option("--resume", "resumes", is_flag=True, help="Resume them where they were.")

@@ -5,22 +5,16 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from daemon.cli.main import (
-    EXIT_FAILED,
-    CommandGroup,
-    ReadableFile,
-    config_option,
-    output_option,
-)
-from daemon.cli.output import echo_list, list_output_option
+from daemon.answers import as_json
+from daemon.cli.main import EXIT_FAILED, CommandGroup, ReadableFile, cluster_options
+from daemon.cli.output import echo_list, list_options
 from daemon.conflicts import Conflict, conflicts
 from daemon.http.access import read_token
 from daemon.http.tls import ServerTls
@@ -45,41 +39,6 @@ VARIABLE = "environment variable "
 """How the source of a setting from the environment begins (``daemon.settings``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One effective setting. ``source``: the file or the variable; empty for a default."""
-
-    key: str
-    value: Any
-    source: str
-
-    @property
-    def kind(self) -> str:
-        if not self.source:
-            return "default"
-        return "environment" if self.source.startswith(VARIABLE) else "file"
-
-    @property
-    def shown(self) -> Any:
-        """The value, or a placeholder for a secret that is set."""
-        return str(self.value) if isinstance(self.value, Secret) else self.value
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "setting": self.key,
-            "value": self.shown,
-            "source": self.kind,
-            "where": self.source.removeprefix(VARIABLE) or None,
-        }
-
-
-def effective_settings(settings: Settings, sources: Mapping[str, str]) -> list[Setting]:
-    return [
-        Setting(key=key, value=setting_value(settings, key), source=sources.get(key, ""))
-        for key in setting_keys()
-    ]
-
-
 @click.group(cls=CommandGroup)
 def config() -> None:
     """Show and check the settings, or import Java's.
@@ -92,8 +51,7 @@ def config() -> None:
 
 
 @config.command("show")
-@config_option
-@list_output_option
+@list_options
 @click.option("--changed", is_flag=True, help="Only settings that are not defaults.")
 def show(config: Path | None, output: str, changed: bool) -> None:
     """Show the effective settings and their sources.
@@ -101,31 +59,42 @@ def show(config: Path | None, output: str, changed: bool) -> None:
     A source is the default, the file, or an environment variable. Secrets are not shown. The text
     is a valid settings file, unless it hides a secret.
     """
-    found = effective_settings(*load_settings_and_sources(config, os.environ))
-    if changed:
-        found = [each for each in found if each.source]
-    echo_list(
-        output,
-        {"settings": [each.to_json() for each in found]},
-        rows="settings",
-        text=lambda: "\n".join(_as_toml(found)),
-    )
+    settings, sources = load_settings_and_sources(config, os.environ)
+    rows = [
+        _shown(key, setting_value(settings, key), sources.get(key, ""))
+        for key in setting_keys()
+        if key in sources or not changed
+    ]
+    echo_list(output, {"settings": rows}, rows="settings", text=lambda: "\n".join(_as_toml(rows)))
 
 
-def _as_toml(settings: list[Setting]) -> Iterator[str]:
+def _shown(key: str, value: Any, source: str) -> dict[str, Any]:
+    """Return one setting as in the JSON. ``source``: the file or the variable; empty: a default."""
+    kind = "file" if source else "default"
+    if source.startswith(VARIABLE):
+        kind = "environment"
+    return {
+        "setting": key,
+        "value": str(value) if isinstance(value, Secret) else value,  # secrets are hidden
+        "source": kind,
+        "where": source.removeprefix(VARIABLE) or None,
+    }
+
+
+def _as_toml(rows: list[dict[str, Any]]) -> Iterator[str]:
     section = ""
-    for each in settings:
-        table, _, name = each.key.rpartition(".")
+    for row in rows:
+        table, _, name = row["setting"].rpartition(".")
         if table != section:
             section = table
             yield f"\n[{section}]"
-        assignment = f"{name} = {json.dumps(each.shown, ensure_ascii=False)}"
-        yield f"{assignment:<44} # {each.source or 'default'}"
+        assignment = f"{name} = {json.dumps(row['value'], ensure_ascii=False)}"
+        where = row["where"] or "default"
+        yield f"{assignment:<44} # {VARIABLE if row['source'] == 'environment' else ''}{where}"
 
 
 @config.command("check")
-@config_option
-@output_option
+@cluster_options
 def check(config: Path | None, output: str) -> None:
     """Check the settings: wrong values, settings that fight each other, and
     those that have no effect any more.
@@ -145,8 +114,10 @@ def check(config: Path | None, output: str) -> None:
     found = [*conflicts(settings), *exposed_secrets(settings, config)]
     retired = sorted(RETIRED & sources.keys())
     if output == "json":
-        record = {"conflicts": [_record(each) for each in found], "retired": retired}
-        click.echo(json.dumps(record, indent=2))
+        told = [
+            {"settings": [*each.keys], "text": each.text, "advice": each.advice} for each in found
+        ]
+        click.echo(as_json({"conflicts": told, "retired": retired}))
     else:
         for key in retired:
             click.echo(f"{key} ({sources[key]}): has no effect any more; CHANGELOG.md says why")
@@ -201,14 +172,6 @@ def _secrets_in(config: Path) -> tuple[str, ...]:
         for key, source in sources.items()
         if key in secrets and source == str(config) and setting_value(settings, key)
     )
-
-
-def _record(conflict: Conflict) -> dict[str, Any]:
-    return {
-        "settings": list(conflict.keys),
-        "text": conflict.text,
-        "advice": conflict.advice,
-    }
 
 
 @config.command("import")

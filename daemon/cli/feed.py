@@ -11,9 +11,9 @@ import click
 
 from checkpoints.client import IN_ZOOKEEPER
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
-from daemon.cli.main import EXIT_FAILED, CommandGroup, config_option, output_option
+from daemon.cli.main import EXIT_FAILED, CommandGroup, cluster_options
 from daemon.cli.option_types import Duration
-from daemon.cli.output import echo, echo_list, list_output_option
+from daemon.cli.output import echo, echo_list, list_options
 from daemon.operations.feed import (
     Failures,
     FeedFollowers,
@@ -51,8 +51,7 @@ def feed() -> None:
 
 
 @feed.command()
-@config_option
-@output_option
+@cluster_options
 def status(config: Path | None, output: str) -> None:
     """Show the state and the clients of the feed.
 
@@ -67,8 +66,7 @@ def status(config: Path | None, output: str) -> None:
 
 
 @feed.command()
-@config_option
-@output_option
+@cluster_options
 @click.option(
     "--retention",
     "retention_s",
@@ -95,8 +93,7 @@ def enable(config: Path | None, output: str, retention_s: int | None) -> None:
 
 @feed.command()
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@config_option
-@output_option
+@cluster_options
 def disable(yes: bool, config: Path | None, output: str) -> None:
     """Disable the feed. The leader deletes its ledgers.
 
@@ -133,8 +130,7 @@ client_store_option = click.option(
 @click.option("--yes", is_flag=True, help="With --forget: do not ask.")
 @click.option("--dry-run", is_flag=True, help="With --forget: only show what would be deleted.")
 @client_store_option
-@config_option
-@list_output_option
+@list_options
 def clients(
     name: str | None,
     retry: bool,

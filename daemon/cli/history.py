@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import run_in_session
-from daemon.cli.main import LedgerId, config_option, output_option
+from daemon.cli.main import LedgerId, cluster_options
 from daemon.cli.option_types import Duration
 from daemon.cli.output import echo
 from daemon.cli.progress import echo_notes
@@ -17,8 +17,7 @@ from replication.history import Kind, read_history
 
 
 @click.command()
-@config_option
-@output_option
+@cluster_options
 @click.option(
     "--since",
     "since_s",

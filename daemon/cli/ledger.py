@@ -15,12 +15,11 @@ from daemon.cli.main import (
     EXIT_UNKNOWN,
     CommandGroup,
     LedgerId,
-    config_option,
+    cluster_options,
     json_option,
-    output_option,
 )
 from daemon.cli.option_types import Duration
-from daemon.cli.output import echo, echo_list, list_output_option
+from daemon.cli.output import echo, echo_list, list_options
 from daemon.cli.progress import echo_notes
 from daemon.operations.close import LedgerClosing, close_ledger, look_before_closing
 from daemon.operations.ledgers import (
@@ -56,8 +55,7 @@ def ledger() -> None:
 
 @ledger.command()
 @click.argument("ledger_id", type=LedgerId())
-@config_option
-@output_option
+@cluster_options
 def show(ledger_id: int, config: Path | None, output: str) -> None:
     """Show a ledger's metadata and its bookies.
 
@@ -125,8 +123,7 @@ def _time_text(time_ms: int) -> str:
     type=Duration(),
     help="Minimum idle time: 12h, 7d.",
 )
-@config_option
-@list_output_option
+@list_options
 @json_option
 def idle(idle_s: int | None, config: Path | None, output: str) -> None:
     """List open ledgers that get no more entries, longest idle first.
@@ -187,8 +184,7 @@ def _end_text(last_entry_id: int | None) -> str:
 @click.option("--yes/--dry-run", help="Close it, or change nothing (default).")
 @click.option("--force", is_flag=True, help="Close it even if its writer may be running.")
 @click.option("--accept-loss", is_flag=True, help="Give up entries without a good copy.")
-@config_option
-@output_option
+@cluster_options
 def close(
     ledger_id: int, yes: bool, force: bool, accept_loss: bool, config: Path | None, output: str
 ) -> None:
@@ -266,8 +262,7 @@ def closing_text(done: LedgerClosing) -> str:
 )
 @click.option("--yes/--dry-run", help="Undo it, or change nothing (default).")
 @click.option("--force", is_flag=True, help="Undo it even if copies may be missing.")
-@config_option
-@output_option
+@cluster_options
 def restore(
     ledger_id: int, time_ms: int | None, yes: bool, force: bool, config: Path | None, output: str
 ) -> None:

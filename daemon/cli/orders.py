@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import AdminSession, run_in_session, shared_clock
-from daemon.answers import as_json
 from daemon.cli.main import EXIT_FAILED, cluster_options
 from daemon.cli.option_types import Duration, Limit, ReasonText
 from daemon.cli.output import echo
@@ -93,11 +92,7 @@ def limits(
 
     found, is_unreadable = run_in_session(config, act)
     echo_notes(concerns(found))
-    if output == "json":
-        click.echo(as_json(found))
-    else:
-        for key, limit in found.items():
-            click.echo(limit_text(key, limit))
+    echo(output, found, "\n".join(limit_text(key, limit) for key, limit in found.items()))
     sys.exit(EXIT_FAILED if is_unreadable else 0)
 
 

@@ -7,7 +7,7 @@ import click
 import msgspec
 
 from daemon.answers import Answer, as_json
-from daemon.cli.main import format_option
+from daemon.cli.main import F, config_option, format_option
 from daemon.words import printable
 
 LIST_FORMATS = ("text", "json", "ids")
@@ -24,12 +24,17 @@ class ListFormat(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-list_output_option = format_option(
+_list_format_option = format_option(
     "-o", "--output", kind=ListFormat(LIST_FORMATS), about="Format; ids: one ID a line."
 )
 
 
-def echo(output: str, answer: Answer, text: str) -> None:
+def list_options(command: F) -> F:
+    """Add ``-c`` and ``-o`` to a command that prints a list."""
+    return config_option(_list_format_option(command))
+
+
+def echo(output: str, answer: Answer | Mapping[str, Any], text: str) -> None:
     """Print an answer as JSON, or the text."""
     click.echo(as_json(answer) if output == "json" else text)
 

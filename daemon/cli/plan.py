@@ -13,9 +13,9 @@ import click
 from auditor.ledger_map_updater import LedgerMapUpdater
 from auditor.observer import BookieCondition
 from daemon.admin_session import AdminSession, log_errors_only, run_in_session
-from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, config_option, json_option
+from daemon.cli.main import EXIT_FAILED, EXIT_UNKNOWN, LedgerId, json_option
 from daemon.cli.option_types import BookieArgument
-from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.output import echo_list, list_options
 from daemon.cli.progress import LINE_INTERVAL_S, Line
 from daemon.operations.observe import PLANNED_MAX, Outlook, open_observing
 from daemon.operations.plan import LedgerPlan, PlannedCopy, RepairPlan
@@ -42,8 +42,7 @@ SHOWN_MAX = 20
     show_default=True,
     help="Maximum number of ledgers.",
 )
-@config_option
-@list_output_option
+@list_options
 @json_option
 def plan(
     ledger_ids: tuple[int, ...],

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import run_in_session
-from daemon.cli.main import config_option
-from daemon.cli.output import echo_list, list_output_option
+from daemon.cli.output import echo_list, list_options
 from daemon.operations.queue import (
     QUEUE_LIMIT,
     MarkReasonRecord,
@@ -23,8 +22,7 @@ from daemon.words import counted, printable
 
 
 @click.command()
-@config_option
-@list_output_option
+@list_options
 @click.option(
     "--limit",
     type=click.IntRange(min=1),

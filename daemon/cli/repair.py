@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import log_errors_only
-from daemon.cli.main import EXIT_FAILED, LedgerId, config_option, output_option
+from daemon.cli.main import EXIT_FAILED, LedgerId, cluster_options
 from daemon.cli.option_types import BookieArgument
 from daemon.cli.output import echo
 from daemon.cli.progress import NODES_GO_ON, ProgressLine, explain_interrupt
@@ -27,8 +27,7 @@ from replication.reasons import Reason
     "--bookie", type=BookieArgument(), help="Also repair all ledgers that name this bookie."
 )
 @click.option("--mark-only", is_flag=True, help="Only mark them, and let nodes repair them.")
-@config_option
-@output_option
+@cluster_options
 def repair(
     ledger_ids: tuple[int, ...],
     bookie: BookieId | None,

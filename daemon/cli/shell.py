@@ -308,12 +308,17 @@ def recover(
     if bytes_per_s is not None:
         rate = max(0, bytes_per_s)
         settings = replace(settings, replication=replace(settings.replication, bytes_per_s=rate))
-    if not _recover(settings, wanted, ledger, skips_open=skips_open):
+    ledger_ids = run_with(
+        settings, lambda here: _ledgers_to_recover(here, wanted, ledger, skips_open=skips_open)
+    )
+    done = repair_visibly(settings, tuple(ledger_ids), None)
+    click.echo(result_text(done, mark_only=False, now_ms=SystemClock().wall_ms()))
+    if not done.is_complete:
         sys.exit(EXIT_FAILED)
     if deletes_cookie:
         for bookie in wanted:
-            done = run_with(settings, partial(decommission_visibly, bookie=bookie))
-            click.echo(decommissioned_text(done))
+            gone = run_with(settings, partial(decommission_visibly, bookie=bookie))
+            click.echo(decommissioned_text(gone))
 
 
 async def _refuse_registered(cluster: AdminSession, bookies: Sequence[BookieId]) -> None:
@@ -324,19 +329,6 @@ async def _refuse_registered(cluster: AdminSession, bookies: Sequence[BookieId])
             f"{', '.join(registered)} is registered. Stop it for good, or move its data while it "
             f"runs: bookmender bookie drain {' '.join(registered)} --wait"
         )
-
-
-def _recover(
-    settings: Settings, bookies: Sequence[BookieId], ledger: int | None, *, skips_open: bool
-) -> bool:
-    """Repair the ledgers of the bookies, and return True if none of them is left."""
-    ledger_ids = run_with(
-        settings,
-        lambda cluster: _ledgers_to_recover(cluster, bookies, ledger, skips_open=skips_open),
-    )
-    done = repair_visibly(settings, tuple(ledger_ids), None)
-    click.echo(result_text(done, mark_only=False, now_ms=SystemClock().wall_ms()))
-    return done.is_complete
 
 
 async def _ledgers_to_recover(

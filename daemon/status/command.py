@@ -8,7 +8,7 @@ import click
 
 from daemon.admin_session import run_in_session
 from daemon.answers import as_json
-from daemon.cli.main import config_option, json_option, output_option
+from daemon.cli.main import cluster_options, json_option
 from daemon.status.condition import exit_code
 from daemon.status.conditions import CONDITIONS, conditions
 from daemon.status.gathering import gather_status
@@ -18,8 +18,7 @@ ALL = "all"
 
 
 @click.command()
-@config_option
-@output_option
+@cluster_options
 @json_option
 @click.option(
     "--explain",
