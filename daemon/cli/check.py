@@ -30,7 +30,7 @@ from ledgers.clock import SystemClock
 
 
 @click.command()
-@click.argument("name", type=click.Choice(FORCIBLE), required=False)
+@click.argument("name", metavar="[NAME]", type=click.Choice(FORCIBLE), required=False)
 @list_options
 @click.option("--wait", is_flag=True, help="With NAME: wait until the run has ended.")
 @click.option("--pause", "pauses", is_flag=True, help="Pause all checks until --resume.")

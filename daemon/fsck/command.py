@@ -1,7 +1,6 @@
 """``bookmender fsck``: the command group, its options, and how each command ends."""
 
 import asyncio
-import json
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from auditor.fsck.options import FeedChanges, FsckOptions, Level, SessionTimeout
 from auditor.fsck.results.summary import Summary
 from auditor.fsck.verdicts import Grade
 from daemon.admin_session import log_errors_only
+from daemon.answers import as_json
 from daemon.cli.main import (
     EXIT_FAILED,
     EXIT_UNKNOWN,
@@ -26,6 +26,7 @@ from daemon.cli.main import (
     json_option,
 )
 from daemon.cli.option_types import Duration, Folder, Limit
+from daemon.cli.output import echo
 from daemon.cli.paths import LocalPath
 from daemon.cli.progress import ProgressLine, echo_notes
 from daemon.fsck.advice import advice_for, headline, tails_text
@@ -330,7 +331,7 @@ def run_command(
             record, lines = _finish(settings, folder, summary, is_marking=mark)
     if changes is not None:
         record["changes"] = run_changes_record(changes, is_acknowledged=is_acknowledged)
-    click.echo(json.dumps(record, indent=2) if output == "json" else "\n".join(lines))
+    echo(output, record, "\n".join(lines))
     sys.exit(summary.exit_code)
 
 
@@ -424,10 +425,7 @@ def mark_command(
         found = Results.named(results)
     damaged = _damaged(found)
     outcome = _mark(settings, found, damaged, is_marking=mark)
-    if output == "json":
-        click.echo(json.dumps(marks_record(damaged, outcome), indent=2))
-    else:
-        click.echo("\n".join(mark_lines(damaged, outcome)))
+    echo(output, marks_record(damaged, outcome), "\n".join(mark_lines(damaged, outcome)))
 
 
 @fsck.command("show")
@@ -449,7 +447,7 @@ def show_command(folder: Path, ledger_id: int, output: str) -> None:
     with failures_exit_unknown(lambda: CHECK_RESULTS):
         history = verdict_history(folder, ledger_id)
     if output == "json":
-        click.echo(json.dumps(history_record(ledger_id, history), indent=2))
+        click.echo(as_json(history_record(ledger_id, history)))
     elif history:
         click.echo("\n".join(history_lines(history)))
     else:

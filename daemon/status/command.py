@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 
 from daemon.admin_session import run_in_session
-from daemon.answers import as_json
 from daemon.cli.main import cluster_options, json_option
+from daemon.cli.output import echo
 from daemon.status.condition import exit_code
 from daemon.status.conditions import CONDITIONS, conditions
 from daemon.status.gathering import gather_status
@@ -39,7 +39,7 @@ def status(config: Path | None, output: str, code: str | None) -> None:
         click.echo(_explained(code))
         return
     found = run_in_session(config, gather_status)
-    click.echo(as_json(status_record(found)) if output == "json" else to_text(found))
+    echo(output, status_record(found), to_text(found))
     sys.exit(exit_code(conditions(found)))
 
 
