@@ -56,7 +56,6 @@ Load = Callable[[], Settings]
 F = TypeVar("F", bound=Callable[..., Any])
 
 HELP = {"help_option_names": ["-h", "--help"]}
-PLANNED_MAX = 10_000
 
 
 def _value(long: str, short: str = "", *, name: str = "", **kwargs: Any) -> Callable[[F], F]:

@@ -10,7 +10,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli.main import CommandGroup, LedgerId, cli, json_option, main, output_option
+from daemon.cli.main import CommandGroup, LedgerId, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
 from ledgers.errors import (
     BookmenderError,
@@ -184,6 +184,9 @@ def test_the_exit_code_of_a_command_is_passed_on(
         pytest.param(["ledger", "show", "--", "-1"], 2, "not a ledger ID", id="not a ledger id"),
         pytest.param(["ledger", "show"], 2, "Missing argument", id="an argument is missing"),
         pytest.param(["queue", "--limit", "0"], 2, "not in the range", id="a limit of 0"),
+        pytest.param(["check", "--wait"], 2, "NAME of a check", id="a wait for no check"),
+        pytest.param(["check", "replicas", "--pause"], 2, "only one of", id="two orders"),
+        pytest.param(["status", "--explain", "-o", "json"], 2, "text only", id="text as JSON"),
         pytest.param(["status"], 2, "metadata_service_uri is not set", id="without a cluster"),
     ],
 )
@@ -253,16 +256,6 @@ def test_without_zookeeper_commands_exit_3_and_name_the_hosts(
         "right, and does its port take connections without TLS (security.zookeeper_tls)? "
         "(hosts=127.0.0.1:1,127.0.0.1:2, waited_s=0.5)\n"
     )
-
-
-def test_every_listed_command_loads_and_has_help() -> None:
-    context = click.Context(cli)
-    assert isinstance(cli, click.Group)
-
-    for name in cli.list_commands(context):
-        command = cli.get_command(context, name)
-        assert command is not None, name
-        assert command.get_short_help_str(), name
 
 
 # --- Errors in JSON -------------------------------------------------------------------------------

@@ -43,10 +43,3 @@ def test_an_unknown_code_is_wrong_usage_and_names_the_nearest() -> None:
 
     assert result.exit_code == 2
     assert "Did you mean BOOKIES_LOST?" in result.output
-
-
-def test_the_help_of_status_is_short() -> None:
-    result = CliRunner().invoke(cli, ["status", "--help"])
-
-    assert len(result.output.splitlines()) <= 15
-    assert "docs/status.md" in result.output

@@ -33,14 +33,6 @@ from tests.virtual_time import run
 OURS = HoldOrder(since_ms=1, until_ms=None, bookies=(B1, B2), reason="2 of 7 went")
 
 
-def test_the_help_explains_how_a_hold_ends() -> None:
-    text = " ".join(CliRunner().invoke(hold_command.hold, ["--help"]).output.split())
-
-    assert "bookmender hold --end end it, unless bookies are absent" in text
-    assert "ends that hold soon after the bookies return, or after hold.lasts_s" in text
-    assert "absent bookies count as lost" in text
-
-
 async def give(cluster: Cluster, order: HoldOrder) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     await order_store.give(znode, order, over=await order_store.stored(znode))
@@ -318,7 +310,15 @@ def test_ending_a_hold_that_does_not_exist_is_no_error(invoke: Invoke) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--begin", "--for", "soon"], ["--begin", "--reason", "a\nb"], ["stop"], ["-o", "yaml"]],
+    [
+        ["--begin", "--for", "soon"],
+        ["--begin", "--reason", "a\nb"],
+        ["--begin", "--end"],
+        ["--for", "1h"],
+        ["--begin", "--yes"],
+        ["stop"],
+        ["-o", "yaml"],
+    ],
 )
 def test_wrong_arguments_are_refused(invoke: Invoke, arguments: list[str]) -> None:
     assert invoke(*arguments)[0].exit_code == 2
