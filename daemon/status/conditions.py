@@ -654,8 +654,8 @@ def fsck_found_damage(status: Status) -> Found | None:
     ledgers wrong. They need a repair or an operator. They may have been repaired since; only
     another run can show that.
     Causes: Lost or damaged copies, reformatted bookies, ledgers on absent bookies.
-    Do: bookmender fsck report DIR shows the ledgers. bookmender fsck mark DIR marks those that can
-    be repaired. Then run fsck again.
+    Do: DIR/report.html shows the ledgers. bookmender fsck mark DIR marks those that can be
+    repaired. Then run fsck again.
     Clears: when another run at that level or a closer one finds nothing wrong."""
     wrong = [run for run in status.reports.fsck_runs if run.wrong]
     if not wrong:
