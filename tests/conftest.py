@@ -85,8 +85,8 @@ def fresh_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _prerequisites() -> None:
     """Require Java and the jars. Without them tests are skipped here, but fail in CI."""
     try:
-        jars.spark_jars_folder()
-        jars.fetch(jars.BOOKKEEPER_DEFAULT, Java.find())
+        Java.find()
+        jars.fetch()
     except BookmenderError as error:
         if os.environ.get("CI") == "true":
             pytest.fail(f"no local cluster: {error}")

@@ -9,68 +9,38 @@ import sys
 from pathlib import Path
 
 from daemon.local import jars
-from daemon.local.java import Java
 from ledgers.errors import BookmenderError
 
-VERSIONS = (jars.BOOKKEEPER_DEFAULT, "4.17.3", "4.16.6")
-HTTP_SERVER = jars.Module("org.apache.bookkeeper.http", "vertx-http-server")
+VERSIONS = tuple(jars.versions())
+HTTP_SERVER = "vertx-http-server-4.18.0"
 """BookKeeper's own HTTP server and the Vert.x that it needs: 15 MB."""
-PULSAR = "4.0.8"
-PULSAR_DRIVER = jars.Module("org.apache.pulsar", "pulsar-metadata")
-BESIDE_PULSAR_DRIVER = [
-    (jars.Module(organisation, name), version)
-    for organisation, version, *names in (
-        ("org.apache.pulsar", PULSAR, "pulsar-common", "pulsar-client-api"),
-        ("org.apache.pulsar", PULSAR, "pulsar-client-admin-api"),
-        ("io.opentelemetry", "1.45.0", "opentelemetry-api", "opentelemetry-context"),
-        ("io.prometheus", "0.16.0", "simpleclient", "simpleclient_caffeine"),
-        ("com.github.ben-manes.caffeine", "2.9.1", "caffeine"),
-        ("com.fasterxml.jackson.module", "2.17.1", "jackson-module-parameter-names"),
-        ("com.fasterxml.jackson.datatype", "2.17.1", "jackson-datatype-jdk8"),
-        ("com.fasterxml.jackson.datatype", "2.17.1", "jackson-datatype-jsr310"),
-        ("com.fasterxml.jackson.dataformat", "2.17.1", "jackson-dataformat-yaml"),
-    )
-    for name in names
-]
+PULSAR_DRIVER = "pulsar-metadata-4.0.8"
 """What Pulsar's metadata driver needs besides the jars of BookKeeper 4.17.3, 3 MB. All that it
 depends on would be 104 MB, mostly for other metadata stores than ZooKeeper."""
+LISTS = Path(__file__).with_name("jar_lists")
 PROGRESS_EVERY = 20
 
 
 def main() -> None:
     is_default_only = sys.argv[1:] == ["--default-only"]
-    versions = VERSIONS[:1] if is_default_only else VERSIONS
     try:
-        java = Java.find()
-        for version in versions:
-            if not jars.jars_folder(version).exists():
-                print(
-                    f"Fetching BookKeeper {version}, once: about 100 MB, a minute or two.",
-                    flush=True,
-                )
-                jars.fetch(version, java, on_progress=_Progress().show)
+        for version in (jars.BOOKKEEPER_DEFAULT,) if is_default_only else VERSIONS:
+            jars.fetch(version, on_progress=_show)
         if not is_default_only:
-            jars.fetch(VERSIONS[0], java, module=HTTP_SERVER)
-            fetch_pulsar_driver(java)
+            fetch_for_tests(HTTP_SERVER)
+            fetch_for_tests(PULSAR_DRIVER)
     except BookmenderError as error:
         sys.exit(f"tests: {error}")
 
 
-def fetch_pulsar_driver(java: Java) -> Path:
-    """Return the folder with the jars of Pulsar's metadata driver. Downloads them if necessary."""
-    return jars.fetch(PULSAR, java, module=PULSAR_DRIVER, beside=BESIDE_PULSAR_DRIVER)
+def fetch_for_tests(name: str) -> Path:
+    """Return the folder with the jars of one of our own lists. Downloads them if necessary."""
+    return jars.fetch(name, lists=LISTS)
 
 
-class _Progress:
-    """Prints a line for every so many jars."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-
-    def show(self, fetched: int, total: int | None) -> None:
-        if total is not None and fetched >= self._shown + PROGRESS_EVERY:
-            self._shown = fetched
-            print(f"  {fetched} of {total} jars", flush=True)
+def _show(done: int, total: int) -> None:
+    if done % PROGRESS_EVERY == 0:
+        print(f"BookKeeper's jars, downloaded once: {done} of {total}", flush=True)
 
 
 if __name__ == "__main__":

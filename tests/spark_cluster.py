@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from auditor.fsck.spark import open_spark
-from daemon.local import jars
 from daemon.local.ports import free_ports
 from daemon.local.processes import Child, stop_all, wait_until
 
@@ -94,7 +94,7 @@ class StandaloneSpark:
         return [pid for pid, parent in _parents().items() if parent in workers]
 
     def _start(self, name: str, arguments: Sequence[str]) -> None:
-        home = jars.spark_jars_folder().parent
+        home = Path(pyspark.__file__).parent
         environment = {
             **os.environ,
             "SPARK_HOME": str(home),

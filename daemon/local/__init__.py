@@ -9,7 +9,7 @@ reading order:
 - ``security``, ``certificates``: TLS, SASL and ACLs of a secured cluster.
 - ``znodes``: formats a new cluster, and reads or deletes the few znodes that this package needs.
 - ``processes``, ``launcher``: child processes that end with this process.
-- ``java``, ``jars``: finds Java; finds the jars in pyspark or downloads them once.
+- ``java``, ``jars``: finds Java; downloads the jars of BookKeeper once.
 - ``ports``: free ports, and whether a server answers on a port.
 - ``supervisor``: the process behind ``local up``, and how the commands talk to it.
 - ``commands``: the command line; ``status``: the state of the cluster, and its output;

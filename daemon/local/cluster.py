@@ -77,7 +77,6 @@ class LocalCluster:
         no process is left.
         """
         java = Java.find()
-        jars.spark_jars_folder()
         data = data.resolve()
         with ExitStack() as undoing:  # also after Ctrl-C, no process is left
             lock = folder.lease(data)
@@ -89,7 +88,12 @@ class LocalCluster:
                 asked={name: value for name, value in asked.items() if value is not None},
             )
             _check_ports(spec)
-            jars.fetch(spec.bookkeeper, java, on_progress=partial(_tell_fetched, on_event))
+            jars.fetch(
+                spec.bookkeeper,
+                on_progress=lambda done, total: on_event(
+                    f"Fetching BookKeeper's jars, once: {done} of {total}"
+                ),
+            )
             secrets = Secrets.make(data / FOLDER) if spec.is_secured else None
             if secrets is not None:
                 secrets.write_settings(spec.metadata_service_uri)
@@ -381,8 +385,3 @@ def _check_ports(spec: ClusterSpec) -> None:
                 f"port {port} of {server} is used by another process. End that process, or choose "
                 f"another {option}."
             )
-
-
-def _tell_fetched(on_event: OnEvent, done: int, total: int | None) -> None:
-    count = "" if total is None else f": {done} of {total}"
-    on_event(f"Fetching BookKeeper's jars, once{count}")

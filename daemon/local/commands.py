@@ -16,8 +16,7 @@ import msgspec
 from daemon.cli.main import output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
-from daemon.local import folder
-from daemon.local.jars import BOOKKEEPER_DEFAULT
+from daemon.local import folder, jars
 from daemon.local.spec import (
     BOOKIES_DEFAULT,
     FILE_NAME,
@@ -79,8 +78,8 @@ _bookie_argument = click.argument("bookie")
 )
 @click.option(
     "--bookkeeper",
-    metavar="VERSION",
-    help=f"Downloaded once (100 MB).  [default: {BOOKKEEPER_DEFAULT}]",
+    type=click.Choice(jars.versions()),
+    help=f"Downloaded once (100 MB).  [default: {jars.BOOKKEEPER_DEFAULT}]",
 )
 @click.option(
     "--storage",

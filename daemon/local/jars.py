@@ -1,285 +1,133 @@
-"""Finds and downloads the jars. ZooKeeper's are in the pyspark package; BookKeeper's are downloaded
-once.
+"""Finds and downloads the jars of BookKeeper and its ZooKeeper, once per user.
 
-The download uses the Ivy that is in pyspark, or ``mvn`` if the user has configured it. One process
-at a time downloads into the user's cache folder, and a jars folder there is always complete.
+Each version has a list in ``jar_lists``, in the format of ``sha256sum``: digests, and paths in a
+Maven repository. BookKeeper's own jar comes first. The list has what bookkeeper-server needs, and
+two jars that only a ZooKeeper server needs (metrics-core, snappy-java). Each jar is downloaded into
+the user's cache folder, and gets its name there only if its digest is right. So a download that was
+interrupted goes on with the next jar.
 
 Class-data sharing: the classes of a bookie are loaded and verified once, and later mapped into
-memory. That saves each bookie a third of its start. If there is no archive, the first bookie of a
-cluster records one when it stops normally, which takes two seconds. A JVM checks that an archive
+memory. That saves each bookie almost half of its start. If there is no archive, the first bookie of
+a cluster records one when it stops normally, which takes two seconds. A JVM checks that an archive
 belongs to its own build and to these jars, and ignores it otherwise.
 """
 
 import fcntl
-import importlib.util
+import hashlib
 import os
-import re
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Callable, Sequence
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
 from pathlib import Path
-from typing import NamedTuple
-from xml.sax.saxutils import quoteattr
 
 from daemon.home import home_folder
 from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
 
 BOOKKEEPER_DEFAULT = "4.18.0"
-VERSION = re.compile(r"[0-9]+(\.[0-9]+)+([-.][A-Za-z0-9]+)*")
+LISTS = Path(__file__).with_name("jar_lists")
+REPOSITORY = "https://repo1.maven.org/maven2"
+REPOSITORY_VARIABLE = "MAVEN_REPOSITORY_URL"
+"""Environment variable with the address of a mirror. Proxies are those of the environment too."""
+TIMEOUT_S = 30.0
+PIECE_BYTES = 1 << 20
 
-
-class Module(NamedTuple):
-    """A Maven module that is downloaded with its dependencies. The first two of its three
-    coordinates."""
-
-    organisation: str
-    name: str
-
-    def jar(self, version: str) -> str:
-        return f"{self.name}-{version}.jar"
-
-
-BOOKKEEPER = Module("org.apache.bookkeeper", "bookkeeper-server")
-
-# The jars of Spark that a ZooKeeper server needs. No others are on its class path.
 ZOOKEEPER_JARS = (
-    "zookeeper-3*",
-    "zookeeper-jute-*",
-    "audience-annotations-*",
-    "metrics-core-*",
-    "netty-*",
-    "snappy-java-*",
-    "slf4j-api-*",
-    "log4j-api-*",
-    "log4j-core-*",
-    "log4j-slf4j2-impl-*",
+    *("zookeeper-", "audience-annotations-", "metrics-core-", "netty-", "snappy-java-"),
+    *("slf4j-api-", "log4j-"),
 )
+"""How the names of the jars begin that a ZooKeeper server needs. No others are on its class
+path."""
 
-COMPLAINT = re.compile(r"UNRESOLVED|\bERROR\b|not found: ")
-"""Matches a line of Ivy's or Maven's output that names an error."""
-COMPLAINT_CHARACTERS_MAX = 200
-
-OnProgress = Callable[[int, int | None], None]
-"""Receives the number of jars downloaded so far, and the total (None: not known yet)."""
+OnProgress = Callable[[int, int], None]
+"""Receives the number of jars downloaded so far, and how many are to be downloaded."""
 
 
-def bookkeeper_classpath(version: str) -> str:
-    """Return the class path of the jars in the cache. They must have been downloaded
-    (``fetch``)."""
-    folder = jars_folder(version)
-    server = folder / BOOKKEEPER.jar(version)
-    others = sorted(folder.glob("*.[jn]ar"))  # Ivy stores native archives with their own suffix
-    return os.pathsep.join(map(str, [server, *(jar for jar in others if jar != server)]))
+def versions() -> list[str]:
+    """Return the versions of BookKeeper that can be downloaded, the newest first."""
+    return sorted((path.stem for path in LISTS.glob("*.sha256")), reverse=True)
 
 
-def zookeeper_classpath() -> str:
-    """Return the class path of the ZooKeeper in pyspark."""
-    folder = spark_jars_folder()
-    jars = sorted(jar for pattern in ZOOKEEPER_JARS for jar in folder.glob(f"{pattern}.jar"))
-    if not any(jar.name.startswith("zookeeper-3") for jar in jars):
-        raise SettingsError("pyspark's jars folder contains no ZooKeeper: reinstall pyspark")
-    return os.pathsep.join(map(str, jars))
-
-
-def spark_jars_folder() -> Path:
-    """Return the folder of pyspark's jars without importing pyspark, which takes seconds. Raises
-    SettingsError if pyspark is not installed."""
-    found = importlib.util.find_spec("pyspark")
-    if found is None or not found.submodule_search_locations:
-        raise SettingsError(
-            "the local cluster needs pyspark's jars: in bookmender's sources run pip install "
-            "'.[local]' in this environment"
-        )
-    return Path(found.submodule_search_locations[0]) / "jars"
-
-
-def jars_folder(version: str, *, module: Module = BOOKKEEPER) -> Path:
+def jars_folder(name: str) -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or home_folder() / ".cache"
-    name = version if module == BOOKKEEPER else f"{module.name}-{version}"
     return Path(cache) / "bookmender" / "jars" / name
 
 
+def bookkeeper_classpath(version: str) -> str:
+    """Return the class path of a bookie. The jars must have been downloaded (``fetch``)."""
+    return os.pathsep.join(str(_jar(version, path)) for _, path in _listed(version))
+
+
+def zookeeper_classpath(version: str) -> str:
+    """Return the class path of the ZooKeeper that this version of BookKeeper uses."""
+    jars = [_jar(version, path) for _, path in _listed(version)]
+    return os.pathsep.join(str(jar) for jar in jars if jar.name.startswith(ZOOKEEPER_JARS))
+
+
 def fetch(
-    version: str,
-    java: Java,
+    name: str = BOOKKEEPER_DEFAULT,
     *,
-    module: Module = BOOKKEEPER,
-    beside: Sequence[tuple[Module, str]] = (),
+    lists: Path = LISTS,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Path:
-    """Return the folder with the module's jars. Downloads them if necessary (BookKeeper: 100 MB, a
-    minute or two).
+    """Return the folder with all jars of a list. Downloads those that are missing (a version of
+    BookKeeper: 100 MB, a minute or two). One process at a time downloads.
 
-    ``beside``: modules and versions to download into the same folder; then nothing else on which
-    they depend is downloaded. Raises SettingsError if the version does not exist, UnavailableError
-    if the download fails.
+    Raises SettingsError if there is no such list, UnavailableError if a download fails.
     """
-    if not VERSION.fullmatch(version):
-        raise SettingsError(
-            f"{version!r} is not a version of BookKeeper; an example: {BOOKKEEPER_DEFAULT}"
-        )
-    folder = jars_folder(version, module=module)
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    listed = _listed(name, lists)
+    folder = jars_folder(name)
+    folder.mkdir(parents=True, exist_ok=True)
     with (folder.parent / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the second process finds the jars when it gets the lock
-        if not folder.exists():
-            with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder.parent) as workplace:
-                attempt = _Fetch(module, version, java, Path(workplace), beside, on_progress)
-                attempt.run().rename(folder)
+        missing = [(sha256, path) for sha256, path in listed if not _jar(name, path).exists()]
+        for done, (sha256, path) in enumerate(missing):
+            on_progress(done, len(missing))
+            _download(path, sha256, _jar(name, path))
     return folder
 
 
-class _Fetch:
-    """One attempt to download one version into a temporary folder of its own."""
+def _listed(name: str, lists: Path = LISTS) -> list[tuple[str, str]]:
+    """Return the digest and the path of each jar."""
+    try:
+        lines = (lists / f"{name}.sha256").read_text().splitlines()
+    except OSError as error:
+        raise SettingsError(
+            f"no list of jars for BookKeeper {name}. There are: {', '.join(versions())}"
+        ) from error
+    return [(sha256, path) for sha256, path in (line.split() for line in lines)]
 
-    def __init__(
-        self,
-        module: Module,
-        version: str,
-        java: Java,
-        workplace: Path,
-        beside: Sequence[tuple[Module, str]],
-        on_progress: OnProgress,
-    ) -> None:
-        self._module, self._version, self._java = module, version, java
-        self._workplace, self._jars = workplace, workplace / "jars"
-        self._beside, self._on_progress = beside, on_progress
 
-    def run(self) -> Path:
-        """Return the folder with all jars. Tries Maven first if the user has configured it, since
-        it knows the user's mirrors."""
-        tools = {"ivy": self._try_ivy, "mvn": self._try_maven}
-        if (home_folder() / ".m2" / "settings.xml").exists():
-            tools = dict(reversed(tools.items()))
-        complaints = []
-        for name, attempt in tools.items():
-            shutil.rmtree(self._jars, ignore_errors=True)
-            complaint = attempt()
-            if complaint is None and self._is_complete():
-                return self._jars
-            complaints.append(f"{name}: {complaint or 'jars are missing'}")
+def _jar(name: str, path: str) -> Path:
+    return jars_folder(name) / Path(path).name
+
+
+def _download(path: str, sha256: str, jar: Path) -> None:
+    """Download one jar. Its digest is checked before it gets its name."""
+    url = f"{os.environ.get(REPOSITORY_VARIABLE, REPOSITORY).rstrip('/')}/{path}"
+    partial = jar.with_name("partial")
+    digest = hashlib.sha256()
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer, partial.open("wb") as file:
+            while piece := answer.read(PIECE_BYTES):
+                digest.update(piece)
+                file.write(piece)
+    except (OSError, ValueError, HTTPException) as error:
         raise UnavailableError(
-            f"cannot fetch {':'.join((*self._module, self._version))}: " + "; ".join(complaints)
-        )
-
-    def _try_ivy(self) -> str | None:
-        """Download with Ivy. Return the error in one line; None after a success."""
-        complaint = None
-        for module, version in ((self._module, self._version), *self._beside):
-            complaint = complaint or self._run(self._ivy_command(*module, version))
-        # A POM of log4j names log4j-api twice, once for its tests. Ivy then takes neither.
-        for core in self._jars.glob("log4j-core-*.jar"):
-            revision = core.stem.removeprefix("log4j-core-")
-            if complaint is None and not (self._jars / f"log4j-api-{revision}.jar").exists():
-                complaint = self._run(
-                    self._ivy_command("org.apache.logging.log4j", "log4j-api", revision)
-                )
-        return complaint
-
-    def _try_maven(self) -> str | None:
-        maven = shutil.which("mvn")
-        if maven is None:
-            return "not found"
-        project = self._workplace / "pom.xml"
-        project.write_text(
-            MAVEN_PROJECT.format(
-                dependencies="".join(
-                    MAVEN_DEPENDENCY.format(
-                        organisation=module.organisation, module=module.name, version=version
-                    )
-                    for module, version in ((self._module, self._version), *self._beside)
-                )
-            )
-        )
-        return self._run(
-            [
-                *(maven, "--batch-mode", "--file", str(project)),
-                *("dependency:copy-dependencies", "-DincludeScope=runtime"),
-                f"-DexcludeTransitive={str(bool(self._beside)).lower()}",
-                f"-DoutputDirectory={self._jars}",
-            ]
-        )
-
-    def _is_complete(self) -> bool:
-        return (self._jars / self._module.jar(self._version)).exists()
-
-    def _run(self, command: list[str]) -> str | None:
-        """Run the command. Return the error in one line; None after a success."""
-        found = fetched = 0
-        complaint = None
-        with subprocess.Popen(
-            command,
-            cwd=self._workplace,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    found += line.startswith("\tfound ")
-                    fetched += "[SUCCESSFUL ]" in line
-                    self._on_progress(fetched, max(found, fetched) if fetched else None)
-                    if complaint is None and COMPLAINT.search(line):
-                        complaint = line.strip()[:COMPLAINT_CHARACTERS_MAX]
-            except BaseException:  # Ctrl-C: the result is no longer wanted
-                process.kill()
-                raise
-        if process.returncode == 0:
-            return None
-        return complaint or f"ended with code {process.returncode}"
-
-    def _ivy_command(self, organisation: str, module: str, revision: str) -> list[str]:
-        settings = home_folder() / ".ivy2" / "ivysettings.xml"
-        if not settings.exists():
-            settings = self._workplace / "ivysettings.xml"
-            settings.write_text(IVY_SETTINGS.format(cache=quoteattr(str(self._workplace / "ivy"))))
-        ivy = next(spark_jars_folder().glob("ivy-*.jar"), None)
-        if ivy is None:
-            raise SettingsError("pyspark's jars folder contains no Ivy: reinstall pyspark")
-        return [
-            *(str(self._java.executable), "-cp", str(ivy), "org.apache.ivy.Main"),
-            *("-settings", str(settings)),
-            *("-dependency", organisation, module, revision),
-            *(["-notransitive"] if self._beside else []),
-            *("-confs", "default"),
-            *("-retrieve", f"{self._jars}/[artifact]-[revision](-[classifier]).[ext]"),
-        ]
-
-
-IVY_SETTINGS = """\
-<ivysettings>
-  <settings defaultResolver="default"/>
-  <caches defaultCacheDir={cache}/>
-  <resolvers><ibiblio name="default" m2compatible="true"/></resolvers>
-</ivysettings>
-"""
-
-MAVEN_PROJECT = """\
-<project>
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>bookmender</groupId> <artifactId>local</artifactId> <version>1</version>
-  <dependencies>
-{dependencies}  </dependencies>
-</project>
-"""
-MAVEN_DEPENDENCY = """\
-    <dependency>
-      <groupId>{organisation}</groupId>
-      <artifactId>{module}</artifactId>
-      <version>{version}</version>
-    </dependency>
-"""
+            f"cannot download {url}: {error}. {REPOSITORY_VARIABLE} may name a mirror of Maven "
+            "Central; https_proxy a proxy"
+        ) from error
+    if digest.hexdigest() != sha256:
+        partial.unlink()
+        raise UnavailableError(f"{url} is not the jar that was expected: its SHA-256 differs")
+    partial.rename(jar)
 
 
 def archive_path(jars_folder: Path, java: Java) -> Path:
     """Return the path of the archive. It is in the jars folder, so it is deleted together with the
     jars."""
-    return jars_folder / f"bookie-java-{java.version}.jsa"
+    return jars_folder / f"classes-java-{java.version}.jsa"
 
 
 def archive_flags(archive: Path, *, draft: Path | None) -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Servers:
                 **spec.zookeeper_settings,
             },
             properties=ZOOKEEPER_PROPERTIES,
-            classpath=jars.zookeeper_classpath(),
+            classpath=jars.zookeeper_classpath(spec.bookkeeper),
             heap_mib=heap_mib,
             direct_mib=ZOOKEEPER_DIRECT_MIB,
             flags=[*flags, *spec.zookeeper_jvm_flags],

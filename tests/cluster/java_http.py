@@ -14,7 +14,7 @@ from daemon.local.java import Java
 from daemon.local.ports import LOOPBACK, free_ports
 from daemon.local.processes import Child, stop_all
 from tests.cluster.steps import wait_for
-from tests.prepare import HTTP_SERVER
+from tests.prepare import HTTP_SERVER, fetch_for_tests
 
 SERVER_CLASS = "org.apache.bookkeeper.http.vertx.VertxHttpServer"
 TIMEOUT_S = 60.0
@@ -25,7 +25,7 @@ Answer = tuple[int, str]
 async def java_http_server(cluster: LocalCluster, folder: Path) -> AsyncIterator[str]:
     """Start another bookie of the cluster, and yield the address of its HTTP server."""
     java, version = Java.find(), cluster.spec.bookkeeper
-    vertx = jars.fetch(version, java, module=HTTP_SERVER)
+    vertx = fetch_for_tests(HTTP_SERVER)
     port, http_port = free_ports(2)
     settings = {
         **servers.bookie_settings(cluster.spec, port=port, folder=folder),

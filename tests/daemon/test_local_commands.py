@@ -1,6 +1,5 @@
 """Commands of the local cluster while none is running. ``tests/cluster`` has the others."""
 
-import importlib.util
 import json
 import socket
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from daemon.local import commands, folder, jars
+from daemon.local import commands, folder
 from daemon.local.commands import local
 from daemon.local.java import Java
 from daemon.local.spec import ClusterSpec
@@ -202,18 +201,6 @@ def test_up_refuses_a_path_too_long_for_a_socket(tmp_path: Path) -> None:
     assert "too long" in str(error)
 
 
-def test_up_without_pyspark_says_what_to_install(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-
-    error = run("up", "--foreground").exception
-
-    assert isinstance(error, SettingsError)
-    assert "pip install '.[local]'" in str(error)
-    assert not data.exists()
-
-
 @pytest.mark.parametrize("arguments", [["up"], ["up", "--foreground"]])
 def test_up_reports_a_folder_that_it_cannot_create(tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "file").touch()
@@ -242,7 +229,6 @@ def test_a_refused_up_deletes_a_folder_that_it_created(
     data: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
 ) -> None:
     monkeypatch.setattr(Java, "find", lambda: None)
-    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
     if not is_new:
         data.mkdir(parents=True)
 
@@ -341,7 +327,6 @@ def test_up_refuses_a_folder_locked_by_another_program(
     data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Java, "find", lambda: None)
-    monkeypatch.setattr(jars, "spark_jars_folder", lambda: None)
 
     with folder.lease(data):
         error = run("up", "--foreground").exception

@@ -1,180 +1,133 @@
-"""Downloads of jars: complete or not at all, and once. Scripts replace Ivy (as Java) and Maven."""
+"""Downloads of jars from a small HTTP server: complete or not at all, and once."""
 
-import importlib.util
+import hashlib
 import os
-import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from daemon.local import jars
-from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
 
-VERSION = "4.18.0"
-SERVER = f"bookkeeper-server-{VERSION}.jar"
+JARS = {"org/x/first/1/first-1.jar": b"first", "org/x/native/1/native-1.nar": b"second"}
 
-# Among Ivy's arguments, the retrieve pattern has the folder, before "/[artifact]".
-IVY_FOLDER = 'for last; do :; done; folder="${last%%/\\[*}"; mkdir -p "$folder"\n'
-IVY_GOOD = (
-    IVY_FOLDER
-    + f"printf '\\tfound a in x\\n\\tfound b in x\\n'\ntouch \"$folder/{SERVER}\"\n"
-    + "echo '[SUCCESSFUL ] a'\ntouch \"$folder/native-1.nar\"\necho '[SUCCESSFUL ] b'\n"
-)
-IVY_CUT_SHORT = IVY_FOLDER + 'touch "$folder/half.jar"\necho "module not found: x"\nexit 1\n'
-MAVEN_GOOD = (
-    f'for last; do :; done; folder="${{last#*=}}"; mkdir -p "$folder"; touch "$folder/{SERVER}"\n'
-)
 
-Install = Callable[[str, str], Path]
+class Repository:
+    """A Maven repository. ``files``: its files; ``asked``: the paths that were asked for."""
+
+    def __init__(self, server: ThreadingHTTPServer) -> None:
+        self.url = f"http://127.0.0.1:{server.server_port}/maven2"
+        self.files, self.asked = dict(JARS), list[str]()
 
 
 @pytest.fixture
-def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Return a function that installs scripts as the only programs. Home and cache are empty."""
-    folder = tmp_path / "tools"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.defpath}")
-    monkeypatch.setattr(shutil, "which", lambda name: _which(folder, name))
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-    def install(name: str, script: str) -> Path:
-        executable = folder / name
-        executable.write_text(f"#!/bin/sh\n{script}")
-        executable.chmod(0o755)
-        return executable
-
-    return install
+def lists(tmp_path: Path) -> Path:
+    lines = [f"{hashlib.sha256(content).hexdigest()}  {path}" for path, content in JARS.items()]
+    (tmp_path / "two.sha256").write_text("\n".join(lines) + "\n")
+    return tmp_path
 
 
-def _which(folder: Path, name: str) -> str | None:
-    return str(folder / name) if (folder / name).exists() else None
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """Serve the jars as the mirror of the environment. The cache is empty."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.removeprefix("/maven2/")
+            found.asked.append(path)
+            content = found.files.get(path)
+            self.send_response(404 if content is None else 200)
+            self.end_headers()
+            self.wfile.write(content or b"")
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        found = Repository(server)
+        monkeypatch.setenv("MAVEN_REPOSITORY_URL", f"{found.url}/")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        server.shutdown()
+        thread.join()
 
 
-def java(executable: Path) -> Java:
-    return Java(executable=executable, major=17)
+def test_jars_are_downloaded_into_the_users_cache(
+    repository: Repository, lists: Path, tmp_path: Path
+) -> None:
+    progress: list[tuple[int, int]] = []
 
-
-def test_jars_are_downloaded_into_the_users_cache(tools: Install, tmp_path: Path) -> None:
-    folder = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
-
-    assert folder == tmp_path / "cache" / "bookmender" / "jars" / VERSION
-    assert sorted(path.name for path in folder.iterdir()) == [SERVER, "native-1.nar"]
-
-
-def test_the_class_path_has_bookkeeper_first_and_native_archives(tools: Install) -> None:
-    jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
-
-    names = [Path(jar).name for jar in jars.bookkeeper_classpath(VERSION).split(os.pathsep)]
-
-    assert names == [SERVER, "native-1.nar"]
-
-
-def test_progress_has_the_total_with_the_first_jar(tools: Install) -> None:
-    progress: list[tuple[int, int | None]] = []
-
-    jars.fetch(
-        VERSION,
-        java(tools("java", IVY_GOOD)),
-        on_progress=lambda done, total: progress.append((done, total)),
+    folder = jars.fetch(
+        "two", lists=lists, on_progress=lambda done, total: progress.append((done, total))
     )
 
-    assert progress == [(0, None), (0, None), (1, 2), (2, 2)]
+    assert folder == tmp_path / "cache" / "bookmender" / "jars" / "two"
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        "first-1.jar": b"first",
+        "native-1.nar": b"second",
+    }
+    assert progress == [(0, 2), (1, 2)]
 
 
-def test_existing_jars_are_not_downloaded_again(tools: Install) -> None:
-    first = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
+def test_a_download_that_failed_goes_on_with_the_missing_jar(
+    repository: Repository, lists: Path
+) -> None:
+    first, second = JARS
+    del repository.files[second]
+    with pytest.raises(UnavailableError, match=r"native-1\.nar.*404.*MAVEN_REPOSITORY_URL"):
+        jars.fetch("two", lists=lists)
+    assert os.listdir(jars.jars_folder("two")) == ["first-1.jar"]
+    repository.files[second] = JARS[second]
 
-    second = jars.fetch(VERSION, java(tools("java", "exit 1")))
+    jars.fetch("two", lists=lists)
+    jars.fetch("two", lists=lists)
 
-    assert second == first
-
-
-def test_a_failed_download_leaves_nothing_behind(tools: Install) -> None:
-    with pytest.raises(UnavailableError, match=r"ivy: module not found: x; mvn: not found"):
-        jars.fetch(VERSION, java(tools("java", IVY_CUT_SHORT)))
-
-    assert os.listdir(jars.jars_folder(VERSION).parent) == ["lock"]
-
-
-def test_an_interrupted_download_leaves_nothing_behind(tools: Install) -> None:
-    def interrupt(done: int, total: int | None) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        jars.fetch(VERSION, java(tools("java", IVY_GOOD)), on_progress=interrupt)
-
-    assert os.listdir(jars.jars_folder(VERSION).parent) == ["lock"]
+    assert repository.asked == [first, second, second]
 
 
-def test_maven_is_used_if_ivy_fails(tools: Install) -> None:
-    tools("mvn", MAVEN_GOOD)
+def test_a_jar_with_another_digest_is_not_kept(repository: Repository, lists: Path) -> None:
+    repository.files[next(iter(JARS))] = b"forged"
 
-    folder = jars.fetch(VERSION, java(tools("java", IVY_CUT_SHORT)))
+    with pytest.raises(UnavailableError, match="SHA-256 differs"):
+        jars.fetch("two", lists=lists)
 
-    assert os.listdir(folder) == [SERVER]  # and no file of Ivy
-
-
-def test_maven_comes_first_if_the_user_has_maven_settings(tools: Install, tmp_path: Path) -> None:
-    settings = tmp_path / "home" / ".m2" / "settings.xml"
-    settings.parent.mkdir(parents=True)
-    settings.touch()
-    tools("mvn", MAVEN_GOOD)
-
-    folder = jars.fetch(VERSION, java(tools("java", IVY_GOOD)))
-
-    assert os.listdir(folder) == [SERVER]  # the fake Ivy provides a second jar
+    assert os.listdir(jars.jars_folder("two")) == []
 
 
-def test_a_tool_that_succeeds_without_the_jar_has_failed(tools: Install) -> None:
-    with pytest.raises(UnavailableError, match="ivy: jars are missing"):
-        jars.fetch(VERSION, java(tools("java", "exit 0")))
-
-
-def test_log4j_api_is_downloaded_apart_if_ivy_omits_it(tools: Install) -> None:
-    script = (
-        IVY_FOLDER
-        + 'case "$*" in\n'
-        + '*log4j-api*) touch "$folder/log4j-api-2.18.0.jar" ;;\n'
-        + f'*) touch "$folder/{SERVER}" "$folder/log4j-core-2.18.0.jar" ;;\n'
-        + "esac\n"
-    )
-
-    folder = jars.fetch(VERSION, java(tools("java", script)))
-
-    assert (folder / "log4j-api-2.18.0.jar").exists()
-
-
-def test_two_concurrent_downloads_run_once(tools: Install, tmp_path: Path) -> None:
-    script = tools("java", f'echo run >> "{tmp_path}/runs"\n' + IVY_GOOD)
-    threads = [threading.Thread(target=jars.fetch, args=(VERSION, java(script))) for _ in range(2)]
+def test_two_concurrent_downloads_run_once(repository: Repository, lists: Path) -> None:
+    threads = [
+        threading.Thread(target=jars.fetch, args=("two",), kwargs={"lists": lists})
+        for _ in range(2)
+    ]
 
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
-    assert (tmp_path / "runs").read_text() == "run\n"
+    assert repository.asked == list(JARS)
 
 
-@pytest.mark.parametrize("version", ["", "latest", "../4.18.0", "4.18.0/x"])
-def test_a_malformed_version_is_refused(tools: Install, version: str) -> None:
-    with pytest.raises(SettingsError, match="not a version of BookKeeper"):
-        jars.fetch(version, java(tools("java", IVY_GOOD)))
+@pytest.mark.parametrize("version", ["", "latest", "../two", "4.14.0"])
+def test_a_version_without_a_list_is_refused(version: str) -> None:
+    with pytest.raises(SettingsError, match=r"There are: 4\.18\.0, 4\.17\.3, 4\.16\.6"):
+        jars.fetch(version)
 
 
-def test_without_pyspark_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+@pytest.mark.parametrize("version", jars.versions())
+def test_the_class_paths(version: str) -> None:
+    bookkeeper, zookeeper = (
+        [Path(jar).name for jar in path.split(os.pathsep)]
+        for path in (jars.bookkeeper_classpath(version), jars.zookeeper_classpath(version))
+    )
 
-    with pytest.raises(SettingsError, match=r"pip install '\.\[local\]'"):
-        jars.spark_jars_folder()
-
-
-def test_zookeeper_needs_few_of_sparks_jars() -> None:
-    names = [Path(jar).name for jar in jars.zookeeper_classpath().split(os.pathsep)]
-
-    assert any(name.startswith("zookeeper-3") for name in names)
-    assert not any(name.startswith("spark") for name in names)
+    assert bookkeeper[0] == f"bookkeeper-server-{version}.jar"
+    assert any(name.endswith(".nar") for name in bookkeeper)
+    assert not any(name.startswith("bookkeeper") for name in zookeeper)
+    assert {"metrics-core-4.2.37.jar", "snappy-java-1.1.10.8.jar"} < set(zookeeper)

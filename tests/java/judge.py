@@ -132,7 +132,7 @@ def check_cluster(uri: str) -> MetadataUri:
 def _prepare(bookkeeper: str, java: Java) -> None:
     if not jars.jars_folder(bookkeeper).exists():
         click.echo(f"Fetching BookKeeper {bookkeeper}, once: about 100 MB, a minute.", err=True)
-        jars.fetch(bookkeeper, java)
+        jars.fetch(bookkeeper)
     compiled_classes(bookkeeper, java)
 
 

@@ -49,7 +49,7 @@ class Jvm:
         Raises SettingsError without a JDK, UnavailableError if the jars cannot be downloaded.
         """
         java = Java.find()
-        jars.fetch(version, java)
+        jars.fetch(version)
         self._temporary = tempfile.TemporaryDirectory(prefix="bookmender-java-")
         temporary = Path(self._temporary.name)
         self._archive = class_archive(version, java)

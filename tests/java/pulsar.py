@@ -19,7 +19,7 @@ from ledgers.model import BookieId
 from tests.cluster.beside_java import QUICK
 from tests.java.shell import MAIN_CLASS, VERSION
 from tests.java.tool import JavaTool
-from tests.prepare import fetch_pulsar_driver
+from tests.prepare import PULSAR_DRIVER, fetch_for_tests
 from tests.zookeeper_server import ZooKeeperServer, running_zookeeper
 
 PROPERTIES = {
@@ -39,8 +39,8 @@ class PulsarCluster:
     def __init__(self, folder: Path, zookeeper: ZooKeeperServer) -> None:
         self._folder, self._java = folder, Java.find()
         self.uri = f"metadata-store:zk:{zookeeper.address}/ledgers"
-        jars.fetch(VERSION, self._java)
-        self._more_jars = f"{fetch_pulsar_driver(self._java)}/*"
+        jars.fetch(VERSION)
+        self._more_jars = f"{fetch_for_tests(PULSAR_DRIVER)}/*"
         self.children: list[Child] = []
         self._bookies: dict[BookieId, Child] = {}
 

@@ -32,7 +32,7 @@ class Shelled:
 def java_shell(uri: str, *arguments: str, version: str = VERSION) -> Shelled:
     """Run ``bookkeeper shell`` with these arguments. It has no terminal to ask anything."""
     java = Java.find()
-    jars.fetch(version, java)
+    jars.fetch(version)
     with tempfile.TemporaryDirectory(prefix="bookmender-shell-") as name:
         folder = Path(name)
         settings = folder / "bk_server.conf"
