@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from daemon.local.certificates import find_openssl, run_openssl
+from daemon.local.security import find_openssl, run_openssl
 from ledgers.errors import SettingsError
 
 

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import os
-import random
 import subprocess
 import sys
 import time
@@ -26,11 +25,11 @@ from typing import Any
 
 import yaml
 
-from daemon.demo.scenario import start_nodes
-from daemon.local.certificates import find_openssl
+from daemon.demo import prove, start_nodes
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
-from daemon.local.writing import Workload, Written
+from daemon.local.security import find_openssl
+from daemon.local.writing import Written
 from ledgers.model import BookieId
 from tests.chromium import Tab, chromium
 from tests.cluster.java_http import ask
@@ -112,15 +111,8 @@ class Demo:
         uri = self.cluster.metadata_service_uri
         async with bench(uri, security=self.cluster.security) as on:
             self.say(f"writing {LEDGERS} ledgers, {LEFT_OPEN} of them left open")
-            workload = Workload(
-                manager=on.seen.manager,
-                registration=on.seen.registration,
-                bookies=on.workload.bookies,
-                clock=on.workload.clock,
-                rng=random.Random(1),
-            )
-            await workload.write(LEDGERS, open_count=LEFT_OPEN)
-            written = workload.written
+            await on.workload.write(LEDGERS, open_count=LEFT_OPEN)
+            written = on.workload.written
             nodes: list[Child] = []
             try:
                 bases = await self._start(nodes)
@@ -341,8 +333,8 @@ class Demo:
     async def _prove(self, on: Bench, written: Sequence[Written]) -> None:
         """Read every copy, without the help of any node."""
         self.say("reading every copy of every entry")
-        proofs = await on.prove(written, down=frozenset(self.cluster.bookies[1:2]))
-        bad = [p for p in proofs if p.lost or p.wrong or p.out_of_reach or not p.is_whole]
+        proofs = await prove(written, on.workload, down=frozenset(self.cluster.bookies[1:2]))
+        bad = [proof for proof in proofs if proof.problems()]
         if bad:
             raise SurpriseError(f"{len(bad)} ledgers are not whole: {bad[:3]}")
         entries = sum(each.written.acknowledged for each in proofs)

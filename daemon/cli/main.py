@@ -172,7 +172,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "config": ("daemon.cli.config:config", "Show, check or import settings."),
     "completion": ("daemon.cli.completion:completion", ""),
     "local": ("daemon.local.commands:local", "Run a BookKeeper cluster on this machine."),
-    "demo": ("daemon.demo.command:demo", "Kill a bookie, watch the repair, verify all copies."),
+    "demo": ("daemon.demo:demo", "Kill a bookie, watch the repair, verify all copies."),
 }
 """The commands in the order of ``bookmender --help``."""
 

@@ -6,7 +6,7 @@ reading order:
 - ``cluster``: the cluster as one object. Starts it, stops it, and breaks it on purpose.
 - ``spec``: the description of a cluster, kept in its data ``folder``.
 - ``servers``: the settings, the folder and the command line of each server.
-- ``security``, ``certificates``: TLS, SASL and ACLs of a secured cluster.
+- ``security``: TLS, SASL and ACLs of a secured cluster.
 - ``znodes``: formats a new cluster, and reads or deletes the few znodes that this package needs.
 - ``processes``, ``launcher``: child processes that end with this process.
 - ``java``, ``jars``: finds Java; downloads the jars of BookKeeper once.

@@ -1,22 +1,24 @@
 """TLS, SASL and ACLs of a secured cluster: settings of its servers, and ours to go with them.
 
-Certificates and passwords are in the folder ``security`` of the cluster. They are made again at
-each start.
+Certificates, which openssl makes, and passwords are in the folder ``security`` of the cluster. They
+are made again at each start.
 """
 
 import base64
 import hashlib
 import json
 import secrets
+import shutil
 import socket
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from daemon.local.certificates import Authority, Certificate
 from daemon.local.ports import LOOPBACK
 from daemon.local.spec import ClusterSpec
+from ledgers.errors import SettingsError
 from ledgers.secret import Secret
 from ledgers.security import OPEN, SecuritySettings
 
@@ -32,6 +34,8 @@ BOOKIE_SASL = {
 ZOOKEEPER_SASL = {
     "authProvider.sasl": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider"
 }
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+DAYS = 365
 
 
 def settings_file(data: Path, spec: ClusterSpec) -> Path | None:
@@ -39,11 +43,61 @@ def settings_file(data: Path, spec: ClusterSpec) -> Path | None:
     return data / FOLDER / SETTINGS_FILE if spec.is_secured else None
 
 
-def loopback_hosts() -> tuple[str, ...]:
-    """Return the address and its name, which ZooKeeper's Java client looks up and expects in the
-    certificate."""
-    name = socket.getfqdn(LOOPBACK)
-    return (LOOPBACK,) if name == LOOPBACK else (LOOPBACK, name)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Certificate:
+    """A certificate and its key, as files. ``both``: a file with the two."""
+
+    certificate: Path
+    key: Path
+    both: Path
+
+
+class Authority:
+    """A CA that issues certificates into its folder."""
+
+    def __init__(self, folder: Path, name: str = "ca") -> None:
+        self._folder, self._name = folder, name
+        self.certificate = folder / f"{name}.pem"
+        self._key = folder / f"{name}.key"
+        run_openssl(
+            *("req", "-x509", *KEY, "-days", f"{DAYS}", "-subj", f"/CN={name}"),
+            *("-keyout", str(self._key), "-out", str(self.certificate)),
+        )
+
+    def issue(
+        self, name: str, *, hosts: Sequence[str] = (LOOPBACK,), days: int = DAYS, unit: str = ""
+    ) -> Certificate:
+        """Issue a certificate for these names and addresses. ``days``: -1: it has expired.
+        ``unit``: its OU."""
+        key, request, certificate, both, names = (
+            self._folder / f"{name}{end}" for end in (".key", ".csr", ".pem", "-both.pem", ".ext")
+        )
+        listed = ",".join(f"{'IP' if host[:1].isdigit() else 'DNS'}:{host}" for host in hosts)
+        names.write_text(f"subjectAltName={listed}\n")
+        subject = f"/CN={name}" + (f"/OU={unit}" if unit else "")
+        run_openssl(
+            "req", "-new", *KEY, "-subj", subject, "-keyout", str(key), "-out", str(request)
+        )
+        run_openssl(
+            *("x509", "-req", "-in", str(request), "-out", str(certificate)),
+            *("-CA", str(self.certificate), "-CAkey", str(self._key), "-CAcreateserial"),
+            *("-days", str(days), "-extfile", str(names)),
+        )
+        both.touch(mode=0o600)
+        both.write_bytes(certificate.read_bytes() + key.read_bytes())
+        return Certificate(certificate=certificate, key=key, both=both)
+
+
+def find_openssl() -> str:
+    """Return the path of openssl. Raise SettingsError with advice if there is none."""
+    found = shutil.which("openssl")
+    if found is None:
+        raise SettingsError("openssl makes the certificates: install it (Debian: openssl)")
+    return found
+
+
+def run_openssl(*arguments: str) -> None:
+    subprocess.run([find_openssl(), *arguments], check=True, capture_output=True, timeout=30)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +119,13 @@ class Secrets:
         one. Raises SettingsError without openssl."""
         folder.mkdir(mode=0o700, exist_ok=True)
         authority = Authority(folder)
+        # ZooKeeper's Java client looks up the name of the address, and expects it in the
+        # certificate.
+        hosts = hosts or sorted({LOOPBACK, socket.getfqdn(LOOPBACK)})
         made = cls(
             folder=folder,
             authority=authority,
-            server=authority.issue("server", hosts=hosts or loopback_hosts()),
+            server=authority.issue("server", hosts=hosts),
             client=authority.issue("client", unit=f"0:{ROLE}"),
             password=Secret(secrets.token_urlsafe() if password is None else password),
             password_file=folder / "password",
@@ -121,8 +178,6 @@ class Secrets:
         ]
         self.file(SETTINGS_FILE, "\n".join(lines) + "\n")
 
-    # --- Of the servers ------------------------------------------------------------------------
-
     def jvm_flags(self, *sections: str) -> tuple[str, ...]:
         """Flags with a JAAS file of these sections: ``Server`` is ZooKeeper, ``Bookie`` a bookie,
         ``Auditor`` Java's AutoRecovery as a client of bookies, ``Client`` any client of ZooKeeper,
@@ -171,17 +226,16 @@ class Secrets:
         path.write_text(text)
         return path
 
-    def bookie_tls(self, *, provider: str = "JDK", asks: bool = True) -> dict[str, str]:
-        """``asks``: whether clients need a certificate."""
+    def bookie_tls(self) -> dict[str, str]:
         return {
-            "tlsProvider": provider,
+            "tlsProvider": "JDK",
             "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
             "tlsKeyStoreType": "PEM",
             "tlsKeyStore": str(self.server.key),
             "tlsCertificatePath": str(self.server.certificate),
             "tlsTrustStoreType": "PEM",
             "tlsTrustStore": str(self.authority.certificate),
-            "tlsClientAuthentication": str(asks).lower(),
+            "tlsClientAuthentication": "true",
         }
 
     def zookeeper_tls(self, port: int, *, asks: bool = True) -> dict[str, str]:
@@ -195,8 +249,6 @@ class Secrets:
             "ssl.trustStore.type": "PEM",
             "ssl.clientAuth": "need" if asks else "none",
         }
-
-    # --- Ours ----------------------------------------------------------------------------------
 
     @property
     def trust(self) -> dict[str, Any]:

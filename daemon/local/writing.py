@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from daemon.admin_session import AdminSession, admin_session
@@ -61,13 +61,12 @@ class Shape:
     metadata_version: int
     entry_bytes: int
     entry_count: int
-    is_left_open: bool
+    is_left_open: bool = False
 
-
-def payload(shape_number: int, entry_id: int, size_bytes: int) -> bytes:
-    """Return bytes that differ for every entry of every shape."""
-    seed = hashlib.sha256(f"{shape_number}:{entry_id}".encode()).digest()
-    return (seed * (size_bytes // len(seed) + 1))[:size_bytes]
+    def payload(self, entry_id: int) -> bytes:
+        """Return ``entry_bytes`` bytes that differ for every entry of every shape."""
+        seed = hashlib.sha256(f"{self.number}:{entry_id}".encode()).digest()
+        return (seed * (self.entry_bytes // len(seed) + 1))[: self.entry_bytes]
 
 
 def shapes_to_try(ledger_count: int, *, open_count: int, bookie_count: int) -> list[Shape]:
@@ -125,7 +124,7 @@ class Written:
         return has_all if self.shape.is_left_open else self.is_closed
 
     def payload(self, entry_id: int) -> bytes:
-        return payload(self.shape.number, entry_id, self.shape.entry_bytes)
+        return self.shape.payload(entry_id)
 
 
 @dataclass(slots=True)
@@ -144,22 +143,32 @@ class Workload:
         ``LedgerWriter`` raises, and NotEnoughBookiesError for fewer than three bookies."""
         bookie_count = len((await self.registration.read()).writable)
         shapes = shapes_to_try(ledger_count, open_count=open_count, bookie_count=bookie_count)
+        closed_count = ledger_count - open_count
+        for part in (shapes[:closed_count], shapes[closed_count:]):
+            await self.write_at_once(part)
+
+    async def write_at_once(self, shapes: Sequence[Shape]) -> None:
         slots = asyncio.Semaphore(LEDGERS_AT_ONCE)
 
         async def write_one(shape: Shape) -> None:
             async with slots:
-                await self._write(shape)
+                written = await self.begin(shape)
+                async with self.writer(written) as writer:
+                    await fill(writer, written)
 
-        closed_count = ledger_count - open_count
-        for part in (shapes[:closed_count], shapes[closed_count:]):
-            async with task_scope() as scope:
-                await asyncio.gather(*(scope.start(write_one(shape)) for shape in part))
+        async with task_scope() as scope:
+            await asyncio.gather(*(scope.start(write_one(shape)) for shape in shapes))
 
-    async def _write(self, shape: Shape) -> None:
-        # It is recorded before it is created, so that every ledger that exists is reported.
+    async def begin(self, shape: Shape) -> Written:
+        """Record the ledger before it is created, so that every ledger that exists is reported."""
         written = Written(shape=shape, ledger_id=await self.manager.new_ledger_id())
         self.written.append(written)
-        async with LedgerWriter.create(
+        return written
+
+    def writer(self, written: Written) -> AbstractAsyncContextManager[LedgerWriter]:
+        """Create the ledger."""
+        shape = written.shape
+        return LedgerWriter.create(
             LedgerOptions(
                 ensemble_size=shape.ensemble_size,
                 write_quorum=shape.write_quorum,
@@ -169,22 +178,15 @@ class Workload:
                 metadata_version=shape.metadata_version,
             ),
             manager=self.manager,
-            bookies=self.bookies,
+            bookies=self.bookies_for(shape),
             pool=BookiePool(writable=self._writable, placement=RandomPlacement(self.rng)),
             clock=self.clock,
             random=self.rng,
             ledger_id=written.ledger_id,
-        ) as writer:
-            payloads = map(written.payload, range(shape.entry_count))
-            if shape.is_left_open:  # one by one: each entry confirms the previous one
-                for each in payloads:
-                    await writer.add(each)
-            else:
-                await asyncio.gather(*[await writer.send(each) for each in payloads])
-            written.acknowledged = shape.entry_count
-            if not shape.is_left_open:
-                await writer.close()
-                written.is_closed = True
+        )
+
+    def bookies_for(self, shape: Shape) -> Bookies:
+        return self.bookies
 
     async def look_again(self) -> None:
         """After a failure, find out which of the ledgers that were begun exist, and which are
@@ -199,6 +201,20 @@ class Workload:
     async def _writable(self) -> list[Candidate]:
         view = await self.registration.read()
         return [Candidate(bookie=bookie) for bookie in view.writable]
+
+
+async def fill(writer: LedgerWriter, written: Written) -> None:
+    """Write all entries, and close the ledger unless it is left open."""
+    payloads = map(written.payload, range(written.shape.entry_count))
+    if written.shape.is_left_open:  # one by one: each entry confirms the previous one
+        for each in payloads:
+            await writer.add(each)
+    else:
+        await asyncio.gather(*[await writer.send(each) for each in payloads])
+    written.acknowledged = written.shape.entry_count
+    if not written.shape.is_left_open:
+        await writer.close()
+        written.is_closed = True
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 from auditor.election import current_leader
 from daemon.admin_session import AdminSession, admin_session
-from daemon.demo.proof import Evidence, LedgerProof, Prover
+from daemon.demo import prove
 from daemon.local.processes import Child, stop_all
 from daemon.settings import Settings, ZooKeeperSettings
 from ledgers.errors import NodeExistsError
@@ -50,15 +50,15 @@ class Bench:
 
     async def write(self, *shapes: Shape) -> list[Written]:
         before = len(self.workload.written)
-        await self.workload.write(shapes)
+        await self.workload.write_shapes(shapes)
         return self.workload.written[before:]
 
-    async def lose(self, written: Sequence[Evidence], *, index: int = 0) -> None:
+    async def lose(self, written: Sequence[Written], *, index: int = 0) -> None:
         """Make each ledger name a bookie that does not exist, in every segment, and mark it."""
         await self.forget(written, index=index)
         await self.mark([ledger.ledger_id for ledger in written])
 
-    async def forget(self, written: Sequence[Evidence], *, index: int = 0) -> None:
+    async def forget(self, written: Sequence[Written], *, index: int = 0) -> None:
         """Make each ledger name a bookie that does not exist, in every segment.
 
         An audit will find it.
@@ -83,10 +83,10 @@ class Bench:
             with suppress(NodeExistsError):
                 await store.create(paths.mark(ledger_id), data, with_parents=True)
 
-    async def metadata(self, written: Evidence) -> LedgerMetadata:
+    async def metadata(self, written: Written) -> LedgerMetadata:
         return (await self.seen.manager.read(written.ledger_id)).metadata
 
-    async def names(self, written: Sequence[Evidence], bookie: BookieId) -> list[int]:
+    async def names(self, written: Sequence[Written], bookie: BookieId) -> list[int]:
         """Return those of the ledgers whose metadata names the bookie."""
         return [w.ledger_id for w in written if bookie in (await self.metadata(w)).bookies]
 
@@ -104,7 +104,7 @@ class Bench:
     async def wait_idle(self) -> None:
         await wait_for(self.is_idle, "an empty queue without locks")
 
-    async def wait_repaired(self, written: Sequence[Evidence], lost: BookieId) -> None:
+    async def wait_repaired(self, written: Sequence[Written], lost: BookieId) -> None:
         """Wait until none of the ledgers names the bookie, and the queue is empty."""
 
         async def is_repaired() -> bool:
@@ -112,20 +112,9 @@ class Bench:
 
         await wait_for(is_repaired, f"empty queue and no ledger that names {lost}")
 
-    async def prove(
-        self, written: Sequence[Evidence], down: frozenset[BookieId] = frozenset()
-    ) -> list[LedgerProof]:
-        prover = Prover(
-            manager=self.seen.manager,
-            bookies=self.workload.bookies,
-            clock=self.workload.clock,
-            down=down,
-        )
-        return await prover.prove(written)
-
-    async def assert_whole(self, written: Sequence[Evidence]) -> None:
+    async def assert_whole(self, written: Sequence[Written]) -> None:
         """Assert that no entry is lost or wrong, and that every named copy exists."""
-        for proof in await self.prove(written):
+        for proof in await prove(written, self.workload):
             assert not proof.lost, proof
             assert not proof.wrong, proof
             assert proof.copies_good == proof.copies_expected > 0, proof
@@ -163,7 +152,8 @@ def shape(
         metadata_version=3,
         entry_bytes=entry_bytes,
         entry_count=entry_count,
-        ending=ending,
+        is_left_open=ending is not Ending.CLOSED,
+        is_live=ending is Ending.LIVE,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from daemon.demo import prove
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import Child, stop_all
 from daemon.settings import NodeSettings
@@ -273,8 +274,8 @@ async def test_rule_s13_a_writer_with_an_unregistered_bookie_continues(
                 assert metadata.last_segment.ensemble[0] == bookie
             await on.wait_idle()
 
-            assert ledger.ended_by is None
-            (proof,) = await on.prove([ledger])
+            assert on.workload.errors == []
+            (proof,) = await prove([ledger], on.workload)
             assert proof.metadata.state is LedgerState.OPEN
             assert (proof.lost, proof.wrong) == ([], [])
             assert not errors(node)

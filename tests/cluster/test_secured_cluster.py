@@ -17,9 +17,8 @@ from typing import Any
 import pytest
 from kazoo.protocol.serialization import GetACL
 
-from daemon.local.certificates import Authority
 from daemon.local.cluster import LocalCluster
-from daemon.local.security import USER, Secrets
+from daemon.local.security import USER, Authority, Secrets
 from ledgers.errors import NoNodeError
 from ledgers.model import BookieId
 from ledgers.security import SecuritySettings

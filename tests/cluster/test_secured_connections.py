@@ -17,10 +17,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from daemon.local.certificates import Authority
 from daemon.local.cluster import LocalCluster
 from daemon.local.ports import LOOPBACK, free_ports
-from daemon.local.security import BOOKIE_SASL, ZOOKEEPER_SASL, Secrets
+from daemon.local.security import BOOKIE_SASL, ZOOKEEPER_SASL, Authority, Secrets
 from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Transfer
 from ledgers.client import BookieClient, open_bookies

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from daemon.cli.config import config
 from daemon.conflicts import conflicts
 from daemon.java_settings import TRANSLATIONS, read_properties, to_toml, translate
-from daemon.local.certificates import Authority
+from daemon.local.security import Authority
 from daemon.settings import Settings, load_settings, setting_keys
 from ledgers.errors import SettingsError
 from tests.certificates import need_openssl

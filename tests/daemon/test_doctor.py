@@ -30,8 +30,8 @@ from daemon.cli.doctor import (
     state_findings,
     worst,
 )
-from daemon.local.certificates import Authority
 from daemon.local.ports import LOOPBACK
+from daemon.local.security import Authority
 from daemon.settings import HttpSettings, Settings, load_settings
 from daemon.status.state import Services
 from ledgers.clock import SystemClock

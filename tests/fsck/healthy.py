@@ -12,7 +12,7 @@ from tests.cluster.our_client import our_client
 from tests.cluster.steps import WORKER_ONLY, bench, nodes, shape
 from tests.java import messages
 from tests.java.tool import JavaTool, JavaWriter
-from tests.workload import Ending, shapes
+from tests.workload import shapes
 
 QUORUMS = ((3, 3, 2), (4, 2, 2), (3, 2, 1), (2, 2, 2))
 REPAIRED, RECOVERED = 10, 4
@@ -74,7 +74,7 @@ async def _ours(
     """Return the ids of ledgers as we wrote them, and of those that were repaired."""
     uri = cluster.metadata_service_uri
     async with bench(uri) as on:
-        wanted = [s for s in shapes(count, quorums=QUORUMS) if s.ending is Ending.CLOSED]
+        wanted = shapes(count, quorums=QUORUMS)
         written = await on.write(*(s for s in wanted if s.metadata_version == 3))
         mended = await on.write(*(shape(n, quorums=(3, 3, 2)) for n in range(2 * REPAIRED)))
         await on.lose(mended[:REPAIRED])

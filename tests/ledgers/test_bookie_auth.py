@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from daemon.local.certificates import Authority
+from daemon.local.security import Authority
 from ledgers.bookie_auth import NO_PLUGIN, SecureConnector, bookie_connector
 from ledgers.bookies import Transfer
 from ledgers.client import open_bookies

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from daemon.local.certificates import Authority
+from daemon.local.security import Authority
 from ledgers.errors import SettingsError
 from ledgers.security import Security, SecuritySettings, tls_failure
 from tests.certificates import encrypted, need_openssl

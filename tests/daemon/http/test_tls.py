@@ -19,7 +19,7 @@ from daemon.http.app import App
 from daemon.http.cluster_reader import ClusterReader
 from daemon.http.server import listen
 from daemon.http.tls import ServerTls
-from daemon.local.certificates import Authority, Certificate
+from daemon.local.security import Authority, Certificate
 from daemon.settings import HttpSettings, Settings
 from ledgers.errors import SettingsError
 from tests.certificates import encrypted, need_openssl
