@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import click
-import msgspec
 
+from daemon.answers import as_json
 from daemon.cli.main import output_option
 from daemon.cli.option_types import Folder
 from daemon.cli.progress import Line, echo_notes
@@ -27,9 +27,9 @@ from daemon.local.spec import (
 )
 from daemon.local.status import (
     ClusterStatus,
-    at_rest,
     print_status,
     print_welcome,
+    status_of,
 )
 from daemon.local.supervisor import NotRunningError, ask, start_detached, supervise
 from daemon.local.writing import Written, what_was_written, write_ledgers
@@ -139,7 +139,7 @@ def up(
         is_ready = True
         progress.erase()
         if output == "json":
-            click.echo(_json(found))
+            click.echo(as_json(found))
         else:
             duration_s = time.monotonic() - began_s
             print_welcome(found, duration_s=duration_s, data_option=folder.data_option(data))
@@ -195,7 +195,7 @@ def status(data: Path, output: str) -> None:
     """
     found = _status(data)
     if output == "json":
-        click.echo(_json(found))
+        click.echo(as_json(found))
     else:
         print_status(found, data_option=folder.data_option(data))
     if not found.is_whole:
@@ -329,10 +329,6 @@ def _status(data: Path) -> ClusterStatus:
     try:
         found = ask(data, "status").status
     except NotRunningError:
-        return at_rest(_spec(data), data=str(data))
+        return status_of(_spec(data), data)
     assert found is not None
     return found
-
-
-def _json(status: ClusterStatus) -> str:
-    return msgspec.json.format(msgspec.json.encode(status), indent=2).decode()

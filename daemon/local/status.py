@@ -1,12 +1,12 @@
 """The state of a local cluster: its processes and the registrations of its bookies; its output."""
 
-import enum
 import shlex
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import click
 
+from daemon.answers import Answer
 from daemon.local import servers
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import rss_bytes
@@ -15,41 +15,30 @@ from daemon.local.spec import ClusterSpec
 from daemon.words import counted
 from ledgers.model import BookieId
 
-
-class BookieState(enum.StrEnum):
-    WRITABLE = "writable"
-    READ_ONLY = "read-only"
-    UNREGISTERED = "unregistered"
-    """The bookie runs, but is not registered: it is starting, or its session has expired."""
-    DOWN = "down"
-    UNKNOWN = "unknown"
-    """The bookie runs, but ZooKeeper does not answer."""
-
-
-COLOURS = {"up": "green", BookieState.WRITABLE: "green", BookieState.DOWN: "red"}
+State = Literal["writable", "read-only", "unregistered", "down", "unknown", "up"]
+"""``unregistered``: the bookie runs, but it is starting, or its session has expired. ``unknown``:
+it runs, but ZooKeeper does not answer. ``up``: of ZooKeeper."""
+COLOURS = {"up": "green", "writable": "green", "down": "red"}
 """Colours of states. All others are yellow."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerStatus:
+class ServerStatus(Answer, frozen=True, kw_only=True):
     """One process. ``pid`` and ``rss_bytes`` are None while it is down."""
 
     address: str
-    state: str
+    state: State
     pid: int | None = None
     rss_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterStatus:
+class ClusterStatus(Answer, frozen=True, kw_only=True):
     """The whole cluster. ``is_running``: True if there is a supervisor; without one all processes
-    are down."""
+    are down. ``settings_file``: settings for a secured cluster."""
 
     version: int = 1
     is_running: bool
     metadata_service_uri: str
     settings_file: str | None = None
-    """Settings for a secured cluster."""
     bookkeeper: str
     storage: str
     layout: str
@@ -59,49 +48,41 @@ class ClusterStatus:
 
     @property
     def is_whole(self) -> bool:
-        return all(bookie.state == BookieState.WRITABLE for bookie in self.bookies)
+        return all(bookie.state == "writable" for bookie in self.bookies)
 
 
-def at_rest(spec: ClusterSpec, *, data: str) -> ClusterStatus:
-    """Return the status of a cluster that is not running."""
-    file = settings_file(Path(data), spec)
+def status_of(spec: ClusterSpec, data: Path, cluster: LocalCluster | None = None) -> ClusterStatus:
+    """Return the status of a cluster. ``cluster``: None if it is not running."""
+    is_answering, writable, read_only = False, None, None
+    if cluster is not None and (is_answering := servers.is_zookeeper_ready(spec.zookeeper_port)):
+        with cluster.session() as tree:
+            writable, read_only = tree.writable(), tree.read_only()
+
+    def server(address: str, state: State, pid: int | None) -> ServerStatus:
+        rss = None if pid is None else rss_bytes(pid)
+        return ServerStatus(address=address, state=state, pid=pid, rss_bytes=rss)
+
+    def bookie_server(bookie: BookieId) -> ServerStatus:
+        pid = None if cluster is None else cluster.pid(bookie)
+        is_running = pid is not None
+        state = bookie_state(bookie, is_running=is_running, writable=writable, read_only=read_only)
+        return server(bookie, state, pid)
+
+    file = settings_file(data, spec)
     return ClusterStatus(
-        is_running=False,
+        is_running=cluster is not None,
         metadata_service_uri=spec.metadata_service_uri,
         settings_file=None if file is None else str(file),
         bookkeeper=spec.bookkeeper,
         storage=spec.storage.value,
         layout=spec.layout.value,
-        data=data,
-        zookeeper=ServerStatus(address=spec.zookeeper_address, state="down"),
-        bookies=tuple(ServerStatus(address=b, state=BookieState.DOWN) for b in spec.bookies),
-    )
-
-
-def observe(cluster: LocalCluster) -> ClusterStatus:
-    """Return the status of a running cluster."""
-    writable = read_only = None
-    if is_answering := servers.is_zookeeper_ready(cluster.spec.zookeeper_port):
-        with cluster.session() as tree:
-            writable, read_only = tree.writable(), tree.read_only()
-
-    def server(address: str, state: str, pid: int | None) -> ServerStatus:
-        rss = None if pid is None else rss_bytes(pid)
-        return ServerStatus(address=address, state=state, pid=pid, rss_bytes=rss)
-
-    def bookie_server(bookie: BookieId) -> ServerStatus:
-        pid = cluster.pid(bookie)
-        is_running = pid is not None
-        state = bookie_state(bookie, is_running=is_running, writable=writable, read_only=read_only)
-        return server(bookie, state, pid)
-
-    return replace(
-        at_rest(cluster.spec, data=str(cluster.data)),
-        is_running=True,
+        data=str(data),
         zookeeper=server(
-            cluster.zookeeper_address, "up" if is_answering else "down", cluster.zookeeper_pid
+            spec.zookeeper_address,
+            "up" if is_answering else "down",
+            None if cluster is None else cluster.zookeeper_pid,
         ),
-        bookies=tuple(map(bookie_server, cluster.bookies)),
+        bookies=tuple(map(bookie_server, spec.bookies)),
     )
 
 
@@ -111,16 +92,16 @@ def bookie_state(
     is_running: bool,
     writable: frozenset[BookieId] | None,
     read_only: frozenset[BookieId] | None,
-) -> BookieState:
+) -> State:
     """Return the state of a bookie from its process and the registrations, which are None if
     ZooKeeper does not answer."""
     if not is_running:  # it may still be registered, until its session expires
-        return BookieState.DOWN
+        return "down"
     if writable is None or read_only is None:
-        return BookieState.UNKNOWN
+        return "unknown"
     if bookie in writable:
-        return BookieState.WRITABLE
-    return BookieState.READ_ONLY if bookie in read_only else BookieState.UNREGISTERED
+        return "writable"
+    return "read-only" if bookie in read_only else "unregistered"
 
 
 # --- Output ---------------------------------------------------------------------------------------
@@ -142,7 +123,7 @@ Try
 
 def print_welcome(status: ClusterStatus, *, duration_s: float, data_option: str) -> None:
     """Print the address and the bookies of a cluster that has started."""
-    up = [place for place, each in enumerate(status.bookies, 1) if each.state != BookieState.DOWN]
+    up = [place for place, each in enumerate(status.bookies, 1) if each.state != "down"]
     click.echo(
         f"BookKeeper {status.bookkeeper} is up: {counted(len(up), 'bookie')}, {status.storage} "
         f"storage, ready in {duration_s:.1f} s\n"

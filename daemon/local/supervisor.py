@@ -13,16 +13,16 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
 
+from daemon.answers import Answer
 from daemon.local import folder
 from daemon.local.cluster import LocalCluster, OnEvent
 from daemon.local.spec import find_bookie
-from daemon.local.status import ClusterStatus, observe
+from daemon.local.status import ClusterStatus, status_of
 from ledgers.errors import BookmenderError, SettingsError, UnavailableError
 
 LOG_NAME = "supervisor.log"
@@ -37,8 +37,7 @@ STAYS = "it stays registered until its session expires"
 Verb = Literal["status", "kill", "stop", "start", "wipe", "down"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Answer, frozen=True, kw_only=True):
     """A request of a command. ``bookie``: as the user wrote it; empty for verbs that concern the
     whole cluster."""
 
@@ -46,8 +45,7 @@ class Question:
     bookie: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Reply(Answer, frozen=True, kw_only=True):
     """A message of the supervisor: the answer to a question, or news about its start.
 
     ``refusal``: the question was wrong; ``failure``: the action failed; ``text``: what was done,
@@ -60,20 +58,19 @@ class Answer:
     status: ClusterStatus | None = None
 
     @classmethod
-    def of_error(cls, error: BookmenderError) -> "Answer":
-        if isinstance(error, SettingsError):
-            return cls(refusal=str(error))
-        return cls(failure=str(error))
-
-    @classmethod
-    def decode(cls, message: bytes) -> "Answer":
+    def decode(cls, message: bytes) -> "Reply":
         """Raises SettingsError for a refusal, UnavailableError for a failure."""
-        answer = msgspec.json.decode(message, type=cls)
-        if answer.refusal:
-            raise SettingsError(answer.refusal)
-        if answer.failure:
-            raise UnavailableError(answer.failure)
-        return answer
+        reply = msgspec.json.decode(message, type=cls)
+        if reply.refusal:
+            raise SettingsError(reply.refusal)
+        if reply.failure:
+            raise UnavailableError(reply.failure)
+        return reply
+
+
+def _reply_of(error: BookmenderError) -> Reply:
+    is_refusal = isinstance(error, SettingsError)
+    return Reply(refusal=str(error)) if is_refusal else Reply(failure=str(error))
 
 
 class NotRunningError(SettingsError):
@@ -103,10 +100,10 @@ def supervise(
         door.bind(str(path))
         running.callback(path.unlink)
         door.listen()
-        on_ready(observe(cluster))
-        last_asker = _serve(cluster, door)
+        on_ready(status_of(cluster.spec, data, cluster))
+        last_asker = _serve(cluster, data, door)
     with last_asker, suppress(OSError):  # the command `down` waits for this, if it still runs
-        _send(last_asker, Answer(text="stopped"))
+        _send(last_asker, Reply(text="stopped"))
 
 
 @contextmanager
@@ -124,7 +121,7 @@ def _signals_unwind() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
+def _serve(cluster: LocalCluster, data: Path, door: socket.socket) -> socket.socket:
     """Answer questions until ``down``. Return its connection, on which the answer is still due."""
     while True:
         connection, _ = door.accept()
@@ -133,36 +130,36 @@ def _serve(cluster: LocalCluster, door: socket.socket) -> socket.socket:
             question = msgspec.json.decode(_receive(connection), type=Question)
             if question.verb == "down":
                 return connection
-            _send(connection, _answer(cluster, question))
+            _send(connection, _answer(cluster, data, question))
         except (OSError, ValueError, RecursionError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
 
 
-def _answer(cluster: LocalCluster, question: Question) -> Answer:
+def _answer(cluster: LocalCluster, data: Path, question: Question) -> Reply:
     try:
         if question.verb == "status":
-            return Answer(status=observe(cluster))
+            return Reply(status=status_of(cluster.spec, data, cluster))
         bookie = find_bookie(cluster.bookies, question.bookie)
         match question.verb:
             case "kill":
                 cluster.kill(bookie)
-                return Answer(text=f"killed {bookie}; {STAYS}")
+                return Reply(text=f"killed {bookie}; {STAYS}")
             case "stop":
                 if cluster.terminate(bookie):
-                    return Answer(text=f"stopped {bookie}")
-                return Answer(text=f"killed {bookie} because it did not stop in time; {STAYS}")
+                    return Reply(text=f"stopped {bookie}")
+                return Reply(text=f"killed {bookie} because it did not stop in time; {STAYS}")
             case "start":
                 cluster.start_bookie(bookie)
-                return Answer(text=f"started {bookie}")
+                return Reply(text=f"started {bookie}")
             case _:
                 cluster.wipe(bookie)
-                return Answer(text=f"wiped {bookie}")
+                return Reply(text=f"wiped {bookie}")
     except BookmenderError as error:
-        return Answer.of_error(error)
+        return _reply_of(error)
 
 
-def ask(data: Path, verb: Verb, bookie: str = "") -> Answer:
+def ask(data: Path, verb: Verb, bookie: str = "") -> Reply:
     """Ask the supervisor in the folder and return the answer of a success.
 
     Raises NotRunningError, SettingsError if the question was refused, UnavailableError if the
@@ -176,12 +173,12 @@ def ask(data: Path, verb: Verb, bookie: str = "") -> Answer:
             raise NotRunningError(f"no cluster is running on {data}") from error
         try:
             _send(connection, Question(verb=verb, bookie=bookie))
-            return Answer.decode(_receive(connection))
+            return Reply.decode(_receive(connection))
         except (OSError, msgspec.MsgspecError) as error:
             raise UnavailableError(f"the supervisor does not answer: {error}") from error
 
 
-def _send(connection: socket.socket, message: Question | Answer) -> None:
+def _send(connection: socket.socket, message: Question | Reply) -> None:
     connection.sendall(msgspec.json.encode(message))
     connection.shutdown(socket.SHUT_WR)
 
@@ -209,7 +206,7 @@ def start_detached(data: Path, options: Mapping[str, Any], *, on_event: OnEvent)
     try:
         with open(receiver, "rb") as lines:
             for line in lines:
-                news = Answer.decode(line)
+                news = Reply.decode(line)
                 if news.status is not None:
                     return news.status
                 on_event(news.text)
@@ -223,11 +220,11 @@ def start_detached(data: Path, options: Mapping[str, Any], *, on_event: OnEvent)
 def _run_detached(data: Path, options: Mapping[str, Any], sender: int) -> NoReturn:
     """Run the supervisor in a forked process. Its news go to ``sender``, its output to the log."""
 
-    def tell(news: Answer) -> None:  # raises BrokenPipeError if the user's command has ended
+    def tell(news: Reply) -> None:  # raises BrokenPipeError if the user's command has ended
         os.write(sender, msgspec.json.encode(news) + b"\n")
 
     def on_ready(status: ClusterStatus) -> None:
-        tell(Answer(status=status))
+        tell(Reply(status=status))
         os.dup2(2, sender)  # the pipe is closed: all later events go to the log
 
     try:
@@ -236,13 +233,13 @@ def _run_detached(data: Path, options: Mapping[str, Any], sender: int) -> NoRetu
         log = os.open(data / "logs" / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for own, standard in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
             os.dup2(own, standard)
-        supervise(data, options, on_event=lambda event: tell(Answer(text=event)), on_ready=on_ready)
+        supervise(data, options, on_event=lambda event: tell(Reply(text=event)), on_ready=on_ready)
     except BookmenderError as error:
-        tell(Answer.of_error(error))
+        tell(_reply_of(error))
     except (KeyboardInterrupt, BrokenPipeError):
         pass
     except OSError as error:  # most likely a full disk
-        tell(Answer(failure=f"{error.filename or data}: {error.strerror}"))
+        tell(Reply(failure=f"{error.filename or data}: {error.strerror}"))
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:

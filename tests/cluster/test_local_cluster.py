@@ -13,7 +13,7 @@ from daemon.local import ports
 from daemon.local.cluster import LocalCluster
 from daemon.local.processes import wait_until
 from daemon.local.spec import port_of
-from daemon.local.status import BookieState, observe
+from daemon.local.status import ClusterStatus, status_of
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.model import BookieId
 from tests.cluster.conftest import SESSION_TIMEOUT_S, MakeCluster
@@ -37,6 +37,10 @@ def znode(cluster: LocalCluster, path: str) -> bytes:
     finally:
         client.stop()
         client.close()
+
+
+def observe(cluster: LocalCluster) -> ClusterStatus:
+    return status_of(cluster.spec, cluster.data, cluster)
 
 
 def states(cluster: LocalCluster) -> list[str]:
@@ -158,7 +162,7 @@ def test_a_paused_bookie_loses_its_session(
     module_cluster.pause(bookie)
 
     assert ports.answers(port_of(bookie))
-    wait_for(lambda: states(module_cluster)[3] == BookieState.UNREGISTERED.value)
+    wait_for(lambda: states(module_cluster)[3] == "unregistered")
 
     module_cluster.resume(bookie)
     wait_for(lambda: observe(module_cluster).is_whole)
@@ -169,7 +173,7 @@ def test_bookies_survive_a_restart_of_zookeeper(module_cluster: LocalCluster) ->
     pids = [module_cluster.pid(bookie) for bookie in module_cluster.bookies]
 
     module_cluster.kill_zookeeper()
-    assert set(states(module_cluster)) == {BookieState.UNKNOWN.value}
+    assert set(states(module_cluster)) == {"unknown"}
     module_cluster.restart_zookeeper()
 
     wait_for(lambda: observe(module_cluster).is_whole)

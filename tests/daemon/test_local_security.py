@@ -4,7 +4,7 @@ from pathlib import Path
 
 from daemon.local.security import FOLDER, Secrets, settings_file
 from daemon.local.spec import settle
-from daemon.local.status import at_rest
+from daemon.local.status import status_of
 from daemon.settings import load_settings
 from tests.certificates import need_openssl
 
@@ -23,7 +23,7 @@ def test_the_settings_file_has_what_clients_need(tmp_path: Path) -> None:
 
     file = settings_file(tmp_path, SPEC)
     assert file is not None
-    assert str(file) == at_rest(SPEC, data=str(tmp_path)).settings_file
+    assert str(file) == status_of(SPEC, tmp_path).settings_file
     settings = load_settings(file, environment={})
     assert settings.metadata_service_uri == SPEC.metadata_service_uri
     assert settings.security == secrets.client_settings

@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from daemon.local import supervisor
 from daemon.local.cluster import LocalCluster
 from daemon.local.spec import ClusterSpec
-from daemon.local.status import at_rest
+from daemon.local.status import status_of
 from daemon.local.supervisor import NotRunningError, ask, start_detached
 from ledgers.errors import SettingsError, UnavailableError
 from ledgers.model import BookieId
@@ -22,7 +22,7 @@ SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003))
 class FakeCluster:
     """Writes what happens into the file ``done`` of its folder."""
 
-    bookies = SPEC.bookies
+    spec, bookies = SPEC, SPEC.bookies
 
     def __init__(self, data: Path, on_event: Callable[[str], None]) -> None:
         self._data, self._on_event = data, on_event
@@ -63,9 +63,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]
         return FakeCluster(data, on_event)
 
     monkeypatch.setattr(LocalCluster, "start", make)
-    monkeypatch.setattr(
-        supervisor, "observe", lambda cluster: replace(at_rest(SPEC, data="x"), is_running=True)
-    )
+    running = replace(status_of(SPEC, tmp_path), is_running=True)
+    monkeypatch.setattr(supervisor, "status_of", lambda spec, data, cluster: running)
 
     def run(on_event: Callable[[str], None] = lambda event: None, **options: Any) -> Any:
         return start_detached(tmp_path, options, on_event=on_event)

@@ -5,13 +5,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec.structs
 import pytest
 from click.testing import CliRunner
 
 from daemon.local import commands
 from daemon.local.commands import local
 from daemon.local.spec import ClusterSpec
-from daemon.local.status import at_rest
+from daemon.local.status import status_of
 from daemon.local.writing import (
     OPEN_SIZE,
     Workload,
@@ -70,7 +71,7 @@ def test_more_open_ledgers_than_ledgers_are_wrong_usage(tmp_path: Path) -> None:
 # --- Early ends -----------------------------------------------------------------------------------
 
 SPEC = ClusterSpec(zookeeper_port=20_001, bookie_ports=(20_002, 20_003, 20_004))
-RUNNING = replace(at_rest(SPEC, data="here"), is_running=True)
+RUNNING = msgspec.structs.replace(status_of(SPEC, Path("here")), is_running=True)
 
 
 async def workload_on(cluster: Cluster) -> Workload:
