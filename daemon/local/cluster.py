@@ -100,7 +100,13 @@ class LocalCluster:
             spec.save(data)
             cluster = cls(servers.Servers(data=data, java=java), spec, lock, on_event, secrets)
             undoing.callback(cluster.stop)
-            cluster._start_all()
+            cluster._start_zookeeper()
+            with cluster.session() as tree:
+                tree.format(spec.layout)
+                for bookie in cluster.bookies:  # of an earlier run that ended in a crash
+                    tree.delete_registration(bookie)
+                wanted = [b for b in cluster.bookies if not cluster._is_dismissed(b, tree)]
+            cluster._start_bookies(wanted)
             undoing.pop_all()
         return cluster
 
@@ -141,7 +147,9 @@ class LocalCluster:
 
     def pid(self, bookie: BookieId) -> int | None:
         """Return the process id of the bookie; None while it is down."""
-        child = self._bookies.get(self._known(bookie))
+        if bookie not in self.bookies:
+            raise SettingsError(f"there is no bookie {bookie}, only {', '.join(self.bookies)}")
+        child = self._bookies.get(bookie)
         return child.pid if child is not None and child.is_running else None
 
     @property
@@ -281,15 +289,6 @@ class LocalCluster:
         """The spec with the settings of TLS and SASL, which are not saved: they name files."""
         return self._spec if self.secrets is None else self.secrets.secure(self._spec)
 
-    def _start_all(self) -> None:
-        self._start_zookeeper()
-        with self.session() as tree:
-            tree.format(self._spec.layout)
-            for bookie in self.bookies:  # of an earlier run that ended in a crash
-                tree.delete_registration(bookie)
-            wanted = [b for b in self.bookies if not self._is_dismissed(b, tree)]
-        self._start_bookies(wanted)
-
     def _is_dismissed(self, bookie: BookieId, tree: znodes.Znodes) -> bool:
         """Return True if the bookie has data but no cookie, as after ``bookie decommission``. It
         would refuse to start.
@@ -359,26 +358,18 @@ class LocalCluster:
             self._bookies[bookie] = self._servers.bookie(self._secured_spec, bookie)
         return bool(cut_off)
 
-    def _known(self, bookie: BookieId) -> BookieId:
-        if bookie not in self.bookies:
-            raise SettingsError(f"there is no bookie {bookie}, only {', '.join(self.bookies)}")
-        return bookie
-
     def _running(self, bookie: BookieId) -> Child:
-        child = self._bookies.get(self._known(bookie))
-        if child is None or not child.is_running:
+        if self.pid(bookie) is None:
             raise SettingsError(f"bookie {bookie} is not running")
-        return child
+        return self._bookies[bookie]
 
 
 def _check_ports(spec: ClusterSpec) -> None:
     """Raise SettingsError if another process uses a port of the cluster."""
-    servers = {spec.zookeeper_port: "ZooKeeper"} | {
-        port: "ZooKeeper with TLS" for port in (spec.zookeeper_tls_port,) if port is not None
-    }
-    servers |= {port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies}
-    for port, server in servers.items():
-        if not ports.is_free(port):
+    users = {spec.zookeeper_port: "ZooKeeper", spec.zookeeper_tls_port: "ZooKeeper with TLS"}
+    users |= {port_of(bookie): f"bookie {bookie}" for bookie in spec.bookies}
+    for port, server in users.items():
+        if port is not None and not ports.is_free(port):
             # The port of a bookie is part of its id, so it cannot be changed.
             option = "port (--port)" if port == spec.zookeeper_port else "folder (--data)"
             raise SettingsError(

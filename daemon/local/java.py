@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,21 +50,41 @@ class Java:
     def find(cls, environment: Mapping[str, str] = os.environ) -> "Java":
         """Return the Java of JAVA_HOME if that is set, else of the PATH. Raises SettingsError if
         there is no usable Java."""
-        executable = _executable(environment)
-        if executable is None:
+        if home := environment.get("JAVA_HOME"):
+            found: str | None = f"{home}/bin/java"
+            if not os.path.exists(f"{home}/bin/java"):  # JAVA_HOME names one, so no other is used
+                raise SettingsError(
+                    f"JAVA_HOME is {home}, which has no bin/java: set it to the folder of a Java "
+                    f"{OLDEST_MAJOR} or later, or unset it to use the Java on the PATH"
+                )
+        else:
+            found = shutil.which("java", path=environment.get("PATH", os.defpath))
+        if found is None:
             raise SettingsError(f"no Java found: {HOW_TO_INSTALL}")
-        version = _version(executable, environment)
-        java = cls(executable=executable, major=_major(version), version=version)
+        version = ""
+        with suppress(OSError, subprocess.SubprocessError):
+            # macOS has a ``java`` that only says where to download one.
+            answer = subprocess.run(
+                [found, "-version"],
+                capture_output=True,
+                text=True,
+                timeout=VERSION_TIMEOUT_S,
+                env=dict(environment),
+                check=True,
+            )
+            said = re.search(r'version "([^"]+)"', answer.stderr)
+            version = said[1] if said else ""
+        number = re.match(r"(?:1\.)?(\d+)", version)  # Java 8 called itself 1.8
         if not version and (names := [name for name in OPTION_VARIABLES if environment.get(name)]):
             raise SettingsError(
-                f"{executable} -version fails, perhaps because of {' and '.join(names)}: unset or "
+                f"{found} -version fails, perhaps because of {' and '.join(names)}: unset or "
                 f"correct it; otherwise {HOW_TO_INSTALL}"
             )
-        if java.major < OLDEST_MAJOR:
+        if number is None or int(number[1]) < OLDEST_MAJOR:
             raise SettingsError(
-                f"{executable} is Java {version or 'of no known version'}: {HOW_TO_INSTALL}"
+                f"{found} is Java {version or 'of no known version'}: {HOW_TO_INSTALL}"
             )
-        return java
+        return cls(executable=Path(found), major=int(number[1]), version=version)
 
     def command(
         self,
@@ -96,39 +117,3 @@ class Java:
             classpath,
             *main,
         ]
-
-
-def _executable(environment: Mapping[str, str]) -> Path | None:
-    if home := environment.get("JAVA_HOME"):
-        executable = Path(home) / "bin" / "java"
-        if not executable.exists():  # JAVA_HOME names one, so no other is used
-            raise SettingsError(
-                f"JAVA_HOME is {home}, which has no bin/java: set it to the folder of a Java "
-                f"{OLDEST_MAJOR} or later, or unset it to use the Java on the PATH"
-            )
-        return executable
-    found = shutil.which("java", path=environment.get("PATH", os.defpath))
-    return Path(found) if found else None
-
-
-def _version(executable: Path, environment: Mapping[str, str]) -> str:
-    """Return the version; empty if the program does not run (macOS has a ``java`` that only says
-    where to download one)."""
-    try:
-        answer = subprocess.run(
-            [executable, "-version"],
-            capture_output=True,
-            text=True,
-            timeout=VERSION_TIMEOUT_S,
-            env=dict(environment),
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    version = re.search(r'version "([^"]+)"', answer.stderr)
-    return version[1] if version else ""
-
-
-def _major(version: str) -> int:
-    number = re.match(r"(?:1\.)?(\d+)", version)  # Java 8 called itself 1.8
-    return int(number[1]) if number else 0

@@ -113,27 +113,26 @@ class Servers:
         )
 
     def bookie(self, spec: ClusterSpec, bookie_id: BookieId) -> Child:
-        folder = self.bookie_folder(bookie_id)
-        port = port_of(bookie_id)
+        folder, port = self.bookie_folder(bookie_id), port_of(bookie_id)
+        draft = self._archive_draft if bookie_id == spec.bookies[0] else None
+        if draft is not None:
+            draft.unlink(missing_ok=True)  # left by a run that was interrupted
         return self._spawn_bookkeeper(
             f"bookie-{port}",
             folder,
             BOOKIE_CLASS,
             bookie_settings(spec, port=port, folder=folder),
             spec=spec,
-            flags=[*self._archive_flags(spec, bookie_id), *spec.bookie_jvm_flags],
+            flags=[
+                *jars.archive_flags(self._archive(spec), draft=draft),
+                *spec.bookie_jvm_flags,
+            ],
         )
 
     def keep_archive(self, spec: ClusterSpec) -> None:
-        """Keep the class jars. Call this when the first bookie has ended normally; see
+        """Keep the class archive. Call this when the first bookie has ended normally; see
         ``jars``."""
         jars.keep_archive(self._archive_draft, self._archive(spec))
-
-    def _archive_flags(self, spec: ClusterSpec, bookie_id: BookieId) -> tuple[str, ...]:
-        if bookie_id != spec.bookies[0]:
-            return jars.archive_flags(self._archive(spec), draft=None)
-        self._archive_draft.unlink(missing_ok=True)  # left by a run that was interrupted
-        return jars.archive_flags(self._archive(spec), draft=self._archive_draft)
 
     def _archive(self, spec: ClusterSpec) -> Path:
         return jars.archive_path(jars.jars_folder(spec.bookkeeper), self.java)

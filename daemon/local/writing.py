@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 from daemon.admin_session import AdminSession, admin_session
@@ -19,7 +19,7 @@ from ledgers.bookie_auth import bookie_connector
 from ledgers.bookies import Bookies
 from ledgers.client import open_bookies
 from ledgers.clock import Clock, SystemClock
-from ledgers.errors import NotEnoughBookiesError, SessionLostError, UnavailableError
+from ledgers.errors import NotEnoughBookiesError
 from ledgers.manager import LedgerManager
 from ledgers.model import DigestType
 from ledgers.placement import Candidate, RandomPlacement
@@ -43,8 +43,6 @@ OPEN_SIZE = (1_000, 50)
 LEDGERS_AT_ONCE = 12
 READS_IN_FLIGHT_MAX = 64
 PASSWORD = b"demo"
-LOOK_TIMEOUT_S = 3.0
-"""After Ctrl-C, maximum time for looking up the state of the ledgers that were begun."""
 LEFT_SHOWN_MAX = 10
 CLOSE_HINT = "`bookmender ledger close ID --force --yes` closes one at its end"
 
@@ -188,16 +186,6 @@ class Workload:
     def bookies_for(self, shape: Shape) -> Bookies:
         return self.bookies
 
-    async def look_again(self) -> None:
-        """After a failure, find out which of the ledgers that were begun exist, and which are
-        closed."""
-        for written in [each for each in self.written if not each.is_closed]:
-            found = await self.manager.find(written.ledger_id)
-            if found is None:
-                self.written.remove(written)
-            else:
-                written.is_closed = found.metadata.is_closed
-
     async def _writable(self) -> list[Candidate]:
         view = await self.registration.read()
         return [Candidate(bookie=bookie) for bookie in view.writable]
@@ -246,14 +234,7 @@ def write_ledgers(
         rng = random.Random()
         async with admin_session(settings) as seen, open_workload(seen, rng) as workload:
             workload.written = written
-            try:
-                await workload.write(ledger_count, open_count=open_count)
-            except BaseException:  # also Ctrl-C
-                # What cannot be read stays as it was last known.
-                with suppress(UnavailableError, SessionLostError, TimeoutError):
-                    async with asyncio.timeout(LOOK_TIMEOUT_S):
-                        await workload.look_again()
-                raise
+            await workload.write(ledger_count, open_count=open_count)
 
     asyncio.run(write())
 
@@ -273,6 +254,6 @@ def what_was_written(
     if left := sorted(each.ledger_id for each in written if not each.is_closed):
         shown = ", ".join(map(str, left[:LEFT_SHOWN_MAX]))
         more = f" and {len(left) - LEFT_SHOWN_MAX:,} more" if len(left) > LEFT_SHOWN_MAX else ""
-        hint = f"; {CLOSE_HINT}" if ended else ""
+        hint = f", unless it was not created; {CLOSE_HINT}" if ended else ""
         lines.append(f"left open without a writer: ledger {shown}{more}{hint}")
     return lines
