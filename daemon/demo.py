@@ -63,8 +63,7 @@ def demo(ledgers: int, bookies: int, nodes: int, bookkeeper: str | None, data: P
     Exit code 0: no acknowledged entry was lost, and everything that can be repaired was repaired.
     """
     base = data or Path(tempfile.mkdtemp(prefix="bookmender-demo-"))
-    is_over = False
-    verdicts = []
+    is_over, verdicts = False, list[bool]()
     try:
         for number, folder in enumerate(("bookie-lost", "leader-lost-too"), start=1):
             kills_leader = number == 2
@@ -320,26 +319,20 @@ async def _prove(
         versioned = await workload.manager.read(written.ledger_id)
         proof = LedgerProof(written=written, metadata=versioned.metadata)
         opened = await find_end(versioned, bookies=workload.bookies, clock=workload.clock)
-        await _read_copies(proof, opened, workload, down)
+        ledger_id, digest = written.ledger_id, opened.digest
+        for fragment in fragments(ledger_id, proof.metadata, lac=opened.lac):
+            if fragment.last_entry_id is None:  # open: which copies it should have is not decided
+                continue
+            for index, bookie in enumerate(fragment.ensemble):
+                entries = fragment.entries_of(index)
+                proof.copies_expected += len(entries)
+                if bookie in down:
+                    continue
+                for entry_ids in transfer_slices([entries]):
+                    wanted = Transfer(ledger_id=ledger_id, digest=digest, reads={bookie: entry_ids})
+                    proof.copies_good += (await workload.bookies.transfer(wanted)).entry_count
         await _read_as_applications_do(proof, opened, workload, down)
     return proof
-
-
-async def _read_copies(
-    proof: LedgerProof, opened: OpenedLedger, workload: Workload, down: frozenset[BookieId]
-) -> None:
-    ledger_id, digest = proof.written.ledger_id, opened.digest
-    for fragment in fragments(ledger_id, proof.metadata, lac=opened.lac):
-        if fragment.last_entry_id is None:  # open: which copies it should have is not decided
-            continue
-        for index, bookie in enumerate(fragment.ensemble):
-            entries = fragment.entries_of(index)
-            proof.copies_expected += len(entries)
-            if bookie in down:
-                continue
-            for entry_ids in transfer_slices([entries]):
-                wanted = Transfer(ledger_id=ledger_id, digest=digest, reads={bookie: entry_ids})
-                proof.copies_good += (await workload.bookies.transfer(wanted)).entry_count
 
 
 async def _read_as_applications_do(

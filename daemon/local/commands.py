@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 ``status`` found a bookie that is not writable; 2 wrong us
 """
 
 import math
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -167,7 +168,9 @@ def _cleaned_up(data: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         is_interrupt = isinstance(error, KeyboardInterrupt)
-        if is_new and data.is_dir() and (is_interrupt or not folder.is_needed(data)):
+        explains = any(log.stat().st_size for log in data.glob("logs/*.log"))
+        is_needed = (data / FILE_NAME).exists() or explains
+        if is_new and data.is_dir() and (is_interrupt or not is_needed):
             with suppress(SettingsError, OSError):  # e.g. another process uses the folder
                 folder.delete(data)
         if is_interrupt:
@@ -282,7 +285,8 @@ def wipe(bookie: str, data: Path) -> None:
         click.echo(ask(data, "wipe", bookie).text)
     except NotRunningError:
         wiped = find_bookie(_spec(data).bookies, bookie)
-        folder.wipe(data, bookie_port=port_of(wiped))
+        with folder.lease(data):
+            shutil.rmtree(data / "bookies" / str(port_of(wiped)), ignore_errors=True)
         click.echo(f"wiped {wiped}")
 
 

@@ -59,12 +59,6 @@ def lease(data: Path) -> IO[str]:
     return lock
 
 
-def is_needed(data: Path) -> bool:
-    """Return True if the folder contains a cluster, or a log that may explain a failure."""
-    logs = data.glob("logs/*.log")
-    return (data / spec.FILE_NAME).exists() or any(log.stat().st_size for log in logs)
-
-
 def make(path: Path) -> None:
     """Create the folder if necessary. Raises SettingsError if it is not writable, or if other users
     may write there."""
@@ -81,13 +75,6 @@ def make(path: Path) -> None:
             f"another user may write to the folder {path}, and a link there may lead to any file "
             "of yours. Use a folder of your own"
         )
-
-
-def wipe(data: Path, *, bookie_port: int) -> None:
-    """Delete the data of a bookie while its cluster is not running. Raises
-    SettingsError."""
-    with lease(data):
-        shutil.rmtree(data / "bookies" / str(bookie_port), ignore_errors=True)
 
 
 def delete(data: Path) -> tuple[str, ...]:

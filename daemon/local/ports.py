@@ -38,15 +38,6 @@ def loopback_interface() -> str:
     return next(name for name in ("lo", "lo0") if name in names)
 
 
-def answers(port: int) -> bool:
-    """Return True if a TCP connection can be opened."""
-    try:
-        socket.create_connection((LOOPBACK, port), CONNECT_TIMEOUT_S).close()
-    except OSError:
-        return False
-    return True
-
-
 def replies(port: int, request: bytes) -> bool:
     """Return True if the server sends anything after this request."""
     try:

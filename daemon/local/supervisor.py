@@ -35,14 +35,8 @@ ANSWER_TIMEOUT_S = 240.0
 STAYS = "it stays registered until its session expires"
 
 Verb = Literal["status", "kill", "stop", "start", "wipe", "down"]
-
-
-class Question(Answer, frozen=True, kw_only=True):
-    """A request of a command. ``bookie``: as the user wrote it; empty for verbs that concern the
-    whole cluster."""
-
-    verb: Verb
-    bookie: str = ""
+Question = tuple[Verb, str]
+"""What a command asks for, and the bookie as the user wrote it (empty: the whole cluster)."""
 
 
 class Reply(Answer, frozen=True, kw_only=True):
@@ -127,34 +121,32 @@ def _serve(cluster: LocalCluster, data: Path, door: socket.socket) -> socket.soc
         connection, _ = door.accept()
         connection.settimeout(QUESTION_TIMEOUT_S)
         try:
-            question = msgspec.json.decode(_receive(connection), type=Question)
-            if question.verb == "down":
+            verb, bookie = msgspec.json.decode(_receive(connection), type=Question)
+            if verb == "down":
                 return connection
-            _send(connection, _answer(cluster, data, question))
+            _send(connection, _answer(cluster, data, verb, bookie))
         except (OSError, ValueError, RecursionError) as error:  # it gave up, or is not ours
             print(f"a question was lost: {error}", file=sys.stderr)
         connection.close()
 
 
-def _answer(cluster: LocalCluster, data: Path, question: Question) -> Reply:
+def _answer(cluster: LocalCluster, data: Path, verb: Verb, name: str) -> Reply:
     try:
-        if question.verb == "status":
+        if verb == "status":
             return Reply(status=status_of(cluster.spec, data, cluster))
-        bookie = find_bookie(cluster.bookies, question.bookie)
-        match question.verb:
-            case "kill":
-                cluster.kill(bookie)
-                return Reply(text=f"killed {bookie}; {STAYS}")
-            case "stop":
-                if cluster.terminate(bookie):
-                    return Reply(text=f"stopped {bookie}")
-                return Reply(text=f"killed {bookie} because it did not stop in time; {STAYS}")
-            case "start":
-                cluster.start_bookie(bookie)
-                return Reply(text=f"started {bookie}")
-            case _:
-                cluster.wipe(bookie)
-                return Reply(text=f"wiped {bookie}")
+        bookie = find_bookie(cluster.bookies, name)
+        if verb == "kill":
+            cluster.kill(bookie)
+            return Reply(text=f"killed {bookie}; {STAYS}")
+        if verb == "stop":
+            if cluster.terminate(bookie):
+                return Reply(text=f"stopped {bookie}")
+            return Reply(text=f"killed {bookie} because it did not stop in time; {STAYS}")
+        if verb == "start":
+            cluster.start_bookie(bookie)
+            return Reply(text=f"started {bookie}")
+        cluster.wipe(bookie)
+        return Reply(text=f"wiped {bookie}")
     except BookmenderError as error:
         return _reply_of(error)
 
@@ -172,7 +164,7 @@ def ask(data: Path, verb: Verb, bookie: str = "") -> Reply:
         except OSError as error:
             raise NotRunningError(f"no cluster is running on {data}") from error
         try:
-            _send(connection, Question(verb=verb, bookie=bookie))
+            _send(connection, (verb, bookie))
             return Reply.decode(_receive(connection))
         except (OSError, msgspec.MsgspecError) as error:
             raise UnavailableError(f"the supervisor does not answer: {error}") from error

@@ -54,7 +54,7 @@ def test_every_bookie_is_writable_and_small_after_the_start(
 
     assert status.is_whole
     assert module_cluster.writable() == frozenset(module_cluster.bookies)
-    assert all(ports.answers(port_of(bookie)) for bookie in module_cluster.bookies)
+    assert all(not ports.is_free(port_of(bookie)) for bookie in module_cluster.bookies)
     assert not any(answers_beyond_loopback(port_of(bookie)) for bookie in module_cluster.bookies)
     assert all(0 < (bookie.rss_bytes or 0) <= RSS_BYTES_MAX for bookie in status.bookies)
 
@@ -76,7 +76,7 @@ def test_a_killed_bookie_is_registered_until_its_session_expires(
     module_cluster.kill(bookie)
 
     assert module_cluster.pid(bookie) is None
-    assert not ports.answers(port_of(bookie))
+    assert ports.is_free(port_of(bookie))
     assert bookie in module_cluster.writable()
     wait_for(lambda: bookie not in module_cluster.writable())
 
@@ -161,7 +161,7 @@ def test_a_paused_bookie_loses_its_session(
 
     module_cluster.pause(bookie)
 
-    assert ports.answers(port_of(bookie))
+    assert not ports.is_free(port_of(bookie))
     wait_for(lambda: states(module_cluster)[3] == "unregistered")
 
     module_cluster.resume(bookie)

@@ -29,33 +29,21 @@ def run(*arguments: str) -> Result:
 
 
 def test_a_stopped_cluster_is_shown_as_down(data: Path) -> None:
+    """Also if a dead supervisor left its socket."""
     data.mkdir(parents=True)
     SPEC.save(data)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(data / SOCKET_NAME))
 
     result = run("status")
+    status = json.loads(run("status", "-o", "json").output)
 
     assert result.exit_code == 1
     assert result.output.count("down") == 3  # ZooKeeper and two bookies
-    assert "bookmender local up" in result.output
-
-
-def test_status_can_print_json(data: Path) -> None:
-    data.mkdir(parents=True)
-    SPEC.save(data)
-
-    status = json.loads(run("status", "-o", "json").output)
-
+    assert "It is not running. Start it with: bookmender local up" in result.output
     assert status["is_running"] is False
     assert status["metadata_service_uri"] == SPEC.metadata_service_uri
     assert [bookie["address"] for bookie in status["bookies"]] == list(SPEC.bookies)
-
-
-def test_without_a_cluster_status_says_how_to_create_one(data: Path) -> None:
-    error = run("status").exception
-
-    assert isinstance(error, SettingsError)
-    assert "bookmender local up" in str(error)
-    assert not data.exists()
 
 
 def test_only_the_named_bookie_of_a_stopped_cluster_is_wiped(data: Path) -> None:
@@ -78,17 +66,23 @@ def test_a_bookie_outside_the_cluster_is_not_wiped(data: Path, bookie: str) -> N
     assert (data / "bookies" / "20004").exists()
 
 
-def test_without_a_cluster_nothing_is_wiped(data: Path) -> None:
-    assert "there is no cluster in" in str(run("wipe", "1").exception)
-    assert not data.exists()
-
-
-@pytest.mark.parametrize("command", ["kill", "start"])
-def test_commands_to_a_stopped_cluster_are_refused(data: Path, command: str) -> None:
-    error = run(command, "1").exception
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["status"], "there is no cluster in"),
+        (["wipe", "1"], "bookmender local up"),
+        (["kill", "1"], "no cluster is running"),
+        (["start", "1"], "no cluster is running"),
+    ],
+)
+def test_commands_without_a_cluster_are_refused(
+    data: Path, arguments: list[str], said: str
+) -> None:
+    error = run(*arguments).exception
 
     assert isinstance(error, SettingsError)
-    assert "no cluster is running" in str(error)
+    assert said in str(error)
+    assert not data.exists()
 
 
 def test_write_to_a_stopped_cluster_says_how_to_start_it(data: Path, tmp_path: Path) -> None:
@@ -113,15 +107,6 @@ def test_an_empty_folder_name_is_refused(
     assert said.exit_code == 2
     assert "the value is empty" in said.output
     assert not [*tmp_path.iterdir()]
-
-
-def test_the_socket_of_a_dead_supervisor_does_not_mean_running(data: Path) -> None:
-    data.mkdir(parents=True)
-    SPEC.save(data)
-    with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(data / SOCKET_NAME))  # the socket file stays when it is closed
-
-    assert "It is not running" in run("status").output
 
 
 def test_down_succeeds_when_nothing_is_running(data: Path) -> None:
@@ -308,19 +293,6 @@ def begin_and_be_interrupted(data: Path, options: object, **callbacks: object) -
     (data / "logs" / "zookeeper.log").write_text("it began")
     SPEC.save(data)
     raise KeyboardInterrupt
-
-
-def test_an_up_interrupted_at_once_created_no_cluster(
-    data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(data: Path, options: object, **callbacks: object) -> None:
-        raise KeyboardInterrupt
-
-    data.mkdir(parents=True)
-    monkeypatch.setattr(commands, "supervise", interrupt)
-
-    assert "interrupted; no cluster was created" in run("up", "--foreground").stderr
-    assert data.exists()
 
 
 def test_up_refuses_a_folder_locked_by_another_program(
