@@ -9,7 +9,9 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -85,13 +87,10 @@ _bookie_argument = click.argument("bookie")
 @click.option(
     "--storage",
     type=click.Choice([storage.value for storage in Storage]),
+    callback=lambda context, option, given: given and Storage(given),
     help="Entry storage.  [default: sorted]",
 )
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    help="Port of ZooKeeper.",
-)
+@click.option("--port", "zookeeper_port", type=click.IntRange(1, 65535), help="Port of ZooKeeper.")
 @click.option(
     "--session-timeout",
     "session_timeout_s",
@@ -99,41 +98,24 @@ _bookie_argument = click.argument("bookie")
     metavar="SECONDS",
     help="ZooKeeper session timeout.  [default: 10]",
 )
-@click.option("--secured", is_flag=True, help="With TLS, SASL and ACLs. Needs openssl.")
+@click.option(
+    "--secured", "is_secured", is_flag=True, help="With TLS, SASL and ACLs. Needs openssl."
+)
 @click.option("--foreground", is_flag=True, help="Run until Ctrl-C.")
 @_data_option
 @output_option
-def up(
-    bookies: int | None,
-    bookkeeper: str | None,
-    storage: str | None,
-    port: int | None,
-    session_timeout_s: float | None,
-    secured: bool,
-    foreground: bool,
-    data: Path,
-    output: str,
-) -> None:
+def up(foreground: bool, data: Path, output: str, **options: Any) -> None:
     """Start the cluster, and return when every bookie is ready.
 
     The cluster runs in the background until `down`. The first start creates it in the folder
     (--data, by default bookmender/local in the user's data folder). Later starts use the same data,
     ports and options. A larger --bookies adds bookies.
     """
-    options = {
-        "bookies": bookies,
-        "bookkeeper": bookkeeper,
-        "storage": None if storage is None else Storage(storage),
-        "zookeeper_port": port,
-        "session_timeout_s": session_timeout_s,
-        "is_secured": secured,
-    }
     began_s = time.monotonic()
     progress = Line(due_s=math.inf)  # shown on a terminal only
     is_ready = False
 
-    def on_event(event: str) -> None:
-        progress.write(event, now_s=0)
+    on_event = partial(progress.write, now_s=0)
 
     def on_ready(found: ClusterStatus) -> None:
         nonlocal is_ready
