@@ -1,15 +1,20 @@
-"""Downloads of jars from a small HTTP server: complete or not at all, and once."""
+"""Downloads of jars from a small HTTP server: complete or not at all, and once.
+
+The class archive of a bookie: recorded by one JVM, used by later ones.
+"""
 
 import hashlib
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from daemon.local import jars
+from daemon.local.java import Java
 from ledgers.errors import SettingsError, UnavailableError
 
 JARS = {"org/x/first/1/first-1.jar": b"first", "org/x/native/1/native-1.nar": b"second"}
@@ -131,3 +136,19 @@ def test_the_class_paths(version: str) -> None:
     assert any(name.endswith(".nar") for name in bookkeeper)
     assert not any(name.startswith("bookkeeper") for name in zookeeper)
     assert {"metrics-core-4.2.37.jar", "snappy-java-1.1.10.8.jar"} < set(zookeeper)
+
+
+def test_a_class_archive_is_recorded_once_and_then_used(tmp_path: Path) -> None:
+    java = Java(executable=Path("java"), major=17, version="17.0.15")
+    archive, draft = jars.archive_path(tmp_path, java), tmp_path / "draft"
+    assert archive != jars.archive_path(tmp_path, replace(java, version="17.0.16"))
+    assert jars.archive_flags(archive, draft=None) == ()
+    assert f"-XX:ArchiveClassesAtExit={draft}" in jars.archive_flags(archive, draft=draft)
+
+    jars.keep_archive(draft, archive)
+    assert not archive.exists()
+    draft.write_text("classes")
+    jars.keep_archive(draft, archive)
+
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["classes"]
+    assert jars.archive_flags(archive, draft=draft) == (f"-XX:SharedArchiveFile={archive}",)
