@@ -94,7 +94,7 @@ def _listed(name: str, lists: Path = LISTS) -> list[tuple[str, str]]:
         lines = (lists / f"{name}.sha256").read_text().splitlines()
     except OSError as error:
         raise SettingsError(
-            f"no list of jars for BookKeeper {name}. There are: {', '.join(versions())}"
+            f"the local cluster cannot run BookKeeper {name!r}, only {', '.join(versions())}"
         ) from error
     return [(sha256, path) for sha256, path in (line.split() for line in lines)]
 
@@ -105,7 +105,8 @@ def _jar(name: str, path: str) -> Path:
 
 def _download(path: str, sha256: str, jar: Path) -> None:
     """Download one jar. Its digest is checked before it gets its name."""
-    url = f"{os.environ.get(REPOSITORY_VARIABLE, REPOSITORY).rstrip('/')}/{path}"
+    repository = os.environ.get(REPOSITORY_VARIABLE) or REPOSITORY
+    url = f"{repository.rstrip('/')}/{path}"
     partial = jar.with_name("partial")
     digest = hashlib.sha256()
     try:

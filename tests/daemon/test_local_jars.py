@@ -121,7 +121,7 @@ def test_two_concurrent_downloads_run_once(repository: Repository, lists: Path) 
 
 @pytest.mark.parametrize("version", ["", "latest", "../two", "4.14.0"])
 def test_a_version_without_a_list_is_refused(version: str) -> None:
-    with pytest.raises(SettingsError, match=r"There are: 4\.18\.0, 4\.17\.3, 4\.16\.6"):
+    with pytest.raises(SettingsError, match=r"only 4\.18\.0, 4\.17\.3, 4\.16\.6"):
         jars.fetch(version)
 
 
