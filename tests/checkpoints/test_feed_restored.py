@@ -37,6 +37,7 @@ from checkpoints.receipts import ReceiptStore
 from checkpoints.restores import ChainFile, KnownChain
 from ledgers.errors import ClientFencedError, SessionLostError, UnavailableError
 from tests.checkpoints.feed_cluster import PATHS, ROOT, FeedCluster, MemoryDisk
+from tests.ledgers.scripted_bookie import in_loop
 from tests.memory.feed import MemoryReceipts
 from tests.replication.cluster import in_virtual_time
 
@@ -502,24 +503,22 @@ def test_a_chain_that_cannot_follow_the_known_one_is_from_a_backup(
     assert bool(because) is is_restored
 
 
-def test_a_node_keeps_what_it_knows_of_each_cluster_on_its_disk(tmp_path: Path) -> None:
-    async def main() -> None:
-        known = KnownChain(generation=5, znode_version=7, digest="ab")
-        await ChainFile(tmp_path / "new", cluster="one").write(known)
-        assert await ChainFile(tmp_path / "new", cluster="one").read() == known
-        assert await ChainFile(tmp_path / "new", cluster="two").read() is None
+@in_loop
+async def test_a_node_keeps_what_it_knows_of_each_cluster_on_its_disk(tmp_path: Path) -> None:
+    known = KnownChain(generation=5, znode_version=7, digest="ab")
+    await ChainFile(tmp_path / "new", cluster="one").write(known)
+    assert await ChainFile(tmp_path / "new", cluster="one").read() == known
+    assert await ChainFile(tmp_path / "new", cluster="two").read() is None
 
-        (file,) = (tmp_path / "new").iterdir()
-        file.write_text("{")
-        with capture_logs() as logs:
-            damaged = ChainFile(tmp_path / "new", cluster="one")
-            assert await damaged.read() is None
-            await damaged.write(known)
-            assert await damaged.read() == known
-            await ChainFile(file, cluster="one").write(known)
-        assert [each["event"] for each in logs] == ["feed.known_chain_unusable"] * 2
-
-    asyncio.run(main())
+    (file,) = (tmp_path / "new").iterdir()
+    file.write_text("{")
+    with capture_logs() as logs:
+        damaged = ChainFile(tmp_path / "new", cluster="one")
+        assert await damaged.read() is None
+        await damaged.write(known)
+        assert await damaged.read() == known
+        await ChainFile(file, cluster="one").write(known)
+    assert [each["event"] for each in logs] == ["feed.known_chain_unusable"] * 2
 
 
 @in_virtual_time

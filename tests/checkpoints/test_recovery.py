@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from checkpoints.errors import PositionUnknownError
-from checkpoints.model import Checkpoint, CommittedVersion, Span, ledger_key, only_ledgers
+from checkpoints.model import Checkpoint, CommittedVersion, ledger_key, only_ledgers
 from checkpoints.receipts import ReceiptRange, ReceiptStore
 from checkpoints.recovery import LiftReason, RecoveryService, RecoverySettings, StoredReceipt
 from ledgers.errors import (
@@ -80,22 +80,6 @@ async def test_a_receipt_is_stored_when_every_object_of_its_checkpoint_has_one()
 
 
 @in_virtual_time
-async def test_submitting_a_receipt_is_idempotent() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        await feed.commit(1, 2)
-        for _ in range(3):
-            client.submit({1: feed.versions[1]})
-        assert client.service.pending_count == 1
-        client.submit({2: feed.versions[2]})
-
-        await client.stored(1, feed.versions[1])
-        await client.stored(1, feed.versions[1])
-
-        assert client.service.pending_count == 0
-
-
-@in_virtual_time
 async def test_a_version_that_was_not_yet_shared_is_refused() -> None:
     feed = Feed()
     async with feed.client() as client:
@@ -127,52 +111,6 @@ async def test_a_cancelled_wait_for_a_receipt_ends_no_other() -> None:
         assert await waiting
 
 
-# --- 2. Subsumption and the low watermark ---------------------------------------------------------
-
-
-@in_virtual_time
-async def test_a_later_version_subsumes_the_earlier_one() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        first = await feed.commit(1, 2)
-        early = feed.versions[1]
-        client.submit({2: feed.versions[2]})
-        await feed.commit(1)
-
-        await client.stored(1, early)  # its checkpoint is complete by subsumption
-
-        assert await client.store.get_low_watermark() == first.id
-        assert client.service.pending_count == 1
-
-
-@in_virtual_time
-async def test_the_low_watermark_never_passes_what_lacks_a_receipt() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        for ledger_id in range(5):
-            await feed.commit(ledger_id)
-        watermarks = []
-        for ledger_id in (4, 2, 1, 0, 3):
-            client.submit({ledger_id: feed.versions[ledger_id]})
-            await settle()
-            watermarks.append(await client.store.get_low_watermark())
-
-        assert watermarks == [0, 0, 0, 30, 50]
-
-
-@in_virtual_time
-async def test_what_a_later_receipt_subsumes_is_not_missed() -> None:
-    feed = Feed()
-    await known_client(feed)
-    async with feed.client() as client:
-        await feed.commit(1, 2)
-        await feed.commit(1)
-        await client.stored(1, feed.versions[1])
-
-    async with feed.client() as client:
-        assert client.missed == {2: feed.versions[2]}
-
-
 # --- 3. No gap at the seam ------------------------------------------------------------------------
 
 
@@ -189,28 +127,6 @@ async def test_missed_objects_come_once_at_their_latest_version_oldest_first() -
         assert list(client.missed)[-1] == 1
         assert client.events == []
         assert not client.result.is_new
-
-
-@in_virtual_time
-async def test_the_listener_gets_what_was_committed_during_the_recovery() -> None:
-    """A checkpoint may come by the stream, by the listener, or by both."""
-    feed = Feed()
-    await known_client(feed)
-    for ledger_id in range(1, 50):
-        await feed.commit(ledger_id)
-
-    async def commit_meanwhile() -> None:
-        for number in range(60):
-            await feed.commit(100 + number % 7, 20 + number % 3)
-            await asyncio.sleep(0)
-
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(commit_meanwhile())
-        async with feed.client() as client:
-            await settle()
-            newest = client.missed | client.given
-
-    assert newest | {0: feed.versions[0]} == feed.versions
 
 
 @in_virtual_time
@@ -420,17 +336,6 @@ async def test_checkpoints_of_the_last_seconds_are_not_called_missed() -> None:
 
 
 @in_virtual_time
-async def test_after_a_restart_nothing_is_being_worked_on() -> None:
-    """The process that was given the last seconds is dead, so leaving them out would be a gap."""
-    feed = Feed()
-    await known_client(feed)
-    await feed.commit(1)
-
-    async with feed.client() as client:
-        assert client.missed == {1: feed.versions[1]}
-
-
-@in_virtual_time
 async def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
     feed = Feed()
     await known_client(feed)
@@ -445,19 +350,6 @@ async def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
 
 
 # --- 6. At least once: see also test_recovery_faults and test_recovery_random ---------------------
-
-
-@in_virtual_time
-async def test_work_without_a_receipt_is_given_again() -> None:
-    feed = Feed()
-    await known_client(feed)
-    async with feed.client() as client:
-        await feed.commit(1)
-        assert client.given == {1: feed.versions[1]}  # and the process dies
-
-    for _ in range(2):
-        async with feed.client() as client:
-            assert client.missed == {1: feed.versions[1]}
 
 
 @in_virtual_time
@@ -537,19 +429,6 @@ async def test_a_client_that_was_beyond_the_end_of_the_log_is_not_left_so_in_sil
 
 
 @in_virtual_time
-async def test_receipts_out_of_order_are_merged() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        for ledger_id in range(10):
-            await feed.commit(ledger_id)
-        for ledger_id in (9, 7, 8, 3, 5, 4):
-            await client.stored(ledger_id, feed.versions[ledger_id])
-
-        # Rows are extended upwards; compaction deletes the others.
-        assert await receipts(client.store) == [(91, 100), (71, 100), (51, 60), (31, 60)]
-
-
-@in_virtual_time
 async def test_compaction_runs_from_time_to_time() -> None:
     feed = Feed()
     settings = RecoverySettings(compaction_interval_s=60)
@@ -607,42 +486,7 @@ async def test_a_filtered_view_acknowledges_what_it_leaves_out() -> None:
         assert await client.store.get_low_watermark() == 40
 
 
-@in_virtual_time
-async def test_a_filter_is_a_predicate_on_spans() -> None:
-    feed = Feed()
-
-    def is_new_ledger(span: Span) -> bool:
-        return span.begin == 0
-
-    async with feed.client(wanted=is_new_ledger) as client:
-        await feed.commit(1)
-        await feed.commit(1, 2)
-
-        assert [(ledger_of(each), each.version) for each in client.events] == [(1, 1), (2, 12)]
-
-
 # --- 9. Negative receipts -------------------------------------------------------------------------
-
-
-@in_virtual_time
-async def test_a_failure_does_not_stop_the_rest() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        await feed.commit(1, 2)
-        await feed.commit(3)
-        client.submit({2: feed.versions[2]})
-
-        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-        await client.stored(3, feed.versions[3])
-
-        assert await client.store.get_low_watermark() == 20
-        (failure,) = client.service.failures()
-        assert (failure.key, failure.version) == (ledger_key(1), feed.versions[1])
-        assert failure.because == "no space"
-
-    async with feed.client() as client:
-        assert client.missed == {}
-        assert len(client.service.failures()) == 1
 
 
 @in_virtual_time
@@ -664,32 +508,6 @@ async def test_failures_are_offered_again_on_request() -> None:
 
         assert [each.key for each in await client.store.get_failures()] == [ledger_key(2)]
         assert [each.because for each in client.service.failures()] == ["still no space"]
-
-
-@in_virtual_time
-async def test_a_failure_whose_checkpoint_is_open_is_not_missed() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        await feed.commit(1, 2)
-        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-
-    async with feed.client() as client:
-        assert client.missed == {2: feed.versions[2]}
-
-
-@in_virtual_time
-async def test_a_later_version_is_given_although_an_earlier_one_failed() -> None:
-    feed = Feed()
-    async with feed.client() as client:
-        await feed.commit(1)
-        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
-        await feed.commit(1)
-
-        assert client.given == {1: feed.versions[1]}
-        assert await client.service.retry_failures() == 0
-        await client.stored(1, feed.versions[1])
-        assert list(client.service.failures()) == []
-        assert list(await client.store.get_failures()) == []
 
 
 @in_virtual_time
@@ -731,15 +549,6 @@ async def test_the_later_of_two_processes_fences_the_earlier() -> None:
     assert later.given == {1: feed.versions[1]}
 
 
-@in_virtual_time
-async def test_clients_do_not_see_the_receipts_of_others() -> None:
-    feed = Feed()
-    await known_client(feed)
-    other = await feed.receipts.open("billing")
-    async with feed.client(store=other) as client:
-        assert client.result.is_new
-
-
 # --- The end of a service -------------------------------------------------------------------------
 
 
@@ -754,25 +563,6 @@ async def test_complete_receipts_are_written_at_the_end() -> None:
     assert await store.get_low_watermark() == 10
     await feed.commit(2)
     assert client.given == {1: feed.versions[1]}
-
-
-@in_virtual_time
-async def test_a_wait_ends_with_the_service() -> None:
-    feed = Feed()
-    async with asyncio.TaskGroup() as tasks, feed.client() as client:
-        await feed.commit(1, 2)
-        waiting = tasks.create_task(_outcome(client, feed.versions[1]))
-        await settle()
-
-    assert isinstance(await waiting, UnavailableError)
-
-
-async def _outcome(client: Client, version: int) -> BaseException | None:
-    try:
-        await client.stored(1, version)
-    except UnavailableError as error:
-        return error
-    return None
 
 
 def _open(

@@ -11,7 +11,7 @@ from checkpoints.model import ledger_key
 from checkpoints.receipts import Failure, ReceiptRange
 from checkpoints.recovery import RecoverySettings
 from ledgers.errors import UnavailableError
-from tests.checkpoints.clients import CLIENT, Client, Feed, settle
+from tests.checkpoints.clients import CLIENT, Feed, settle
 from tests.checkpoints.faulty_store import FaultyStore, StoreFault
 from tests.memory.feed import MemoryReceiptStore
 from tests.replication.cluster import in_virtual_time
@@ -162,23 +162,6 @@ async def test_a_store_that_is_down_for_long_delays_receipts_and_nothing_else() 
 
         assert calls_while_down < 50  # it waits longer and longer
         assert await store.get_low_watermark() == feed.source.last_id
-
-
-@in_virtual_time
-async def test_a_death_before_the_end_of_the_work_offers_the_object_again() -> None:
-    feed = Feed()
-    store = FaultyStore(await feed.receipts.open(CLIENT), clock=feed.clock, fault=lambda: None)
-    async with feed.client(store=store) as client:
-        await feed.commit(0)
-        await client.stored(0, feed.versions[0])
-        await feed.commit(1, 2)
-        client.submit({1: feed.versions[1]})
-        store.is_dead = True
-        client.submit({2: feed.versions[2]})
-
-    async with feed.client() as client:
-        assert isinstance(client, Client)
-        assert client.missed == {1: feed.versions[1], 2: feed.versions[2]}
 
 
 # --- Calls that overlap ---------------------------------------------------------------------------

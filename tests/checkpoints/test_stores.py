@@ -21,7 +21,16 @@ from checkpoints.receipts import (
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from checkpoints.stores.zookeeper import ZooKeeperClientTable, ZooKeeperReceiptStore
 from ledgers.errors import ClientDeletedError, ClientFencedError, ConflictError
-from tests.checkpoints.stores import KINDS, OpenStore, RunScenario, receipted, receipts, run_on
+from tests.checkpoints.stores import (
+    KINDS,
+    OpenStore,
+    RunScenario,
+    Scenario,
+    receipted,
+    receipts,
+    run_on,
+)
+from tests.ledgers.scripted_bookie import in_loop
 from tests.memory.store import MemoryStore, MemoryTree
 
 OpenGeneration = Callable[[str, int], Awaitable[ReceiptStore]]
@@ -33,144 +42,135 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> RunScenario:
     return run_on(request, tmp_path)
 
 
+def on_each_store(scenario: Scenario) -> Callable[[RunScenario], None]:
+    """Make a test of a scenario. It runs on an empty store of each kind."""
+
+    def test(run: RunScenario) -> None:
+        run(scenario)
+
+    test.__doc__ = scenario.__doc__
+    return test
+
+
 def failure(ledger_id: int, version: int, because: str = "no space") -> Failure:
     return Failure(key=ledger_key(ledger_id), version=version, because=because, time_ms=1_000)
 
 
-def test_a_new_client_has_nothing(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
+@on_each_store
+async def test_a_new_client_has_nothing(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
 
-        assert await store.get_low_watermark() is None
-        assert await receipts(store) == []
-        assert list(await store.get_failures()) == []
-
-    run(scenario)
+    assert await store.get_low_watermark() is None
+    assert await receipts(store) == []
+    assert list(await store.get_failures()) == []
 
 
-def test_everything_outlives_the_process(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        await store.store_low_watermark(2**62)
-        await store.store_checkpoint_range_receipts([ReceiptRange(2**62 + 10, 2**62 + 20)])
-        await store.store_failure(failure(1, 7, "ä\0 reason"))
-        await store.close()
+@on_each_store
+async def test_everything_outlives_the_process(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    await store.store_low_watermark(2**62)
+    await store.store_checkpoint_range_receipts([ReceiptRange(2**62 + 10, 2**62 + 20)])
+    await store.store_failure(failure(1, 7, "ä\0 reason"))
+    await store.close()
 
-        store = await open_store("catalogue")
+    store = await open_store("catalogue")
 
-        assert await store.get_low_watermark() == 2**62
-        assert await receipts(store) == [(2**62 + 10, 2**62 + 20)]
-        (kept,) = await store.get_failures()
-        assert (kept.key, kept.version, kept.time_ms) == (ledger_key(1), 7, 1_000)
-        assert kept.because.replace("\0", " ") == "ä  reason"
-
-    run(scenario)
+    assert await store.get_low_watermark() == 2**62
+    assert await receipts(store) == [(2**62 + 10, 2**62 + 20)]
+    (kept,) = await store.get_failures()
+    assert (kept.key, kept.version, kept.time_ms) == (ledger_key(1), 7, 1_000)
+    assert kept.because.replace("\0", " ") == "ä  reason"
 
 
-def test_the_low_watermark_only_rises(run: RunScenario) -> None:
+@on_each_store
+async def test_the_low_watermark_only_rises(open_store: OpenStore) -> None:
     """A write that is applied late must not lower it."""
+    store = await open_store("catalogue")
 
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-
-        for written, stored in ((0, 0), (5, 5), (3, 5), (5, 5), (9, 9)):
-            await store.store_low_watermark(written)
-            assert await store.get_low_watermark() == stored
-
-    run(scenario)
+    for written, stored in ((0, 0), (5, 5), (3, 5), (5, 5), (9, 9)):
+        await store.store_low_watermark(written)
+        assert await store.get_low_watermark() == stored
 
 
-def test_receipts_come_with_the_highest_begin_first(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
+@on_each_store
+async def test_receipts_come_with_the_highest_begin_first(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
 
-        await store.store_checkpoint_range_receipts([ReceiptRange(30, 39), ReceiptRange(10, 19)])
-        await store.store_checkpoint_range_receipts([ReceiptRange(50, 59)])
-        await store.store_checkpoint_range_receipts([])
+    await store.store_checkpoint_range_receipts([ReceiptRange(30, 39), ReceiptRange(10, 19)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(50, 59)])
+    await store.store_checkpoint_range_receipts([])
 
-        assert await receipts(store) == [(50, 59), (30, 39), (10, 19)]
-        assert await receipts(store, 19) == [(50, 59), (30, 39)]
-        assert await receipts(store, 35) == [(50, 59), (30, 39)]
-        assert await receipts(store, 59) == []
-
-    run(scenario)
+    assert await receipts(store) == [(50, 59), (30, 39), (10, 19)]
+    assert await receipts(store, 19) == [(50, 59), (30, 39)]
+    assert await receipts(store, 35) == [(50, 59), (30, 39)]
+    assert await receipts(store, 59) == []
 
 
-def test_a_receipt_is_extended_and_never_shortened(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        await store.store_checkpoint_range_receipts([ReceiptRange(10, 19)])
+@on_each_store
+async def test_a_receipt_is_extended_and_never_shortened(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    await store.store_checkpoint_range_receipts([ReceiptRange(10, 19)])
 
-        await store.store_checkpoint_range_receipts([ReceiptRange(10, 29)])
-        await store.store_checkpoint_range_receipts([ReceiptRange(10, 15)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(10, 29)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(10, 15)])
 
-        assert await receipts(store) == [(10, 29)]
-
-    run(scenario)
+    assert await receipts(store) == [(10, 29)]
 
 
-def test_overlapping_receipts_are_kept(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
+@on_each_store
+async def test_overlapping_receipts_are_kept(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
 
-        await store.store_checkpoint_range_receipts([ReceiptRange(10, 19), ReceiptRange(15, 29)])
-        await store.store_checkpoint_range_receipts([ReceiptRange(12, 13)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(10, 19), ReceiptRange(15, 29)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(12, 13)])
 
-        assert await receipted(store) == set(range(10, 30))
-
-    run(scenario)
+    assert await receipted(store) == set(range(10, 30))
 
 
-def test_a_purge_deletes_what_lies_within_and_is_not_equal(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        ranges = [(10, 19), (30, 39), (50, 59), (70, 79), (90, 99)]
-        await store.store_checkpoint_range_receipts([ReceiptRange(*each) for each in ranges])
+@on_each_store
+async def test_a_purge_deletes_what_lies_within_and_is_not_equal(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    ranges = [(10, 19), (30, 39), (50, 59), (70, 79), (90, 99)]
+    await store.store_checkpoint_range_receipts([ReceiptRange(*each) for each in ranges])
 
-        await store.purge_checkpoint_receipts([ReceiptRange(50, 59)])
-        await store.purge_checkpoint_receipts([])
-        assert await receipts(store) == [ReceiptRange(*each) for each in reversed(ranges)]
+    await store.purge_checkpoint_receipts([ReceiptRange(50, 59)])
+    await store.purge_checkpoint_receipts([])
+    assert await receipts(store) == [ReceiptRange(*each) for each in reversed(ranges)]
 
-        await store.purge_checkpoint_receipts([ReceiptRange(31, 78), ReceiptRange(0, 29)])
-        assert await receipts(store) == [(90, 99), (70, 79), (30, 39)]
-
-    run(scenario)
+    await store.purge_checkpoint_receipts([ReceiptRange(31, 78), ReceiptRange(0, 29)])
+    assert await receipts(store) == [(90, 99), (70, 79), (30, 39)]
 
 
-def test_compaction_keeps_the_size_constant(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        await store.store_low_watermark(9)
-        for begin in (60, 20, 40, 10, 50, 30):
-            await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
-        await store.store_checkpoint_range_receipts([ReceiptRange(80, 89), ReceiptRange(5, 9)])
-        await store.store_low_watermark(15)
+@on_each_store
+async def test_compaction_keeps_the_size_constant(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    await store.store_low_watermark(9)
+    for begin in (60, 20, 40, 10, 50, 30):
+        await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
+    await store.store_checkpoint_range_receipts([ReceiptRange(80, 89), ReceiptRange(5, 9)])
+    await store.store_low_watermark(15)
 
-        await compact(store)
+    await compact(store)
 
-        assert await receipts(store) == [(80, 89), (10, 69)]
-
-    run(scenario)
+    assert await receipts(store) == [(80, 89), (10, 69)]
 
 
-def test_an_interrupted_compaction_loses_nothing(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        await store.store_low_watermark(9)
-        for begin in (20, 30, 50, 60, 80):
-            await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
-        expected = await receipted(store)
+@on_each_store
+async def test_an_interrupted_compaction_loses_nothing(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    await store.store_low_watermark(9)
+    for begin in (20, 30, 50, 60, 80):
+        await store.store_checkpoint_range_receipts([ReceiptRange(begin, begin + 9)])
+    expected = await receipted(store)
 
-        for steps in range(10):
-            with_limit = _Limited(steps)
-            try:
-                await compact(store, write=with_limit)
-            except InterruptedError:
-                assert await receipted(store) == expected
+    for steps in range(10):
+        with_limit = _Limited(steps)
+        try:
+            await compact(store, write=with_limit)
+        except InterruptedError:
+            assert await receipted(store) == expected
 
-        assert await receipts(store) == [(80, 89), (50, 69), (20, 39)]
-
-    run(scenario)
+    assert await receipts(store) == [(80, 89), (50, 69), (20, 39)]
 
 
 class _Limited:
@@ -187,71 +187,64 @@ class _Limited:
             raise InterruptedError
 
 
-def test_failures_are_kept_by_object(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
+@on_each_store
+async def test_failures_are_kept_by_object(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
 
-        await store.store_failure(failure(1, 20, "first"))
-        await store.store_failure(failure(2, 10))
-        await store.store_failure(failure(1, 30, "second"))
-        await store.store_failure(failure(1, 25, "late"))
+    await store.store_failure(failure(1, 20, "first"))
+    await store.store_failure(failure(2, 10))
+    await store.store_failure(failure(1, 30, "second"))
+    await store.store_failure(failure(1, 25, "late"))
 
-        kept = [(each.key, each.version, each.because) for each in await store.get_failures()]
-        assert kept == [(ledger_key(2), 10, "no space"), (ledger_key(1), 30, "second")]
-
-    run(scenario)
+    kept = [(each.key, each.version, each.because) for each in await store.get_failures()]
+    assert kept == [(ledger_key(2), 10, "no space"), (ledger_key(1), 30, "second")]
 
 
-def test_a_failure_is_replaced_by_one_of_the_same_version(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
+@on_each_store
+async def test_a_failure_is_replaced_by_one_of_the_same_version(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
 
-        await store.store_failure(failure(1, 20, "first"))
-        await store.store_failure(failure(1, 20, "second"))
+    await store.store_failure(failure(1, 20, "first"))
+    await store.store_failure(failure(1, 20, "second"))
 
-        assert [each.because for each in await store.get_failures()] == ["second"]
-
-    run(scenario)
+    assert [each.because for each in await store.get_failures()] == ["second"]
 
 
-def test_a_failure_is_deleted_up_to_a_version(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        await store.store_failure(failure(1, 20))
-        await store.store_failure(failure(2, 20))
+@on_each_store
+async def test_a_failure_is_deleted_up_to_a_version(open_store: OpenStore) -> None:
+    store = await open_store("catalogue")
+    await store.store_failure(failure(1, 20))
+    await store.store_failure(failure(2, 20))
 
-        await store.delete_failure(ledger_key(1), up_to=19)
-        await store.delete_failure(ledger_key(2), up_to=20)
-        await store.delete_failure(ledger_key(3), up_to=20)
+    await store.delete_failure(ledger_key(1), up_to=19)
+    await store.delete_failure(ledger_key(2), up_to=20)
+    await store.delete_failure(ledger_key(3), up_to=20)
 
-        assert [each.key for each in await store.get_failures()] == [ledger_key(1)]
-
-    run(scenario)
+    assert [each.key for each in await store.get_failures()] == [ledger_key(1)]
 
 
-def test_many_clients_share_one_table(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        names = ("catalogue", "billing", "a/b", "ä")
-        stores = [await open_store(name) for name in names]
-        for number, store in enumerate(stores, start=1):
-            await store.store_low_watermark(number)
-            await store.store_checkpoint_range_receipts([ReceiptRange(10, 10 + number)])
-            await store.store_failure(failure(1, number))
+@on_each_store
+async def test_many_clients_share_one_table(open_store: OpenStore) -> None:
+    names = ("catalogue", "billing", "a/b", "ä")
+    stores = [await open_store(name) for name in names]
+    for number, store in enumerate(stores, start=1):
+        await store.store_low_watermark(number)
+        await store.store_checkpoint_range_receipts([ReceiptRange(10, 10 + number)])
+        await store.store_failure(failure(1, number))
 
-        await stores[0].purge_checkpoint_receipts([ReceiptRange(0, 100)])
-        await stores[0].delete_failure(ledger_key(1), up_to=100)
+    await stores[0].purge_checkpoint_receipts([ReceiptRange(0, 100)])
+    await stores[0].delete_failure(ledger_key(1), up_to=100)
 
-        assert await receipts(stores[0]) == []
-        for number, store in enumerate(stores[1:], start=2):
-            assert await store.get_low_watermark() == number
-            assert await receipts(store) == [(10, 10 + number)]
-            assert [each.version for each in await store.get_failures()] == [number]
-
-    run(scenario)
+    assert await receipts(stores[0]) == []
+    for number, store in enumerate(stores[1:], start=2):
+        assert await store.get_low_watermark() == number
+        assert await receipts(store) == [(10, 10 + number)]
+        assert [each.version for each in await store.get_failures()] == [number]
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql", "znodes"])
-def test_operators_see_and_change_all_clients(
+@in_loop
+async def test_operators_see_and_change_all_clients(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     async def scenario(table: ClientTable, open_store: OpenGeneration) -> None:
@@ -287,267 +280,253 @@ def test_operators_see_and_change_all_clients(
             await first.store_low_watermark(30)
         assert await again.get_low_watermark() is None
 
-    async def main() -> None:
-        if kind == "znodes":
-            session = MemoryStore(MemoryTree())
-            table: ClientTable = ZooKeeperClientTable(session, folder="/clients")
-
-            async def open_store(client: str, generation: int) -> ReceiptStore:
-                return await ZooKeeperReceiptStore.open(
-                    session, folder="/clients", client=client, generation=generation
-                )
-
-            await scenario(table, open_store)
-            return
-        file = tmp_path / "feed.db"
-        file.touch()
-        url = f"sqlite:///{file}" if kind == "sqlite" else postgresql
-        table = await SqlClientTable.open(url)
-        opened: list[ReceiptStore] = []
-
-        async def open_sql(client: str, generation: int) -> ReceiptStore:
-            opened.append(await SqlReceiptStore.open(url, client=client, generation=generation))
-            return opened[-1]
-
-        await scenario(table, open_sql)
-        await table.close()
-        for store in opened:
-            await store.close()
-
     postgresql = request.getfixturevalue("postgresql") if kind == "postgresql" else ""
-    asyncio.run(main())
 
-
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
-def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> None:
-    async def main() -> None:
+    if kind == "znodes":
         session = MemoryStore(MemoryTree())
+        table: ClientTable = ZooKeeperClientTable(session, folder="/clients")
 
-        async def open_store(generation: int) -> SqlReceiptStore | ZooKeeperReceiptStore:
-            if kind == "znodes":
-                return await ZooKeeperReceiptStore.open(
-                    session, folder="/clients", client="a", generation=generation
-                )
-            url = f"sqlite:///{tmp_path / 'feed.db'}"
-            return await SqlReceiptStore.open(url, client="a", generation=generation)
-
-        store = await open_store(1)
-        await store.store_low_watermark(20)
-        await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
-        await store.store_failure(failure(4711, 25))
-        await store.close()
-
-        same = await open_store(1)
-        assert not same.was_reset
-        assert await same.get_low_watermark() == 20
-        await same.close()
-        new = await open_store(2)
-        assert new.was_reset
-        assert await new.get_low_watermark() is None
-        assert await receipts(new) == []
-        assert list(await new.get_failures()) == []
-        await new.close()
-
-        for _ in range(2):  # the process may have died before it could tell
-            new = await open_store(2)
-            assert new.was_reset
-            await new.close()
-        new = await open_store(2)
-        await new.store_low_watermark(30)
-        await new.close()
-        new = await open_store(2)
-        assert not new.was_reset
-        with pytest.raises(ConflictError):  # by a process that read the chain before
-            await open_store(1)
-        assert await new.get_low_watermark() == 30
-        await new.close()
-
-    asyncio.run(main())
-
-
-def test_the_log_of_the_receipts_is_kept_until_the_client_begins_again(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        store = await open_store("catalogue")
-        assert await store.get_log() is None
-        for log_id in (LogId(7, 1_700_000_000_000, 0), LogId(2**62, 1_700_000_000_000, 2**62)):
-            await store.store_log(log_id)
-            assert await store.get_log() == log_id
-        await store.store_low_watermark(20)
-        await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
-        await store.store_failure(failure(1, 25))
-        store = await open_store("catalogue")
-        assert await store.get_log() == log_id
-
-        await store.reset()
-
-        assert await store.get_log() is None
-        assert await store.get_low_watermark() is None
-        assert await receipts(store) == []
-        assert list(await store.get_failures()) == []
-        await store.store_low_watermark(3)
-        assert await store.get_low_watermark() == 3
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
-def test_a_process_is_not_fenced_by_a_store_that_was_restored(kind: str, tmp_path: Path) -> None:
-    """Yesterday's process is in the backup. It does not run any more."""
-
-    async def main() -> None:
-        tree, file = MemoryTree(), tmp_path / "feed.db"
-        session = MemoryStore(tree)
-
-        async def open_store(
-            process: ClientProcess, *, is_restored: bool = False
-        ) -> SqlReceiptStore | ZooKeeperReceiptStore:
-            if kind == "znodes":
-                return await ZooKeeperReceiptStore.open(
-                    session, folder="/c", client="a", process=process, is_restored=is_restored
-                )
-            return await SqlReceiptStore.open(
-                f"sqlite:///{file}", client="a", process=process, is_restored=is_restored
+        async def open_store(client: str, generation: int) -> ReceiptStore:
+            return await ZooKeeperReceiptStore.open(
+                session, folder="/clients", client=client, generation=generation
             )
 
-        yesterday, today = ClientProcess(), ClientProcess()
-        store = await open_store(yesterday)
-        await store.store_low_watermark(20)
-        await store.close()
-        nodes, database = tree.nodes.copy(), file.read_bytes() if kind == "sqlite" else b""
-        await (await open_store(today)).close()
-        tree.nodes = nodes
-        file.write_bytes(database)
+        await scenario(table, open_store)
+        return
+    file = tmp_path / "feed.db"
+    file.touch()
+    url = f"sqlite:///{file}" if kind == "sqlite" else postgresql
+    table = await SqlClientTable.open(url)
+    opened: list[ReceiptStore] = []
 
-        store = await open_store(today)
-        assert store.was_reset
-        assert await store.get_low_watermark() is None
-        await store.store_low_watermark(30)
-        await store.close()
-        store = await open_store(today)
-        assert not store.was_reset
-        await store.close()
-        store = await open_store(today, is_restored=True)
-        assert store.was_reset
-        await store.close()
+    async def open_sql(client: str, generation: int) -> ReceiptStore:
+        opened.append(await SqlReceiptStore.open(url, client=client, generation=generation))
+        return opened[-1]
 
-        await (await open_store(ClientProcess())).close()
-        with pytest.raises(ClientFencedError):
-            await open_store(today, is_restored=True)
-
-    asyncio.run(main())
+    await scenario(table, open_sql)
+    await table.close()
+    for store in opened:
+        await store.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "znodes"])
-def test_an_open_store_that_was_restored_is_not_fenced(kind: str, tmp_path: Path) -> None:
-    """The session of ZooKeeper, or the connection, survived."""
+@in_loop
+async def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> None:
+    session = MemoryStore(MemoryTree())
 
-    async def main() -> None:
-        tree, file, process = MemoryTree(), tmp_path / "feed.db", ClientProcess()
-        session, store = MemoryStore(tree), cast(ReceiptStore | None, None)
-        for _ in range(2):
-            nodes = tree.nodes.copy()
-            if kind == "znodes":
-                store = await ZooKeeperReceiptStore.open(
-                    session, folder="/c", client="a", process=process
-                )
-            else:
-                store = await SqlReceiptStore.open(f"sqlite:///{file}", client="a", process=process)
-        tree.nodes = nodes
-        if kind == "sqlite":
-            with sqlite3.connect(file) as database:
-                database.execute("UPDATE feed_clients SET epoch = epoch - 1")
+    async def open_store(generation: int) -> SqlReceiptStore | ZooKeeperReceiptStore:
+        if kind == "znodes":
+            return await ZooKeeperReceiptStore.open(
+                session, folder="/clients", client="a", generation=generation
+            )
+        url = f"sqlite:///{tmp_path / 'feed.db'}"
+        return await SqlReceiptStore.open(url, client="a", generation=generation)
 
-        assert store is not None
-        with pytest.raises(PositionUnknownError):
-            await store.get_low_watermark()
-        with pytest.raises(PositionUnknownError):
-            await store.store_low_watermark(5)
-        await store.close()
+    store = await open_store(1)
+    await store.store_low_watermark(20)
+    await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+    await store.store_failure(failure(4711, 25))
+    await store.close()
 
-    asyncio.run(main())
+    same = await open_store(1)
+    assert not same.was_reset
+    assert await same.get_low_watermark() == 20
+    await same.close()
+    new = await open_store(2)
+    assert new.was_reset
+    assert await new.get_low_watermark() is None
+    assert await receipts(new) == []
+    assert list(await new.get_failures()) == []
+    await new.close()
+
+    for _ in range(2):  # the process may have died before it could tell
+        new = await open_store(2)
+        assert new.was_reset
+        await new.close()
+    new = await open_store(2)
+    await new.store_low_watermark(30)
+    await new.close()
+    new = await open_store(2)
+    assert not new.was_reset
+    with pytest.raises(ConflictError):  # by a process that read the chain before
+        await open_store(1)
+    assert await new.get_low_watermark() == 30
+    await new.close()
+
+
+@on_each_store
+async def test_the_log_of_the_receipts_is_kept_until_the_client_begins_again(
+    open_store: OpenStore,
+) -> None:
+    store = await open_store("catalogue")
+    assert await store.get_log() is None
+    for log_id in (LogId(7, 1_700_000_000_000, 0), LogId(2**62, 1_700_000_000_000, 2**62)):
+        await store.store_log(log_id)
+        assert await store.get_log() == log_id
+    await store.store_low_watermark(20)
+    await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+    await store.store_failure(failure(1, 25))
+    store = await open_store("catalogue")
+    assert await store.get_log() == log_id
+
+    await store.reset()
+
+    assert await store.get_log() is None
+    assert await store.get_low_watermark() is None
+    assert await receipts(store) == []
+    assert list(await store.get_failures()) == []
+    await store.store_low_watermark(3)
+    assert await store.get_low_watermark() == 3
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "znodes"])
-def test_a_process_of_a_deleted_client_cannot_open_it_again(kind: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        session, url = MemoryStore(MemoryTree()), f"sqlite:///{tmp_path / 'feed.db'}"
+@in_loop
+async def test_a_process_is_not_fenced_by_a_store_that_was_restored(
+    kind: str, tmp_path: Path
+) -> None:
+    """Yesterday's process is in the backup. It does not run any more."""
+    tree, file = MemoryTree(), tmp_path / "feed.db"
+    session = MemoryStore(tree)
 
-        async def open_store(process: ClientProcess) -> ReceiptStore:
-            if kind == "znodes":
-                return await ZooKeeperReceiptStore.open(
-                    session, folder="/clients", client="a", process=process
-                )
-            return await SqlReceiptStore.open(url, client="a", process=process)
-
-        process = ClientProcess()
-        store = await open_store(process)
-        table: ClientTable = (
-            ZooKeeperClientTable(session, folder="/clients")
-            if kind == "znodes"
-            else await SqlClientTable.open(url)
+    async def open_store(
+        process: ClientProcess, *, is_restored: bool = False
+    ) -> SqlReceiptStore | ZooKeeperReceiptStore:
+        if kind == "znodes":
+            return await ZooKeeperReceiptStore.open(
+                session, folder="/c", client="a", process=process, is_restored=is_restored
+            )
+        return await SqlReceiptStore.open(
+            f"sqlite:///{file}", client="a", process=process, is_restored=is_restored
         )
-        await table.delete("a")
-        with pytest.raises(ClientDeletedError):
-            await store.get_low_watermark()
-        with pytest.raises(ClientDeletedError):
-            await store.store_low_watermark(5)
-        with pytest.raises(ClientDeletedError):
-            await open_store(process)
-        assert await table.find("a") is None
-        await table.close()
-        await store.close()
 
-    asyncio.run(main())
+    yesterday, today = ClientProcess(), ClientProcess()
+    store = await open_store(yesterday)
+    await store.store_low_watermark(20)
+    await store.close()
+    nodes, database = tree.nodes.copy(), file.read_bytes() if kind == "sqlite" else b""
+    await (await open_store(today)).close()
+    tree.nodes = nodes
+    file.write_bytes(database)
 
+    store = await open_store(today)
+    assert store.was_reset
+    assert await store.get_low_watermark() is None
+    await store.store_low_watermark(30)
+    await store.close()
+    store = await open_store(today)
+    assert not store.was_reset
+    await store.close()
+    store = await open_store(today, is_restored=True)
+    assert store.was_reset
+    await store.close()
 
-def test_a_later_process_fences_the_earlier(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        earlier = await open_store("catalogue")
-        await earlier.store_low_watermark(5)
-        other = await open_store("billing")
-        later = await open_store("catalogue")
-
-        for call in (
-            lambda: earlier.store_low_watermark(7),
-            earlier.get_low_watermark,
-            lambda: earlier.store_checkpoint_range_receipts([ReceiptRange(10, 19)]),
-            lambda: receipts(earlier),
-            lambda: earlier.purge_checkpoint_receipts([ReceiptRange(0, 100)]),
-            lambda: earlier.store_failure(failure(1, 7)),
-            earlier.get_failures,
-            lambda: earlier.delete_failure(ledger_key(1), up_to=7),
-        ):
-            with pytest.raises(ClientFencedError):
-                await call()
-
-        assert await later.get_low_watermark() == 5
-        assert await receipts(later) == []
-        assert list(await later.get_failures()) == []
-        await other.store_low_watermark(7)
-
-    run(scenario)
+    await (await open_store(ClientProcess())).close()
+    with pytest.raises(ClientFencedError):
+        await open_store(today, is_restored=True)
 
 
-def test_a_process_may_open_its_store_again(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        process = ClientProcess()
-        before = await open_store("catalogue", process)
-        await before.store_low_watermark(5)
-        after = await open_store("catalogue", process)
-        assert await after.get_low_watermark() == 5
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+@in_loop
+async def test_an_open_store_that_was_restored_is_not_fenced(kind: str, tmp_path: Path) -> None:
+    """The session of ZooKeeper, or the connection, survived."""
+    tree, file, process = MemoryTree(), tmp_path / "feed.db", ClientProcess()
+    session, store = MemoryStore(tree), cast(ReceiptStore | None, None)
+    for _ in range(2):
+        nodes = tree.nodes.copy()
+        if kind == "znodes":
+            store = await ZooKeeperReceiptStore.open(
+                session, folder="/c", client="a", process=process
+            )
+        else:
+            store = await SqlReceiptStore.open(f"sqlite:///{file}", client="a", process=process)
+    tree.nodes = nodes
+    if kind == "sqlite":
+        with sqlite3.connect(file) as database:
+            database.execute("UPDATE feed_clients SET epoch = epoch - 1")
+
+    assert store is not None
+    with pytest.raises(PositionUnknownError):
+        await store.get_low_watermark()
+    with pytest.raises(PositionUnknownError):
+        await store.store_low_watermark(5)
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
+@in_loop
+async def test_a_process_of_a_deleted_client_cannot_open_it_again(
+    kind: str, tmp_path: Path
+) -> None:
+    session, url = MemoryStore(MemoryTree()), f"sqlite:///{tmp_path / 'feed.db'}"
+
+    async def open_store(process: ClientProcess) -> ReceiptStore:
+        if kind == "znodes":
+            return await ZooKeeperReceiptStore.open(
+                session, folder="/clients", client="a", process=process
+            )
+        return await SqlReceiptStore.open(url, client="a", process=process)
+
+    process = ClientProcess()
+    store = await open_store(process)
+    table: ClientTable = (
+        ZooKeeperClientTable(session, folder="/clients")
+        if kind == "znodes"
+        else await SqlClientTable.open(url)
+    )
+    await table.delete("a")
+    with pytest.raises(ClientDeletedError):
+        await store.get_low_watermark()
+    with pytest.raises(ClientDeletedError):
+        await store.store_low_watermark(5)
+    with pytest.raises(ClientDeletedError):
+        await open_store(process)
+    assert await table.find("a") is None
+    await table.close()
+    await store.close()
+
+
+@on_each_store
+async def test_a_later_process_fences_the_earlier(open_store: OpenStore) -> None:
+    earlier = await open_store("catalogue")
+    await earlier.store_low_watermark(5)
+    other = await open_store("billing")
+    later = await open_store("catalogue")
+
+    for call in (
+        lambda: earlier.store_low_watermark(7),
+        earlier.get_low_watermark,
+        lambda: earlier.store_checkpoint_range_receipts([ReceiptRange(10, 19)]),
+        lambda: receipts(earlier),
+        lambda: earlier.purge_checkpoint_receipts([ReceiptRange(0, 100)]),
+        lambda: earlier.store_failure(failure(1, 7)),
+        earlier.get_failures,
+        lambda: earlier.delete_failure(ledger_key(1), up_to=7),
+    ):
         with pytest.raises(ClientFencedError):
-            await before.store_low_watermark(7)
+            await call()
 
-    run(scenario)
+    assert await later.get_low_watermark() == 5
+    assert await receipts(later) == []
+    assert list(await later.get_failures()) == []
+    await other.store_low_watermark(7)
 
 
-def test_a_process_that_opens_again_does_not_fence_a_later_one(run: RunScenario) -> None:
-    async def scenario(open_store: OpenStore) -> None:
-        process = ClientProcess()
+@on_each_store
+async def test_a_process_may_open_its_store_again(open_store: OpenStore) -> None:
+    process = ClientProcess()
+    before = await open_store("catalogue", process)
+    await before.store_low_watermark(5)
+    after = await open_store("catalogue", process)
+    assert await after.get_low_watermark() == 5
+    with pytest.raises(ClientFencedError):
+        await before.store_low_watermark(7)
+
+
+@on_each_store
+async def test_a_process_that_opens_again_does_not_fence_a_later_one(open_store: OpenStore) -> None:
+    process = ClientProcess()
+    await open_store("catalogue", process)
+    later = await open_store("catalogue")
+    with pytest.raises(ClientFencedError):
         await open_store("catalogue", process)
-        later = await open_store("catalogue")
-        with pytest.raises(ClientFencedError):
-            await open_store("catalogue", process)
-        await later.store_low_watermark(7)
-
-    run(scenario)
+    await later.store_low_watermark(7)

@@ -13,6 +13,7 @@ from checkpoints.receipts import ReceiptRange, compact
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
 from ledgers.errors import BookmenderError, RejectedError, SettingsError, UnavailableError
 from tests.checkpoints.stores import receipts
+from tests.ledgers.scripted_bookie import in_loop
 
 
 @pytest.mark.parametrize(
@@ -104,39 +105,35 @@ def test_a_file_that_is_no_database_is_reported(tmp_path: Path) -> None:
         asyncio.run(SqlReceiptStore.open(f"sqlite:///{tmp_path / 'feed.db'}", client="a"))
 
 
-def test_a_file_in_use_is_unavailable_and_then_works(tmp_path: Path) -> None:
+@in_loop
+async def test_a_file_in_use_is_unavailable_and_then_works(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'feed.db'}?timeout=0.05"
 
-    async def main() -> None:
-        store = await SqlReceiptStore.open(url, client="a")
-        other = create_engine(url)
-        with other.connect() as connection:
-            connection.execute(text("BEGIN IMMEDIATE"))
-            with pytest.raises(UnavailableError, match="locked"):
-                await store.store_low_watermark(5)
-            assert await store.get_low_watermark() is None  # reading goes on
-        other.dispose()
-        await store.store_low_watermark(5)
-        assert await store.get_low_watermark() == 5
-        await store.close()
-
-    asyncio.run(main())
+    store = await SqlReceiptStore.open(url, client="a")
+    other = create_engine(url)
+    with other.connect() as connection:
+        connection.execute(text("BEGIN IMMEDIATE"))
+        with pytest.raises(UnavailableError, match="locked"):
+            await store.store_low_watermark(5)
+        assert await store.get_low_watermark() is None  # reading goes on
+    other.dispose()
+    await store.store_low_watermark(5)
+    assert await store.get_low_watermark() == 5
+    await store.close()
 
 
-def test_a_cancelled_call_breaks_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = await SqlReceiptStore.open(f"sqlite:///{tmp_path / 'feed.db'}", client="a")
-        for number in range(20):
-            writing = asyncio.ensure_future(store.store_low_watermark(number))
-            await asyncio.sleep(0)
-            writing.cancel()
-            await asyncio.wait([writing])
-        await store.store_low_watermark(100)
-        assert await store.get_low_watermark() == 100
-        await store.close()
-        await store.close()
-
-    asyncio.run(main())
+@in_loop
+async def test_a_cancelled_call_breaks_nothing(tmp_path: Path) -> None:
+    store = await SqlReceiptStore.open(f"sqlite:///{tmp_path / 'feed.db'}", client="a")
+    for number in range(20):
+        writing = asyncio.ensure_future(store.store_low_watermark(number))
+        await asyncio.sleep(0)
+        writing.cancel()
+        await asyncio.wait([writing])
+    await store.store_low_watermark(100)
+    assert await store.get_low_watermark() == 100
+    await store.close()
+    await store.close()
 
 
 def test_the_file_is_small_after_many_receipts(tmp_path: Path) -> None:

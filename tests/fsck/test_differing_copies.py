@@ -51,12 +51,6 @@ def test_equal_copies_are_not_reported(size: int, write_quorum: int) -> None:
     assert odd({}, ensemble=(B1, B2, B3, B4, B5)[:size], write_quorum=write_quorum) == {}
 
 
-def test_the_copy_that_differs_from_the_majority_is_reported() -> None:
-    found = odd({(B2, 117): 1, (B2, 118): 1, (B3, 100): 9, (B1, 139): 5})
-
-    assert found == {B1: EntryRuns([139]), B2: EntryRuns([117, 118]), B3: EntryRuns([100])}
-
-
 def test_of_two_copies_that_differ_both_are_reported() -> None:
     assert odd({(B2, 117): 1}, ensemble=(B1, B2), write_quorum=2) == {
         B1: EntryRuns([117]),

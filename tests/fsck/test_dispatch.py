@@ -204,15 +204,6 @@ def test_the_cause_is_raised_even_if_spark_ended_first() -> None:
         begin()
 
 
-def test_executors_are_warmed_up_before_the_first_task() -> None:
-    spark = FakeSpark(slots=3)
-
-    with dispatch(spark).warmed_up(numbers_of([])):
-        spark.wait_for_jobs(1)
-
-    assert spark.task_counts == [3]
-
-
 def test_a_failed_warm_up_is_reported_by_the_first_task() -> None:
     spark = FakeSpark(slots=1, error=PySparkException("no executors"))
 

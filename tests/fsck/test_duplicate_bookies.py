@@ -58,18 +58,6 @@ async def test_an_entry_is_lost_only_if_no_other_bookie_has_it(entry_id: int, le
 
 
 @in_virtual_time
-async def test_an_entry_stored_only_there_is_lost() -> None:
-    cluster = await striped()
-    cluster.bookie(B1).lose(LEDGER, 5)
-
-    verdict = await inspect_once(cluster, Level.FULL)
-
-    assert verdict.grade is Grade.LOST
-    missing = [each for each in verdict.evidence if each.finding is Finding.MISSING]
-    assert [(each.first_entry_id, each.entry_count) for each in missing] == [(5, 1)]
-
-
-@in_virtual_time
 async def test_a_duplicated_bookie_is_not_suspect() -> None:
     cluster = await striped((B1, B1, B2))
 

@@ -51,39 +51,35 @@ def test_the_weight_of_a_ledger_is_the_work_of_reading_it(
     assert work_of(metadata, wanted) == weight
 
 
-def test_a_hidden_directory_does_not_stop_the_listing(monkeypatch: pytest.MonkeyPatch) -> None:
-    @in_virtual_time
-    async def scenario() -> None:
-        cluster = await Cluster.start()
-        let_in(monkeypatch, ledger_list, cluster)
-        for ledger_id in (1, 10_000):
-            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
-        shut_out(cluster.store, f"{ROOT}/00/0000")
-        hidden: list[UnauthorizedError] = []
+@in_virtual_time
+async def test_a_hidden_directory_does_not_stop_the_listing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await Cluster.start()
+    let_in(monkeypatch, ledger_list, cluster)
+    for ledger_id in (1, 10_000):
+        await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+    shut_out(cluster.store, f"{ROOT}/00/0000")
+    hidden: list[UnauthorizedError] = []
 
-        listed = await list_ledger_ids(options(), on_hidden=hidden.append)
+    listed = await list_ledger_ids(options(), on_hidden=hidden.append)
 
-        assert list(listed) == [10_000]
-        assert [each.context["path"] for each in hidden] == [f"{ROOT}/00/0000"]
-
-    scenario()
+    assert list(listed) == [10_000]
+    assert [each.context["path"] for each in hidden] == [f"{ROOT}/00/0000"]
 
 
-def test_deleted_and_unreadable_ledgers_weigh_least(monkeypatch: pytest.MonkeyPatch) -> None:
-    @in_virtual_time
-    async def scenario() -> None:
-        cluster = await Cluster.start()
-        let_in(monkeypatch, ledger_list, cluster)
-        for ledger_id in (1, 3, 4):
-            await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
-        await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
-        shut_out(cluster.store, cluster.manager.path(4))
-        counts: list[int] = []
+@in_virtual_time
+async def test_deleted_and_unreadable_ledgers_weigh_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await Cluster.start()
+    let_in(monkeypatch, ledger_list, cluster)
+    for ledger_id in (1, 3, 4):
+        await cluster.write_ledger(ALL, ledger_id=ledger_id, write_quorum=3)
+    await cluster.store.set(cluster.manager.path(3), b"no metadata", version=0)
+    shut_out(cluster.store, cluster.manager.path(4))
+    counts: list[int] = []
 
-        weights = await estimate_work(options(), [1, 2, 3, 4], counts.append)
+    weights = await estimate_work(options(), [1, 2, 3, 4], counts.append)
 
-        assert weights[0] > LEDGER_WORK_MIN
-        assert list(weights[1:]) == [LEDGER_WORK_MIN, LEDGER_WORK_MIN, LEDGER_WORK_MIN]
-        assert counts == [4]
-
-    scenario()
+    assert weights[0] > LEDGER_WORK_MIN
+    assert list(weights[1:]) == [LEDGER_WORK_MIN, LEDGER_WORK_MIN, LEDGER_WORK_MIN]
+    assert counts == [4]

@@ -56,14 +56,11 @@ async def test_the_last_run_replaces_the_one_before() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b'{"run": 1}'])
-def test_an_unreadable_summary_is_ignored(data: bytes) -> None:
-    @in_virtual_time
-    async def look() -> None:
-        cluster = await Cluster.start()
-        await cluster.store.create(PATHS.fsck_last, data, with_parents=True)
-        assert await read_last(cluster.store, PATHS) is None
-
-    look()
+@in_virtual_time
+async def test_an_unreadable_summary_is_ignored(data: bytes) -> None:
+    cluster = await Cluster.start()
+    await cluster.store.create(PATHS.fsck_last, data, with_parents=True)
+    assert await read_last(cluster.store, PATHS) is None
 
 
 @in_virtual_time
@@ -210,33 +207,30 @@ async def test_the_metrics_of_the_leader_follow_the_last_run() -> None:
 
 
 @pytest.mark.parametrize("error", [UnavailableError, UnauthorizedError])
-def test_a_failure_to_read_the_summary_only_delays_metrics(
+@in_virtual_time
+async def test_a_failure_to_read_the_summary_only_delays_metrics(
     error: type[BookmenderError],
 ) -> None:
-    @in_virtual_time
-    async def scenario() -> None:
-        cluster = await Cluster.start()
-        await write_last(cluster.store, PATHS, summary(LOST))
-        read = cluster.store.get
-        refused = [error("it is not to be had")]
+    cluster = await Cluster.start()
+    await write_last(cluster.store, PATHS, summary(LOST))
+    read = cluster.store.get
+    refused = [error("it is not to be had")]
 
-        async def get(path: str) -> tuple[bytes, Stat]:
-            if refused:
-                raise refused.pop()
-            return await read(path)
+    async def get(path: str) -> tuple[bytes, Stat]:
+        if refused:
+            raise refused.pop()
+        return await read(path)
 
-        cluster.store.get = get  # type: ignore[method-assign]
-        metering = asyncio.create_task(meter_last(cluster.store, PATHS))
-        await asyncio.sleep(1)
-        assert not metering.done()
+    cluster.store.get = get  # type: ignore[method-assign]
+    metering = asyncio.create_task(meter_last(cluster.store, PATHS))
+    await asyncio.sleep(1)
+    assert not metering.done()
 
-        await write_last(cluster.store, PATHS, summary(LOST, SUSPECT))
-        await asyncio.sleep(1)
+    await write_last(cluster.store, PATHS, summary(LOST, SUSPECT))
+    await asyncio.sleep(1)
 
-        assert metric("wrong_ledgers") == 2
-        metering.cancel()
-
-    scenario()
+    assert metric("wrong_ledgers") == 2
+    metering.cancel()
 
 
 @pytest.mark.parametrize(

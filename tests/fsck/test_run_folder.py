@@ -90,12 +90,6 @@ def test_an_incomplete_file_is_ignored(tmp_path: Path, folder: RunFolder) -> Non
     assert folder.verdicts(["ledger_id"]).num_rows == 0
 
 
-def test_a_run_killed_while_it_planned_never_began(tmp_path: Path) -> None:
-    (tmp_path / "state" / f"run={RUN}").mkdir(parents=True)
-
-    assert list(unfinished_runs(tmp_path)) == []
-
-
 def test_remains_of_killed_runs_are_deleted(tmp_path: Path, folder: RunFolder) -> None:
     for name in ("run=20250101T000000Z", "run=20250102T000000Z"):
         (tmp_path / "state" / name / "ledgers").mkdir(parents=True)
@@ -106,14 +100,6 @@ def test_remains_of_killed_runs_are_deleted(tmp_path: Path, folder: RunFolder) -
 
     left = [path.name for path in sorted((tmp_path / "state").iterdir())]
     assert left == ["checked.parquet", f"run={RUN}"], "a run that can be continued stays"
-
-
-def test_an_incomplete_file_is_not_published(tmp_path: Path, folder: RunFolder) -> None:
-    (tmp_path / "state" / f"run={RUN}" / "ledgers" / ".part-00001.parquet.new").touch()
-
-    folder.publish()
-
-    assert list((tmp_path / "ledgers" / f"run={RUN}").iterdir()) == []
 
 
 def test_the_rows_of_a_run_appear_when_it_is_complete(tmp_path: Path, folder: RunFolder) -> None:
@@ -184,14 +170,6 @@ def test_a_run_of_another_release_is_not_continued(
 
     with pytest.raises(SettingsError, match="rows of version 1, not 2"):
         folder.check_options(OPTIONS)
-
-
-def test_a_run_has_results_after_its_first_part(folder: RunFolder) -> None:
-    assert not folder.has_results
-
-    folder.write(FIRST, 0, rows(WHOLE), rows([]), gone=0)
-
-    assert folder.has_results
 
 
 def test_an_unfinished_run_keeps_what_the_feed_told(tmp_path: Path) -> None:

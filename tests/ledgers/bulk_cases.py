@@ -14,6 +14,7 @@ from ledgers.digest import EntryDigest
 from ledgers.health import BookieHealth
 from ledgers.model import DigestType
 from tests.fake_bookie import FakeBookie
+from tests.ledgers.given import Act, given_by
 from tests.virtual_time import LoopClock
 
 LEDGER_ID = 7
@@ -196,3 +197,11 @@ def play(act: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> N
 
     with asyncio.Runner(loop_factory=SkippingLoop) as runner:
         runner.run(run())
+
+
+def in_scene(*names: str, **options: Any) -> Callable[[Act], Callable[..., None]]:
+    """Make a test of a coroutine function whose first argument is a scene. ``names``: arguments of
+    the test that are options of ``scene`` too."""
+    return given_by(
+        lambda act, arguments: play(act, **options, **{name: arguments[name] for name in names})
+    )

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 from ledgers.appending import BookiePool
 from ledgers.codec.layout import Layout
@@ -50,6 +51,21 @@ class MemoryCluster:
     def new_manager(self, store: MemoryStore | None = None) -> LedgerManager:
         """Return a manager, of another session unless a store is given."""
         return LedgerManager(store or MemoryStore(self.tree), root=ROOT, layout=Layout.HIERARCHICAL)
+
+    @classmethod
+    async def with_ledger(
+        cls,
+        *ensembles: Sequence[BookieId],
+        entries: Iterable[int] = (),
+        on: Sequence[BookieId] = (),
+        **fields: Any,
+    ) -> "MemoryCluster":
+        """Return a cluster with a ledger made by hand, and its entries on the given bookies."""
+        cluster = cls()
+        await cluster.make_ledger(*ensembles, **fields)
+        for entry_id in entries:
+            await cluster.put(entry_id, *on)
+        return cluster
 
     # --- Operations on ledgers --------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """A bookie on loopback that follows a script, and a loop whose time a test moves."""
 
 import asyncio
+import functools
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ledgers.codec.registration import Address
 from ledgers.model import BookieId
@@ -12,6 +13,7 @@ from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.framing import frame
 from ledgers.wire.messages import Status
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -36,6 +38,16 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     with asyncio.Runner(loop_factory=ShiftableLoop) as runner:
         return runner.run(bounded())
+
+
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a test of a coroutine function. It runs on a ShiftableLoop."""
+
+    @functools.wraps(test)
+    def running(*args: P.args, **kwargs: P.kwargs) -> None:
+        run(test(*args, **kwargs))
+
+    return running
 
 
 def pass_time(duration_s: float) -> None:

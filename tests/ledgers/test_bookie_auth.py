@@ -25,6 +25,7 @@ from ledgers.security import OPEN, Security, SecuritySettings
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.framing import frame
 from tests.certificates import need_openssl
+from tests.ledgers.scripted_bookie import in_loop
 
 EOK, EBADREQ, EIO, EUA = 0, 404, 501, 502
 PASSWORD = "a secret"
@@ -205,15 +206,13 @@ def test_a_bookie_that_does_not_authenticate_us_gets_no_requests(
     ],
 )
 @pytest.mark.parametrize("given", [{"bookie_user": "u"}, {"bookie_tls": True}], ids=str)
-def test_a_bookie_that_sends_nothing_is_not_blamed_on_secrets(
+@in_loop
+async def test_a_bookie_that_sends_nothing_is_not_blamed_on_secrets(
     tmp_path: Path, behaviour: Behaviour, error: type[OSError], given: dict[str, Any]
 ) -> None:
-    async def run() -> None:
-        async with bookie(behaviour) as (address, _):
-            with pytest.raises(error):
-                await connector(tmp_path, **given).connect(asyncio.Protocol, address)
-
-    asyncio.run(run())
+    async with bookie(behaviour) as (address, _):
+        with pytest.raises(error):
+            await connector(tmp_path, **given).connect(asyncio.Protocol, address)
 
 
 def test_a_bookie_that_refuses_is_not_hammered(tmp_path: Path) -> None:

@@ -12,11 +12,9 @@ from ledgers.bulk.batch_reads import (
     BATCH_BYTES_MAX,
     BATCH_COUNT_MAX,
     BATCH_ENTRY_BYTES_MAX,
-    has_runs,
-    run_length,
 )
 from tests.fake_bookie import EIO, ENOLEDGER, READ_BATCH
-from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, SHORT_TIMEOUT_S, Scene, in_scene
 
 
 def batch_reply(
@@ -34,231 +32,197 @@ def batch_reply(
     why="consecutive entries are read in batches from every bookie that supports them, without "
     "settings, for any E and W",
 )
-def test_runs_of_entries_are_copied_with_few_requests() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(2_000))
+@in_scene(reads_batches=True)
+async def test_runs_of_entries_are_copied_with_few_requests(scene: Scene) -> None:
+    scene.fill(range(2_000))
 
-        result = await scene.run(scene.runs(2_000))
+    result = await scene.run(scene.runs(2_000))
 
-        assert result.entry_count == 2_000
-        assert len(scene.a.reads_seen) + len(scene.b.reads_seen) < 2_000 / 50
-        assert scene.a.connection_count == scene.b.connection_count == 1
-
-    play(act, reads_batches=True)
+    assert result.entry_count == 2_000
+    assert len(scene.a.reads_seen) + len(scene.b.reads_seen) < 2_000 / 50
+    assert scene.a.connection_count == scene.b.connection_count == 1
 
 
-def test_entries_that_are_not_consecutive_are_read_singly() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
+@in_scene(reads_batches=True)
+async def test_entries_that_are_not_consecutive_are_read_singly(scene: Scene) -> None:
+    scene.fill(range(100))
 
-        await scene.run(scene.halves(100))
+    await scene.run(scene.halves(100))
 
-        assert not scene.a.batches_seen
-
-    play(act, reads_batches=True)
+    assert not scene.a.batches_seen
 
 
-def test_large_entries_are_read_singly() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(4))
+@in_scene(reads_batches=True)
+async def test_large_entries_are_read_singly(scene: Scene) -> None:
+    scene.fill(range(4))
 
-        await scene.run(scene.runs(4, entry_bytes_hint=BATCH_ENTRY_BYTES_MAX + 1))
+    await scene.run(scene.runs(4, entry_bytes_hint=BATCH_ENTRY_BYTES_MAX + 1))
 
-        assert not scene.a.batches_seen
-
-    play(act, reads_batches=True)
+    assert not scene.a.batches_seen
 
 
-def test_rule_s10_a_batch_asks_for_a_bounded_amount() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(3_000))
+@in_scene(reads_batches=True)
+async def test_rule_s10_a_batch_asks_for_a_bounded_amount(scene: Scene) -> None:
+    scene.fill(range(3_000))
 
-        await scene.run(scene.runs(3_000, entry_bytes_hint=1))
+    await scene.run(scene.runs(3_000, entry_bytes_hint=1))
 
-        assert all(len(ids) <= BATCH_COUNT_MAX for _, ids, _ in scene.a.batches_seen)
-        assert {bytes_max for _, _, bytes_max in scene.a.batches_seen} == {BATCH_BYTES_MAX}
-
-    play(act, reads_batches=True)
+    assert all(len(ids) <= BATCH_COUNT_MAX for _, ids, _ in scene.a.batches_seen)
+    assert {bytes_max for _, _, bytes_max in scene.a.batches_seen} == {BATCH_BYTES_MAX}
 
 
-def test_rule_s10_a_batch_is_one_read_with_the_bytes_it_returns() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(1_000), payload=bytes(1_000))
-        await scene.run(scene.runs(100, target=None))  # its answers say what batches bring
-        scene.a.may_answer.clear()
-        budget = scene.budgets.reads(scene.a.bookie_id)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.runs(1_000, target=None)))
-            await scene.until(lambda: scene.a.reads_in_flight == 1)
-            scene.a.answer_one()
-            await scene.until(lambda: scene.a.reads_in_flight == 3)
-            await scene.settle()
+@in_scene(reads_batches=True, reads_in_flight_max=3)
+async def test_rule_s10_a_batch_is_one_read_with_the_bytes_it_returns(scene: Scene) -> None:
+    scene.fill(range(1_000), payload=bytes(1_000))
+    await scene.run(scene.runs(100, target=None))  # its answers say what batches bring
+    scene.a.may_answer.clear()
+    budget = scene.budgets.reads(scene.a.bookie_id)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.runs(1_000, target=None)))
+        await scene.until(lambda: scene.a.reads_in_flight == 1)
+        scene.a.answer_one()
+        await scene.until(lambda: scene.a.reads_in_flight == 3)
+        await scene.settle()
 
-            assert budget.count == 3
-            assert budget.entry_bytes > 2.5 * BATCH_BYTES
-            scene.a.may_answer.set()
-
-    play(act, reads_batches=True, reads_in_flight_max=3)
+        assert budget.count == 3
+        assert budget.entry_bytes > 2.5 * BATCH_BYTES
+        scene.a.may_answer.set()
 
 
 @pytest.mark.compat(
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorkerBatchRead",
     verdict="better",
 )
-def test_a_batch_cut_short_continues_where_it_stopped() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(300), payload=bytes(30_000))
+@in_scene(reads_batches=True)
+async def test_a_batch_cut_short_continues_where_it_stopped(scene: Scene) -> None:
+    scene.fill(range(300), payload=bytes(30_000))
 
-        result = await scene.run(scene.runs(300, entry_bytes_hint=100))
+    result = await scene.run(scene.runs(300, entry_bytes_hint=100))
 
-        assert result.entry_count == 300
-        first = scene.a.batches_seen[0][1]
-        assert len(first) * 30_000 > BATCH_BYTES_MAX
-
-    play(act, reads_batches=True)
+    assert result.entry_count == 300
+    first = scene.a.batches_seen[0][1]
+    assert len(first) * 30_000 > BATCH_BYTES_MAX
 
 
 @pytest.mark.parametrize("missing", [0, 7, 99], ids=["the first", "in the middle", "the last"])
-def test_rule_s5_only_an_explicit_answer_makes_an_entry_absent(
-    missing: int,
+@in_scene(reads_batches=True)
+async def test_rule_s5_only_an_explicit_answer_makes_an_entry_absent(
+    scene: Scene, missing: int
 ) -> None:
     """The batch ended before this entry."""
+    scene.fill(range(100))
+    del scene.a.entries[LEDGER_ID, missing]
+    scene.a.read_codes[LEDGER_ID, 50] = EIO
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
-        del scene.a.entries[LEDGER_ID, missing]
-        scene.a.read_codes[LEDGER_ID, 50] = EIO
+    result = await scene.run(
+        scene.halves(0, reads={scene.a.bookie_id: range(100)}, entry_bytes_hint=40)
+    )
 
-        result = await scene.run(
-            scene.halves(0, reads={scene.a.bookie_id: range(100)}, entry_bytes_hint=40)
-        )
-
-        assert result.failures == {
-            scene.a.bookie_id: {missing: Answer.ABSENT, 50: Answer.UNREADABLE}
-        }
-        assert result.entry_count == 98
-
-    play(act, reads_batches=True)
+    assert result.failures == {scene.a.bookie_id: {missing: Answer.ABSENT, 50: Answer.UNREADABLE}}
+    assert result.entry_count == 98
 
 
-def test_entries_of_an_unknown_ledger_are_absent_in_batches() -> None:
+@in_scene(reads_batches=True)
+async def test_entries_of_an_unknown_ledger_are_absent_in_batches(scene: Scene) -> None:
     """A bookie that returned empty may lack millions of entries."""
+    scene.a.read_codes = {(LEDGER_ID, n): ENOLEDGER for n in range(400)}
 
-    async def act(scene: Scene) -> None:
-        scene.a.read_codes = {(LEDGER_ID, n): ENOLEDGER for n in range(400)}
+    result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(400)}))
 
-        result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(400)}))
-
-        assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(400), Answer.ABSENT)}
-        assert len(scene.a.batches_seen) <= 400 / 16
-
-    play(act, reads_batches=True)
+    assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(400), Answer.ABSENT)}
+    assert len(scene.a.batches_seen) <= 400 / 16
 
 
-def test_rule_s7_a_damaged_entry_in_a_batch_is_not_copied() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(60))
-        good = scene.a.entries[LEDGER_ID, 20]
-        scene.a.entries[LEDGER_ID, 20] = good[:-1] + b"?"
-        scene.a.entries[LEDGER_ID, 21] = scene.a.entries[LEDGER_ID, 22]
-        scene.a.entries[LEDGER_ID, 23] = b""
+@in_scene(reads_batches=True)
+async def test_rule_s7_a_damaged_entry_in_a_batch_is_not_copied(scene: Scene) -> None:
+    scene.fill(range(60))
+    good = scene.a.entries[LEDGER_ID, 20]
+    scene.a.entries[LEDGER_ID, 20] = good[:-1] + b"?"
+    scene.a.entries[LEDGER_ID, 21] = scene.a.entries[LEDGER_ID, 22]
+    scene.a.entries[LEDGER_ID, 23] = b""
 
-        result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(60)}))
+    result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(60)}))
 
-        damaged = dict.fromkeys((20, 21, 23), Answer.MISMATCH)
-        assert result.failures == {scene.a.bookie_id: damaged}
-        assert not {(LEDGER_ID, n) for n in damaged} & set(scene.target.entries)
-
-    play(act, reads_batches=True)
+    damaged = dict.fromkeys((20, 21, 23), Answer.MISMATCH)
+    assert result.failures == {scene.a.bookie_id: damaged}
+    assert not {(LEDGER_ID, n) for n in damaged} & set(scene.target.entries)
 
 
 # --- Bookies that do not know batch reads ---------------------------------------------------------
 
 
-def test_a_bookie_that_does_not_know_batches_is_asked_once() -> None:
+@in_scene(reads_batches=True)
+async def test_a_bookie_that_does_not_know_batches_is_asked_once(scene: Scene) -> None:
     """Afterwards it is read entry by entry."""
+    scene.fill(range(500))
+    scene.a.knows_batches = scene.b.knows_batches = False
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.a.knows_batches = scene.b.knows_batches = False
+    for _ in range(3):
+        result = await scene.run(scene.runs(500))
+        assert result.entry_count == 500
 
-        for _ in range(3):
-            result = await scene.run(scene.runs(500))
-            assert result.entry_count == 500
-
-        assert len(scene.a.batches_seen) == len(scene.b.batches_seen) == 1
-        assert scene.a.connection_count == 2
-
-    play(act, reads_batches=True)
+    assert len(scene.a.batches_seen) == len(scene.b.batches_seen) == 1
+    assert scene.a.connection_count == 2
 
 
-def test_many_transfers_survive_the_refusal_of_one_batch() -> None:
-    async def act(scene: Scene) -> None:
-        scene.a.knows_batches = scene.b.knows_batches = False
-        for ledger_id in range(20):
-            scene.fill(range(30), ledger_id=ledger_id)
+@in_scene(reads_batches=True)
+async def test_many_transfers_survive_the_refusal_of_one_batch(scene: Scene) -> None:
+    scene.a.knows_batches = scene.b.knows_batches = False
+    for ledger_id in range(20):
+        scene.fill(range(30), ledger_id=ledger_id)
 
-        results = await asyncio.gather(
-            *(scene.run(scene.runs(30, ledger_id=ledger_id)) for ledger_id in range(20))
-        )
+    results = await asyncio.gather(
+        *(scene.run(scene.runs(30, ledger_id=ledger_id)) for ledger_id in range(20))
+    )
 
-        assert [result.entry_count for result in results] == [30] * 20
-        assert len(scene.a.batches_seen) == 1, "it is found out with one request"
-
-    play(act, reads_batches=True)
+    assert [result.entry_count for result in results] == [30] * 20
+    assert len(scene.a.batches_seen) == 1, "it is found out with one request"
 
 
 @pytest.mark.parametrize("occasion", ["registered again", "a while has passed"])
-def test_a_bookie_that_refused_batches_is_asked_again(occasion: str) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
-        scene.a.knows_batches = False
-        await scene.run(scene.runs(100, target=None))
-        scene.a.knows_batches = True
-        if occasion == "registered again":
-            scene.bulk.bookie_returned(scene.a.bookie_id)
-        else:
-            scene.skip(601.0)
+@in_scene(reads_batches=True)
+async def test_a_bookie_that_refused_batches_is_asked_again(scene: Scene, occasion: str) -> None:
+    scene.fill(range(100))
+    scene.a.knows_batches = False
+    await scene.run(scene.runs(100, target=None))
+    scene.a.knows_batches = True
+    if occasion == "registered again":
+        scene.bulk.bookie_returned(scene.a.bookie_id)
+    else:
+        scene.skip(601.0)
 
-        await scene.run(scene.runs(100, target=None))
+    await scene.run(scene.runs(100, target=None))
 
-        assert len(scene.a.batches_seen) > 1
-
-    play(act, reads_batches=True)
+    assert len(scene.a.batches_seen) > 1
 
 
-def test_a_bookie_that_stops_during_its_first_batch_just_fails() -> None:
+@in_scene(reads_batches=True)
+async def test_a_bookie_that_stops_during_its_first_batch_just_fails(scene: Scene) -> None:
     """Its failure is no refusal of batches."""
+    scene.fill(range(100))
+    scene.a.may_answer.clear()
+    running = asyncio.create_task(scene.run(scene.runs(100)))
+    await scene.until(lambda: bool(scene.a.batches_seen))
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
-        scene.a.may_answer.clear()
-        running = asyncio.create_task(scene.run(scene.runs(100)))
-        await scene.until(lambda: bool(scene.a.batches_seen))
+    await scene.a.stop()
 
-        await scene.a.stop()
-
-        result = await running
-        assert set(result.failures[scene.a.bookie_id].values()) == {Answer.UNKNOWN}
-        assert result.entry_count == 50
-        await scene.a.start()
-
-    play(act, reads_batches=True)
+    result = await running
+    assert set(result.failures[scene.a.bookie_id].values()) == {Answer.UNKNOWN}
+    assert result.entry_count == 50
+    await scene.a.start()
 
 
-def test_an_unresponsive_bookie_fails_its_batches_in_time() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
-        scene.a.may_answer.clear()
-        running = asyncio.create_task(scene.run(scene.runs(100)))
-        await scene.until(lambda: bool(scene.a.batches_seen))
+@in_scene(reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
+async def test_an_unresponsive_bookie_fails_its_batches_in_time(scene: Scene) -> None:
+    scene.fill(range(100))
+    scene.a.may_answer.clear()
+    running = asyncio.create_task(scene.run(scene.runs(100)))
+    await scene.until(lambda: bool(scene.a.batches_seen))
 
-        await scene.wait_checks(2 * SHORT_TIMEOUT_S)
+    await scene.wait_checks(2 * SHORT_TIMEOUT_S)
 
-        result = await running
-        assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(50), Answer.UNKNOWN)}
-
-    play(act, reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
+    result = await running
+    assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(50), Answer.UNKNOWN)}
 
 
 # --- Bookies that lie -----------------------------------------------------------------------------
@@ -285,84 +249,45 @@ _TOO_LONG = struct.pack(">i", 1_000_000)
         pytest.param(batch_reply(request_id=7)[:-1] + b"\x01\x00", 0, id="out of step"),
     ],
 )
-def test_a_bookie_that_lies_in_a_batch_proves_nothing(reply: bytes, good_count: int) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(10))
-        scene.a.forged.append(reply)
+@in_scene(reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
+async def test_a_bookie_that_lies_in_a_batch_proves_nothing(
+    scene: Scene, reply: bytes, good_count: int
+) -> None:
+    scene.fill(range(10))
+    scene.a.forged.append(reply)
 
-        result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(10)}))
+    result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(10)}))
 
-        assert result.entry_count >= good_count
-        for entry_id, answer in result.failures.get(scene.a.bookie_id, {}).items():
-            assert answer in (Answer.UNKNOWN, Answer.MISMATCH), entry_id
-
-    play(act, reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
+    assert result.entry_count >= good_count
+    for entry_id, answer in result.failures.get(scene.a.bookie_id, {}).items():
+        assert answer in (Answer.UNKNOWN, Answer.MISMATCH), entry_id
 
 
 @pytest.mark.compat(
     "G25", verdict="better", why="an entry that a successful batch lacks is unknown"
 )
-def test_a_success_code_without_any_entry_proves_nothing() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(10))
-        scene.a.forged.append(batch_reply())
+@in_scene(reads_batches=True)
+async def test_a_success_code_without_any_entry_proves_nothing(scene: Scene) -> None:
+    scene.fill(range(10))
+    scene.a.forged.append(batch_reply())
 
-        result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(10)}))
+    result = await scene.run(scene.halves(0, reads={scene.a.bookie_id: range(10)}))
 
-        assert result.failures == {scene.a.bookie_id: {0: Answer.UNKNOWN}}
-        assert result.entry_count == 9
-
-    play(act, reads_batches=True)
+    assert result.failures == {scene.a.bookie_id: {0: Answer.UNKNOWN}}
+    assert result.entry_count == 9
 
 
-def test_late_batches_of_a_cancelled_transfer_are_ignored() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(60))
-        scene.a.may_answer.clear()
-        first = asyncio.create_task(scene.run(scene.runs(60)))
-        await scene.until(lambda: bool(scene.a.batches_seen))
-        first.cancel()
-        await asyncio.wait([first])
-        assert scene.budgets.reads(scene.a.bookie_id).count == 1, (
-            "the bookie is still at work on it"
-        )
-        scene.a.may_answer.set()
+@in_scene(reads_batches=True)
+async def test_late_batches_of_a_cancelled_transfer_are_ignored(scene: Scene) -> None:
+    scene.fill(range(60))
+    scene.a.may_answer.clear()
+    first = asyncio.create_task(scene.run(scene.runs(60)))
+    await scene.until(lambda: bool(scene.a.batches_seen))
+    first.cancel()
+    await asyncio.wait([first])
+    assert scene.budgets.reads(scene.a.bookie_id).count == 1, "the bookie is still at work on it"
+    scene.a.may_answer.set()
 
-        result = await scene.run(scene.runs(60))
+    result = await scene.run(scene.runs(60))
 
-        assert result.entry_count == 60
-
-    play(act, reads_batches=True)
-
-
-# --- Runs -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("entry_ids", "start", "count_max", "length"),
-    [
-        pytest.param([3, 4, 5], 0, 10, 3, id="to the end"),
-        pytest.param([3, 4, 5], 1, 1, 1, id="as many as wanted"),
-        pytest.param([3, 4, 6, 7], 0, 4, 2, id="up to a gap"),
-        pytest.param([3, 4, 6, 7], 1, 4, 1, id="just before a gap"),
-        pytest.param([3, 4], 2, 4, 0, id="nothing left"),
-        pytest.param(range(5, 900), 5, 600, 600, id="a range"),
-    ],
-)
-def test_the_length_of_a_run(entry_ids: list[int], start: int, count_max: int, length: int) -> None:
-    assert run_length(entry_ids, start, count_max) == length
-
-
-@pytest.mark.parametrize(
-    ("entry_ids", "is_worth_it"),
-    [
-        pytest.param(range(10), True, id="all in a row"),
-        pytest.param([1, 2, 4, 5], True, id="pairs"),
-        pytest.param([2, 4, 5, 7, 8], True, id="pairs in the second part"),
-        pytest.param([1, 4, 7], False, id="each on its own"),
-        pytest.param([3], False, id="a single entry"),
-        pytest.param([], False, id="no entry"),
-    ],
-)
-def test_runs_of_two_are_worth_batches(entry_ids: list[int], is_worth_it: bool) -> None:
-    assert has_runs(entry_ids) is is_worth_it
+    assert result.entry_count == 60

@@ -10,104 +10,79 @@ from ledgers.bookies import Answer, Transfer
 from ledgers.codec.registration import Address, spelled_address
 from ledgers.digest import EntryDigest
 from ledgers.model import BookieId, DigestType
-from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, in_scene, play
 from tests.vectors import cases
 
 
-def test_entries_of_several_sources_arrive_at_the_target() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(1_000))
+@in_scene()
+async def test_entries_of_several_sources_arrive_at_the_target(scene: Scene) -> None:
+    scene.fill(range(1_000))
 
-        result = await scene.run(scene.halves(1_000))
+    result = await scene.run(scene.halves(1_000))
 
-        assert result.entry_count == 1_000
-        assert scene.target.entries == scene.a.entries
-        assert scene.is_at_rest()
-
-    play(act)
+    assert result.entry_count == 1_000
+    assert scene.target.entries == scene.a.entries
+    assert scene.is_at_rest()
 
 
 @pytest.mark.compat(
     "TestLedgerFragmentReplicationWithMock.testRecoverLedgerFragmentEntrySendRightRequestWithFlag",
     verdict="same",
 )
-def test_adds_carry_only_the_recovery_flag_and_the_ledgers_key() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(3))
+@in_scene()
+async def test_adds_carry_only_the_recovery_flag_and_the_ledgers_key(scene: Scene) -> None:
+    scene.fill(range(3))
 
-        await scene.run(scene.halves(3))
+    await scene.run(scene.halves(3))
 
-        assert {(flags, key) for flags, key, _ in scene.target.adds} == {(2, DIGEST.master_key)}
-
-    play(act)
+    assert {(flags, key) for flags, key, _ in scene.target.adds} == {(2, DIGEST.master_key)}
 
 
-def test_without_a_target_entries_are_only_verified() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
+@in_scene()
+async def test_an_empty_transfer_makes_no_connection(scene: Scene) -> None:
+    result = await scene.run(scene.halves(0))
 
-        result = await scene.run(scene.halves(100, target=None))
-
-        assert result.entry_count == 100
-        assert not scene.target.adds
-        assert scene.is_at_rest()
-
-    play(act)
-
-
-def test_an_empty_transfer_makes_no_connection() -> None:
-    async def act(scene: Scene) -> None:
-        result = await scene.run(scene.halves(0))
-
-        assert result.entry_count == 0
-        assert scene.a.connection_count == scene.target.connection_count == 0
-
-    play(act)
+    assert result.entry_count == 0
+    assert scene.a.connection_count == scene.target.connection_count == 0
 
 
 @pytest.mark.parametrize("digest_type", DigestType)
-def test_every_digest_type_is_checked(digest_type: DigestType) -> None:
-    async def act(scene: Scene) -> None:
-        digest = EntryDigest(digest_type, b"secret")
-        scene.a.put(digest, LEDGER_ID, range(20), b"payload")
-        bad = bytearray(scene.a.entries[LEDGER_ID, 5])
-        bad[-1] ^= 1
-        scene.a.entries[LEDGER_ID, 5] = bytes(bad)
-        scene.a.entries[LEDGER_ID, 6] = scene.a.entries[LEDGER_ID, 7]
-        scene.a.entries[LEDGER_ID, 8] = scene.a.entries[LEDGER_ID, 8][:31]
-        transfer = scene.halves(20, digest=digest, reads={scene.a.bookie_id: range(20)})
+@in_scene()
+async def test_every_digest_type_is_checked(scene: Scene, digest_type: DigestType) -> None:
+    digest = EntryDigest(digest_type, b"secret")
+    scene.a.put(digest, LEDGER_ID, range(20), b"payload")
+    bad = bytearray(scene.a.entries[LEDGER_ID, 5])
+    bad[-1] ^= 1
+    scene.a.entries[LEDGER_ID, 5] = bytes(bad)
+    scene.a.entries[LEDGER_ID, 6] = scene.a.entries[LEDGER_ID, 7]
+    scene.a.entries[LEDGER_ID, 8] = scene.a.entries[LEDGER_ID, 8][:31]
+    transfer = scene.halves(20, digest=digest, reads={scene.a.bookie_id: range(20)})
 
-        result = await scene.run(transfer)
+    result = await scene.run(transfer)
 
-        expected = {6, 8} if digest_type is DigestType.DUMMY else {5, 6, 8}
-        assert result.failures == {
-            scene.a.bookie_id: dict.fromkeys(sorted(expected), Answer.MISMATCH)
-        }
-        assert not any((LEDGER_ID, entry_id) in scene.target.entries for entry_id in expected)
-
-    play(act)
+    expected = {6, 8} if digest_type is DigestType.DUMMY else {5, 6, 8}
+    assert result.failures == {scene.a.bookie_id: dict.fromkeys(sorted(expected), Answer.MISMATCH)}
+    assert not any((LEDGER_ID, entry_id) in scene.target.entries for entry_id in expected)
 
 
 _GOLDEN = [case for case in cases("entries") if case["entry_id"] >= 0]
 
 
 @pytest.mark.parametrize("case", _GOLDEN, ids=itertools.count())
-def test_entries_written_by_java_are_good(case: dict[str, str | int]) -> None:
-    async def act(scene: Scene) -> None:
-        name = {"MAC": "HMAC"}.get(str(case["digest_type"]), str(case["digest_type"]))
-        digest = EntryDigest(DigestType[name], bytes.fromhex(str(case["password"])))
-        ledger_id, entry_id = int(case["ledger_id"]), int(case["entry_id"])
-        scene.a.entries[ledger_id, entry_id] = bytes.fromhex(str(case["entry"]))
-        transfer = Transfer(
-            ledger_id=ledger_id,
-            digest=digest,
-            reads={scene.a.bookie_id: [entry_id]},
-            target=scene.target.bookie_id,
-        )
+@in_scene()
+async def test_entries_written_by_java_are_good(scene: Scene, case: dict[str, str | int]) -> None:
+    name = {"MAC": "HMAC"}.get(str(case["digest_type"]), str(case["digest_type"]))
+    digest = EntryDigest(DigestType[name], bytes.fromhex(str(case["password"])))
+    ledger_id, entry_id = int(case["ledger_id"]), int(case["entry_id"])
+    scene.a.entries[ledger_id, entry_id] = bytes.fromhex(str(case["entry"]))
+    transfer = Transfer(
+        ledger_id=ledger_id,
+        digest=digest,
+        reads={scene.a.bookie_id: [entry_id]},
+        target=scene.target.bookie_id,
+    )
 
-        assert (await scene.run(transfer)).entry_count == 1
-
-    play(act)
+    assert (await scene.run(transfer)).entry_count == 1
 
 
 @pytest.mark.parametrize(
@@ -122,140 +97,81 @@ def test_entries_written_by_java_are_good(case: dict[str, str | int]) -> None:
         pytest.param(5_242_816, id="the largest that a bookie accepts"),
     ],
 )
-def test_entries_of_every_size_arrive(payload_bytes: int) -> None:
-    async def act(scene: Scene) -> None:
-        count = 4 if payload_bytes > 100_000 else 50
-        scene.fill(range(count), payload=os.urandom(payload_bytes))
+@in_scene()
+async def test_entries_of_every_size_arrive(scene: Scene, payload_bytes: int) -> None:
+    count = 4 if payload_bytes > 100_000 else 50
+    scene.fill(range(count), payload=os.urandom(payload_bytes))
 
-        result = await scene.run(scene.halves(count, entry_bytes_hint=payload_bytes))
+    result = await scene.run(scene.halves(count, entry_bytes_hint=payload_bytes))
 
-        assert result.entry_count == count
-        assert scene.is_at_rest()
-
-    play(act)
-
-
-def test_sizes_may_change_within_a_ledger() -> None:
-    async def act(scene: Scene) -> None:
-        sizes = [1, 200_000, 10, 1_000_000, 0, 70_000, 130_000, 5] * 3
-        for entry_id, size in enumerate(sizes):
-            scene.fill([entry_id], payload=os.urandom(size))
-
-        result = await scene.run(scene.halves(len(sizes)))
-
-        assert result.entry_count == len(sizes)
-        assert scene.is_at_rest()
-
-    play(act)
+    assert result.entry_count == count
+    assert scene.is_at_rest()
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("split_bytes_max", [1, 7, 29, 100, 5_000])
-def test_replies_may_be_split_anywhere_and_come_in_any_order(
-    split_bytes_max: int, seed: int
+@in_scene()
+async def test_replies_may_be_split_anywhere_and_come_in_any_order(
+    scene: Scene, split_bytes_max: int, seed: int
 ) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(30), payload=b"some payload")
-        scene.fill([30, 31], payload=os.urandom(split_bytes_max * 30))
-        for number, bookie in enumerate(scene.bookies):
-            bookie.restart_random(seed * 10 + number)
-            bookie.split_bytes_max = split_bytes_max
-            bookie.is_reordering = True
+    scene.fill(range(30), payload=b"some payload")
+    scene.fill([30, 31], payload=os.urandom(split_bytes_max * 30))
+    for number, bookie in enumerate(scene.bookies):
+        bookie.restart_random(seed * 10 + number)
+        bookie.split_bytes_max = split_bytes_max
+        bookie.is_reordering = True
 
-        result = await scene.run(scene.halves(33))
+    result = await scene.run(scene.halves(33))
 
-        assert result.failures == {scene.a.bookie_id: {32: Answer.ABSENT}}
-        assert scene.is_at_rest()
-
-    play(act)
+    assert result.failures == {scene.a.bookie_id: {32: Answer.ABSENT}}
+    assert scene.is_at_rest()
 
 
-def test_thousands_of_small_transfers_share_the_connections() -> None:
-    async def act(scene: Scene) -> None:
-        ledger_ids = range(1_000, 3_000)
+@in_scene()
+async def test_thousands_of_small_transfers_share_the_connections(scene: Scene) -> None:
+    ledger_ids = range(1_000, 3_000)
+    for ledger_id in ledger_ids:
+        scene.fill(range(4), ledger_id=ledger_id)
+
+    async with asyncio.TaskGroup() as group:
         for ledger_id in ledger_ids:
-            scene.fill(range(4), ledger_id=ledger_id)
+            group.create_task(scene.run(scene.halves(4, ledger_id=ledger_id)))
 
-        async with asyncio.TaskGroup() as group:
-            for ledger_id in ledger_ids:
-                group.create_task(scene.run(scene.halves(4, ledger_id=ledger_id)))
-
-        assert scene.target.entries == scene.a.entries
-        assert [bookie.connection_count for bookie in scene.bookies] == [1, 1, 1]
-        assert scene.a.reads_in_flight_peak <= 64
-        assert scene.is_at_rest()
-
-    play(act)
+    assert scene.target.entries == scene.a.entries
+    assert [bookie.connection_count for bookie in scene.bookies] == [1, 1, 1]
+    assert scene.a.reads_in_flight_peak <= 64
+    assert scene.is_at_rest()
 
 
-def test_two_transfers_of_one_ledger_do_not_mix_up_their_replies() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(200))
-        other = scene.others[0]
-        del scene.a.entries[LEDGER_ID, 10]
+@in_scene()
+async def test_a_bookie_may_be_source_and_target_at_once(scene: Scene) -> None:
+    scene.a.put(DIGEST, 1, range(100))
+    scene.b.put(DIGEST, 2, range(100))
+    there = scene.halves(
+        0, ledger_id=1, reads={scene.a.bookie_id: range(100)}, target=scene.b.bookie_id
+    )
+    back = scene.halves(
+        0, ledger_id=2, reads={scene.b.bookie_id: range(100)}, target=scene.a.bookie_id
+    )
 
-        first, second, check = await asyncio.gather(
-            scene.run(scene.halves(200)),
-            scene.run(scene.halves(150, target=other.bookie_id)),
-            scene.run(scene.halves(100, target=None)),
-        )
+    await asyncio.gather(scene.run(there), scene.run(back))
 
-        assert first.entry_count == 199
-        assert second.entry_count == 149
-        assert check.entry_count == 99
-        assert (len(scene.target.adds), len(other.adds)) == (199, 149)
-        assert len(scene.a.reads_seen) == 100 + 75 + 50
-        assert scene.is_at_rest()
-
-    play(act, other_count=1)
+    assert scene.a.entries == scene.b.entries
+    assert scene.a.connection_count == 2
 
 
-def test_equal_transfers_to_one_target_all_end() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100))
+@in_scene()
+async def test_totals_count_entries_read_and_written(scene: Scene) -> None:
+    scene.fill(range(10))
+    del scene.a.entries[LEDGER_ID, 4]
 
-        results = await asyncio.gather(*(scene.run(scene.halves(100)) for _ in range(3)))
+    copied = await scene.run(scene.halves(10))
+    checked = await scene.run(scene.halves(10, target=None))
 
-        assert [result.entry_count for result in results] == [100, 100, 100]
-        assert len(scene.target.adds) == 300
-        assert scene.is_at_rest()
-
-    play(act)
-
-
-def test_a_bookie_may_be_source_and_target_at_once() -> None:
-    async def act(scene: Scene) -> None:
-        scene.a.put(DIGEST, 1, range(100))
-        scene.b.put(DIGEST, 2, range(100))
-        there = scene.halves(
-            0, ledger_id=1, reads={scene.a.bookie_id: range(100)}, target=scene.b.bookie_id
-        )
-        back = scene.halves(
-            0, ledger_id=2, reads={scene.b.bookie_id: range(100)}, target=scene.a.bookie_id
-        )
-
-        await asyncio.gather(scene.run(there), scene.run(back))
-
-        assert scene.a.entries == scene.b.entries
-        assert scene.a.connection_count == 2
-
-    play(act)
-
-
-def test_totals_count_entries_read_and_written() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(10))
-        del scene.a.entries[LEDGER_ID, 4]
-
-        copied = await scene.run(scene.halves(10))
-        checked = await scene.run(scene.halves(10, target=None))
-
-        totals = scene.bulk.totals
-        assert (totals.entries_read, totals.entries_written) == (18, 9)
-        assert totals.written_bytes == copied.entry_bytes
-        assert totals.read_bytes == copied.entry_bytes + checked.entry_bytes
-
-    play(act)
+    totals = scene.bulk.totals
+    assert (totals.entries_read, totals.entries_written) == (18, 9)
+    assert totals.written_bytes == copied.entry_bytes
+    assert totals.read_bytes == copied.entry_bytes + checked.entry_bytes
 
 
 def test_a_bookie_is_found_by_its_registered_address() -> None:

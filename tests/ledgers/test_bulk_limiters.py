@@ -16,7 +16,7 @@ from ledgers.bulk.flow_control import (
     flow_limits,
 )
 from ledgers.bulk.limiters import BURST_S, Limiter, LimiterChain, RateLimiter
-from tests.ledgers.bulk_cases import Scene, play
+from tests.ledgers.bulk_cases import Scene, in_scene
 from tests.replication.cluster import in_virtual_time
 
 MINUTE_S = 60.0
@@ -196,16 +196,6 @@ async def test_with_active_clients_entries_are_added_in_small_bursts() -> None:
 
 
 @in_virtual_time
-async def test_with_active_clients_bytes_count_for_large_entries() -> None:
-    copying = Copying(pace_of_adds(), expected_bytes=65_536, quantum=60)
-
-    await copied_in_a_minute(copying)
-
-    copied_bytes = copying.entry_count * copying.expected_bytes
-    assert copied_bytes == pytest.approx(SHARED_BYTES_PER_S * MINUTE_S, rel=0.02)
-
-
-@in_virtual_time
 async def test_with_active_clients_small_transfers_count_for_more() -> None:
     """For what they cost besides their entries."""
     pace = pace_of_adds()
@@ -218,115 +208,94 @@ async def test_with_active_clients_small_transfers_count_for_more() -> None:
     assert took_s == pytest.approx(3_000 * (10 + STARTING_ENTRIES) / SHARED_ADDS_PER_S, rel=0.1)
 
 
-@in_virtual_time
-async def test_small_and_large_transfers_share_a_rate() -> None:
-    pace = pace_of_adds()
-    large = Copying(pace, quantum=60)
-    small = [Copying(pace, quantum=10, is_small=True) for _ in range(3_000)]
-
-    await copied_in_a_minute(large, *small)
-
-    assert all(transfer.entry_count for transfer in small)
-    taken = 3_001 * STARTING_ENTRIES + sum(copying.entry_count for copying in (large, *small))
-    assert taken == pytest.approx(SHARED_ADDS_PER_S * MINUTE_S, rel=0.02)
-
-
 # --- In transfers ---------------------------------------------------------------------------------
 
 
-def test_a_check_does_not_obey_the_rate_of_copying() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.bulk.rate_limit.set(entries_per_s=1, bytes_per_s=0)
-        copying = asyncio.create_task(scene.run(scene.halves(500)))
+@in_scene()
+async def test_a_check_does_not_obey_the_rate_of_copying(scene: Scene) -> None:
+    scene.fill(range(500))
+    scene.bulk.rate_limit.set(entries_per_s=1, bytes_per_s=0)
+    copying = asyncio.create_task(scene.run(scene.halves(500)))
 
-        result = await scene.run(scene.halves(500, target=None))
+    result = await scene.run(scene.halves(500, target=None))
 
-        assert result.entry_count == 500
-        assert not copying.done()
-        scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
-        assert (await copying).entry_count == 500
-
-    play(act)
+    assert result.entry_count == 500
+    assert not copying.done()
+    scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
+    assert (await copying).entry_count == 500
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_a_check_that_waits_for_a_limited_read_does_not_time_out(
-    reads_batches: bool,
+@in_scene("reads_batches", limits_check_rate=True, timeout_s=1.0)
+async def test_a_check_that_waits_for_a_limited_read_does_not_time_out(
+    scene: Scene, reads_batches: bool
 ) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.bulk.rate_limit.set(entries_per_s=100, bytes_per_s=0)
-        reading = asyncio.create_task(scene.run(scene.halves(500, target=None)))
+    scene.fill(range(500))
+    scene.bulk.rate_limit.set(entries_per_s=100, bytes_per_s=0)
+    reading = asyncio.create_task(scene.run(scene.halves(500, target=None)))
 
-        await scene.wait_checks(3.0)
+    await scene.wait_checks(3.0)
 
-        assert 0 < scene.bulk.totals.entries_read <= 300
-        assert not reading.done()
-        scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
-        assert (await reading).entry_count == 500
-
-    play(act, limits_check_rate=True, reads_batches=reads_batches, timeout_s=1.0)
+    assert 0 < scene.bulk.totals.entries_read <= 300
+    assert not reading.done()
+    scene.bulk.rate_limit.set(entries_per_s=0, bytes_per_s=0)
+    assert (await reading).entry_count == 500
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_bytes_in_flight_are_bounded_for_any_number_of_targets(reads_batches: bool) -> None:
-    async def act(scene: Scene) -> None:
-        targets = [scene.target, *scene.others]
+@in_scene("reads_batches", memory_entries_max=40, other_count=4)
+async def test_bytes_in_flight_are_bounded_for_any_number_of_targets(
+    scene: Scene, reads_batches: bool
+) -> None:
+    targets = [scene.target, *scene.others]
+    for number, target in enumerate(targets):
+        scene.fill(range(200), ledger_id=number)
+        target.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
         for number, target in enumerate(targets):
-            scene.fill(range(200), ledger_id=number)
-            target.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            for number, target in enumerate(targets):
-                transfer = scene.runs(200, ledger_id=number, target=target.bookie_id)
-                group.create_task(scene.run(transfer))
-            await scene.until(lambda: sum(t.requests_waiting for t in targets) == 40)
-            await scene.settle()
+            transfer = scene.runs(200, ledger_id=number, target=target.bookie_id)
+            group.create_task(scene.run(transfer))
+        await scene.until(lambda: sum(t.requests_waiting for t in targets) == 40)
+        await scene.settle()
 
-            assert scene.bulk.totals.entries_read == 40
-            for target in targets:
-                target.may_answer.set()
-
-    play(act, memory_entries_max=40, other_count=4, reads_batches=reads_batches)
+        assert scene.bulk.totals.entries_read == 40
+        for target in targets:
+            target.may_answer.set()
 
 
-def test_bytes_in_flight_are_bounded_with_entries_of_any_size() -> None:
-    async def act(scene: Scene) -> None:
-        targets = [scene.target, *scene.others]
+@in_scene(memory_bytes_max=550000, other_count=4)
+async def test_bytes_in_flight_are_bounded_with_entries_of_any_size(scene: Scene) -> None:
+    targets = [scene.target, *scene.others]
+    for number, target in enumerate(targets):
+        scene.fill(range(20), ledger_id=number, payload=bytes(100_000))
+        target.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
         for number, target in enumerate(targets):
-            scene.fill(range(20), ledger_id=number, payload=bytes(100_000))
-            target.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            for number, target in enumerate(targets):
-                transfer = scene.halves(
-                    20, ledger_id=number, target=target.bookie_id, entry_bytes_hint=100_040
-                )
-                group.create_task(scene.run(transfer))
-            await scene.until(lambda: sum(t.requests_waiting for t in targets) == 5)
-            await scene.settle()
-
-            assert scene.bulk.totals.read_bytes < 600_000
-            for target in targets:
-                target.may_answer.set()
-
-    play(act, memory_bytes_max=550_000, other_count=4)
-
-
-def test_checks_and_copies_both_progress_while_memory_is_short() -> None:
-    async def act(scene: Scene) -> None:
-        for ledger_id in range(20):
-            scene.fill(range(50), ledger_id=ledger_id)
-
-        results = await asyncio.gather(
-            *(
-                scene.run(scene.halves(50, ledger_id=n, **({"target": None} if n % 2 else {})))
-                for n in range(20)
+            transfer = scene.halves(
+                20, ledger_id=number, target=target.bookie_id, entry_bytes_hint=100_040
             )
+            group.create_task(scene.run(transfer))
+        await scene.until(lambda: sum(t.requests_waiting for t in targets) == 5)
+        await scene.settle()
+
+        assert scene.bulk.totals.read_bytes < 600_000
+        for target in targets:
+            target.may_answer.set()
+
+
+@in_scene(memory_entries_max=8)
+async def test_checks_and_copies_both_progress_while_memory_is_short(scene: Scene) -> None:
+    for ledger_id in range(20):
+        scene.fill(range(50), ledger_id=ledger_id)
+
+    results = await asyncio.gather(
+        *(
+            scene.run(scene.halves(50, ledger_id=n, **({"target": None} if n % 2 else {})))
+            for n in range(20)
         )
+    )
 
-        assert [result.entry_count for result in results] == [50] * 20
-
-    play(act, memory_entries_max=8)
+    assert [result.entry_count for result in results] == [50] * 20
 
 
 @pytest.mark.parametrize(
@@ -337,73 +306,65 @@ def test_checks_and_copies_both_progress_while_memory_is_short() -> None:
         pytest.param(False, False, "single_reads", id="single reads"),
     ],
 )
-def test_copies_obey_the_limits_of_each_bookie(
-    in_runs: bool, of_target: bool, pace_name: str
+@in_scene(reads_batches=True)
+async def test_copies_obey_the_limits_of_each_bookie(
+    scene: Scene, in_runs: bool, of_target: bool, pace_name: str
 ) -> None:
     count = 100
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(count))
-        bookie = scene.target if of_target else scene.a
-        pace: RateLimiter = getattr(scene.bulk.flow.of(bookie.bookie_id), pace_name)
-        pace.set(entries_per_s=1, bytes_per_s=0)
-        pace.admit(Copying(RateLimiter()), 1)  # the first passes always
-        shape = scene.runs if in_runs else scene.halves
-        copying = asyncio.create_task(scene.run(shape(count)))
-        await scene.run(shape(count, reads={scene.b.bookie_id: range(count)}, target=None))
-        await scene.settle()  # as long as the copy would take
+    scene.fill(range(count))
+    bookie = scene.target if of_target else scene.a
+    pace: RateLimiter = getattr(scene.bulk.flow.of(bookie.bookie_id), pace_name)
+    pace.set(entries_per_s=1, bytes_per_s=0)
+    pace.admit(Copying(RateLimiter()), 1)  # the first passes always
+    shape = scene.runs if in_runs else scene.halves
+    copying = asyncio.create_task(scene.run(shape(count)))
+    await scene.run(shape(count, reads={scene.b.bookie_id: range(count)}, target=None))
+    await scene.settle()  # as long as the copy would take
 
-        assert not copying.done()
-        pace.set(entries_per_s=0, bytes_per_s=0)
-        assert (await copying).entry_count == count
-
-    play(act, reads_batches=True)
+    assert not copying.done()
+    pace.set(entries_per_s=0, bytes_per_s=0)
+    assert (await copying).entry_count == count
 
 
-def test_copies_of_large_entries_obey_a_limit_in_bytes() -> None:
+@in_scene(yields=True)
+async def test_copies_of_large_entries_obey_a_limit_in_bytes(scene: Scene) -> None:
     """With active clients."""
     count, entry_bytes = 300, 100_000
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(count), payload=bytes(entry_bytes))
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+    scene.fill(range(count), payload=bytes(entry_bytes))
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
 
-        await scene.run(scene.halves(count, entry_bytes_hint=entry_bytes))
+    await scene.run(scene.halves(count, entry_bytes_hint=entry_bytes))
 
-        least_s = count * entry_bytes / SHARED_BYTES_PER_S - FLOW_BURST_S
-        assert loop.time() - began_s >= 0.9 * least_s
-
-    play(act, yields=True)
+    least_s = count * entry_bytes / SHARED_BYTES_PER_S - FLOW_BURST_S
+    assert loop.time() - began_s >= 0.9 * least_s
 
 
-def test_waiting_copies_continue_when_clients_lose_priority() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        adds = scene.bulk.flow.of(scene.target.bookie_id).adds
-        adds.set(entries_per_s=1, bytes_per_s=0)
-        copying = asyncio.create_task(scene.run(scene.halves(500)))
-        await scene.run(scene.halves(500, target=None))  # as long as the copy would take
-        assert not copying.done()
+@in_scene(yields=True)
+async def test_waiting_copies_continue_when_clients_lose_priority(scene: Scene) -> None:
+    scene.fill(range(500))
+    adds = scene.bulk.flow.of(scene.target.bookie_id).adds
+    adds.set(entries_per_s=1, bytes_per_s=0)
+    copying = asyncio.create_task(scene.run(scene.halves(500)))
+    await scene.run(scene.halves(500, target=None))  # as long as the copy would take
+    assert not copying.done()
 
-        scene.bulk.flow.yields = False
+    scene.bulk.flow.yields = False
 
-        assert (await copying).entry_count == 500
-        assert adds.admit(Copying(RateLimiter()), 1_000_000) == 1_000_000
-
-    play(act, yields=True)
+    assert (await copying).entry_count == 500
+    assert adds.admit(Copying(RateLimiter()), 1_000_000) == 1_000_000
 
 
-def test_waiting_copies_continue_when_clients_have_stopped() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.bulk.flow.of(scene.target.bookie_id).adds.set(entries_per_s=1, bytes_per_s=0)
-        copying = asyncio.create_task(scene.run(scene.halves(500)))
-        await scene.run(scene.halves(500, target=None))  # as long as the copy would take
-        assert not copying.done()
+@in_scene(yields=True)
+async def test_waiting_copies_continue_when_clients_have_stopped(scene: Scene) -> None:
+    scene.fill(range(500))
+    scene.bulk.flow.of(scene.target.bookie_id).adds.set(entries_per_s=1, bytes_per_s=0)
+    copying = asyncio.create_task(scene.run(scene.halves(500)))
+    await scene.run(scene.halves(500, target=None))  # as long as the copy would take
+    assert not copying.done()
 
-        scene.bulk.flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
+    scene.bulk.flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
 
-        assert (await copying).entry_count == 500
-
-    play(act, yields=True)
+    assert (await copying).entry_count == 500

@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.bulk.limiters import ASKED_BYTES_MAX
 from ledgers.bulk.transfer import QUANTUM_COUNT
-from tests.ledgers.bulk_cases import SHORT_TIMEOUT_S, Scene, play
+from tests.ledgers.bulk_cases import SHORT_TIMEOUT_S, Scene, in_scene, play
 
 
 @pytest.mark.parametrize("cap", [1, 2, 64])
@@ -28,239 +28,189 @@ def test_reads_in_flight_are_bounded_over_all_transfers(cap: int) -> None:
     play(act, reads_in_flight_max=cap)
 
 
-def test_the_bound_may_be_lowered_while_transfers_run() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(2_000))
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(2_000)))
-            await scene.until(lambda: len(scene.a.reads_seen) > 100)
+@in_scene()
+async def test_the_bound_may_be_lowered_while_transfers_run(scene: Scene) -> None:
+    scene.fill(range(2_000))
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.halves(2_000)))
+        await scene.until(lambda: len(scene.a.reads_seen) > 100)
 
-            scene.budgets.reads_in_flight_max = 3
+        scene.budgets.reads_in_flight_max = 3
 
-            seen_count = len(scene.a.reads_seen)
-            await scene.until(lambda: len(scene.a.reads_seen) > seen_count + 200)
-            scene.a.reads_in_flight_peak = 0
-        assert 1 <= scene.a.reads_in_flight_peak <= 3
-
-    play(act)
+        seen_count = len(scene.a.reads_seen)
+        await scene.until(lambda: len(scene.a.reads_seen) > seen_count + 200)
+        scene.a.reads_in_flight_peak = 0
+    assert 1 <= scene.a.reads_in_flight_peak <= 3
 
 
-def test_the_budget_is_shared_with_single_requests() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        budget = scene.budgets.reads(scene.a.bookie_id)
-        assert budget.take(7, 100) == 7
+@in_scene(reads_in_flight_max=10)
+async def test_the_budget_is_shared_with_single_requests(scene: Scene) -> None:
+    scene.fill(range(500))
+    budget = scene.budgets.reads(scene.a.bookie_id)
+    assert budget.take(7, 100) == 7
 
-        await scene.run(scene.halves(500))
+    await scene.run(scene.halves(500))
 
-        assert scene.a.reads_in_flight_peak == 3
-        assert budget.count == 7
-        budget.release(700, count=7)
-
-    play(act, reads_in_flight_max=10)
+    assert scene.a.reads_in_flight_peak == 3
+    assert budget.count == 7
+    budget.release(700, count=7)
 
 
-def test_a_transfer_waits_for_the_credit_of_single_requests() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(20))
-        budget = scene.budgets.reads(scene.a.bookie_id)
-        budget.take(4, 100)
-        async with asyncio.TaskGroup() as group:
-            running = group.create_task(scene.run(scene.halves(20)))
-            await scene.until_read(10)
-            await scene.wait_checks(60.0)
-            assert not running.done()
-            assert not scene.a.reads_seen
+@in_scene(reads_in_flight_max=4, timeout_s=SHORT_TIMEOUT_S)
+async def test_a_transfer_waits_for_the_credit_of_single_requests(scene: Scene) -> None:
+    scene.fill(range(20))
+    budget = scene.budgets.reads(scene.a.bookie_id)
+    budget.take(4, 100)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(scene.run(scene.halves(20)))
+        await scene.until_read(10)
+        await scene.wait_checks(60.0)
+        assert not running.done()
+        assert not scene.a.reads_seen
 
-            budget.release(400, count=4)
+        budget.release(400, count=4)
 
-        assert running.result().entry_count == 20
-
-    play(act, reads_in_flight_max=4, timeout_s=SHORT_TIMEOUT_S)
+    assert running.result().entry_count == 20
 
 
-def test_single_requests_get_their_turn_while_a_transfer_runs() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(2_000))
-        budget = scene.budgets.reads(scene.a.bookie_id)
-        async with asyncio.TaskGroup() as group:
-            copying = group.create_task(scene.run(scene.halves(2_000)))
-            await scene.until(lambda: budget.count == 4)
-            for _ in range(20):
-                await budget.acquire(1_000)
-                budget.release(1_000)
-            assert not copying.done()
-
-    play(act, reads_in_flight_max=4)
+@in_scene(reads_in_flight_max=4)
+async def test_single_requests_get_their_turn_while_a_transfer_runs(scene: Scene) -> None:
+    scene.fill(range(2_000))
+    budget = scene.budgets.reads(scene.a.bookie_id)
+    async with asyncio.TaskGroup() as group:
+        copying = group.create_task(scene.run(scene.halves(2_000)))
+        await scene.until(lambda: budget.count == 4)
+        for _ in range(20):
+            await budget.acquire(1_000)
+            budget.release(1_000)
+        assert not copying.done()
 
 
-def test_requested_bytes_stay_within_the_window() -> None:
+@in_scene()
+async def test_requested_bytes_stay_within_the_window(scene: Scene) -> None:
     """Once the size of an entry is known."""
+    entry_bytes = 500_000
+    scene.fill(range(60), payload=bytes(entry_bytes - 36))
 
-    async def act(scene: Scene) -> None:
-        entry_bytes = 500_000
-        scene.fill(range(60), payload=bytes(entry_bytes - 36))
+    await scene.run(scene.halves(60, entry_bytes_hint=entry_bytes))
 
-        await scene.run(scene.halves(60, entry_bytes_hint=entry_bytes))
-
-        assert scene.a.bytes_in_flight_peak <= ASKED_BYTES_MAX
-        assert scene.a.reads_in_flight_peak > 1
-
-    play(act)
+    assert scene.a.bytes_in_flight_peak <= ASKED_BYTES_MAX
+    assert scene.a.reads_in_flight_peak > 1
 
 
-def test_a_wrong_guess_of_the_size_costs_one_quantum_at_most() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(100), payload=bytes(400_000))
+@in_scene()
+async def test_a_wrong_guess_of_the_size_costs_one_quantum_at_most(scene: Scene) -> None:
+    scene.fill(range(100), payload=bytes(400_000))
 
-        await scene.run(scene.halves(100, entry_bytes_hint=10))
+    await scene.run(scene.halves(100, entry_bytes_hint=10))
 
-        # The rest of the guessed quantum may be outstanding yet when the first entry has been
-        # weighed.
-        assert scene.a.reads_in_flight_peak < QUANTUM_COUNT + ASKED_BYTES_MAX // 400_000
-
-    play(act)
+    # The rest of the guessed quantum may be outstanding yet when the first entry has been
+    # weighed.
+    assert scene.a.reads_in_flight_peak < QUANTUM_COUNT + ASKED_BYTES_MAX // 400_000
 
 
-def test_bytes_on_their_way_to_a_target_are_bounded() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.target.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(500)))
-            await scene.until(lambda: scene.target.requests_waiting == 40)
-            await scene.settle()
+@in_scene(writes_in_flight_max=40)
+async def test_bytes_on_their_way_to_a_target_are_bounded(scene: Scene) -> None:
+    scene.fill(range(500))
+    scene.target.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.halves(500)))
+        await scene.until(lambda: scene.target.requests_waiting == 40)
+        await scene.settle()
 
-            assert len(scene.a.reads_seen) + len(scene.b.reads_seen) == 40
-            scene.target.may_answer.set()
-        assert scene.is_at_rest()
-
-    play(act, writes_in_flight_max=40)
+        assert len(scene.a.reads_seen) + len(scene.b.reads_seen) == 40
+        scene.target.may_answer.set()
+    assert scene.is_at_rest()
 
 
-def test_a_full_target_does_not_delay_transfers_to_another() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(500))
-        scene.target.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            stuck = group.create_task(scene.run(scene.halves(500)))
-            await scene.until(lambda: scene.target.requests_waiting == 40)
+@in_scene(writes_in_flight_max=40, other_count=1)
+async def test_a_full_target_does_not_delay_transfers_to_another(scene: Scene) -> None:
+    scene.fill(range(500))
+    scene.target.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
+        stuck = group.create_task(scene.run(scene.halves(500)))
+        await scene.until(lambda: scene.target.requests_waiting == 40)
 
-            await scene.run(scene.halves(500, target=scene.others[0].bookie_id))
+        await scene.run(scene.halves(500, target=scene.others[0].bookie_id))
 
-            assert not stuck.done()
-            scene.target.may_answer.set()
-
-    play(act, writes_in_flight_max=40, other_count=1)
+        assert not stuck.done()
+        scene.target.may_answer.set()
 
 
-def test_transfers_that_wait_for_a_target_continue_in_order() -> None:
-    async def act(scene: Scene) -> None:
-        large, small = 100, range(200, 230)
-        scene.fill(range(2_000), ledger_id=large)
-        for ledger_id in small:
-            scene.fill(range(10), ledger_id=ledger_id)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(2_000, ledger_id=large)))
-            await scene.until(lambda: len(scene.target.adds) > 100)
-            before = len(scene.target.adds)
-
-            async with asyncio.TaskGroup() as waiting:
-                for ledger_id in small:
-                    waiting.create_task(scene.run(scene.halves(10, ledger_id=ledger_id)))
-
-            # As often as each of the small ones the large one had its turn, for each of its
-            # sources.
-            assert len(scene.target.adds) - before < 300 + 500
-
-    play(act, writes_in_flight_max=20)
-
-
-def test_unexpectedly_large_entries_wait_at_the_source() -> None:
+@in_scene(writes_bytes_max=2000000)
+async def test_unexpectedly_large_entries_wait_at_the_source(scene: Scene) -> None:
     """Not in memory."""
+    scene.fill(range(64), payload=bytes(1_000_000))
+    scene.target.is_reading.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.halves(64, entry_bytes_hint=10)))
+        await scene.until(lambda: scene.bulk.totals.entries_read >= 4)
+        await scene.settle()
 
-    async def act(scene: Scene) -> None:
-        scene.fill(range(64), payload=bytes(1_000_000))
-        scene.target.is_reading.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(64, entry_bytes_hint=10)))
-            await scene.until(lambda: scene.bulk.totals.entries_read >= 4)
-            await scene.settle()
-
-            # Of 32 MB that were asked for: what sockets hold, and what the transport may.
-            assert scene.bulk.totals.read_bytes < 20_000_000
-            scene.target.is_reading.set()
-
-    play(act, writes_bytes_max=2_000_000)
+        # Of 32 MB that were asked for: what sockets hold, and what the transport may.
+        assert scene.bulk.totals.read_bytes < 20_000_000
+        scene.target.is_reading.set()
 
 
-def test_small_ledgers_are_not_starved_by_a_large_one() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(5_000))
-        small_ids = range(100, 110)
-        for ledger_id in small_ids:
-            scene.fill(range(10), ledger_id=ledger_id)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(5_000)))
-            await scene.until(lambda: len(scene.a.reads_seen) > 100)
-            before = len(scene.a.reads_seen)
+@in_scene()
+async def test_small_ledgers_are_not_starved_by_a_large_one(scene: Scene) -> None:
+    scene.fill(range(5_000))
+    small_ids = range(100, 110)
+    for ledger_id in small_ids:
+        scene.fill(range(10), ledger_id=ledger_id)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.halves(5_000)))
+        await scene.until(lambda: len(scene.a.reads_seen) > 100)
+        before = len(scene.a.reads_seen)
 
-            async with asyncio.TaskGroup() as small:
-                for ledger_id in small_ids:
-                    small.create_task(scene.run(scene.halves(10, ledger_id=ledger_id)))
+        async with asyncio.TaskGroup() as small:
+            for ledger_id in small_ids:
+                small.create_task(scene.run(scene.halves(10, ledger_id=ledger_id)))
 
-            assert len(scene.a.reads_seen) - before < 1_000
-
-    play(act)
+        assert len(scene.a.reads_seen) - before < 1_000
 
 
 @pytest.mark.parametrize("writes_in_flight_max", [8, 500])
-def test_a_large_ledger_is_not_starved_by_small_ones(writes_in_flight_max: int) -> None:
+@in_scene("writes_in_flight_max")
+async def test_a_large_ledger_is_not_starved_by_small_ones(
+    scene: Scene, writes_in_flight_max: int
+) -> None:
     """Neither at its sources nor at its target, whose window newcomers could fill."""
+    scene.target.split_bytes_max = 28  # its window is given back bit by bit
+    scene.fill(range(200))
+    small_ids = range(100, 140)
+    for ledger_id in small_ids:
+        scene.fill(range(10), ledger_id=ledger_id)
+    is_done = False
 
-    async def act(scene: Scene) -> None:
-        scene.target.split_bytes_max = 28  # its window is given back bit by bit
-        scene.fill(range(200))
-        small_ids = range(100, 140)
+    async def repeat(ledger_id: int) -> None:
+        while not is_done:
+            await scene.run(scene.halves(2, ledger_id=ledger_id))
+
+    async with asyncio.TaskGroup() as group:
         for ledger_id in small_ids:
-            scene.fill(range(10), ledger_id=ledger_id)
-        is_done = False
+            group.create_task(repeat(ledger_id))
+        await scene.run(scene.halves(200))
+        is_done = True
 
-        async def repeat(ledger_id: int) -> None:
-            while not is_done:
-                await scene.run(scene.halves(2, ledger_id=ledger_id))
-
-        async with asyncio.TaskGroup() as group:
-            for ledger_id in small_ids:
-                group.create_task(repeat(ledger_id))
-            await scene.run(scene.halves(200))
-            is_done = True
-
-        assert len(scene.a.reads_seen) < 2_500
-
-    play(act, writes_in_flight_max=writes_in_flight_max)
+    assert len(scene.a.reads_seen) < 2_500
 
 
-def test_large_entries_take_turns_one_by_one() -> None:
+@in_scene()
+async def test_large_entries_take_turns_one_by_one(scene: Scene) -> None:
     """A few large entries weigh as much as many small ones."""
+    large, small = range(100, 104), range(200, 204)
+    for ledger_id in large:
+        scene.fill(range(60), ledger_id=ledger_id, payload=bytes(200_000))
+    for ledger_id in small:
+        scene.fill(range(60), ledger_id=ledger_id)
+    reads = {scene.a.bookie_id: range(60)}
 
-    async def act(scene: Scene) -> None:
-        large, small = range(100, 104), range(200, 204)
-        for ledger_id in large:
-            scene.fill(range(60), ledger_id=ledger_id, payload=bytes(200_000))
-        for ledger_id in small:
-            scene.fill(range(60), ledger_id=ledger_id)
-        reads = {scene.a.bookie_id: range(60)}
+    async with asyncio.TaskGroup() as group:
+        for ledger_id in (*large, *small):
+            transfer = scene.halves(0, ledger_id=ledger_id, reads=reads, target=None)
+            group.create_task(scene.run(transfer))
 
-        async with asyncio.TaskGroup() as group:
-            for ledger_id in (*large, *small):
-                transfer = scene.halves(0, ledger_id=ledger_id, reads=reads, target=None)
-                group.create_task(scene.run(transfer))
-
-        last_small = max(
-            n for n, (ledger_id, _) in enumerate(scene.a.reads_seen) if ledger_id in small
-        )
-        large_before = sum(ledger_id in large for ledger_id, _ in scene.a.reads_seen[:last_small])
-        assert large_before < 180  # of 240
-
-    play(act)
+    last_small = max(n for n, (ledger_id, _) in enumerate(scene.a.reads_seen) if ledger_id in small)
+    large_before = sum(ledger_id in large for ledger_id, _ in scene.a.reads_seen[:last_small])
+    assert large_before < 180  # of 240

@@ -7,7 +7,7 @@ import pytest
 from ledgers.bulk.flow_control import START_SHARE
 from ledgers.errors import BusyError
 from tests.fake_bookie import ETOOMANYREQUESTS
-from tests.ledgers.bulk_cases import LEDGER_ID, READS_IN_FLIGHT_MAX, Scene, play
+from tests.ledgers.bulk_cases import LEDGER_ID, READS_IN_FLIGHT_MAX, Scene, in_scene
 
 FIRST = READS_IN_FLIGHT_MAX // START_SHARE
 
@@ -20,84 +20,66 @@ async def asked_at_once(scene: Scene) -> int:
 
 
 @pytest.mark.parametrize(("yields", "least", "most"), [(True, 1, FIRST), (False, 64, 64)])
-def test_the_first_requests_are_a_part_of_the_bound(yields: bool, least: int, most: int) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(2_000))
-        scene.a.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(8):
-                group.create_task(scene.run(scene.halves(2_000, target=None)))
-            await scene.until(lambda: scene.a.reads_in_flight >= min(least, FIRST))
+@in_scene("yields")
+async def test_the_first_requests_are_a_part_of_the_bound(
+    scene: Scene, yields: bool, least: int, most: int
+) -> None:
+    scene.fill(range(2_000))
+    scene.a.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(8):
+            group.create_task(scene.run(scene.halves(2_000, target=None)))
+        await scene.until(lambda: scene.a.reads_in_flight >= min(least, FIRST))
 
-            assert least <= await asked_at_once(scene) <= most
-            scene.a.may_answer.set()
-
-    play(act, yields=yields)
+        assert least <= await asked_at_once(scene) <= most
+        scene.a.may_answer.set()
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_the_replies_of_sources_and_targets_are_timed(reads_batches: bool) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(8_000))
+@in_scene("reads_batches", yields=True)
+async def test_the_replies_of_sources_and_targets_are_timed(
+    scene: Scene, reads_batches: bool
+) -> None:
+    scene.fill(range(8_000))
 
-        for _ in range(3):
-            await scene.run(scene.runs(8_000, entry_bytes_hint=40))
+    for _ in range(3):
+        await scene.run(scene.runs(8_000, entry_bytes_hint=40))
 
-        assert scene.bulk.source_health(scene.a.bookie_id).reply_s > 0
-        assert scene.bulk._targets[scene.target.bookie_id]._reply_times.reply_s > 0
-
-    play(act, yields=True, reads_batches=reads_batches)
-
-
-def test_an_overloaded_source_is_asked_for_less() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(600))
-        scene.a.read_codes = {(LEDGER_ID, n): ETOOMANYREQUESTS for n in range(0, 40, 2)}
-        reads = {scene.a.bookie_id: range(0, 40, 2)}
-        await scene.run(scene.halves(0, reads=reads, target=None))
-        scene.a.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(8):
-                group.create_task(scene.run(scene.halves(600, target=None)))
-            await scene.until(lambda: scene.a.reads_in_flight >= 1)
-
-            assert await asked_at_once(scene) == 1
-            scene.bulk.flow.yields = False
-            assert await asked_at_once(scene) == 64
-            scene.a.may_answer.set()
-
-    play(act, yields=True)
+    assert scene.bulk.source_health(scene.a.bookie_id).reply_s > 0
+    assert scene.bulk._targets[scene.target.bookie_id]._reply_times.reply_s > 0
 
 
-def test_an_overloaded_target_is_given_less() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(2_000))
-        scene.target.add_codes[LEDGER_ID, 0] = ETOOMANYREQUESTS
+@in_scene(yields=True)
+async def test_an_overloaded_source_is_asked_for_less(scene: Scene) -> None:
+    scene.fill(range(600))
+    scene.a.read_codes = {(LEDGER_ID, n): ETOOMANYREQUESTS for n in range(0, 40, 2)}
+    reads = {scene.a.bookie_id: range(0, 40, 2)}
+    await scene.run(scene.halves(0, reads=reads, target=None))
+    scene.a.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
         for _ in range(8):
-            result = await scene.run(scene.halves(40))
-            assert isinstance(result.target_error, BusyError)
-        scene.target.add_codes.clear()
-        scene.target.may_answer.clear()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(scene.run(scene.halves(2_000)))
-            await scene.until(lambda: scene.target.requests_waiting >= 1)
-            await scene.settle()
+            group.create_task(scene.run(scene.halves(600, target=None)))
+        await scene.until(lambda: scene.a.reads_in_flight >= 1)
 
-            assert scene.target.requests_waiting <= 10
-            scene.target.may_answer.set()
-
-    play(act, yields=True)
+        assert await asked_at_once(scene) == 1
+        scene.bulk.flow.yields = False
+        assert await asked_at_once(scene) == 64
+        scene.a.may_answer.set()
 
 
-def test_everything_is_copied_whatever_the_limits() -> None:
-    async def act(scene: Scene) -> None:
-        for ledger_id in range(10):
-            scene.fill(range(300), ledger_id=ledger_id)
+@in_scene(yields=True)
+async def test_an_overloaded_target_is_given_less(scene: Scene) -> None:
+    scene.fill(range(2_000))
+    scene.target.add_codes[LEDGER_ID, 0] = ETOOMANYREQUESTS
+    for _ in range(8):
+        result = await scene.run(scene.halves(40))
+        assert isinstance(result.target_error, BusyError)
+    scene.target.add_codes.clear()
+    scene.target.may_answer.clear()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(scene.run(scene.halves(2_000)))
+        await scene.until(lambda: scene.target.requests_waiting >= 1)
+        await scene.settle()
 
-        results = await asyncio.gather(
-            *(scene.run(scene.runs(300, ledger_id=ledger_id)) for ledger_id in range(10))
-        )
-
-        assert [result.entry_count for result in results] == [300] * 10
-
-    play(act, yields=True, reads_batches=True)
+        assert scene.target.requests_waiting <= 10
+        scene.target.may_answer.set()

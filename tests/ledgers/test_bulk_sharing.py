@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from ledgers.bulk.transfer import has_first_claim
-from tests.ledgers.bulk_cases import Scene, play
+from tests.ledgers.bulk_cases import Scene, in_scene
 
 
 @dataclass(slots=True, eq=False)
@@ -38,23 +38,23 @@ def test_consecutive_replies_are_handled_together(
 
 
 @pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
-def test_slices_and_repeated_checks_get_their_own_replies(reads_batches: bool) -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(900))
+@in_scene("reads_batches")
+async def test_slices_and_repeated_checks_get_their_own_replies(
+    scene: Scene, reads_batches: bool
+) -> None:
+    scene.fill(range(900))
 
-        def reads(start: int, stop: int, **options: Any) -> Any:
-            ids = range(start, stop)
-            return scene.run(scene.halves(0, reads={scene.a.bookie_id: ids}, **options))
+    def reads(start: int, stop: int, **options: Any) -> Any:
+        ids = range(start, stop)
+        return scene.run(scene.halves(0, reads={scene.a.bookie_id: ids}, **options))
 
-        results = await asyncio.gather(
-            reads(0, 300),
-            reads(300, 600),
-            reads(600, 900),
-            reads(150, 450, target=None),
-            reads(0, 900, target=None),
-        )
+    results = await asyncio.gather(
+        reads(0, 300),
+        reads(300, 600),
+        reads(600, 900),
+        reads(150, 450, target=None),
+        reads(0, 900, target=None),
+    )
 
-        assert [result.entry_count for result in results] == [300, 300, 300, 300, 900]
-        assert not any(result.failures or result.unwritten for result in results)
-
-    play(act, reads_batches=reads_batches)
+    assert [result.entry_count for result in results] == [300, 300, 300, 300, 900]
+    assert not any(result.failures or result.unwritten for result in results)

@@ -1,7 +1,7 @@
 """A bookie that is slow, but not silent, costs only the transfers that need it."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import pytest
@@ -20,6 +20,7 @@ from ledgers.health import BookieHealth
 from ledgers.model import BookieId
 from tests.fake_bookie import FakeBookie
 from tests.ledgers.bulk_cases import DIGEST
+from tests.ledgers.given import Act, given_by
 from tests.virtual_time import LoopClock, run
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
@@ -123,7 +124,7 @@ class Copies:
         return asyncio.get_running_loop().time() - began_s
 
 
-def play(act: Callable[[Copies], Coroutine[Any, Any, None]]) -> None:
+def play(act: Act, _: object) -> None:
     async def acting() -> None:
         copies = Copies()
         try:
@@ -132,6 +133,9 @@ def play(act: Callable[[Copies], Coroutine[Any, Any, None]]) -> None:
             await copies.bulk.close()
 
     run(acting())
+
+
+with_copies = given_by(play)
 
 
 @pytest.mark.parametrize("replies_per_s", [1.0, 50.0])
@@ -145,35 +149,33 @@ def play(act: Callable[[Copies], Coroutine[Any, Any, None]]) -> None:
         ("target of one source", 12),
     ],
 )
-def test_slow_bookies_do_not_delay_copies_between_others(
-    role: str, slow_count: int, replies_per_s: float
+@with_copies
+async def test_slow_bookies_do_not_delay_copies_between_others(
+    copies: Copies, role: str, slow_count: int, replies_per_s: float
 ) -> None:
-    async def act(copies: Copies) -> None:
-        alone_s = await copies.copy_s(copies.bookie(), copies.bookie())
-        source, target = copies.bookie(), copies.bookie()
-        async with asyncio.TaskGroup() as tasks:
-            slow_copies = []
-            for n in range(slow_count):
-                slow = copies.bookie(replies_per_s)
-                ends = {
-                    "target": (copies.bookie(), slow),
-                    "source": (slow, copies.bookie()),
-                    "verified": (slow, None),
-                    "source of one target": (slow, target),
-                    "target of one source": (source, slow),
-                }[role]
-                copying = copies.copy(*ends, SLOW_LEDGER + n)
-                slow_copies.append(tasks.create_task(copying))
-            await asyncio.sleep(1.0)
+    alone_s = await copies.copy_s(copies.bookie(), copies.bookie())
+    source, target = copies.bookie(), copies.bookie()
+    async with asyncio.TaskGroup() as tasks:
+        slow_copies = []
+        for n in range(slow_count):
+            slow = copies.bookie(replies_per_s)
+            ends = {
+                "target": (copies.bookie(), slow),
+                "source": (slow, copies.bookie()),
+                "verified": (slow, None),
+                "source of one target": (slow, target),
+                "target of one source": (source, slow),
+            }[role]
+            copying = copies.copy(*ends, SLOW_LEDGER + n)
+            slow_copies.append(tasks.create_task(copying))
+        await asyncio.sleep(1.0)
 
-            beside_s = await copies.copy_s(source, target)
+        beside_s = await copies.copy_s(source, target)
 
-            assert not any(copy.done() for copy in slow_copies)
-            assert beside_s < 2 * alone_s
-            for copy in slow_copies:
-                copy.cancel()
-
-    play(act)
+        assert not any(copy.done() for copy in slow_copies)
+        assert beside_s < 2 * alone_s
+        for copy in slow_copies:
+            copy.cancel()
 
 
 @pytest.mark.parametrize(
@@ -187,49 +189,43 @@ def test_slow_bookies_do_not_delay_copies_between_others(
         pytest.param("verified", 20.0, False, id="a copy that is read slowly"),
     ],
 )
-def test_a_trickle_of_replies_counts_as_no_answer(
-    role: str, replies_per_s: float, is_given_up: bool
+@with_copies
+async def test_a_trickle_of_replies_counts_as_no_answer(
+    copies: Copies, role: str, replies_per_s: float, is_given_up: bool
 ) -> None:
-    async def act(copies: Copies) -> None:
-        slow, other = copies.bookie(replies_per_s), copies.bookie()
-        ends = (other, slow) if role == "target" else (slow, None if role == "verified" else other)
+    slow, other = copies.bookie(replies_per_s), copies.bookie()
+    ends = (other, slow) if role == "target" else (slow, None if role == "verified" else other)
 
-        result = await copies.copy(*ends, LEDGER, has_alternatives=role == "source with others")
+    result = await copies.copy(*ends, LEDGER, has_alternatives=role == "source with others")
 
-        assert (result.entry_count < ENTRY_COUNT) is is_given_up
-        assert isinstance(result.target_error, NoAnswerError) is (is_given_up and role == "target")
-        if role != "target":
-            assert (slow.bookie_id in result.unresponsive) is is_given_up
-            assert set(result.failures.get(slow.bookie_id, {}).values()) <= {Answer.UNKNOWN}
-            is_unhealthy = copies.bulk.source_health(slow.bookie_id).is_unhealthy
-            assert is_unhealthy is (replies_per_s < 2)
-
-    play(act)
+    assert (result.entry_count < ENTRY_COUNT) is is_given_up
+    assert isinstance(result.target_error, NoAnswerError) is (is_given_up and role == "target")
+    if role != "target":
+        assert (slow.bookie_id in result.unresponsive) is is_given_up
+        assert set(result.failures.get(slow.bookie_id, {}).values()) <= {Answer.UNKNOWN}
+        is_unhealthy = copies.bulk.source_health(slow.bookie_id).is_unhealthy
+        assert is_unhealthy is (replies_per_s < 2)
 
 
-def test_a_bookie_is_not_slow_because_few_entries_are_sent_to_it() -> None:
-    async def act(copies: Copies) -> None:
-        source, target = copies.bookie(), copies.bookie()
-        source.latency_s = target.latency_s = 2.0
-        copies.bulk.rate_limit.set(entries_per_s=2, bytes_per_s=0)
+@with_copies
+async def test_a_bookie_is_not_slow_because_few_entries_are_sent_to_it(copies: Copies) -> None:
+    source, target = copies.bookie(), copies.bookie()
+    source.latency_s = target.latency_s = 2.0
+    copies.bulk.rate_limit.set(entries_per_s=2, bytes_per_s=0)
 
-        result = await copies.copy(source, target, LEDGER)
+    result = await copies.copy(source, target, LEDGER)
 
-        assert result.entry_count == ENTRY_COUNT
-
-    play(act)
+    assert result.entry_count == ENTRY_COUNT
 
 
-def test_a_distant_bookie_is_not_a_slow_one() -> None:
-    async def act(copies: Copies) -> None:
-        source, target = copies.bookie(), copies.bookie()
-        source.latency_s = target.latency_s = 0.5  # longer than the time between two checks
+@with_copies
+async def test_a_distant_bookie_is_not_a_slow_one(copies: Copies) -> None:
+    source, target = copies.bookie(), copies.bookie()
+    source.latency_s = target.latency_s = 0.5  # longer than the time between two checks
 
-        copied_s = await copies.copy_s(source, target)
+    copied_s = await copies.copy_s(source, target)
 
-        assert copied_s < 12, "a full window at a time, and few round trips to widen it"
-
-    play(act)
+    assert copied_s < 12, "a full window at a time, and few round trips to widen it"
 
 
 def test_the_window_follows_the_replies() -> None:

@@ -16,7 +16,7 @@ from ledgers.errors import (
     UnauthorizedError,
     UnavailableError,
 )
-from ledgers.health import PAUSE_FIRST_S, PAUSE_MAX_S, pause_s
+from ledgers.health import PAUSE_MAX_S, pause_s
 from ledgers.model import BookieId
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.framing import frame
@@ -32,6 +32,7 @@ from tests.ledgers.client_cases import (
 )
 from tests.ledgers.scripted_bookie import (
     Peer,
+    in_loop,
     run,
     scripted_bookie,
     step,
@@ -75,20 +76,18 @@ def test_calls_that_need_distinct_replies_use_v3(call: Call, version: str) -> No
     assert seen == [version]
 
 
-def test_a_registered_address_overrides_the_one_in_the_id() -> None:
-    async def main() -> None:
-        async with scripted_bookie(answer) as bookie:
-            addresses = {BookieId("rack-1-host-2"): bookie.address, BookieId("b:1"): bookie.address}
-            async with client_of(
-                resolve=lambda bookie: addresses.get(bookie) or spelled_address(bookie)
-            ) as client:
-                assert await client.read(BookieId("rack-1-host-2"), 1, 0) == ENTRY
-                assert await client.read(BookieId("b:1"), 1, 0) == ENTRY
-                assert await client.read(bookie.id, 1, 0) == ENTRY
-                with pytest.raises(UnavailableError, match="no known address"):
-                    await client.read(BookieId("rack-9-host-9"), 1, 0)
-
-    run(main())
+@in_loop
+async def test_a_registered_address_overrides_the_one_in_the_id() -> None:
+    async with scripted_bookie(answer) as bookie:
+        addresses = {BookieId("rack-1-host-2"): bookie.address, BookieId("b:1"): bookie.address}
+        async with client_of(
+            resolve=lambda bookie: addresses.get(bookie) or spelled_address(bookie)
+        ) as client:
+            assert await client.read(BookieId("rack-1-host-2"), 1, 0) == ENTRY
+            assert await client.read(BookieId("b:1"), 1, 0) == ENTRY
+            assert await client.read(bookie.id, 1, 0) == ENTRY
+            with pytest.raises(UnavailableError, match="no known address"):
+                await client.read(BookieId("rack-9-host-9"), 1, 0)
 
 
 # --- A bookie that cannot be reached --------------------------------------------------------------
@@ -109,147 +108,99 @@ def test_the_pause_after_failures(failure_count: int, jitter: float, expected_s:
     assert pause_s(failure_count, jitter=jitter) == pytest.approx(expected_s)
 
 
-def test_a_bookie_that_resets_connections_is_avoided_for_a_while() -> None:
+@in_loop
+async def test_a_bookie_that_resets_connections_is_avoided_for_a_while() -> None:
     """A starting bookie does this: it accepts connections before it can serve."""
+    clock = ManualClock()
+    async with (
+        scripted_bookie(reset, reset, answer) as bookie,
+        client_of(clock=clock) as client,
+    ):
+        for attempt in (1, 2):
+            with pytest.raises(UnavailableError, match="connection broke"):
+                await client.read(bookie.id, 1, 0)
+            with pytest.raises(UnavailableError, match="not reachable: connection reset by peer"):
+                await client.read(bookie.id, 1, 0)
+            assert bookie.connection_count == attempt
+            await clock.sleep(PAUSE_MAX_S)
 
-    async def main() -> None:
-        clock = ManualClock()
-        async with (
-            scripted_bookie(reset, reset, answer) as bookie,
-            client_of(clock=clock) as client,
-        ):
-            for attempt in (1, 2):
-                with pytest.raises(UnavailableError, match="connection broke"):
-                    await client.read(bookie.id, 1, 0)
-                with pytest.raises(
-                    UnavailableError, match="not reachable: connection reset by peer"
-                ):
-                    await client.read(bookie.id, 1, 0)
-                assert bookie.connection_count == attempt
-                await clock.sleep(PAUSE_MAX_S)
+        assert await client.read(bookie.id, 1, 0) == ENTRY
+
+
+@in_loop
+async def test_a_refusing_bookie_is_avoided_until_it_registers_again() -> None:
+    async with scripted_bookie(answer) as bookie:
+        address = Address("127.0.0.1", 1)  # no process listens on port 1
+        async with client_of(resolve=lambda _: address) as client:
+            with pytest.raises(UnavailableError, match="cannot connect"):
+                await client.read(bookie.id, 1, 0)
+            address = bookie.address
+            with pytest.raises(
+                UnavailableError, match="not reachable: cannot connect: connection refused"
+            ):
+                await client.read(bookie.id, 1, 0)
+
+            client.bookie_returned(bookie.id)
 
             assert await client.read(bookie.id, 1, 0) == ENTRY
 
-    run(main())
 
-
-def test_the_pause_grows_from_failure_to_failure() -> None:
-    async def main() -> None:
-        clock = ManualClock()
-        async with scripted_bookie(reset) as bookie, client_of(clock=clock) as client:
-
-            async def attempt() -> int:
-                with pytest.raises(UnavailableError):
-                    await client.read(bookie.id, 1, 0)
-                return bookie.connection_count
-
-            assert await attempt() == 1
-            await clock.sleep(PAUSE_FIRST_S)
-            assert await attempt() == 2
-            await clock.sleep(PAUSE_FIRST_S)
-            assert await attempt() == 2  # the second pause is longer than the first may be
-
-    run(main())
-
-
-def test_a_refusing_bookie_is_avoided_until_it_registers_again() -> None:
-    async def main() -> None:
-        async with scripted_bookie(answer) as bookie:
-            address = Address("127.0.0.1", 1)  # no process listens on port 1
-            async with client_of(resolve=lambda _: address) as client:
-                with pytest.raises(UnavailableError, match="cannot connect"):
-                    await client.read(bookie.id, 1, 0)
-                address = bookie.address
-                with pytest.raises(
-                    UnavailableError, match="not reachable: cannot connect: connection refused"
-                ):
-                    await client.read(bookie.id, 1, 0)
-
-                client.bookie_returned(bookie.id)
-
-                assert await client.read(bookie.id, 1, 0) == ENTRY
-
-    run(main())
-
-
-def test_a_connection_that_had_served_is_made_again_at_once() -> None:
+@in_loop
+async def test_a_connection_that_had_served_is_made_again_at_once() -> None:
     async def serve_one(peer: Peer) -> None:
         await answer_one(peer, await peer.packet())
 
-    async def main() -> None:
-        async with scripted_bookie(serve_one) as bookie, client_of() as client:
-            for _ in range(3):
-                assert await client.read(bookie.id, 1, 0) == ENTRY
-                await step()  # the bookie closes the connection
+    async with scripted_bookie(serve_one) as bookie, client_of() as client:
+        for _ in range(3):
+            assert await client.read(bookie.id, 1, 0) == ENTRY
+            await step()  # the bookie closes the connection
 
-            assert bookie.connection_count == 3
-
-    run(main())
+        assert bookie.connection_count == 3
 
 
-def test_a_bookie_that_stopped_answering_is_avoided_for_a_while() -> None:
+@in_loop
+async def test_a_bookie_that_stopped_answering_is_avoided_for_a_while() -> None:
     """Although its connection had served."""
 
     async def fall_silent(peer: Peer) -> None:
         await answer_one(peer, await peer.packet())
         await peer.is_left()
 
-    async def main() -> None:
-        clock = ManualClock()
-        settings = ConnectionSettings(request_timeout_s=0.01)
-        async with (
-            scripted_bookie(fall_silent, answer) as bookie,
-            client_of(clock=clock, settings=settings) as client,
-        ):
-            assert await client.read(bookie.id, 1, 0) == ENTRY
-            with pytest.raises(NoAnswerError, match="no answer in time"):
-                await client.read(bookie.id, 1, 0)
-
-            with pytest.raises(UnavailableError, match="not reachable: no answer in time"):
-                await client.read(bookie.id, 1, 0)
-            assert bookie.connection_count == 1
-
-    run(main())
-
-
-def test_callers_share_one_connection_and_its_failure() -> None:
-    async def main() -> None:
-        async with scripted_bookie(reset) as bookie, client_of() as client:
-            reads = [client.read(bookie.id, 1, entry_id) for entry_id in range(20)]
-
-            outcomes = await asyncio.gather(*reads, return_exceptions=True)
-
-            assert all(isinstance(outcome, UnavailableError) for outcome in outcomes)
-            assert bookie.connection_count == 1
-
-    run(main())
-
-
-def test_a_cancelled_caller_leaves_the_connecting_to_the_next() -> None:
-    async def main() -> None:
-        async with scripted_bookie(answer) as bookie, client_of() as client:
-            first = asyncio.create_task(client.read(bookie.id, 1, 0))
-            second = asyncio.create_task(client.read(bookie.id, 1, 0))
-            await asyncio.sleep(0)
-
-            first.cancel()
-
-            assert await second == ENTRY
-
-    run(main())
-
-
-def test_a_closed_client_asks_no_bookie() -> None:
-    async def main() -> None:
-        async with scripted_bookie(answer) as bookie, client_of() as client:
+    clock = ManualClock()
+    settings = ConnectionSettings(request_timeout_s=0.01)
+    async with (
+        scripted_bookie(fall_silent, answer) as bookie,
+        client_of(clock=clock, settings=settings) as client,
+    ):
+        assert await client.read(bookie.id, 1, 0) == ENTRY
+        with pytest.raises(NoAnswerError, match="no answer in time"):
             await client.read(bookie.id, 1, 0)
-            await client.close()
 
-            assert client._bulk._shared.is_closed
-            with pytest.raises(UnavailableError, match="closed by us"):
-                await client.read(bookie.id, 1, 0)
+        with pytest.raises(UnavailableError, match="not reachable: no answer in time"):
+            await client.read(bookie.id, 1, 0)
+        assert bookie.connection_count == 1
 
-    run(main())
+
+@in_loop
+async def test_callers_share_one_connection_and_its_failure() -> None:
+    async with scripted_bookie(reset) as bookie, client_of() as client:
+        reads = [client.read(bookie.id, 1, entry_id) for entry_id in range(20)]
+
+        outcomes = await asyncio.gather(*reads, return_exceptions=True)
+
+        assert all(isinstance(outcome, UnavailableError) for outcome in outcomes)
+        assert bookie.connection_count == 1
+
+
+@in_loop
+async def test_a_closed_client_asks_no_bookie() -> None:
+    async with scripted_bookie(answer) as bookie, client_of() as client:
+        await client.read(bookie.id, 1, 0)
+        await client.close()
+
+        assert client._bulk._shared.is_closed
+        with pytest.raises(UnavailableError, match="closed by us"):
+            await client.read(bookie.id, 1, 0)
 
 
 # --- LACs -----------------------------------------------------------------------------------------
@@ -306,16 +257,14 @@ def test_the_fields_of_a_lac_reply_decide(
         ),
     ],
 )
-def test_a_refusal_of_a_request_without_key_means_authentication(
+@in_loop
+async def test_a_refusal_of_a_request_without_key_means_authentication(
     call: Call, error: type[Exception]
 ) -> None:
     async def refuse(peer: Peer) -> None:
         await peer.send(v3_reply(await peer.packet(), Status.EUA))
 
-    async def main() -> None:
-        async with scripted_bookie(refuse) as bookie, client_of() as client:
-            with pytest.raises(error) as told:
-                await call(client, bookie.id)
-            assert type(told.value) is error
-
-    run(main())
+    async with scripted_bookie(refuse) as bookie, client_of() as client:
+        with pytest.raises(error) as told:
+            await call(client, bookie.id)
+        assert type(told.value) is error

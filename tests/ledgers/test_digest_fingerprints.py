@@ -8,7 +8,7 @@ from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.digest import NO_FINGERPRINT, EntryDigest, Fingerprints
 from ledgers.model import BookieId, DigestType
 from tests.fake_bookie import FakeBookie
-from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, play
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, in_scene
 from tests.memory.bookies import MemoryBookies
 from tests.virtual_time import LoopClock, run
 
@@ -44,63 +44,38 @@ def test_payload_and_length_count(digest_type: DigestType) -> None:
     assert fingerprint_of(digest, length=61) != fingerprint_of(digest)
 
 
-def test_an_entry_without_payload_and_length_has_one() -> None:
-    assert fingerprint_of(DIGEST, payload=b"", length=0) != NO_FINGERPRINT
-
-
-def test_entries_that_were_not_read_or_not_requested_have_none() -> None:
-    found = Fingerprints(3, 9)
-
-    assert [found.of(entry_id) for entry_id in (2, 3, 9, 10)] == [NO_FINGERPRINT] * 4
-
-
 @by_reads
 @by_digest
-def test_a_transfer_collects_them_of_every_good_copy(
-    digest_type: DigestType, reads_batches: bool
+@in_scene("reads_batches")
+async def test_a_transfer_collects_them_of_every_good_copy(
+    scene: Scene, digest_type: DigestType, reads_batches: bool
 ) -> None:
     digest = digest_of(digest_type)
 
-    async def act(scene: Scene) -> None:
-        for source in (scene.a, scene.b):
-            source.put(digest, LEDGER_ID, range(300), b"x")
-        del scene.a.entries[LEDGER_ID, 17]
-        scene.b.put(digest, LEDGER_ID, [18], b"y")
+    for source in (scene.a, scene.b):
+        source.put(digest, LEDGER_ID, range(300), b"x")
+    del scene.a.entries[LEDGER_ID, 17]
+    scene.b.put(digest, LEDGER_ID, [18], b"y")
 
-        result = await transfer(scene, range(10, 300), digest)
+    result = await transfer(scene, range(10, 300), digest)
 
-        of_a, of_b = (result.fingerprints[each.bookie_id] for each in (scene.a, scene.b))
-        assert result.failures == {scene.a.bookie_id: {17: Answer.ABSENT}}
-        assert {e for e in range(10, 300) if of_a.of(e) != of_b.of(e)} == {17, 18}
-        assert of_a.of(17) == NO_FINGERPRINT
-        assert of_b.of(299) == of_memory(digest, scene.b, 299)
-
-    play(act, reads_batches=reads_batches)
+    of_a, of_b = (result.fingerprints[each.bookie_id] for each in (scene.a, scene.b))
+    assert result.failures == {scene.a.bookie_id: {17: Answer.ABSENT}}
+    assert {e for e in range(10, 300) if of_a.of(e) != of_b.of(e)} == {17, 18}
+    assert of_a.of(17) == NO_FINGERPRINT
+    assert of_b.of(299) == of_memory(digest, scene.b, 299)
 
 
-def test_they_are_complete_when_a_bookie_refuses_batches() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(300))
-        scene.a.knows_batches = False
+@in_scene(reads_batches=True)
+async def test_they_are_complete_when_a_bookie_refuses_batches(scene: Scene) -> None:
+    scene.fill(range(300))
+    scene.a.knows_batches = False
 
-        result = await transfer(scene, range(300), DIGEST)
+    result = await transfer(scene, range(300), DIGEST)
 
-        found = result.fingerprints[scene.a.bookie_id]
-        assert found.values == result.fingerprints[scene.b.bookie_id].values
-        assert NO_FINGERPRINT not in found.values
-
-    play(act, reads_batches=True)
-
-
-def test_none_are_collected_unless_requested() -> None:
-    async def act(scene: Scene) -> None:
-        scene.fill(range(10))
-
-        result = await scene.run(scene.halves(10, target=None))
-
-        assert not result.fingerprints
-
-    play(act)
+    found = result.fingerprints[scene.a.bookie_id]
+    assert found.values == result.fingerprints[scene.b.bookie_id].values
+    assert NO_FINGERPRINT not in found.values
 
 
 @by_digest

@@ -11,6 +11,7 @@ from ledgers.digest import EntryDigest
 from ledgers.errors import BusyError, NoAnswerError, UnavailableError
 from ledgers.health import WAIT_MIN_S, AnsweringBookies, BookieHealth
 from ledgers.model import BookieId, DigestType
+from tests.ledgers.given import Act, given_by
 from tests.memory.bookies import Fault, MemoryBookies, Op
 from tests.virtual_time import LoopClock, run
 
@@ -55,106 +56,97 @@ def transfer(target: BookieId | None = None) -> Transfer:
     return Transfer(ledger_id=7, digest=DIGEST, reads=reads, target=target)
 
 
-def in_scene(test: Callable[[Scene], Awaitable[None]]) -> None:
+def play(test: Act, _: object) -> None:
     async def main() -> None:
         await test(Scene())
 
     run(main())
 
 
-def test_the_second_request_to_an_unresponsive_one_is_fast() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(A)
-        before_s = scene.clock.now_s()
-
-        with pytest.raises(NoAnswerError, match="in quarantine"):
-            await scene.bookies.read(A, 7, 0)
-        result = await scene.bookies.transfer(transfer())
-
-        assert scene.clock.now_s() == before_s
-        assert result.failures == {A: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)}
-        assert result.entry_count == 5, "what B has is had from B"
-        assert scene.bookies.source_health(A).is_unhealthy
-        assert not scene.bookies.source_health(B).is_unhealthy
-
-    in_scene(act)
+in_scene = given_by(play)
 
 
-def test_a_transfer_with_all_sources_in_quarantine_asks_none() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(A)
-        await scene.learn(B)
+@in_scene
+async def test_the_second_request_to_an_unresponsive_one_is_fast(scene: Scene) -> None:
+    await scene.learn(A)
+    before_s = scene.clock.now_s()
 
-        result = await scene.bookies.transfer(transfer(TARGET))
+    with pytest.raises(NoAnswerError, match="in quarantine"):
+        await scene.bookies.read(A, 7, 0)
+    result = await scene.bookies.transfer(transfer())
 
-        assert set(result.failures) == {A, B}
-        assert result.target_error is None
+    assert scene.clock.now_s() == before_s
+    assert result.failures == {A: dict.fromkeys(range(0, 10, 2), Answer.UNKNOWN)}
+    assert result.entry_count == 5, "what B has is had from B"
+    assert scene.bookies.source_health(A).is_unhealthy
+    assert not scene.bookies.source_health(B).is_unhealthy
 
-    in_scene(act)
+
+@in_scene
+async def test_a_transfer_with_all_sources_in_quarantine_asks_none(scene: Scene) -> None:
+    await scene.learn(A)
+    await scene.learn(B)
+
+    result = await scene.bookies.transfer(transfer(TARGET))
+
+    assert set(result.failures) == {A, B}
+    assert result.target_error is None
 
 
-def test_a_target_in_quarantine_fails_before_any_read() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(TARGET)
-        before_s = scene.clock.now_s()
+@in_scene
+async def test_a_target_in_quarantine_fails_before_any_read(scene: Scene) -> None:
+    await scene.learn(TARGET)
+    before_s = scene.clock.now_s()
 
-        result = await scene.bookies.transfer(transfer(TARGET))
+    result = await scene.bookies.transfer(transfer(TARGET))
 
-        assert isinstance(result.target_error, NoAnswerError)
-        assert result.unwritten == frozenset(range(10))
-        assert scene.clock.now_s() == before_s
-
-    in_scene(act)
+    assert isinstance(result.target_error, NoAnswerError)
+    assert result.unwritten == frozenset(range(10))
+    assert scene.clock.now_s() == before_s
 
 
 @pytest.mark.parametrize("silent", [A, B, TARGET])
-def test_quarantined_bookies_are_not_asked_for_checks_either(
-    silent: BookieId,
+@in_scene
+async def test_quarantined_bookies_are_not_asked_for_checks_either(
+    scene: Scene, silent: BookieId
 ) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(silent)
-        before_s = scene.clock.now_s()
-        copy = replace(transfer(TARGET), reads={A: range(10)}, checks={B: (0, 9)})
+    await scene.learn(silent)
+    before_s = scene.clock.now_s()
+    copy = replace(transfer(TARGET), reads={A: range(10)}, checks={B: (0, 9)})
 
-        result = await scene.bookies.transfer(copy)
+    result = await scene.bookies.transfer(copy)
 
-        assert scene.clock.now_s() == before_s
-        unread = {A: dict.fromkeys(range(10), Answer.UNKNOWN)} if silent == A else {}
-        unchecked = {B: dict.fromkeys((0, 9), Answer.UNKNOWN)}
-        assert result.failures == unread | unchecked
-        assert (result.target_error is not None) == (silent == TARGET)
-
-    in_scene(act)
+    assert scene.clock.now_s() == before_s
+    unread = {A: dict.fromkeys(range(10), Answer.UNKNOWN)} if silent == A else {}
+    unchecked = {B: dict.fromkeys((0, 9), Answer.UNKNOWN)}
+    assert result.failures == unread | unchecked
+    assert (result.target_error is not None) == (silent == TARGET)
 
 
 @pytest.mark.parametrize("silent", [A, TARGET])
-def test_unanswered_reads_of_a_transfer_begin_it(silent: BookieId) -> None:
-    async def act(scene: Scene) -> None:
-        scene.stop_answering(silent)
+@in_scene
+async def test_unanswered_reads_of_a_transfer_begin_it(scene: Scene, silent: BookieId) -> None:
+    scene.stop_answering(silent)
 
-        await scene.bookies.transfer(transfer(TARGET))
+    await scene.bookies.transfer(transfer(TARGET))
 
-        assert set(scene.quarantine.shut()) == {silent}
-
-    in_scene(act)
+    assert set(scene.quarantine.shut()) == {silent}
 
 
 @pytest.mark.parametrize("error", [BusyError, UnavailableError])
-def test_a_bookie_that_answers_with_an_error_is_not_put_there(
-    error: type[UnavailableError],
+@in_scene
+async def test_a_bookie_that_answers_with_an_error_is_not_put_there(
+    scene: Scene, error: type[UnavailableError]
 ) -> None:
-    async def act(scene: Scene) -> None:
-        for op in (Op.READ, Op.ADD):
-            scene.inner.fail(A, op, Fault(error=error))
-            scene.inner.fail(TARGET, op, Fault(error=error))
+    for op in (Op.READ, Op.ADD):
+        scene.inner.fail(A, op, Fault(error=error))
+        scene.inner.fail(TARGET, op, Fault(error=error))
 
-        await scene.bookies.transfer(transfer(TARGET))
-        with pytest.raises(error):
-            await scene.bookies.read(A, 7, 0)
+    await scene.bookies.transfer(transfer(TARGET))
+    with pytest.raises(error):
+        await scene.bookies.read(A, 7, 0)
 
-        assert scene.quarantine.shut() == {}
-
-    in_scene(act)
+    assert scene.quarantine.shut() == {}
 
 
 Probe = Callable[[Bookies], Awaitable[object]]
@@ -167,76 +159,67 @@ PROBES = [
 
 
 @pytest.mark.parametrize(("probe", "bookie"), PROBES)
-def test_an_answered_probe_ends_it(probe: Probe, bookie: BookieId) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(bookie)
-        scene.answer_again(bookie)
-        await scene.clock.sleep(WAIT_MIN_S)
+@in_scene
+async def test_an_answered_probe_ends_it(scene: Scene, probe: Probe, bookie: BookieId) -> None:
+    await scene.learn(bookie)
+    scene.answer_again(bookie)
+    await scene.clock.sleep(WAIT_MIN_S)
 
-        await asyncio.gather(probe(scene.bookies), return_exceptions=True)
+    await asyncio.gather(probe(scene.bookies), return_exceptions=True)
 
-        assert not scene.quarantine.holds(bookie)
-
-    in_scene(act)
+    assert not scene.quarantine.holds(bookie)
 
 
 @pytest.mark.parametrize(("probe", "bookie"), PROBES)
-def test_a_failed_probe_prolongs_it(probe: Probe, bookie: BookieId) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(bookie)
-        await scene.clock.sleep(WAIT_MIN_S)
+@in_scene
+async def test_a_failed_probe_prolongs_it(scene: Scene, probe: Probe, bookie: BookieId) -> None:
+    await scene.learn(bookie)
+    await scene.clock.sleep(WAIT_MIN_S)
 
-        await asyncio.gather(probe(scene.bookies), return_exceptions=True)
+    await asyncio.gather(probe(scene.bookies), return_exceptions=True)
 
-        await scene.clock.sleep(WAIT_MIN_S)
-        assert scene.quarantine.is_shut(bookie)
-
-    in_scene(act)
+    await scene.clock.sleep(WAIT_MIN_S)
+    assert scene.quarantine.is_shut(bookie)
 
 
-def test_a_source_given_up_early_is_still_in_quarantine() -> None:
+@in_scene
+async def test_a_source_given_up_early_is_still_in_quarantine(scene: Scene) -> None:
     """The transfer waited for a short time only."""
+    await scene.learn(A)
+    scene.inner.fail(A, Op.READ, Fault(error=UnavailableError))
+    await scene.clock.sleep(WAIT_MIN_S)
 
-    async def act(scene: Scene) -> None:
-        await scene.learn(A)
-        scene.inner.fail(A, Op.READ, Fault(error=UnavailableError))
-        await scene.clock.sleep(WAIT_MIN_S)
+    result = await scene.bookies.transfer(transfer())
 
-        result = await scene.bookies.transfer(transfer())
-
-        assert result.unresponsive == frozenset()
-        assert scene.quarantine.is_shut(A)
-
-    in_scene(act)
+    assert result.unresponsive == frozenset()
+    assert scene.quarantine.is_shut(A)
 
 
 @pytest.mark.parametrize(("probe", "bookie"), PROBES)
-def test_a_cancelled_probe_makes_way_for_the_next(probe: Probe, bookie: BookieId) -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(bookie)
-        await scene.clock.sleep(WAIT_MIN_S)
+@in_scene
+async def test_a_cancelled_probe_makes_way_for_the_next(
+    scene: Scene, probe: Probe, bookie: BookieId
+) -> None:
+    await scene.learn(bookie)
+    await scene.clock.sleep(WAIT_MIN_S)
 
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await probe(scene.bookies)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await probe(scene.bookies)
 
-        assert scene.quarantine.holds(bookie)
-        assert not scene.quarantine.is_shut(bookie)
-
-    in_scene(act)
+    assert scene.quarantine.holds(bookie)
+    assert not scene.quarantine.is_shut(bookie)
 
 
-def test_a_source_not_asked_because_of_the_target_needs_a_probe() -> None:
-    async def act(scene: Scene) -> None:
-        await scene.learn(B)
-        await scene.clock.sleep(WAIT_MIN_S)
-        scene.stop_answering(TARGET)
+@in_scene
+async def test_a_source_not_asked_because_of_the_target_needs_a_probe(scene: Scene) -> None:
+    await scene.learn(B)
+    await scene.clock.sleep(WAIT_MIN_S)
+    scene.stop_answering(TARGET)
 
-        result = await scene.bookies.transfer(transfer(TARGET))
+    result = await scene.bookies.transfer(transfer(TARGET))
 
-        assert result.target_error is not None
-        assert scene.quarantine.holds(B)
-        assert not scene.quarantine.is_shut(B)
-        assert scene.quarantine.is_shut(TARGET)
-
-    in_scene(act)
+    assert result.target_error is not None
+    assert scene.quarantine.holds(B)
+    assert not scene.quarantine.is_shut(B)
+    assert scene.quarantine.is_shut(TARGET)

@@ -21,7 +21,7 @@ from tests.ledgers.memory_cluster import BOOKIES, A, B, C, MemoryCluster
 from tests.memory.bookies import Fault, Op, no_faults
 from tests.memory.store import Fault as StoreFault
 from tests.memory.store import MemoryStore
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 ENTRY_COUNT_MAX = 40
 
@@ -143,57 +143,51 @@ class Race:
     verdict="same",
 )
 @pytest.mark.parametrize("seed", range(150))
-def test_no_acknowledged_entry_is_lost_and_all_agree_on_the_end(seed: int) -> None:
-    async def scenario() -> None:
-        race = Race(seed)
+@in_virtual_time
+async def test_no_acknowledged_entry_is_lost_and_all_agree_on_the_end(seed: int) -> None:
+    race = Race(seed)
 
-        closed = await race.run()
+    closed = await race.run()
 
-        assert {(end.last_entry_id, end.length) for end in race.ends} <= {
-            (closed.last_entry_id, closed.length)
-        }
-        assert max(race.acknowledged, default=-1) <= closed.last_entry_id
-        payloads = await race.cluster.payloads(seed)
-        assert payloads == race.sent[: closed.last_entry_id + 1]
-        for entry_id in range(closed.last_entry_id + 1):
-            replicas = replicas_in(
-                closed.segment_of(entry_id), entry_id, write_quorum=closed.write_quorum
-            )
-            assert len(race.cluster.stored_on(entry_id, seed) & set(replicas)) >= closed.ack_quorum
-
-    run(scenario())
+    assert {(end.last_entry_id, end.length) for end in race.ends} <= {
+        (closed.last_entry_id, closed.length)
+    }
+    assert max(race.acknowledged, default=-1) <= closed.last_entry_id
+    payloads = await race.cluster.payloads(seed)
+    assert payloads == race.sent[: closed.last_entry_id + 1]
+    for entry_id in range(closed.last_entry_id + 1):
+        replicas = replicas_in(
+            closed.segment_of(entry_id), entry_id, write_quorum=closed.write_quorum
+        )
+        assert len(race.cluster.stored_on(entry_id, seed) & set(replicas)) >= closed.ack_quorum
 
 
 @pytest.mark.compat("LedgerRecoveryTest.testBookieFailureDuringRecovery", verdict="same")
 @pytest.mark.parametrize("step", range(40))
-def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> None:
+@in_virtual_time
+async def test_a_recovery_cut_short_at_any_step_leaves_all_to_the_next(step: int) -> None:
     """Entries 0 to 5 are acknowledged by A and B; B then fails, and is replaced."""
+    cluster = await MemoryCluster.with_ledger([A, B, C])
+    for entry_id in range(6):
+        await cluster.put(entry_id, A, B, lac=-1)
+    requests = 0
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        for entry_id in range(6):
-            await cluster.put(entry_id, A, B, lac=-1)
-        requests = 0
+    async def cut_short(call: Call) -> None:
+        nonlocal requests
+        requests += 1
+        if requests == step:
+            first.cancel()
 
-        async def cut_short(call: Call) -> None:
-            nonlocal requests
-            requests += 1
-            if requests == step:
-                first.cancel()
+    cluster.bookies.before = cut_short
+    cluster.bookies.fail(B, Op.ADD, Fault(error=UnavailableError))
+    first = asyncio.create_task(cluster.recover(manager=cluster.new_manager()))
+    await asyncio.wait([first])
 
-        cluster.bookies.before = cut_short
-        cluster.bookies.fail(B, Op.ADD, Fault(error=UnavailableError))
-        first = asyncio.create_task(cluster.recover(manager=cluster.new_manager()))
-        await asyncio.wait([first])
+    closed = await cluster.recover()
 
-        closed = await cluster.recover()
-
-        assert first.cancelled() or first.result() == closed
-        assert (closed.last_entry_id, closed.length) == (5, 60)
-        assert len(await cluster.payloads()) == 6
-        for entry_id in range(6):
-            named = set(closed.segment_of(entry_id).ensemble)
-            assert len(cluster.stored_on(entry_id) & named) >= closed.ack_quorum
-
-    run(scenario())
+    assert first.cancelled() or first.result() == closed
+    assert (closed.last_entry_id, closed.length) == (5, 60)
+    assert len(await cluster.payloads()) == 6
+    for entry_id in range(6):
+        named = set(closed.segment_of(entry_id).ensemble)
+        assert len(cluster.stored_on(entry_id) & named) >= closed.ack_quorum

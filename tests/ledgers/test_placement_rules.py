@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import pytest
 
-from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId
 from ledgers.placement import (
     DEFAULT_RACK,
@@ -213,30 +212,6 @@ def test_the_rule_decides_which_bookie_replaces_another(
     rule: Rule, arrangement: str, candidates: str, expected: set[str]
 ) -> None:
     assert set(taking_over(rule, arrangement, candidates)) == expected
-
-
-@pytest.mark.parametrize(
-    ("rule", "arrangement", "candidates", "words"),
-    [
-        pytest.param(ENFORCED, "/a /b /b", "/b /b", "at least 2 racks", id="racks"),
-        pytest.param(ENFORCED, "/a /b /c", DEFAULT_RACK, "at least 2 racks", id="unknown rack"),
-        pytest.param(RegionRule(), "/x/1 /y/1 /z/1", "/y/2", "at least 2 regions", id="regions"),
-        pytest.param(
-            RegionRule(regions=frozenset({"/x", "/y"}), min_regions=1),
-            "/x/1 /y/1 /y/2",
-            "/z/1",
-            "regions of /x, /y",
-            id="a region that is not written to",
-        ),
-        pytest.param(ZoneRule(), "/x/1 /y/1 /z/1", "/y/1", "two upgrade domains", id="zones"),
-        pytest.param(ZoneRule(), "/x/1 /y/1 /z/1", "/nowhere", "at least 2 zones", id="no zone"),
-    ],
-)
-def test_no_bookie_is_chosen_if_an_enforced_rule_cannot_hold(
-    rule: Rule, arrangement: str, candidates: str, words: str
-) -> None:
-    with pytest.raises(NotEnoughBookiesError, match=words):
-        taking_over(rule, arrangement, candidates, ack_quorum=2)
 
 
 def test_only_the_write_sets_of_the_bookie_index_decide() -> None:

@@ -15,8 +15,9 @@ from ledgers.errors import (
     UnavailableError,
 )
 from ledgers.model import BookieId
-from ledgers.quorum import Result, Results, ask, first_value, replies_text
-from tests.virtual_time import LoopClock, run
+from ledgers.quorum import Result, Results, ask, first_value
+from tests.replication.cluster import in_virtual_time
+from tests.virtual_time import LoopClock
 
 A, B, C = (BookieId(name) for name in "abc")
 
@@ -52,129 +53,52 @@ def test_an_error_is_an_answer(error: BookmenderError, answer: Answer) -> None:
     assert Result(error=error).answer is answer
 
 
-def test_the_next_bookie_is_asked_only_after_a_failure() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: -0.25, B: 0.25, C: 0.25})
+@in_virtual_time
+async def test_each_bookie_asked_gets_the_whole_hedge() -> None:
+    bookies = Bookies({A: -1.75, B: 1.0, C: 0.0})
 
-        verdict, results = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
-        )
+    verdict, _ = await ask(
+        [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
+    )
 
-        assert verdict == B
-        assert list(results) == [A, B]
-        assert bookies.asked == [(A, 0.0), (B, 0.25)]
-
-    run(scenario())
+    assert verdict == B
+    assert bookies.asked == [(A, 0.0), (B, 1.75)]
 
 
-def test_a_slow_bookie_is_not_waited_for_beyond_the_hedge() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: 60.0, B: 0.25, C: 0.0})
-
-        verdict, _ = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
-        )
-
-        assert verdict == B
-        assert bookies.asked == [(A, 0.0), (B, 2.0)]
-        assert bookies.clock.now_s() == 2.25
-
-    run(scenario())
-
-
-def test_each_bookie_asked_gets_the_whole_hedge() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: -1.75, B: 1.0, C: 0.0})
-
-        verdict, _ = await ask(
-            [A, B, C], bookies.request, first_value, clock=bookies.clock, hedge_s=2.0
-        )
-
-        assert verdict == B
-        assert bookies.asked == [(A, 0.0), (B, 1.75)]
-
-    run(scenario())
-
-
-def test_without_a_hedge_all_bookies_are_asked_at_once() -> None:
-    """Even if the first reply decides."""
-
-    async def scenario() -> None:
-        bookies = Bookies({A: 0.0, B: 60.0, C: 60.0})
-
-        verdict, _ = await ask([A, B, C], bookies.request, first_value, clock=bookies.clock)
-
-        assert verdict == A
-        assert bookies.asked == [(A, 0.0), (B, 0.0), (C, 0.0)]
-        assert bookies.clock.now_s() == 0.0
-
-    run(scenario())
-
-
-def test_undecided_replies_are_returned_when_all_have_arrived() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: -1.0, B: -0.5})
-
-        verdict, results = await ask([A, B], bookies.request, first_value, clock=bookies.clock)
-
-        assert verdict is None
-        assert list(results) == [B, A]
-        assert replies_text(results) == "b: time-out (bookie=b); a: time-out (bookie=a)"
-
-    run(scenario())
-
-
-def test_an_error_of_the_decision_ends_the_requests() -> None:
+@in_virtual_time
+async def test_an_error_of_the_decision_ends_the_requests() -> None:
     """It is not wrapped."""
 
     def refuse(results: Results[str]) -> str | None:
         raise UnauthorizedError("wrong key")
 
-    async def scenario() -> None:
-        bookies = Bookies({A: 0.0, B: 60.0})
+    bookies = Bookies({A: 0.0, B: 60.0})
 
-        with pytest.raises(UnauthorizedError):
-            await ask([A, B], bookies.request, refuse, clock=bookies.clock)
-        assert bookies.clock.now_s() == 0.0
-
-    run(scenario())
+    with pytest.raises(UnauthorizedError):
+        await ask([A, B], bookies.request, refuse, clock=bookies.clock)
+    assert bookies.clock.now_s() == 0.0
 
 
-def test_a_mistake_of_ours_is_no_reply() -> None:
+@in_virtual_time
+async def test_a_mistake_of_ours_is_no_reply() -> None:
     async def request(bookie: BookieId) -> str:
         raise ZeroDivisionError
 
-    async def scenario() -> None:
-        with pytest.raises(ZeroDivisionError):
-            await ask([A, B], request, first_value, clock=LoopClock())
-
-    run(scenario())
+    with pytest.raises(ZeroDivisionError):
+        await ask([A, B], request, first_value, clock=LoopClock())
 
 
-def test_slightly_later_replies_count_in_a_second_decision() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: 0.25, B: 0.5, C: 2.0})
+@in_virtual_time
+async def test_slightly_later_replies_count_in_a_second_decision() -> None:
+    bookies = Bookies({A: 0.25, B: 0.5, C: 2.0})
 
-        verdict, results = await ask(
-            [A, B, C],
-            bookies.request,
-            ",".join,
-            clock=bookies.clock,
-            linger_s=0.75,
-        )
+    verdict, results = await ask(
+        [A, B, C],
+        bookies.request,
+        ",".join,
+        clock=bookies.clock,
+        linger_s=0.75,
+    )
 
-        assert (verdict, list(results)) == ("a,b", [A, B])
-        assert bookies.clock.now_s() == 1.0
-
-    run(scenario())
-
-
-def test_no_reply_is_waited_for_once_all_have_arrived() -> None:
-    async def scenario() -> None:
-        bookies = Bookies({A: 0.25, B: 0.5})
-
-        await ask([A, B], bookies.request, first_value, clock=bookies.clock, linger_s=10.0)
-
-        assert bookies.clock.now_s() == 0.5
-
-    run(scenario())
+    assert (verdict, list(results)) == ("a,b", [A, B])
+    assert bookies.clock.now_s() == 1.0

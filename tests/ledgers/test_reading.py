@@ -14,15 +14,17 @@ from ledgers.model import LedgerState
 from ledgers.reading import LedgerEntry, LedgerReader
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
 from tests.memory.bookies import Fault, Op
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 
 async def cluster_with_entries(count: int = 1) -> MemoryCluster:
-    cluster = MemoryCluster()
-    await cluster.make_ledger([A, B, C], state=LedgerState.CLOSED, last_entry_id=count - 1)
-    for entry_id in range(count):
-        await cluster.put(entry_id, A, B, C)
-    return cluster
+    return await MemoryCluster.with_ledger(
+        [A, B, C],
+        state=LedgerState.CLOSED,
+        last_entry_id=count - 1,
+        entries=range(count),
+        on=[A, B, C],
+    )
 
 
 async def reader(cluster: MemoryCluster) -> LedgerReader:
@@ -35,64 +37,56 @@ async def reader(cluster: MemoryCluster) -> LedgerReader:
     )
 
 
-def test_entries_come_in_order_with_their_payloads() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries(5)
+@in_virtual_time
+async def test_entries_come_in_order_with_their_payloads() -> None:
+    cluster = await cluster_with_entries(5)
 
-        entries = [entry async for entry in (await reader(cluster)).entries(1, 3)]
+    entries = [entry async for entry in (await reader(cluster)).entries(1, 3)]
 
-        assert entries == [
-            LedgerEntry(entry_id=entry_id, length=10 * (entry_id + 1), payload=b"%010d" % entry_id)
-            for entry_id in (1, 2, 3)
-        ]
-
-    run(scenario())
+    assert entries == [
+        LedgerEntry(entry_id=entry_id, length=10 * (entry_id + 1), payload=b"%010d" % entry_id)
+        for entry_id in (1, 2, 3)
+    ]
 
 
-def test_the_write_set_is_asked_in_its_order_as_far_as_needed() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries(2)
+@in_virtual_time
+async def test_the_write_set_is_asked_in_its_order_as_far_as_needed() -> None:
+    cluster = await cluster_with_entries(2)
 
-        await (await reader(cluster)).read(1)
+    await (await reader(cluster)).read(1)
 
-        assert [call.bookie for call in cluster.bookies.called("read")] == [B]
-
-    run(scenario())
+    assert [call.bookie for call in cluster.bookies.called("read")] == [B]
 
 
 @pytest.mark.parametrize("spoilt", ["lost", "corrupt", "down", "busy"])
-def test_the_next_replica_is_asked_after_any_failure(spoilt: str) -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries()
-        bookie = cluster.bookies.bookie(A)
-        match spoilt:
-            case "lost":
-                bookie.lose(LEDGER_ID, 0)
-            case "corrupt":
-                bookie.corrupt(LEDGER_ID, 0)
-            case "down":
-                bookie.is_down = True
-            case "busy":
-                cluster.bookies.fail(A, Op.READ, Fault(error=UnavailableError))
+@in_virtual_time
+async def test_the_next_replica_is_asked_after_any_failure(spoilt: str) -> None:
+    cluster = await cluster_with_entries()
+    bookie = cluster.bookies.bookie(A)
+    match spoilt:
+        case "lost":
+            bookie.lose(LEDGER_ID, 0)
+        case "corrupt":
+            bookie.corrupt(LEDGER_ID, 0)
+        case "down":
+            bookie.is_down = True
+        case "busy":
+            cluster.bookies.fail(A, Op.READ, Fault(error=UnavailableError))
 
-        entry = await (await reader(cluster)).read(0)
+    entry = await (await reader(cluster)).read(0)
 
-        assert DIGEST.payload(entry) == b"%010d" % 0
-        assert [call.bookie for call in cluster.bookies.called("read")] == [A, B]
-
-    run(scenario())
+    assert DIGEST.payload(entry) == b"%010d" % 0
+    assert [call.bookie for call in cluster.bookies.called("read")] == [A, B]
 
 
-def test_a_hanging_replica_is_overtaken_after_two_seconds() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries()
-        cluster.down = {A}
+@in_virtual_time
+async def test_a_hanging_replica_is_overtaken_after_two_seconds() -> None:
+    cluster = await cluster_with_entries()
+    cluster.down = {A}
 
-        await (await reader(cluster)).read(0)
+    await (await reader(cluster)).read(0)
 
-        assert cluster.clock.now_s() == 2.0
-
-    run(scenario())
+    assert cluster.clock.now_s() == 2.0
 
 
 @pytest.mark.parametrize(
@@ -105,53 +99,47 @@ def test_a_hanging_replica_is_overtaken_after_two_seconds() -> None:
         pytest.param("", "ab", "c", UnavailableError, id="the last replica may have it undamaged"),
     ],
 )
-def test_an_entry_of_no_replica_is_an_error_that_lists_answers(
+@in_virtual_time
+async def test_an_entry_of_no_replica_is_an_error_that_lists_answers(
     lost: str, corrupt: str, down: str, error: type[BookmenderError]
 ) -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries()
-        for name, bookie in zip("abc", (A, B, C), strict=True):
-            if name in lost:
-                cluster.bookies.bookie(bookie).lose(LEDGER_ID, 0)
-            if name in corrupt:
-                cluster.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
-            if name in down:
-                cluster.down.add(bookie)
+    cluster = await cluster_with_entries()
+    for name, bookie in zip("abc", (A, B, C), strict=True):
+        if name in lost:
+            cluster.bookies.bookie(bookie).lose(LEDGER_ID, 0)
+        if name in corrupt:
+            cluster.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
+        if name in down:
+            cluster.down.add(bookie)
 
-        with pytest.raises(error) as raised:
-            await (await reader(cluster)).read(0)
-        assert type(raised.value) is error
-        assert all(f"{bookie}: " in str(raised.value) for bookie in (A, B, C))
-
-    run(scenario())
+    with pytest.raises(error) as raised:
+        await (await reader(cluster)).read(0)
+    assert type(raised.value) is error
+    assert all(f"{bookie}: " in str(raised.value) for bookie in (A, B, C))
 
 
-def test_each_entry_is_read_from_its_own_segment() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C], [D, B, C], firsts=[0, 1], write_quorum=2)
-        await cluster.put(0, A)
-        await cluster.put(1, B)
-        await cluster.put(3, D)
+@in_virtual_time
+async def test_each_entry_is_read_from_its_own_segment() -> None:
+    cluster = await MemoryCluster.with_ledger(
+        [A, B, C], [D, B, C], firsts=[0, 1], write_quorum=2, entries=[0], on=[A]
+    )
+    await cluster.put(1, B)
+    await cluster.put(3, D)
 
-        ledger_reader = await reader(cluster)
-        for entry_id in (0, 1, 3):
-            await ledger_reader.read(entry_id)
+    ledger_reader = await reader(cluster)
+    for entry_id in (0, 1, 3):
+        await ledger_reader.read(entry_id)
 
-        assert [call.bookie for call in cluster.bookies.called("read")] == [A, B, D]
-
-    run(scenario())
+    assert [call.bookie for call in cluster.bookies.called("read")] == [A, B, D]
 
 
-def test_reading_ahead_is_bounded_and_ends_with_the_loop() -> None:
-    async def scenario() -> None:
-        cluster = await cluster_with_entries(1000)
+@in_virtual_time
+async def test_reading_ahead_is_bounded_and_ends_with_the_loop() -> None:
+    cluster = await cluster_with_entries(1000)
 
-        async with aclosing((await reader(cluster)).entries(0, 999)) as entries:
-            async for entry in entries:
-                if entry.entry_id == 99:
-                    break
+    async with aclosing((await reader(cluster)).entries(0, 999)) as entries:
+        async for entry in entries:
+            if entry.entry_id == 99:
+                break
 
-        assert 100 <= len(cluster.bookies.called("read")) <= 100 + 64
-
-    run(scenario())
+    assert 100 <= len(cluster.bookies.called("read")) <= 100 + 64

@@ -18,7 +18,7 @@ from ledgers.quorum import Result, raise_if_denied
 from ledgers.reading import OpenedLedger, Tail, ledger_digest, tail_verdict
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster
 from tests.memory.bookies import Fault, Op, lac_record
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 NO = Result[Tail](error=NoSuchEntryError("ENOENTRY"))
 ERROR = Result[Tail](error=UnavailableError("EIO"))
@@ -173,107 +173,83 @@ def opened(cluster: MemoryCluster, opened: OpenedLedger) -> tuple[int, int]:
     return opened.lac, opened.length
 
 
-def test_an_open_ledger_ends_at_the_lac_of_its_last_entries() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        await cluster.put(1, A, B, C)
+@in_virtual_time
+async def test_an_open_ledger_ends_at_the_lac_of_its_last_entries() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    await cluster.put(1, A, B, C)
 
-        assert opened(cluster, await cluster.open()) == (0, 20)
-        assert (await cluster.metadata()).state is LedgerState.OPEN
-
-    run(scenario())
+    assert opened(cluster, await cluster.open()) == (0, 20)
+    assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
-def test_an_explicit_lac_counts_too() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        await cluster.put(1, A, B, C)
-        for bookie in (A, B, C):
-            cluster.bookies.bookie(bookie).write_lac(
-                LEDGER_ID,
-                master_key=DIGEST.master_key,
-                record=lac_record(DIGEST, ledger_id=LEDGER_ID, lac=1),
-            )
+@in_virtual_time
+async def test_an_explicit_lac_counts_too() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    await cluster.put(1, A, B, C)
+    for bookie in (A, B, C):
+        cluster.bookies.bookie(bookie).write_lac(
+            LEDGER_ID,
+            master_key=DIGEST.master_key,
+            record=lac_record(DIGEST, ledger_id=LEDGER_ID, lac=1),
+        )
 
-        assert opened(cluster, await cluster.open()) == (1, 20)
-
-    run(scenario())
+    assert opened(cluster, await cluster.open()) == (1, 20)
 
 
-def test_bookies_with_damaged_entries_give_no_lac() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        for bookie in (A, B):
-            cluster.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
+@in_virtual_time
+async def test_bookies_with_damaged_entries_give_no_lac() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    for bookie in (A, B):
+        cluster.bookies.bookie(bookie).corrupt(LEDGER_ID, 0)
 
-        with pytest.raises(UnavailableError, match="digest mismatch"):
-            await cluster.open()
-
-    run(scenario())
-
-
-def test_a_hanging_bookie_is_not_waited_for() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        cluster.down = {C}
-
+    with pytest.raises(UnavailableError, match="digest mismatch"):
         await cluster.open()
 
-        assert cluster.clock.now_s() == 0
 
-    run(scenario())
+@in_virtual_time
+async def test_a_hanging_bookie_is_not_waited_for() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    cluster.down = {C}
 
+    await cluster.open()
 
-def test_too_few_answers_are_an_error_that_lists_them() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        cluster.bookies.fail(B, Op.READ_LAC, Fault(error=UnavailableError))
-        cluster.bookies.fail(C, Op.READ_LAC, Fault(error=UnavailableError))
-
-        with pytest.raises(UnavailableError) as raised:
-            await cluster.open()
-        said = str(raised.value.context["replies"])
-        assert f"{A}: neither LAC nor entry" in said
-        assert f"{B}: a fault of the test" in said
-
-    run(scenario())
+    assert cluster.clock.now_s() == 0
 
 
-def test_only_the_last_ensemble_is_asked() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C], [A, B, D], firsts=[0, 5])
-        await cluster.put(4, A, B, C)
+@in_virtual_time
+async def test_too_few_answers_are_an_error_that_lists_them() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C])
+    cluster.bookies.fail(B, Op.READ_LAC, Fault(error=UnavailableError))
+    cluster.bookies.fail(C, Op.READ_LAC, Fault(error=UnavailableError))
 
-        assert opened(cluster, await cluster.open()) == (4, 50)
-        assert {call.bookie for call in cluster.bookies.calls} == {A, B, D}
-
-    run(scenario())
-
-
-def test_a_closed_ledger_asks_no_bookie() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C], state=LedgerState.CLOSED, last_entry_id=3, length=40)
-
-        assert opened(cluster, await cluster.open()) == (3, 40)
-        assert cluster.bookies.calls == []
-
-    run(scenario())
+    with pytest.raises(UnavailableError) as raised:
+        await cluster.open()
+    said = str(raised.value.context["replies"])
+    assert f"{A}: neither LAC nor entry" in said
+    assert f"{B}: a fault of the test" in said
 
 
-def test_a_deleted_ledger_is_an_error() -> None:
-    async def scenario() -> None:
-        with pytest.raises(NoSuchLedgerError):
-            await MemoryCluster().open()
+@in_virtual_time
+async def test_only_the_last_ensemble_is_asked() -> None:
+    cluster = await MemoryCluster.with_ledger(
+        [A, B, C], [A, B, D], firsts=[0, 5], entries=[4], on=[A, B, C]
+    )
 
-    run(scenario())
+    assert opened(cluster, await cluster.open()) == (4, 50)
+    assert {call.bookie for call in cluster.bookies.calls} == {A, B, D}
+
+
+@in_virtual_time
+async def test_a_closed_ledger_asks_no_bookie() -> None:
+    cluster = await MemoryCluster.with_ledger(
+        [A, B, C], state=LedgerState.CLOSED, last_entry_id=3, length=40
+    )
+
+    assert opened(cluster, await cluster.open()) == (3, 40)
+    assert cluster.bookies.calls == []
+
+
+@in_virtual_time
+async def test_a_deleted_ledger_is_an_error() -> None:
+    with pytest.raises(NoSuchLedgerError):
+        await MemoryCluster().open()

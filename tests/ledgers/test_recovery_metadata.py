@@ -11,7 +11,7 @@ from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import LEDGER_ID, A, B, C, D, E, MemoryCluster
 from tests.memory.store import Fault as StoreFault
 from tests.memory.store import MemoryStore
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 
 def change_at_first_add(
@@ -30,62 +30,52 @@ def change_at_first_add(
     cluster.bookies.before = write
 
 
-def test_every_metadata_write_carries_the_guards() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        writes: list[Sequence[Operation]] = []
+@in_virtual_time
+async def test_every_metadata_write_carries_the_guards() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C])
+    writes: list[Sequence[Operation]] = []
 
-        def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
-            if operations:
-                writes.append(operations)
+    def note(store: MemoryStore, operations: Sequence[Operation]) -> None:
+        if operations:
+            writes.append(operations)
 
-        cluster.tree.faults = note
-        guard = Check(path="/lock", version=1)
-        await cluster.store.create("/lock")
-        await cluster.store.set("/lock", b"ours", version=0)
+    cluster.tree.faults = note
+    guard = Check(path="/lock", version=1)
+    await cluster.store.create("/lock")
+    await cluster.store.set("/lock", b"ours", version=0)
 
-        await cluster.recover(guards=[guard])
+    await cluster.recover(guards=[guard])
 
-        mark, close = writes[2:]
-        assert guard in mark
-        assert guard in close
-
-    run(scenario())
+    mark, close = writes[2:]
+    assert guard in mark
+    assert guard in close
 
 
-def test_a_guard_that_fails_stops_recovery_at_once() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
+@in_virtual_time
+async def test_a_guard_that_fails_stops_recovery_at_once() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C])
 
-        with pytest.raises(LockLostError):
-            await cluster.recover(guards=[Check(path="/lock", version=1)])
-        assert (await cluster.metadata()).state is LedgerState.OPEN
-
-    run(scenario())
+    with pytest.raises(LockLostError):
+        await cluster.recover(guards=[Check(path="/lock", version=1)])
+    assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
 @pytest.mark.parametrize("fault", StoreFault)
 @pytest.mark.parametrize("spoilt", [0, 1], ids=["mark", "close"])
-def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int) -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        writes = 0
+@in_virtual_time
+async def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int) -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    writes = 0
 
-        def lose(store: MemoryStore, operations: Sequence[Operation]) -> StoreFault | None:
-            nonlocal writes
-            writes += bool(operations)
-            return fault if operations and writes == spoilt + 1 else None
+    def lose(store: MemoryStore, operations: Sequence[Operation]) -> StoreFault | None:
+        nonlocal writes
+        writes += bool(operations)
+        return fault if operations and writes == spoilt + 1 else None
 
-        cluster.tree.faults = lose
+    cluster.tree.faults = lose
 
-        assert (await cluster.recover()).last_entry_id == 0
-        assert (await cluster.metadata()).is_closed
-
-    run(scenario())
+    assert (await cluster.recover()).last_entry_id == 0
+    assert (await cluster.metadata()).is_closed
 
 
 @pytest.mark.compat(
@@ -100,25 +90,21 @@ def test_a_write_whose_reply_is_lost_is_looked_up(fault: StoreFault, spoilt: int
         pytest.param(LedgerState.IN_RECOVERY, 1, id="still open: only its version changed"),
     ],
 )
-def test_the_first_close_counts(state: LedgerState, last_entry_id: int) -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B, C)
-        await cluster.put(1, A, B)
-        change_at_first_add(
-            cluster,
-            lambda found: (
-                found.closed(last_entry_id=0, length=10) if state is LedgerState.CLOSED else found
-            ),
-        )
+@in_virtual_time
+async def test_the_first_close_counts(state: LedgerState, last_entry_id: int) -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B, C])
+    await cluster.put(1, A, B)
+    change_at_first_add(
+        cluster,
+        lambda found: (
+            found.closed(last_entry_id=0, length=10) if state is LedgerState.CLOSED else found
+        ),
+    )
 
-        closed = await cluster.recover()
+    closed = await cluster.recover()
 
-        assert closed.last_entry_id == last_entry_id
-        assert closed == await cluster.metadata()
-
-    run(scenario())
+    assert closed.last_entry_id == last_entry_id
+    assert closed == await cluster.metadata()
 
 
 @pytest.mark.compat(
@@ -128,21 +114,19 @@ def test_the_first_close_counts(state: LedgerState, last_entry_id: int) -> None:
     "ParallelLedgerRecoveryTest.testRereadDuringRecovery4",
     verdict="same",
 )
-def test_a_concurrent_repair_of_an_earlier_segment_is_kept() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C], [A, B, D], firsts=[0, 1])
-        await cluster.put(0, A, B, C)
-        await cluster.put(1, A)
-        repaired = Segment(first_entry_id=0, ensemble=(A, B, E))
-        change_at_first_add(cluster, lambda found: found.with_segment(repaired))
+@in_virtual_time
+async def test_a_concurrent_repair_of_an_earlier_segment_is_kept() -> None:
+    cluster = await MemoryCluster.with_ledger(
+        [A, B, C], [A, B, D], firsts=[0, 1], entries=[0], on=[A, B, C]
+    )
+    await cluster.put(1, A)
+    repaired = Segment(first_entry_id=0, ensemble=(A, B, E))
+    change_at_first_add(cluster, lambda found: found.with_segment(repaired))
 
-        closed = await cluster.recover()
+    closed = await cluster.recover()
 
-        assert closed.segments[0] == repaired
-        assert closed.last_entry_id == 1
-
-    run(scenario())
+    assert closed.segments[0] == repaired
+    assert closed.last_entry_id == 1
 
 
 @pytest.mark.compat(
@@ -150,34 +134,26 @@ def test_a_concurrent_repair_of_an_earlier_segment_is_kept() -> None:
     "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",
     verdict="same",
 )
-def test_a_concurrent_ensemble_change_makes_a_recovery_void() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B)
-        other = Segment(first_entry_id=0, ensemble=(A, B, E))
-        change_at_first_add(cluster, lambda found: found.with_segment(other))
+@in_virtual_time
+async def test_a_concurrent_ensemble_change_makes_a_recovery_void() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B])
+    other = Segment(first_entry_id=0, ensemble=(A, B, E))
+    change_at_first_add(cluster, lambda found: found.with_segment(other))
 
-        with pytest.raises(ConflictError):
-            await cluster.recover()
-        assert not (await cluster.metadata()).is_closed
-
-    run(scenario())
+    with pytest.raises(ConflictError):
+        await cluster.recover()
+    assert not (await cluster.metadata()).is_closed
 
 
-def test_a_ledger_deleted_during_a_recovery_is_an_error() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        await cluster.make_ledger([A, B, C])
-        await cluster.put(0, A, B)
+@in_virtual_time
+async def test_a_ledger_deleted_during_a_recovery_is_an_error() -> None:
+    cluster = await MemoryCluster.with_ledger([A, B, C], entries=[0], on=[A, B])
 
-        async def delete(call: Call) -> None:
-            if call.operation == "add" and call.bookie == A:
-                await cluster.manager.delete(LEDGER_ID, version=1)
+    async def delete(call: Call) -> None:
+        if call.operation == "add" and call.bookie == A:
+            await cluster.manager.delete(LEDGER_ID, version=1)
 
-        cluster.bookies.before = delete
+    cluster.bookies.before = delete
 
-        with pytest.raises(NoSuchLedgerError):
-            await cluster.recover()
-
-    run(scenario())
+    with pytest.raises(NoSuchLedgerError):
+        await cluster.recover()

@@ -16,7 +16,7 @@ from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.reading import replicas_in
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, LEDGER_ID, PASSWORD, TIMEOUT_S, MemoryCluster
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 ENTRY_COUNT_MAX = 12
 TOO_LONG_S = 120.0
@@ -150,29 +150,27 @@ class Aftermath:
 
 
 @pytest.mark.parametrize("seed", range(300))
-def test_no_acknowledged_entry_is_cut_off(seed: int) -> None:
+@in_virtual_time
+async def test_no_acknowledged_entry_is_cut_off(seed: int) -> None:
     """If no end can be proven, the entries that remain are saved."""
-
-    async def scenario() -> None:
-        aftermath = Aftermath(seed)
-        await aftermath.happen()
-        cluster = aftermath.cluster
-        given, told = aftermath.given(), aftermath.told_lac()
-        closed, error = None, ""
-        try:
-            closed = await cluster.recover(reformatted=aftermath.newer)
-        except BookmenderError as failure:
-            error = str(failure)
-
-        if closed is not None:
-            aftermath.assert_closed_well(closed, told)
-        else:
-            assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
-            if "its end cannot be proven" in error:
-                aftermath.assert_saved(given, told)
-            else:
-                assert aftermath.has_trouble, error
-        assert cluster.clock.now_s() < TOO_LONG_S
-
     print(f"seed {seed}")
-    run(scenario())
+
+    aftermath = Aftermath(seed)
+    await aftermath.happen()
+    cluster = aftermath.cluster
+    given, told = aftermath.given(), aftermath.told_lac()
+    closed, error = None, ""
+    try:
+        closed = await cluster.recover(reformatted=aftermath.newer)
+    except BookmenderError as failure:
+        error = str(failure)
+
+    if closed is not None:
+        aftermath.assert_closed_well(closed, told)
+    else:
+        assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+        if "its end cannot be proven" in error:
+            aftermath.assert_saved(given, told)
+        else:
+            assert aftermath.has_trouble, error
+    assert cluster.clock.now_s() < TOO_LONG_S

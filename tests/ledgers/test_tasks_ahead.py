@@ -9,6 +9,7 @@ import pytest
 
 from ledgers.errors import UnavailableError
 from ledgers.tasks import read_ahead
+from tests.replication.cluster import in_virtual_time
 from tests.virtual_time import run
 
 
@@ -54,83 +55,71 @@ def test_entries_come_in_order_whatever_order_they_arrive_in() -> None:
     verdict="better",
     why="the number of reads in flight adapts, up to a bound in bytes",
 )
-def test_the_number_in_flight_grows_up_to_its_bound() -> None:
-    async def scenario() -> None:
-        source = Source(lambda entry_id: b"x")
+@in_virtual_time
+async def test_the_number_in_flight_grows_up_to_its_bound() -> None:
+    source = Source(lambda entry_id: b"x")
 
-        async with aclosing(read_ahead(range(200), source.read, entries_max=16)) as entries:
-            read_count = len([entry async for entry in entries])
+    async with aclosing(read_ahead(range(200), source.read, entries_max=16)) as entries:
+        read_count = len([entry async for entry in entries])
 
-        assert read_count == 200
-        assert source.flying_count_max == 16
-        # One at a time would have taken 200 s.
-        assert asyncio.get_running_loop().time() < 20
-
-    run(scenario())
+    assert read_count == 200
+    assert source.flying_count_max == 16
+    # One at a time would have taken 200 s.
+    assert asyncio.get_running_loop().time() < 20
 
 
-def test_large_entries_are_read_one_at_a_time() -> None:
-    async def scenario() -> None:
-        source = Source(lambda entry_id: bytes(1000))
+@in_virtual_time
+async def test_large_entries_are_read_one_at_a_time() -> None:
+    source = Source(lambda entry_id: bytes(1000))
 
-        async with aclosing(read_ahead(range(20), source.read, bytes_max=1500)) as entries:
-            async for _ in entries:
-                assert len(source.started) <= 20
+    async with aclosing(read_ahead(range(20), source.read, bytes_max=1500)) as entries:
+        async for _ in entries:
+            assert len(source.started) <= 20
 
-        # Two are under way before the first shows how large they are.
-        assert source.flying_count_max == 2
-
-    run(scenario())
+    # Two are under way before the first shows how large they are.
+    assert source.flying_count_max == 2
 
 
-def test_nothing_is_read_far_beyond_the_end() -> None:
-    async def scenario() -> None:
-        source = Source(lambda entry_id: b"x" if entry_id < 1 else None)
+@in_virtual_time
+async def test_nothing_is_read_far_beyond_the_end() -> None:
+    source = Source(lambda entry_id: b"x" if entry_id < 1 else None)
 
-        async with aclosing(read_ahead(count(), source.read)) as entries:
-            assert [entry async for entry in entries] == [b"x"]
+    async with aclosing(read_ahead(count(), source.read)) as entries:
+        assert [entry async for entry in entries] == [b"x"]
 
-        assert max(source.started) <= 3
-
-    run(scenario())
+    assert max(source.started) <= 3
 
 
-def test_a_failure_behind_the_end_does_not_count() -> None:
+@in_virtual_time
+async def test_a_failure_behind_the_end_does_not_count() -> None:
     def entry(entry_id: int) -> bytes | None:
         if entry_id == 2:
             raise UnavailableError("time-out")
         return b"x" if entry_id == 0 else None
 
-    async def scenario() -> None:
-        async with aclosing(read_ahead(count(), Source(entry).read)) as entries:
-            assert [entry async for entry in entries] == [b"x"]
-
-    run(scenario())
+    async with aclosing(read_ahead(count(), Source(entry).read)) as entries:
+        assert [entry async for entry in entries] == [b"x"]
 
 
-def test_a_failure_is_raised_in_its_place() -> None:
+@in_virtual_time
+async def test_a_failure_is_raised_in_its_place() -> None:
     def entry(entry_id: int) -> bytes | None:
         if entry_id == 1:
             raise UnavailableError("time-out")
         return b"x"
 
-    async def scenario() -> None:
-        async with aclosing(read_ahead(count(), Source(entry).read)) as entries:
-            assert await anext(entries) == b"x"
-            with pytest.raises(UnavailableError):
-                await anext(entries)
-
-    run(scenario())
+    async with aclosing(read_ahead(count(), Source(entry).read)) as entries:
+        assert await anext(entries) == b"x"
+        with pytest.raises(UnavailableError):
+            await anext(entries)
 
 
-def test_leaving_the_loop_cancels_the_reads_in_flight() -> None:
-    async def scenario() -> None:
-        source = Source(lambda entry_id: b"x")
+@in_virtual_time
+async def test_leaving_the_loop_cancels_the_reads_in_flight() -> None:
+    source = Source(lambda entry_id: b"x")
 
-        async with aclosing(read_ahead(count(), source.read)) as entries:
-            async for _ in entries:
-                break
+    async with aclosing(read_ahead(count(), source.read)) as entries:
+        async for _ in entries:
+            break
 
-        assert source.flying_count == 0
-
-    run(scenario())
+    assert source.flying_count == 0

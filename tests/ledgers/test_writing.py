@@ -18,7 +18,7 @@ from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, MemoryCluster
 from tests.memory.bookies import Fault, Op
 from tests.memory.store import Fault as StoreFault
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 # --- Adding ---------------------------------------------------------------------------------------
 
@@ -26,272 +26,226 @@ from tests.virtual_time import run
 @pytest.mark.parametrize("digest_type", DigestType)
 @pytest.mark.parametrize("metadata_version", [2, 3])
 @pytest.mark.parametrize("quorums", [(1, 1, 1), (3, 3, 2), (3, 2, 2), (5, 3, 2), (4, 4, 4)])
-def test_written_entries_can_be_read(
+@in_virtual_time
+async def test_written_entries_can_be_read(
     digest_type: DigestType, metadata_version: int, quorums: tuple[int, int, int]
 ) -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        ensemble_size, write_quorum, ack_quorum = quorums
-        payloads = [b"x" * length for length in (0, 1, 1000, 3, 70_000)]
+    cluster = MemoryCluster()
+    ensemble_size, write_quorum, ack_quorum = quorums
+    payloads = [b"x" * length for length in (0, 1, 1000, 3, 70_000)]
 
-        async with cluster.writer(
-            ensemble_size=ensemble_size,
-            write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            digest_type=digest_type,
-            metadata_version=metadata_version,
-        ) as writer:
-            entry_ids = [await writer.add(payload) for payload in payloads]
-            closed = await writer.close()
+    async with cluster.writer(
+        ensemble_size=ensemble_size,
+        write_quorum=write_quorum,
+        ack_quorum=ack_quorum,
+        digest_type=digest_type,
+        metadata_version=metadata_version,
+    ) as writer:
+        entry_ids = [await writer.add(payload) for payload in payloads]
+        closed = await writer.close()
 
-        assert entry_ids == [0, 1, 2, 3, 4]
-        assert await cluster.payloads(writer.ledger_id) == payloads
-        assert closed.metadata.length == sum(map(len, payloads))
-        assert closed.metadata.metadata_version == metadata_version
-
-    run(scenario())
+    assert entry_ids == [0, 1, 2, 3, 4]
+    assert await cluster.payloads(writer.ledger_id) == payloads
+    assert closed.metadata.length == sum(map(len, payloads))
+    assert closed.metadata.metadata_version == metadata_version
 
 
-def test_an_entry_tells_the_lac_and_the_length_so_far() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_an_entry_tells_the_lac_and_the_length_so_far() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer() as writer:
-            for payload in (b"a", b"bb", b"ccc"):
-                await writer.add(payload)
+    async with cluster.writer() as writer:
+        for payload in (b"a", b"bb", b"ccc"):
+            await writer.add(payload)
 
-        headers = {EntryHeader.of(call.entry) for call in cluster.bookies.called("add")}
-        assert {(h.entry_id, h.lac, h.length) for h in headers} == {
-            (0, -1, 1),
-            (1, 0, 3),
-            (2, 1, 6),
-        }
-
-    run(scenario())
+    headers = {EntryHeader.of(call.entry) for call in cluster.bookies.called("add")}
+    assert {(h.entry_id, h.lac, h.length) for h in headers} == {
+        (0, -1, 1),
+        (1, 0, 3),
+        (2, 1, 6),
+    }
 
 
-def test_adds_are_pipelined_and_acknowledged_in_order() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        delays_s = {0: 3.0, 1: 1.0, 2: 2.0}
+@in_virtual_time
+async def test_adds_are_pipelined_and_acknowledged_in_order() -> None:
+    cluster = MemoryCluster()
+    delays_s = {0: 3.0, 1: 1.0, 2: 2.0}
 
-        async def delay(call: Call) -> None:
-            await cluster.clock.sleep(delays_s[call.entry_id])
+    async def delay(call: Call) -> None:
+        await cluster.clock.sleep(delays_s[call.entry_id])
 
-        cluster.bookies.before = delay
+    cluster.bookies.before = delay
 
-        async with cluster.writer() as writer:
-            acknowledged: list[int] = []
-            for _ in delays_s:
-                future = await writer.send(b"entry")
-                future.add_done_callback(lambda done: acknowledged.append(done.result()))
-            await future
+    async with cluster.writer() as writer:
+        acknowledged: list[int] = []
+        for _ in delays_s:
+            future = await writer.send(b"entry")
+            future.add_done_callback(lambda done: acknowledged.append(done.result()))
+        await future
 
-        assert cluster.clock.now_s() == 3.0
-        assert acknowledged == [0, 1, 2]
-
-    run(scenario())
+    assert cluster.clock.now_s() == 3.0
+    assert acknowledged == [0, 1, 2]
 
 
-def test_an_acknowledgement_needs_an_ack_quorum_of_bookies_only() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_an_acknowledgement_needs_an_ack_quorum_of_bookies_only() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
-            cluster.bookies.fail(
-                writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60)
-            )
-            await writer.add(b"entry")
-            assert cluster.clock.now_s() == 0
-
-    run(scenario())
+    async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
+        cluster.bookies.fail(writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60))
+        await writer.add(b"entry")
+        assert cluster.clock.now_s() == 0
 
 
-def test_unacknowledged_entries_are_bounded() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        under_way = 0
+@in_virtual_time
+async def test_unacknowledged_entries_are_bounded() -> None:
+    cluster = MemoryCluster()
+    under_way = 0
 
-        async def never(call: Call) -> None:
-            nonlocal under_way
-            under_way = max(under_way, call.entry_id + 1)
-            await cluster.clock.sleep(60)
+    async def never(call: Call) -> None:
+        nonlocal under_way
+        under_way = max(under_way, call.entry_id + 1)
+        await cluster.clock.sleep(60)
 
-        cluster.bookies.before = never
+    cluster.bookies.before = never
 
-        async with cluster.writer() as writer, asyncio.TaskGroup() as group:
-            adds = [group.create_task(writer.add(b"x" * 1024)) for _ in range(2000)]
-            await cluster.clock.sleep(30)
-            assert under_way == appending.ENTRIES_MAX
-            for add in adds:
-                add.cancel()
-
-        async with cluster.writer() as writer, asyncio.TaskGroup() as group:
-            under_way = 0
-            adds = [group.create_task(writer.add(bytes(1_000_000))) for _ in range(20)]
-            await cluster.clock.sleep(30)
-            assert under_way == 8
-            for add in adds:
-                add.cancel()
-
-    run(scenario())
-
-
-def test_a_cancelled_caller_cancels_nothing() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-
-        async with cluster.writer() as writer:
-            add = asyncio.ensure_future(writer.add(b"nobody waits"))
-            await asyncio.sleep(0)
+    async with cluster.writer() as writer, asyncio.TaskGroup() as group:
+        adds = [group.create_task(writer.add(b"x" * 1024)) for _ in range(2000)]
+        await cluster.clock.sleep(30)
+        assert under_way == appending.ENTRIES_MAX
+        for add in adds:
             add.cancel()
-            assert await writer.add(b"entry") == 1
 
-    run(scenario())
+    async with cluster.writer() as writer, asyncio.TaskGroup() as group:
+        under_way = 0
+        adds = [group.create_task(writer.add(bytes(1_000_000))) for _ in range(20)]
+        await cluster.clock.sleep(30)
+        assert under_way == 8
+        for add in adds:
+            add.cancel()
 
 
-def test_a_payload_too_large_for_any_frame_is_refused() -> None:
+@in_virtual_time
+async def test_a_cancelled_caller_cancels_nothing() -> None:
+    cluster = MemoryCluster()
+
+    async with cluster.writer() as writer:
+        add = asyncio.ensure_future(writer.add(b"nobody waits"))
+        await asyncio.sleep(0)
+        add.cancel()
+        assert await writer.add(b"entry") == 1
+
+
+@in_virtual_time
+async def test_a_payload_too_large_for_any_frame_is_refused() -> None:
     """The writer continues."""
+    cluster = MemoryCluster()
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-
-        async with cluster.writer() as writer:
-            with pytest.raises(RejectedError, match="too large"):
-                await writer.add(bytes(PAYLOAD_BYTES_MAX + 1))
-            assert await writer.add(bytes(PAYLOAD_BYTES_MAX)) == 0
-
-    run(scenario())
+    async with cluster.writer() as writer:
+        with pytest.raises(RejectedError, match="too large"):
+            await writer.add(bytes(PAYLOAD_BYTES_MAX + 1))
+        assert await writer.add(bytes(PAYLOAD_BYTES_MAX)) == 0
 
 
 # --- Recovery by another client -------------------------------------------------------------------
 
 
-def test_a_fenced_writer_stops_for_good() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_a_fenced_writer_stops_for_good() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer() as writer:
+    async with cluster.writer() as writer:
+        await writer.add(b"0")
+        closed = await cluster.recover(writer.ledger_id)
+        with pytest.raises(FencedError):
+            await writer.add(b"1")
+        with pytest.raises(FencedError):
+            await writer.send(b"2")
+
+    assert closed.last_entry_id == 0
+
+
+@in_virtual_time
+async def test_a_writer_replaces_no_bookie_during_a_recovery() -> None:
+    cluster = MemoryCluster()
+
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        found = await cluster.manager.read(writer.ledger_id)
+        marked = found.metadata.with_state(LedgerState.IN_RECOVERY)
+        await cluster.manager.write(writer.ledger_id, marked, read_as=found)
+        cluster.down = {writer.metadata.last_segment.ensemble[0]}
+        with pytest.raises(LedgerClosedError):
             await writer.add(b"0")
-            closed = await cluster.recover(writer.ledger_id)
-            with pytest.raises(FencedError):
-                await writer.add(b"1")
-            with pytest.raises(FencedError):
-                await writer.send(b"2")
 
-        assert closed.last_entry_id == 0
-
-    run(scenario())
+    assert await cluster.metadata(writer.ledger_id) == marked
 
 
-def test_a_writer_replaces_no_bookie_during_a_recovery() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_close_fails_unacknowledged_entries_and_ends_before_them() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            found = await cluster.manager.read(writer.ledger_id)
-            marked = found.metadata.with_state(LedgerState.IN_RECOVERY)
-            await cluster.manager.write(writer.ledger_id, marked, read_as=found)
-            cluster.down = {writer.metadata.last_segment.ensemble[0]}
-            with pytest.raises(LedgerClosedError):
-                await writer.add(b"0")
+    async with cluster.writer() as writer:
+        await writer.add(b"0")
+        for bookie in BOOKIES:
+            cluster.bookies.fail(bookie, Op.ADD, Fault(delay_s=1))
+        pending = await writer.send(b"pending")
+        closed = await writer.close()
+        with pytest.raises(LedgerClosedError):
+            await pending
+        with pytest.raises(LedgerClosedError):
+            await writer.add(b"late")
 
-        assert await cluster.metadata(writer.ledger_id) == marked
-
-    run(scenario())
-
-
-def test_close_fails_unacknowledged_entries_and_ends_before_them() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-
-        async with cluster.writer() as writer:
-            await writer.add(b"0")
-            for bookie in BOOKIES:
-                cluster.bookies.fail(bookie, Op.ADD, Fault(delay_s=1))
-            pending = await writer.send(b"pending")
-            closed = await writer.close()
-            with pytest.raises(LedgerClosedError):
-                await pending
-            with pytest.raises(LedgerClosedError):
-                await writer.add(b"late")
-
-        assert (closed.metadata.last_entry_id, closed.metadata.length) == (0, 1)
-
-    run(scenario())
+    assert (closed.metadata.last_entry_id, closed.metadata.length) == (0, 1)
 
 
-def test_closing_twice_is_closing_once() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_closing_twice_is_closing_once() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer() as writer:
-            assert await writer.close() == await writer.close()
-
-    run(scenario())
+    async with cluster.writer() as writer:
+        assert await writer.close() == await writer.close()
 
 
 @pytest.mark.parametrize("fault", StoreFault)
-def test_a_close_whose_reply_is_lost_is_looked_up(fault: StoreFault) -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_a_close_whose_reply_is_lost_is_looked_up(fault: StoreFault) -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer() as writer:
-            await writer.add(b"0")
-            faults = iter([fault])
-            cluster.tree.faults = lambda store, operations: (
-                next(faults, None) if operations else None
-            )
-            closed = await writer.close()
+    async with cluster.writer() as writer:
+        await writer.add(b"0")
+        faults = iter([fault])
+        cluster.tree.faults = lambda store, operations: next(faults, None) if operations else None
+        closed = await writer.close()
 
-        assert closed.metadata.is_closed
-        assert closed.metadata == await cluster.metadata(writer.ledger_id)
-
-    run(scenario())
+    assert closed.metadata.is_closed
+    assert closed.metadata == await cluster.metadata(writer.ledger_id)
 
 
-def test_deleting_deletes_the_metadata() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_deleting_deletes_the_metadata() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer() as writer:
-            await writer.delete()
+    async with cluster.writer() as writer:
+        await writer.delete()
 
-        with pytest.raises(NoSuchLedgerError):
-            await cluster.metadata(writer.ledger_id)
-
-    run(scenario())
+    with pytest.raises(NoSuchLedgerError):
+        await cluster.metadata(writer.ledger_id)
 
 
-def test_an_abandoned_ledger_stays_open() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-
-        async with cluster.writer() as writer:
-            await writer.add(b"0")
-
-        assert (await cluster.metadata(writer.ledger_id)).state is LedgerState.OPEN
-
-    run(scenario())
-
-
-def test_leaving_the_writer_waits_for_all_copies() -> None:
+@in_virtual_time
+async def test_leaving_the_writer_waits_for_all_copies() -> None:
     """Including those that no acknowledgement needed."""
+    cluster = MemoryCluster()
+    async with cluster.writer(ensemble_size=3, write_quorum=3, ack_quorum=1) as writer:
+        slow = writer.metadata.last_segment.ensemble[0]
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-        async with cluster.writer(ensemble_size=3, write_quorum=3, ack_quorum=1) as writer:
-            slow = writer.metadata.last_segment.ensemble[0]
+        async def late(call: Call) -> None:
+            if call.operation == "add" and call.bookie == slow:
+                await cluster.clock.sleep(2.0)
 
-            async def late(call: Call) -> None:
-                if call.operation == "add" and call.bookie == slow:
-                    await cluster.clock.sleep(2.0)
+        cluster.bookies.before = late
+        await writer.add(b"entry")
+        await writer.close()
+        assert slow not in cluster.stored_on(0, writer.ledger_id)
 
-            cluster.bookies.before = late
-            await writer.add(b"entry")
-            await writer.close()
-            assert slow not in cluster.stored_on(0, writer.ledger_id)
-
-        assert slow in cluster.stored_on(0, writer.ledger_id)
-
-    run(scenario())
+    assert slow in cluster.stored_on(0, writer.ledger_id)

@@ -19,48 +19,44 @@ from ledgers.writing import changed_by_writer, closed_by_writer
 from tests.ledgers.hooked_bookies import Call
 from tests.ledgers.memory_cluster import BOOKIES, A, B, C, D, MemoryCluster
 from tests.memory.bookies import Fault, Op
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 
 @pytest.mark.parametrize("error", [UnavailableError, ReadOnlyError])
-def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed(
+@in_virtual_time
+async def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed(
     error: type[BookmenderError],
 ) -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            before = writer.metadata.last_segment.ensemble
-            await writer.add(b"0")
-            cluster.bookies.fail(before[1], Op.ADD, Fault(error=error))
-            futures = [await writer.send(payload) for payload in (b"1", b"2", b"3")]
-            assert [await future for future in futures] == [1, 2, 3]
-            after = (await cluster.metadata(writer.ledger_id)).last_segment
-            await writer.close()
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        before = writer.metadata.last_segment.ensemble
+        await writer.add(b"0")
+        cluster.bookies.fail(before[1], Op.ADD, Fault(error=error))
+        futures = [await writer.send(payload) for payload in (b"1", b"2", b"3")]
+        assert [await future for future in futures] == [1, 2, 3]
+        after = (await cluster.metadata(writer.ledger_id)).last_segment
+        await writer.close()
 
-        assert after.first_entry_id == 1
-        assert (after.ensemble[0], after.ensemble[2]) == (before[0], before[2])
-        assert after.ensemble[1] not in before
-        for entry_id in (1, 2, 3):
-            assert cluster.stored_on(entry_id, writer.ledger_id) >= set(after.ensemble)
-        assert await cluster.payloads(writer.ledger_id) == [b"0", b"1", b"2", b"3"]
-
-    run(scenario())
+    assert after.first_entry_id == 1
+    assert (after.ensemble[0], after.ensemble[2]) == (before[0], before[2])
+    assert after.ensemble[1] not in before
+    for entry_id in (1, 2, 3):
+        assert cluster.stored_on(entry_id, writer.ledger_id) >= set(after.ensemble)
+    assert await cluster.payloads(writer.ledger_id) == [b"0", b"1", b"2", b"3"]
 
 
-def test_without_acknowledged_entries_it_is_replaced_in_place() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_without_acknowledged_entries_it_is_replaced_in_place() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            failed = writer.metadata.last_segment.ensemble[0]
-            cluster.down = {failed}
-            await writer.add(b"0")
-            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        failed = writer.metadata.last_segment.ensemble[0]
+        cluster.down = {failed}
+        await writer.add(b"0")
+        (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
-        assert failed not in segment.ensemble
-
-    run(scenario())
+    assert failed not in segment.ensemble
 
 
 @pytest.mark.parametrize(
@@ -71,171 +67,152 @@ def test_without_acknowledged_entries_it_is_replaced_in_place() -> None:
         pytest.param(20, 10, id="acknowledged after it was replaced"),
     ],
 )
-def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
+@in_virtual_time
+async def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
     first_s: float, second_s: float
 ) -> None:
     """Entry 1 reaches the first bookie, which fails entry 2, then the second, late the third."""
+    cluster = MemoryCluster()
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+    async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
+        first, second, third = writer.metadata.last_segment.ensemble
+        await writer.add(b"0")
+        cluster.tree.latency = partial(cluster.clock.sleep, 1.0)
 
-        async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
-            first, second, third = writer.metadata.last_segment.ensemble
-            await writer.add(b"0")
-            cluster.tree.latency = partial(cluster.clock.sleep, 1.0)
+        async def spoil(call: Call) -> None:
+            if (call.bookie, call.entry_id) == (first, 2):
+                raise UnavailableError("EIO")
+            await cluster.clock.sleep(
+                {first: first_s, second: second_s, third: 30}.get(call.bookie, 60)
+            )
 
-            async def spoil(call: Call) -> None:
-                if (call.bookie, call.entry_id) == (first, 2):
-                    raise UnavailableError("EIO")
-                await cluster.clock.sleep(
-                    {first: first_s, second: second_s, third: 30}.get(call.bookie, 60)
-                )
+        cluster.bookies.before = spoil
+        one, _ = [await writer.send(payload) for payload in (b"1", b"2")]
+        await one
 
-            cluster.bookies.before = spoil
-            one, _ = [await writer.send(payload) for payload in (b"1", b"2")]
-            await one
-
-            named = (await cluster.metadata(writer.ledger_id)).segment_of(1).ensemble
-            assert first not in named
-            assert len(cluster.stored_on(1, writer.ledger_id) & set(named)) >= 2
-
-    run(scenario())
+        named = (await cluster.metadata(writer.ledger_id)).segment_of(1).ensemble
+        assert first not in named
+        assert len(cluster.stored_on(1, writer.ledger_id) & set(named)) >= 2
 
 
-def test_late_failures_of_a_replaced_bookie_are_ignored() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_late_failures_of_a_replaced_bookie_are_ignored() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            failing = writer.metadata.last_segment.ensemble[0]
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        failing = writer.metadata.last_segment.ensemble[0]
 
-            async def fail_later_and_later(call: Call) -> None:
-                if call.bookie == failing:
-                    await cluster.clock.sleep(call.entry_id)
-                    raise UnavailableError("EIO")
+        async def fail_later_and_later(call: Call) -> None:
+            if call.bookie == failing:
+                await cluster.clock.sleep(call.entry_id)
+                raise UnavailableError("EIO")
 
-            cluster.bookies.before = fail_later_and_later
-            futures = [await writer.send(b"entry") for _ in range(5)]
-            await futures[-1]
-            await cluster.clock.sleep(10)
-            await writer.add(b"entry")
+        cluster.bookies.before = fail_later_and_later
+        futures = [await writer.send(b"entry") for _ in range(5)]
+        await futures[-1]
+        await cluster.clock.sleep(10)
+        await writer.add(b"entry")
 
-            assert (await cluster.manager.read(writer.ledger_id)).version == 1
-
-    run(scenario())
+        assert (await cluster.manager.read(writer.ledger_id)).version == 1
 
 
-def test_a_bookie_that_fails_during_a_change_is_replaced_too() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_a_bookie_that_fails_during_a_change_is_replaced_too() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            first, second, _ = writer.metadata.last_segment.ensemble
-            cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
-            cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
-            await writer.add(b"0")
-            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        first, second, _ = writer.metadata.last_segment.ensemble
+        cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
+        cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
+        await writer.add(b"0")
+        (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
-        assert not {first, second} & set(segment.ensemble)
-        assert cluster.stored_on(0, writer.ledger_id) == set(segment.ensemble)
-
-    run(scenario())
+    assert not {first, second} & set(segment.ensemble)
+    assert cluster.stored_on(0, writer.ledger_id) == set(segment.ensemble)
 
 
-def test_a_replacement_that_fails_is_replaced_in_turn() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_a_replacement_that_fails_is_replaced_in_turn() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            ensemble = writer.metadata.last_segment.ensemble
-            others = sorted(set(BOOKIES) - set(ensemble))
-            for bookie in (ensemble[0], *others[:2]):
-                cluster.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
-            await writer.add(b"0")
-            (segment,) = (await cluster.metadata(writer.ledger_id)).segments
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        ensemble = writer.metadata.last_segment.ensemble
+        others = sorted(set(BOOKIES) - set(ensemble))
+        for bookie in (ensemble[0], *others[:2]):
+            cluster.bookies.fail(bookie, Op.ADD, Fault(error=UnavailableError))
+        await writer.add(b"0")
+        (segment,) = (await cluster.metadata(writer.ledger_id)).segments
 
-        assert segment.ensemble[0] == others[2]
-
-    run(scenario())
+    assert segment.ensemble[0] == others[2]
 
 
-def test_without_a_replacement_an_ack_quorum_is_enough_to_write() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_without_a_replacement_an_ack_quorum_is_enough_to_write() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
-            ensemble = writer.metadata.last_segment.ensemble
-            cluster.unwritable = set(BOOKIES)
-            cluster.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
-            adds = [await writer.add(b"entry") for _ in range(5)]
-            assert adds == [0, 1, 2, 3, 4]
-            assert (await cluster.metadata(writer.ledger_id)).last_segment.ensemble == ensemble
+    async with cluster.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
+        ensemble = writer.metadata.last_segment.ensemble
+        cluster.unwritable = set(BOOKIES)
+        cluster.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
+        adds = [await writer.add(b"entry") for _ in range(5)]
+        assert adds == [0, 1, 2, 3, 4]
+        assert (await cluster.metadata(writer.ledger_id)).last_segment.ensemble == ensemble
 
-            cluster.bookies.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
-            await writer.send(b"entry 5, for bookie indexes 0 to 2")
-            with pytest.raises(NotEnoughBookiesError):
-                await writer.add(b"entry 6")
-
-    run(scenario())
+        cluster.bookies.fail(ensemble[1], Op.ADD, Fault(error=UnavailableError))
+        await writer.send(b"entry 5, for bookie indexes 0 to 2")
+        with pytest.raises(NotEnoughBookiesError):
+            await writer.add(b"entry 6")
 
 
 @pytest.mark.compat("BookieRecoveryTest.testMetadataConflictWithRecovery", verdict="same")
-def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+@in_virtual_time
+async def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
+    cluster = MemoryCluster()
 
-        async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
-            first, second, third = writer.metadata.last_segment.ensemble
-            await writer.add(b"0")
-            cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
-            await writer.add(b"1")
-            other = (set(BOOKIES) - {*writer.metadata.bookies}).pop()
-            found = await cluster.manager.read(writer.ledger_id)
-            repaired = Segment(first_entry_id=0, ensemble=(other, second, third))
-            await cluster.manager.write(
-                writer.ledger_id, found.metadata.with_segment(repaired), read_as=found
-            )
-            cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError))
-            await writer.add(b"2")
-            closed = await writer.close()
+    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+        first, second, third = writer.metadata.last_segment.ensemble
+        await writer.add(b"0")
+        cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
+        await writer.add(b"1")
+        other = (set(BOOKIES) - {*writer.metadata.bookies}).pop()
+        found = await cluster.manager.read(writer.ledger_id)
+        repaired = Segment(first_entry_id=0, ensemble=(other, second, third))
+        await cluster.manager.write(
+            writer.ledger_id, found.metadata.with_segment(repaired), read_as=found
+        )
+        cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError))
+        await writer.add(b"2")
+        closed = await writer.close()
 
-        assert closed.metadata.segments[0] == repaired
-        assert [s.first_entry_id for s in closed.metadata.segments] == [0, 1, 2]
-
-    run(scenario())
+    assert closed.metadata.segments[0] == repaired
+    assert [s.first_entry_id for s in closed.metadata.segments] == [0, 1, 2]
 
 
-def test_a_bookie_that_denies_access_is_replaced() -> None:
+@in_virtual_time
+async def test_a_bookie_that_denies_access_is_replaced() -> None:
     """It may report a failed write of its journal like this."""
+    cluster = MemoryCluster()
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
+    async with cluster.writer() as writer:
+        first = (await cluster.manager.read(writer.ledger_id)).metadata.last_segment.ensemble[0]
+        cluster.bookies.fail(first, Op.ADD, Fault(error=UnauthorizedError))
+        await writer.add(b"entry")
+        closed = await writer.close()
 
-        async with cluster.writer() as writer:
-            first = (await cluster.manager.read(writer.ledger_id)).metadata.last_segment.ensemble[0]
-            cluster.bookies.fail(first, Op.ADD, Fault(error=UnauthorizedError))
-            await writer.add(b"entry")
-            closed = await writer.close()
-
-        assert first not in closed.metadata.bookies
-
-    run(scenario())
+    assert first not in closed.metadata.bookies
 
 
-def test_an_entry_that_no_bookie_can_take_stops_the_writer() -> None:
+@in_virtual_time
+async def test_an_entry_that_no_bookie_can_take_stops_the_writer() -> None:
     """It replaces no bookie."""
+    cluster = MemoryCluster()
 
-    async def scenario() -> None:
-        cluster = MemoryCluster()
-
-        async with cluster.writer() as writer:
-            for bookie in BOOKIES:
-                cluster.bookies.fail(bookie, Op.ADD, Fault(error=RejectedError))
-            with pytest.raises(RejectedError):
-                await writer.add(b"entry")
-            assert (await cluster.manager.read(writer.ledger_id)).version == 0
-
-    run(scenario())
+    async with cluster.writer() as writer:
+        for bookie in BOOKIES:
+            cluster.bookies.fail(bookie, Op.ADD, Fault(error=RejectedError))
+        with pytest.raises(RejectedError):
+            await writer.add(b"entry")
+        assert (await cluster.manager.read(writer.ledger_id)).version == 0
 
 
 # --- The decisions --------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from ledgers.zookeeper.flow import (
 )
 from tests import virtual_time
 from tests.ledgers.scripted_session import SOON_S, ScriptedSession, turn
+from tests.replication.cluster import in_virtual_time
 
 
 def read(path: str) -> GetData:
@@ -34,173 +35,140 @@ def exists(path: str) -> Exists:
     return Exists(path, None)
 
 
-def test_reads_of_one_turn_are_joined_and_answered_in_order() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        futures = [outbox.ask(read(path)) for path in ("/a", "/b", "/c")]
-        await turn()
-        assert session.sent_paths() == [["/a", "/b", "/c"]]
+@in_virtual_time
+async def test_reads_of_one_turn_are_joined_and_answered_in_order() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    futures = [outbox.ask(read(path)) for path in ("/a", "/b", "/c")]
+    await turn()
+    assert session.sent_paths() == [["/a", "/b", "/c"]]
 
-        session.reply(0, ["A", NoNodeError(), "C"])
+    session.reply(0, ["A", NoNodeError(), "C"])
 
-        outcomes = await asyncio.gather(*futures, return_exceptions=True)
-        assert outcomes[0] == "A"
-        assert isinstance(outcomes[1], NoNodeError)
-        assert outcomes[2] == "C"
-
-    asyncio.run(scenario())
+    outcomes = await asyncio.gather(*futures, return_exceptions=True)
+    assert outcomes[0] == "A"
+    assert isinstance(outcomes[1], NoNodeError)
+    assert outcomes[2] == "C"
 
 
-def test_a_single_read_is_a_plain_request() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        for path in ("/a", "/b"):
-            outbox.ask(read(path))
-            await turn()
+@in_virtual_time
+async def test_no_request_overtakes_an_earlier_one() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    for request in (read("/a"), read("/b"), exists("/x"), read("/c"), read("/d")):
+        outbox.ask(request)
+    await turn()
 
-        assert session.sent_paths() == ["/a", "/b"]
-
-    asyncio.run(scenario())
+    assert session.sent_paths() == [["/a", "/b"], "/x", ["/c", "/d"]]
 
 
-def test_no_request_overtakes_an_earlier_one() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        for request in (read("/a"), read("/b"), exists("/x"), read("/c"), read("/d")):
-            outbox.ask(request)
-        await turn()
+@in_virtual_time
+async def test_the_number_of_joined_reads_is_bounded() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    for number in range(2 * READS_MAX + 1):
+        outbox.ask(read(f"/{number}"))
+    await turn()
 
-        assert session.sent_paths() == [["/a", "/b"], "/x", ["/c", "/d"]]
-
-    asyncio.run(scenario())
-
-
-def test_the_number_of_joined_reads_is_bounded() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        for number in range(2 * READS_MAX + 1):
-            outbox.ask(read(f"/{number}"))
-        await turn()
-
-        *joined, last = session.sent_paths()
-        assert [len(paths) for paths in joined] == [READS_MAX, READS_MAX]
-        assert last == f"/{2 * READS_MAX}"
-
-    asyncio.run(scenario())
+    *joined, last = session.sent_paths()
+    assert [len(paths) for paths in joined] == [READS_MAX, READS_MAX]
+    assert last == f"/{2 * READS_MAX}"
 
 
-def test_a_broken_connection_fails_each_read_with_its_own_error() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
-        await turn()
+@in_virtual_time
+async def test_a_broken_connection_fails_each_read_with_its_own_error() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+    await turn()
 
-        session.reply(0, error=ConnectionLoss())
+    session.reply(0, error=ConnectionLoss())
 
-        first, second = await asyncio.gather(*futures, return_exceptions=True)
-        assert isinstance(first, ConnectionLoss)
-        assert isinstance(second, ConnectionLoss)
-        assert first is not second
-
-    asyncio.run(scenario())
+    first, second = await asyncio.gather(*futures, return_exceptions=True)
+    assert isinstance(first, ConnectionLoss)
+    assert isinstance(second, ConnectionLoss)
+    assert first is not second
 
 
-def test_a_session_lost_before_the_reads_are_sent_fails_them() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
-        session.state = SessionState.LOST
-        await turn()
+@in_virtual_time
+async def test_a_session_lost_before_the_reads_are_sent_fails_them() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
+    session.state = SessionState.LOST
+    await turn()
 
-        for future in futures:
-            with pytest.raises(SessionLostError):
-                await future
-
-    asyncio.run(scenario())
+    for future in futures:
+        with pytest.raises(SessionLostError):
+            await future
 
 
-def test_a_cancelled_reader_disturbs_no_other() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        gone, stays = (outbox.ask(read(path)) for path in ("/a", "/b"))
-        await turn()
-        gone.cancel()
+@in_virtual_time
+async def test_a_cancelled_reader_disturbs_no_other() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    gone, stays = (outbox.ask(read(path)) for path in ("/a", "/b"))
+    await turn()
+    gone.cancel()
 
-        session.reply(0, ["A", "B"])
+    session.reply(0, ["A", "B"])
 
-        assert await stays == "B"
-
-    asyncio.run(scenario())
+    assert await stays == "B"
 
 
 # --- Bounds of ZooKeeper --------------------------------------------------------------------------
 
 
-def test_requests_beyond_the_window_are_sent_in_order() -> None:
+@in_virtual_time
+async def test_requests_beyond_the_window_are_sent_in_order() -> None:
     """They are sent as answers arrive."""
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    paths = [f"/{number}" for number in range(REQUESTS_FIRST + 3)]
+    for path in paths:
+        outbox.ask(exists(path))
+    await turn()
+    assert session.sent_paths() == paths[:REQUESTS_FIRST]
 
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        paths = [f"/{number}" for number in range(REQUESTS_FIRST + 3)]
-        for path in paths:
-            outbox.ask(exists(path))
-        await turn()
-        assert session.sent_paths() == paths[:REQUESTS_FIRST]
+    session.reply(0)
+    session.reply(1)
+    await turn()
 
-        session.reply(0)
-        session.reply(1)
-        await turn()
-
-        assert session.sent_paths() == paths[: REQUESTS_FIRST + 2]
-
-    asyncio.run(scenario())
+    assert session.sent_paths() == paths[: REQUESTS_FIRST + 2]
 
 
-def test_waiting_reads_are_joined() -> None:
+@in_virtual_time
+async def test_waiting_reads_are_joined() -> None:
     """The busier ZooKeeper is, the fewer requests it gets for the same work."""
-
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        for number in range(REQUESTS_FIRST):
-            outbox.ask(exists(f"/{number}"))
-        for path in ("/a", "/b", "/c"):
-            outbox.ask(read(path))
-            await turn()
-        assert len(session.sent) == REQUESTS_FIRST
-
-        session.reply(0)
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    for number in range(REQUESTS_FIRST):
+        outbox.ask(exists(f"/{number}"))
+    for path in ("/a", "/b", "/c"):
+        outbox.ask(read(path))
         await turn()
+    assert len(session.sent) == REQUESTS_FIRST
 
-        assert session.sent_paths()[-1] == ["/a", "/b", "/c"]
+    session.reply(0)
+    await turn()
 
-    asyncio.run(scenario())
+    assert session.sent_paths()[-1] == ["/a", "/b", "/c"]
 
 
-def test_a_request_cancelled_while_it_waits_is_not_sent() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        for number in range(REQUESTS_FIRST):
-            outbox.ask(exists(f"/{number}"))
-        outbox.ask(exists("/given-up")).cancel()
-        outbox.ask(exists("/wanted"))
-        await turn()
+@in_virtual_time
+async def test_a_request_cancelled_while_it_waits_is_not_sent() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    for number in range(REQUESTS_FIRST):
+        outbox.ask(exists(f"/{number}"))
+    outbox.ask(exists("/given-up")).cancel()
+    outbox.ask(exists("/wanted"))
+    await turn()
 
-        session.reply(0)
-        await turn()
+    session.reply(0)
+    await turn()
 
-        assert session.sent_paths()[REQUESTS_FIRST:] == ["/wanted"]
-
-    asyncio.run(scenario())
+    assert session.sent_paths()[REQUESTS_FIRST:] == ["/wanted"]
 
 
 @pytest.mark.parametrize(
@@ -215,34 +183,32 @@ def test_a_request_cancelled_while_it_waits_is_not_sent() -> None:
         pytest.param(None, ConnectionLoss(), 1.0, False, id="a broken connection says nothing"),
     ],
 )
-def test_the_window_follows_the_answers_and_their_latency(
+@in_virtual_time
+async def test_the_window_follows_the_answers_and_their_latency(
     value: str | None, error: Exception | None, latency_s: float, shrinks: bool
 ) -> None:
     assert latency_s == SOON_S or latency_s > SLOW_TIMES * SOON_S
 
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        asked = outbox.ask(exists("/quick"))
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    asked = outbox.ask(exists("/quick"))
+    await turn()
+    session.reply(0, "reply")
+    for number in range(10 * REQUESTS_FIRST):
+        asked = outbox.ask(exists(f"/{number}"))
         await turn()
-        session.reply(0, "reply")
-        for number in range(10 * REQUESTS_FIRST):
-            asked = outbox.ask(exists(f"/{number}"))
-            await turn()
-            session.replies[-1](value, error, latency_s)
-            await asyncio.wait([asked])
-            asked.exception()
+        session.replies[-1](value, error, latency_s)
+        await asyncio.wait([asked])
+        asked.exception()
 
-        sent_count = len(session.sent)
-        for number in range(2 * REQUESTS_FIRST):
-            outbox.ask(exists(f"/again/{number}"))
-        await turn()
+    sent_count = len(session.sent)
+    for number in range(2 * REQUESTS_FIRST):
+        outbox.ask(exists(f"/again/{number}"))
+    await turn()
 
-        in_flight_count = len(session.sent) - sent_count
-        assert (in_flight_count < REQUESTS_FIRST) is shrinks
-        assert in_flight_count >= REQUESTS_MIN
-
-    asyncio.run(scenario())
+    in_flight_count = len(session.sent) - sent_count
+    assert (in_flight_count < REQUESTS_FIRST) is shrinks
+    assert in_flight_count >= REQUESTS_MIN
 
 
 def test_requests_obey_the_rate_limit_joined_reads_as_one() -> None:
@@ -287,37 +253,33 @@ def test_a_removed_rate_limit_delays_no_request() -> None:
 # --- The session's state --------------------------------------------------------------------------
 
 
-def test_nothing_is_sent_while_suspended_and_all_of_it_later() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        session.become(SessionState.SUSPENDED)
-        for path in ("/a", "/b"):
-            outbox.ask(exists(path))
-        await turn()
-        assert session.sent == []
+@in_virtual_time
+async def test_nothing_is_sent_while_suspended_and_all_of_it_later() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    session.become(SessionState.SUSPENDED)
+    for path in ("/a", "/b"):
+        outbox.ask(exists(path))
+    await turn()
+    assert session.sent == []
 
-        session.become(SessionState.CONNECTED)
+    session.become(SessionState.CONNECTED)
 
-        assert session.sent_paths() == ["/a", "/b"]
-
-    asyncio.run(scenario())
+    assert session.sent_paths() == ["/a", "/b"]
 
 
-def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        outbox.requests_per_s = 1
-        futures = [outbox.ask(exists(f"/{number}")) for number in range(2 * REQUESTS_FIRST)]
-        await turn()
+@in_virtual_time
+async def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    outbox.requests_per_s = 1
+    futures = [outbox.ask(exists(f"/{number}")) for number in range(2 * REQUESTS_FIRST)]
+    await turn()
 
-        session.become(SessionState.LOST)
+    session.become(SessionState.LOST)
 
-        for future in futures[1:]:
-            assert isinstance(future.exception(), SessionLostError)
-
-    asyncio.run(scenario())
+    for future in futures[1:]:
+        assert isinstance(future.exception(), SessionLostError)
 
 
 def test_a_caller_gives_way_to_the_requests_of_others() -> None:

@@ -36,37 +36,6 @@ def one_at_a_time(window: RequestWindow, latency_s: float, *, answers: int) -> N
         window.answered(latency_s, now_s=0.0)
 
 
-def test_a_fast_server_gets_more_and_more_up_to_the_maximum() -> None:
-    window = RequestWindow()
-    sizes = [window.size]
-    for _ in range(100):
-        keep_full(window, QUICK_S, answers=window.size)
-        sizes.append(window.size)
-
-    assert sizes == sorted(sizes)
-    assert sizes[1] == REQUESTS_FIRST * 17 // 16
-    assert sizes[-1] == REQUESTS_MAX
-
-
-def test_a_window_that_delays_no_request_does_not_grow() -> None:
-    window = RequestWindow()
-
-    one_at_a_time(window, QUICK_S, answers=10 * ROUND)
-
-    assert window.size == REQUESTS_FIRST
-
-
-def test_slow_answers_shrink_it_and_fast_ones_let_it_grow_again() -> None:
-    window = RequestWindow()
-    keep_full(window, QUICK_S, answers=ROUND)
-
-    keep_full(window, SLOW_S, answers=10 * ROUND)
-    assert window.size == REQUESTS_MIN
-
-    keep_full(window, QUICK_S, answers=100 * ROUND)
-    assert window.size == REQUESTS_MAX
-
-
 def test_one_slow_period_halves_it_once() -> None:
     """All that was in flight is late then, and must not count again."""
     window = RequestWindow()
@@ -122,13 +91,3 @@ def test_the_best_latency_is_forgotten_after_a_while() -> None:
         keep_full(window, SLOW_S, answers=100 * ROUND, now_s=period * BEST_PERIOD_S)
 
     assert window.size == REQUESTS_MAX
-
-
-def test_requests_without_an_answer_only_free_their_place() -> None:
-    window = RequestWindow()
-    fill(window)
-    for _ in range(REQUESTS_FIRST):
-        window.unanswered()
-
-    assert window.in_flight == 0
-    assert window.size == REQUESTS_FIRST

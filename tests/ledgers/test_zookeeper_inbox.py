@@ -54,16 +54,3 @@ def test_messages_after_the_loop_is_closed_are_dropped() -> None:
 
     inbox.post(print, "this is dropped")
     inbox.post(print, "nor this")
-
-
-def test_a_message_posted_by_a_message_arrives_too() -> None:
-    heard: list[str] = []
-
-    async def main() -> None:
-        inbox = LoopInbox(asyncio.get_running_loop())
-        inbox.post(inbox.post, heard.append, "echo")
-        await asyncio.sleep(0)
-
-    asyncio.run(main())
-
-    assert heard == ["echo"]

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import ConnectionDropped
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import WATCH_XID
-from kazoo.protocol.serialization import Close, GetData, SetData
+from kazoo.protocol.serialization import GetData, SetData
 
 from daemon.local.ports import LOOPBACK
 from ledgers.errors import UnavailableError, UnsupportedError
@@ -32,6 +32,7 @@ from ledgers.zookeeper.kazoo_internals import (
     replace_connection,
 )
 from ledgers.zookeeper.store import ZooKeeperStore
+from tests.replication.cluster import in_virtual_time
 
 SECURITY = security_for(OPEN)
 
@@ -70,27 +71,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 # --- The handler ----------------------------------------------------------------------------------
-
-
-def test_select_tells_which_sockets_can_be_read_and_written(
-    handler: OneSessionHandler, pair: tuple[socket.socket, socket.socket]
-) -> None:
-    ours, theirs = pair
-    assert handler.select([ours, theirs], [], [], 0) == ([], [], [])
-    assert handler.select([], [ours], [], 0) == ([], [ours], [])
-
-    theirs.sendall(b"x")
-
-    assert handler.select([ours, theirs], [], [], None) == ([ours], [], [])
-
-
-def test_select_reports_a_closed_connection_as_readable(
-    handler: OneSessionHandler, pair: tuple[socket.socket, socket.socket]
-) -> None:
-    ours, theirs = pair
-    theirs.close()
-
-    assert handler.select([ours], [], [], None) == ([ours], [], [])
 
 
 def test_a_host_that_accepts_no_connection_times_out_early(handler: OneSessionHandler) -> None:
@@ -213,18 +193,6 @@ def wire(handler: OneSessionHandler) -> Iterator[Wire]:
     wire.close()
 
 
-def test_waiting_requests_are_sent_in_one_write_after_a_wakeup(wire: Wire) -> None:
-    for _ in range(100):
-        wire.connection.submit(GetData("/a", None), Outcome())
-    assert len(wire.connection._read_sock.recv(4096, socket.MSG_PEEK)) == 1
-
-    wire.connection._send_request(1, 1)
-
-    assert wire.sent_xids() == list(range(1, 101))
-    assert [xid for _, _, xid in wire.client._pending] == list(range(1, 101))
-    assert not wire.is_woken()
-
-
 def test_a_large_backlog_is_sent_in_parts_between_replies(wire: Wire) -> None:
     for _ in range(3):
         wire.connection.submit(SetData("/a", bytes(SEND_BYTES_MAX), 0), Outcome())
@@ -237,13 +205,6 @@ def test_a_large_backlog_is_sent_in_parts_between_replies(wire: Wire) -> None:
     assert pieces == [[1], [2], [3]]
 
 
-def test_submitting_never_blocks(wire: Wire) -> None:
-    for _ in range(10_000):
-        wire.connection.submit(GetData("/a", None), Outcome())
-
-    assert len(wire.client._queue) == 10_000
-
-
 def test_a_request_that_cannot_be_serialized_fails_alone(wire: Wire) -> None:
     bad, good = Outcome(), Outcome()
     wire.connection.submit(GetData("/\ud800", None), bad)  # no such text in UTF-8
@@ -254,31 +215,6 @@ def test_a_request_that_cannot_be_serialized_fails_alone(wire: Wire) -> None:
     assert isinstance(bad.error, UnicodeEncodeError)
     assert wire.sent_xids() == [1]
     assert good.error is None
-
-
-def test_kazoos_own_closing_request_is_sent_behind_the_others(wire: Wire) -> None:
-    wire.connection.submit(GetData("/a", None), Outcome())
-    wire.client._queue.append((Close(), None))
-
-    wire.connection._send_request(1, 1)
-
-    assert len(wire.sent_xids()) == 2
-
-
-def test_replies_that_arrive_together_are_handled_together(wire: Wire) -> None:
-    outcomes = [Outcome() for _ in range(3)]
-    for outcome in outcomes:
-        wire.connection.submit(AddWatch("/a", WatchMode.PERSISTENT), outcome)
-    wire.connection._send_request(1, 1)
-    replies = b"".join(_reply(xid) for xid in (1, 2, 3))
-
-    wire.peer.sendall(replies[:-1])
-    wire.connection._read_socket(1)
-    assert [outcome.value for outcome in outcomes] == [True, True, None]
-
-    wire.peer.sendall(replies[-1:])
-    wire.connection._read_socket(1)
-    assert [outcome.value for outcome in outcomes] == [True, True, True]
 
 
 def test_a_reply_that_stops_in_the_middle_times_out(wire: Wire) -> None:
@@ -464,17 +400,15 @@ def test_a_resolver_that_does_not_answer_does_not_delay_the_end(
         answers.set()
 
 
-def test_events_that_the_loop_does_not_handle_break_the_connection(
+@in_virtual_time
+async def test_events_that_the_loop_does_not_handle_break_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(kazoo_session, "EVENTS_WAITING_MAX", 10)
 
-    async def run() -> None:
-        session = kazoo_session.KazooSession(f"{LOOPBACK}:1", session_timeout_s=4.0)
-        for _ in range(2):
-            session._events_came([(1, "/a", 5)] * 11)
-            with pytest.raises(ConnectionDropped):
-                session._events_came([(1, "/a", 6)])
-            await asyncio.sleep(0)
-
-    asyncio.run(run())
+    session = kazoo_session.KazooSession(f"{LOOPBACK}:1", session_timeout_s=4.0)
+    for _ in range(2):
+        session._events_came([(1, "/a", 5)] * 11)
+        with pytest.raises(ConnectionDropped):
+            session._events_came([(1, "/a", 6)])
+        await asyncio.sleep(0)

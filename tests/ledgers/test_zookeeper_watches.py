@@ -13,7 +13,7 @@ from ledgers.store import READ_TRIES_MAX, Event, EventKind, Session, Subscriptio
 from ledgers.zookeeper.kazoo_internals import AddWatch
 from ledgers.zookeeper.store import ZooKeeperStore
 from tests.ledgers.scripted_session import ScriptedSession
-from tests.virtual_time import run
+from tests.replication.cluster import in_virtual_time
 
 LONG_S = 60.0
 
@@ -53,37 +53,32 @@ async def first(events: AsyncGenerator[Event, None]) -> Event:
         pytest.param(ConnectionLoss(), READ_TRIES_MAX, id="the connection broke again and again"),
     ],
 )
-def test_rule_s8_a_watch_is_requested_until_it_is_set(
+@in_virtual_time
+async def test_rule_s8_a_watch_is_requested_until_it_is_set(
     error: KazooException, request_count: int
 ) -> None:
     """It reports nothing before."""
-
-    async def scenario() -> None:
-        session = WatchingSession()
-        watching = asyncio.create_task(first(store_on(session).watch("/a")))
-        for index in range(request_count):
-            await asyncio.sleep(0.1)
-            session.reply(index, error=error)
-        await asyncio.sleep(LONG_S)
-        assert not watching.done(), "it ends with its session alone"
-        assert [type(each) for each in session.sent] == [AddWatch] * (request_count + 1)
-
-        session.reply(request_count, True)
-        assert (await watching).kind is EventKind.RESET
-
-    run(scenario())
-
-
-def test_the_end_of_the_session_ends_a_watch_that_is_not_set() -> None:
-    async def scenario() -> None:
-        session = WatchingSession()
-        watching = asyncio.create_task(first(store_on(session).watch("/a")))
+    session = WatchingSession()
+    watching = asyncio.create_task(first(store_on(session).watch("/a")))
+    for index in range(request_count):
         await asyncio.sleep(0.1)
-        session.reply(0, error=ThrottledOpError())
-        await asyncio.sleep(LONG_S)
-        session.reply(1, error=SessionLostError("over"))
+        session.reply(index, error=error)
+    await asyncio.sleep(LONG_S)
+    assert not watching.done(), "it ends with its session alone"
+    assert [type(each) for each in session.sent] == [AddWatch] * (request_count + 1)
 
-        with pytest.raises(SessionLostError):
-            await watching
+    session.reply(request_count, True)
+    assert (await watching).kind is EventKind.RESET
 
-    run(scenario())
+
+@in_virtual_time
+async def test_the_end_of_the_session_ends_a_watch_that_is_not_set() -> None:
+    session = WatchingSession()
+    watching = asyncio.create_task(first(store_on(session).watch("/a")))
+    await asyncio.sleep(0.1)
+    session.reply(0, error=ThrottledOpError())
+    await asyncio.sleep(LONG_S)
+    session.reply(1, error=SessionLostError("over"))
+
+    with pytest.raises(SessionLostError):
+        await watching
