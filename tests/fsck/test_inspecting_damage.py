@@ -1,7 +1,6 @@
 """Each kind of damage at each level: found, or documented as not visible at that level."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 import pytest
 
@@ -21,18 +20,6 @@ WHOLE = (Grade.WHOLE, ())
 LAST = 29
 MIDDLE = 14
 """An entry that is neither at an end nor in the sample."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Damage:
-    """A kind of damage. ``seen_from``: the least close level that finds it."""
-
-    name: str
-    do: Do
-    seen_from: Level
-    grade: Grade
-    findings: tuple[Finding, ...]
-    rests_on_unknown: bool = False
 
 
 def at(*entry_ids: int, bookies: tuple[BookieId, ...] = (B1,), how: str = "lose") -> Do:
@@ -77,139 +64,91 @@ async def replaced_length(cluster: Cluster) -> None:
 
 ALL = (B1, B2, B3)
 DAMAGES = [
-    Damage(
-        name="an end missing on one",
-        do=at(0),
-        seen_from=ENDS,
-        grade=Grade.DEGRADED,
-        findings=(Finding.MISSING,),
+    # The damage, the least close level that finds it, and the verdict from there on.
+    pytest.param(at(0), ENDS, Grade.DEGRADED, Finding.MISSING, id="an end missing on one"),
+    pytest.param(
+        at(MIDDLE), FULL, Grade.DEGRADED, Finding.MISSING, id="a middle entry missing on one"
     ),
-    Damage(
-        name="a middle entry missing on one",
-        do=at(MIDDLE),
-        seen_from=FULL,
-        grade=Grade.DEGRADED,
-        findings=(Finding.MISSING,),
+    pytest.param(
+        emptied(B1), ENDS, Grade.DEGRADED, Finding.MISSING, id="one copy of the ledger deleted"
     ),
-    Damage(
-        name="one copy of the ledger deleted",
-        do=emptied(B1),
-        seen_from=ENDS,
-        grade=Grade.DEGRADED,
-        findings=(Finding.MISSING,),
+    pytest.param(
+        emptied(B1, B2), ENDS, Grade.AT_RISK, Finding.MISSING, id="two copies of the ledger deleted"
     ),
-    Damage(
-        name="two copies of the ledger deleted",
-        do=emptied(B1, B2),
-        seen_from=ENDS,
-        grade=Grade.AT_RISK,
-        findings=(Finding.MISSING,),
+    pytest.param(
+        emptied(*ALL), ENDS, Grade.LOST, Finding.MISSING, id="all copies of the ledger deleted"
     ),
-    Damage(
-        name="all copies of the ledger deleted",
-        do=emptied(*ALL),
-        seen_from=ENDS,
-        grade=Grade.LOST,
-        findings=(Finding.MISSING,),
+    pytest.param(
+        at(LAST, how="corrupt"),
+        ENDS,
+        Grade.DEGRADED,
+        Finding.BAD_DIGEST,
+        id="an end flipped on one",
     ),
-    Damage(
-        name="an end flipped on one",
-        do=at(LAST, how="corrupt"),
-        seen_from=ENDS,
-        grade=Grade.DEGRADED,
-        findings=(Finding.BAD_DIGEST,),
+    pytest.param(
+        at(MIDDLE, bookies=ALL, how="corrupt"),
+        FULL,
+        Grade.LOST,
+        Finding.BAD_DIGEST,
+        id="a middle entry flipped on all",
     ),
-    Damage(
-        name="a middle entry flipped on all",
-        do=at(MIDDLE, bookies=ALL, how="corrupt"),
-        seen_from=FULL,
-        grade=Grade.LOST,
-        findings=(Finding.BAD_DIGEST,),
+    pytest.param(
+        failing(B1, error=UnreadableError),
+        ENDS,
+        Grade.DEGRADED,
+        Finding.READ_ERROR,
+        id="read errors on one",
     ),
-    Damage(
-        name="read errors on one",
-        do=failing(B1, error=UnreadableError),
-        seen_from=ENDS,
-        grade=Grade.DEGRADED,
-        findings=(Finding.READ_ERROR,),
+    pytest.param(
+        failing(*ALL, error=UnreadableError),
+        ENDS,
+        Grade.LOST,
+        Finding.READ_ERROR,
+        id="read errors on all",
     ),
-    Damage(
-        name="read errors on all",
-        do=failing(*ALL, error=UnreadableError),
-        seen_from=ENDS,
-        grade=Grade.LOST,
-        findings=(Finding.READ_ERROR,),
+    pytest.param(
+        failing(B1, error=NoAnswerError),
+        ENDS,
+        Grade.UNKNOWN,
+        Finding.NOT_ANSWERED,
+        id="one that hangs",
     ),
-    Damage(
-        name="one that hangs",
-        do=failing(B1, error=NoAnswerError),
-        seen_from=ENDS,
-        grade=Grade.UNKNOWN,
-        findings=(Finding.NOT_ANSWERED,),
-        rests_on_unknown=True,
+    pytest.param(
+        failing(*ALL, error=NoAnswerError), ENDS, Grade.UNKNOWN, Finding.NOT_ANSWERED, id="all hang"
     ),
-    Damage(
-        name="all hang",
-        do=failing(*ALL, error=NoAnswerError),
-        seen_from=ENDS,
-        grade=Grade.UNKNOWN,
-        findings=(Finding.NOT_ANSWERED,),
-        rests_on_unknown=True,
+    pytest.param(
+        absent(B1), METADATA, Grade.DEGRADED, Finding.BOOKIE_GONE, id="one is not registered"
     ),
-    Damage(
-        name="one is not registered",
-        do=absent(B1),
-        seen_from=METADATA,
-        grade=Grade.DEGRADED,
-        findings=(Finding.BOOKIE_GONE,),
-        rests_on_unknown=True,
+    pytest.param(
+        absent(B1, B2), METADATA, Grade.AT_RISK, Finding.BOOKIE_GONE, id="two are not registered"
     ),
-    Damage(
-        name="two are not registered",
-        do=absent(B1, B2),
-        seen_from=METADATA,
-        grade=Grade.AT_RISK,
-        findings=(Finding.BOOKIE_GONE,),
-        rests_on_unknown=True,
+    pytest.param(
+        absent(*ALL), METADATA, Grade.UNKNOWN, Finding.BOOKIE_GONE, id="none is registered"
     ),
-    Damage(
-        name="none is registered",
-        do=absent(*ALL),
-        seen_from=METADATA,
-        grade=Grade.UNKNOWN,
-        findings=(Finding.BOOKIE_GONE,),
-        rests_on_unknown=True,
+    pytest.param(
+        replaced, FULL, Grade.WHOLE, Finding.SUSPECT, id="another payload with a right digest"
     ),
-    Damage(
-        name="another payload with a right digest",
-        do=replaced,
-        seen_from=FULL,
-        grade=Grade.WHOLE,
-        findings=(Finding.SUSPECT,),
-    ),
-    Damage(
-        name="another length with a right digest",
-        do=replaced_length,
-        seen_from=FULL,
-        grade=Grade.WHOLE,
-        findings=(Finding.SUSPECT,),
+    pytest.param(
+        replaced_length, FULL, Grade.WHOLE, Finding.SUSPECT, id="another length with a right digest"
     ),
 ]
 
 
 @pytest.mark.parametrize("level", Level, ids=lambda level: level.value)
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+@pytest.mark.parametrize(("do", "seen_from", "grade", "finding"), DAMAGES)
 @in_virtual_time
-async def test_damage_is_found_from_its_level_on(damage: Damage, level: Level) -> None:
+async def test_damage_is_found_from_its_level_on(
+    do: Do, seen_from: Level, grade: Grade, finding: Finding, level: Level
+) -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger(ALL, last=LAST, write_quorum=3, ack_quorum=2)
-    await damage.do(cluster)
+    await do(cluster)
 
     verdict = await inspect_twice(cluster, level)
 
-    if level.depth < damage.seen_from.depth:
+    if level.depth < seen_from.depth:
         assert told(verdict) == WHOLE
         return
-    assert told(verdict) == (damage.grade, damage.findings)
+    assert told(verdict) == (grade, (finding,))
     assert verdict is not None
-    assert verdict.rests_on_unknown == damage.rests_on_unknown
+    assert verdict.rests_on_unknown == (finding in (Finding.NOT_ANSWERED, Finding.BOOKIE_GONE))
