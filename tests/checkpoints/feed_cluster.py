@@ -306,6 +306,17 @@ class FeedCluster:
             found, manager=manager, bookies=bookies, pool=self.pool, clock=self.clock
         )
 
+    @classmethod
+    @asynccontextmanager
+    async def followed(
+        cls, *, settings: FeedSettings | None = None
+    ) -> AsyncIterator[tuple[FeedCluster, Follower]]:
+        """Yield a cluster with a leader, a follower, and an enabled feed."""
+        cluster = await cls.start(settings=settings)
+        async with cluster.leader(), cluster.follower() as follower:
+            await cluster.enable()
+            yield cluster, follower
+
     @asynccontextmanager
     async def follower(self) -> AsyncIterator[Follower]:
         store = MemoryStore(self.tree)

@@ -198,9 +198,7 @@ async def test_the_log_drops_old_ledgers_before_the_chain_is_full() -> None:
 
 @in_virtual_time
 async def test_a_follower_goes_on_with_a_feed_that_was_enabled_again() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.wait_published(follower)
         await cluster.disable()
         await cluster.create()
@@ -214,9 +212,7 @@ async def test_a_follower_goes_on_with_a_feed_that_was_enabled_again() -> None:
 
 @in_virtual_time
 async def test_a_disabled_feed_leaves_no_ledger() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.wait_published(follower)
         await cluster.disable()
         await asyncio.sleep(60)
@@ -305,9 +301,7 @@ async def test_two_bookies_are_enough() -> None:
 @in_virtual_time
 async def test_the_log_leaves_a_bookie_that_is_drained() -> None:
     """The drain waits for its open ledgers, so it would otherwise take hours."""
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await cluster.wait_published(follower)
         before = (await cluster.chain()).logs[-1].ledger_id
@@ -352,9 +346,7 @@ async def test_an_id_that_a_client_chose_for_its_ledger_is_skipped(has_entries: 
 
 @in_virtual_time
 async def test_a_read_that_fails_midway_repeats_no_checkpoint() -> None:
-    cluster = await FeedCluster.start(settings=FeedSettings(interval_s=0.0))
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=FeedSettings(interval_s=0.0)) as (cluster, follower):
         await cluster.create()
         await asyncio.sleep(10)
         assert follower.catalogue == cluster.ledgers()
@@ -410,9 +402,7 @@ async def test_a_ledger_that_is_created_after_the_feed_was_disabled_is_deleted()
 
 @in_virtual_time
 async def test_a_log_that_is_deleted_while_it_is_read_can_be_read_again() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await asyncio.sleep(10)
 

@@ -75,9 +75,7 @@ Choose = Callable[[tuple[Segment, ...]], Segment]
 async def test_the_next_leader_begins_again_if_a_log_ledger_was_deleted(
     settings: FeedSettings, choose: Choose
 ) -> None:
-    cluster = await FeedCluster.start(settings=settings)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=settings) as (cluster, follower):
         await written(cluster, follower)
     lost = choose((await cluster.chain()).logs)
     await cluster.delete(lost.ledger_id)
@@ -145,9 +143,7 @@ async def test_a_leader_drops_an_older_log_ledger_that_is_lost(is_deleted: bool)
 
 @in_virtual_time
 async def test_a_leader_replaces_a_base_that_was_deleted() -> None:
-    cluster = await FeedCluster.start(settings=SMALL)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=SMALL) as (cluster, follower):
         await written(cluster, follower)
         base = (await cluster.chain()).base
         assert base is not None
@@ -164,9 +160,7 @@ async def test_a_leader_replaces_a_base_that_was_deleted() -> None:
 
 @in_virtual_time
 async def test_a_leader_replaces_a_base_that_the_bookies_lost() -> None:
-    cluster = await FeedCluster.start(settings=SMALL)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=SMALL) as (cluster, follower):
         await written(cluster, follower)
         base = (await cluster.chain()).base
         assert base is not None
@@ -179,9 +173,7 @@ async def test_a_leader_replaces_a_base_that_the_bookies_lost() -> None:
 
 @in_virtual_time
 async def test_losses_are_found_in_each_segment_of_a_log_ledger() -> None:
-    cluster = await FeedCluster.start(settings=NO_BASE)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=NO_BASE) as (cluster, follower):
         await written(cluster, follower)
         lost = (await cluster.chain()).logs[1]
         manager = cluster.new_manager(cluster.store)
@@ -197,9 +189,7 @@ async def test_losses_are_found_in_each_segment_of_a_log_ledger() -> None:
 
 @in_virtual_time
 async def test_the_next_leader_begins_again_if_the_base_was_deleted() -> None:
-    cluster = await FeedCluster.start(settings=SMALL)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=SMALL) as (cluster, follower):
         await written(cluster, follower)
     base = (await cluster.chain()).base
     assert base is not None
@@ -218,9 +208,7 @@ def lose_entry(cluster: FeedCluster, segment: Segment, *, entry_id: int = 0) -> 
 
 @in_virtual_time
 async def test_a_leader_notices_that_the_bookies_lost_what_it_wrote() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await cluster.wait_published(follower)
         lost = (await cluster.chain()).logs[-1]
@@ -235,9 +223,7 @@ async def test_a_leader_notices_that_the_bookies_lost_what_it_wrote() -> None:
 
 @in_virtual_time
 async def test_entries_that_no_bookie_has_are_lost_after_a_while() -> None:
-    cluster = await FeedCluster.start(settings=NO_BASE)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=NO_BASE) as (cluster, follower):
         await written(cluster, follower)
     lost = (await cluster.chain()).logs[0]
     lose_entry(cluster, lost)
@@ -251,9 +237,7 @@ async def test_entries_that_no_bookie_has_are_lost_after_a_while() -> None:
 
 @in_virtual_time
 async def test_the_feed_waits_for_bookies_that_do_not_answer() -> None:
-    cluster = await FeedCluster.start(settings=NO_BASE)
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed(settings=NO_BASE) as (cluster, follower):
         await written(cluster, follower)
 
     async def fail(call: Call) -> None:

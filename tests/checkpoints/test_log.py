@@ -83,9 +83,7 @@ async def until(cluster: FeedCluster, condition: Callable[[], bool]) -> None:
 @in_virtual_time
 async def test_a_new_client_is_given_everything_after_it_subscribed() -> None:
     """Also if the end of the log was not known yet, because bookies were slow."""
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await cluster.wait_published(follower)
         bookies = NodeBookies(cluster.bookies)
@@ -108,9 +106,7 @@ async def test_a_new_client_is_given_everything_after_it_subscribed() -> None:
 @in_virtual_time
 async def test_an_error_of_a_listener_is_no_failed_read(kind: type[BookmenderError]) -> None:
     """The log must not go on with the next checkpoint: the listener would miss the rest of this."""
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await cluster.wait_published(follower)
 
@@ -149,9 +145,7 @@ async def test_a_log_of_one_feed_ends_if_another_feed_has_taken_its_place() -> N
 async def test_a_log_that_ends_earlier_than_before_is_unavailable() -> None:
     """One bookie knew that the last entry was acknowledged, and does not answer any more. Without
     the last checkpoint there would be a gap between the past and what listeners are sent."""
-    cluster = await FeedCluster.start()
-    async with cluster.leader(), cluster.follower() as follower:
-        await cluster.enable()
+    async with FeedCluster.followed() as (cluster, follower):
         await cluster.create()
         await cluster.wait_published(follower)
         knowing = next(call.bookie for call in cluster.bookies.called("add"))

@@ -35,6 +35,14 @@ async def is_stored(receipt: StoredReceipt, *, within_s: float = 1.0) -> bool:
     return True
 
 
+async def known_feed() -> Feed:
+    """Return a feed that knows the client: it has a receipt for the first checkpoint, of ledger
+    0."""
+    feed = Feed()
+    await known_client(feed)
+    return feed
+
+
 async def known_client(feed: Feed) -> None:
     """Make the client known: it has a receipt for the first checkpoint, of ledger 0."""
     async with feed.client() as client:
@@ -47,8 +55,7 @@ async def known_client(feed: Feed) -> None:
 
 @in_virtual_time
 async def test_changes_before_a_gap_in_the_log_may_be_missed() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     lost = await feed.commit(1)
     await feed.commit(2)
     feed.source._checkpoints.remove(lost)
@@ -116,8 +123,7 @@ async def test_a_cancelled_wait_for_a_receipt_ends_no_other() -> None:
 
 @in_virtual_time
 async def test_missed_objects_come_once_at_their_latest_version_oldest_first() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     for ledger_ids in ((1, 2), (2, 3), (3, 4), (1,)):
         await feed.commit(*ledger_ids)
 
@@ -131,8 +137,7 @@ async def test_missed_objects_come_once_at_their_latest_version_oldest_first() -
 
 @in_virtual_time
 async def test_a_missed_object_that_changes_before_it_is_taken_is_given_once() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1, 2)
     store = await feed.receipts.open(CLIENT)
     async with _open(feed, store) as service:
@@ -148,8 +153,7 @@ async def test_a_missed_object_that_changes_before_it_is_taken_is_given_once() -
 
 @in_virtual_time
 async def test_an_interrupted_subscription_is_repeated() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     store = _Failing(await feed.receipts.open(CLIENT))
     async with _open(feed, cast(ReceiptStore, store)) as service:
@@ -208,8 +212,7 @@ async def test_what_is_left_out_is_no_first_receipt() -> None:
 
 @in_virtual_time
 async def test_an_older_watermark_is_lifted_to_the_bound_and_the_client_is_told() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     await feed.clock.sleep(1000)
     await feed.commit(2)
@@ -226,8 +229,7 @@ async def test_an_older_watermark_is_lifted_to_the_bound_and_the_client_is_told(
 
 @in_virtual_time
 async def test_a_client_that_dies_before_its_next_receipt_is_told_of_the_lift_again() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     await feed.commit(2)
     feed.source.delete_up_to(20)
@@ -246,8 +248,7 @@ async def test_a_client_that_dies_before_its_next_receipt_is_told_of_the_lift_ag
 
 @in_virtual_time
 async def test_a_bound_younger_than_every_checkpoint_lifts_to_the_last() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     await feed.clock.sleep(1000)
 
@@ -263,8 +264,7 @@ async def test_a_bound_younger_than_every_checkpoint_lifts_to_the_last() -> None
 
 @in_virtual_time
 async def test_a_client_without_changes_beyond_the_bound_is_told_nothing() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.clock.sleep(1000)
 
     async with feed.client(settings=RecoverySettings(recover_back_s=500)) as client:
@@ -274,8 +274,7 @@ async def test_a_client_without_changes_beyond_the_bound_is_told_nothing() -> No
 @pytest.mark.parametrize("deleted_up_to", [20, 30])
 @in_virtual_time
 async def test_retention_lifts_the_watermark_too(deleted_up_to: int) -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     await feed.commit(2)
     feed.source.delete_up_to(deleted_up_to)
@@ -289,8 +288,7 @@ async def test_retention_lifts_the_watermark_too(deleted_up_to: int) -> None:
 
 @in_virtual_time
 async def test_receipts_of_what_was_deleted_need_no_lift() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     async with feed.client() as client:
         await feed.commit(1)
         await feed.commit(2)
@@ -337,8 +335,7 @@ async def test_checkpoints_of_the_last_seconds_are_not_called_missed() -> None:
 
 @in_virtual_time
 async def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1, 2)
     async with _open(feed) as service:
         client = Client(service, await feed.receipts.open("other"))
@@ -354,8 +351,7 @@ async def test_what_was_missed_and_not_yet_taken_stays_missed() -> None:
 
 @in_virtual_time
 async def test_a_listener_that_raises_has_missed_the_object() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     async with feed.client() as client:
 
         async def refuse(committed: CommittedVersion) -> None:
@@ -372,8 +368,7 @@ async def test_a_listener_that_raises_has_missed_the_object() -> None:
 
 @in_virtual_time
 async def test_a_gap_in_the_feed_ends_the_service() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
 
     async def follow() -> None:
         async with feed.client() as client:
@@ -449,8 +444,7 @@ async def test_compaction_runs_from_time_to_time() -> None:
 
 @in_virtual_time
 async def test_overlapping_receipts_in_the_store_are_merged() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     for ledger_id in range(1, 9):
         await feed.commit(ledger_id)
     store = await feed.receipts.open(CLIENT)
@@ -525,8 +519,7 @@ async def test_a_long_reason_is_cut() -> None:
 
 @in_virtual_time
 async def test_the_later_of_two_processes_fences_the_earlier() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     clients: list[Client] = []
 
     async def follow_later() -> None:

@@ -17,7 +17,7 @@ from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from ledgers.errors import QuotaError, UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipted
-from tests.checkpoints.test_recovery import known_client
+from tests.checkpoints.test_recovery import known_client, known_feed
 from tests.memory.feed import MemoryCheckpointSource, MemoryReceiptStore
 from tests.memory.store import MemoryStore, MemoryTree
 from tests.replication.cluster import in_virtual_time
@@ -74,8 +74,7 @@ class CommittingSource(MemoryCheckpointSource):
 
 @in_virtual_time
 async def test_a_wait_ends_with_a_service_whose_store_has_a_bug() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     store = await slow_store(feed)
     waiting: list[asyncio.Future[None]] = []
 
@@ -96,8 +95,7 @@ async def test_a_wait_ends_with_a_service_whose_store_has_a_bug() -> None:
 
 @in_virtual_time
 async def test_a_wait_ends_with_a_service_that_is_cancelled_while_it_closes() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     store = await slow_store(feed)
     store.write_s = 3.0
     waiting: list[asyncio.Future[None]] = []
@@ -188,8 +186,7 @@ class _Refusing(Client):
 
 @in_virtual_time
 async def test_a_lift_is_told_although_the_listener_raised_while_the_client_subscribed() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.commit(1)
     feed.source.delete_up_to(20)
     feed.source = source = CommittingSource(feed.source)
@@ -207,8 +204,7 @@ async def test_a_lift_is_told_although_the_listener_raised_while_the_client_subs
 @in_virtual_time
 async def test_a_failure_whose_submission_is_cancelled_is_not_listed() -> None:
     """The object still waits for a receipt, so it has not failed."""
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     store = await slow_store(feed)
     store.write_s = 5.0
     async with feed.client(store=store) as client:
@@ -234,8 +230,7 @@ class FullStore(MemoryReceiptStore):
 
 @in_virtual_time
 async def test_a_store_that_is_full_gets_room_by_receipts_of_what_failed() -> None:
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     await feed.receipts.open(CLIENT)
     store = FullStore(feed.receipts.state(CLIENT))
     async with feed.client(store=store) as client:
@@ -302,8 +297,7 @@ def test_a_subscription_may_be_cancelled_at_any_moment() -> None:
 async def test_the_source_waits_while_a_client_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few changes are kept in memory, and the listener gets all of them in their order."""
     monkeypatch.setattr("checkpoints.recovery.ARRIVED_MAX", 4)
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     feed.source = source = CommittingSource(feed.source)
     store = await slow_store(feed)
     committed: list[int] = []
@@ -341,8 +335,7 @@ class _Slow(Client):
 @in_virtual_time
 async def test_a_failure_may_be_cancelled_at_any_moment(step_count: int) -> None:
     """Then the object is either offered again or listed as failed, also after a restart."""
-    feed = Feed()
-    await known_client(feed)
+    feed = await known_feed()
     async with feed.client() as client:
         await feed.commit(1)
         key, version = ledger_key(1), feed.versions[1]
