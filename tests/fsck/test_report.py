@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,30 +204,29 @@ def test_the_headline_is_the_worst_result(
     assert said in headline(leave_results(tmp_path, verdicts).summary)
 
 
-def test_the_headline_names_the_bookies_to_start(tmp_path: Path) -> None:
-    away = [
-        replace(
-            damaged(n, Grade.AT_RISK, *(seen(Finding.BOOKIE_GONE, bookie) for bookie in bookies)),
-            fragments=(replace(whole(n).fragments[0], ensemble=(A, B), copies_least=0),),
-        )
-        for n, bookies in ((1, [A, B]), (2, [B]))
-    ]
-
-    assert headline(leave_results(tmp_path, away).summary) == (
-        f"2 ledgers have entries that no running bookie stores: start {B}, {A}; nothing is known "
-        "to be lost."
+AWAY = [
+    replace(
+        damaged(n, Grade.AT_RISK, *(seen(Finding.BOOKIE_GONE, bookie) for bookie in bookies)),
+        fragments=(replace(whole(n).fragments[0], ensemble=(A, B), copies_least=0),),
     )
+    for n, bookies in ((1, [A, B]), (2, [B]))
+]
 
 
-def test_the_headline_of_level_metadata_claims_no_copies(tmp_path: Path) -> None:
-    summary = leave_results(tmp_path, [whole(1)], level=Level.METADATA).summary
+@pytest.mark.parametrize(
+    ("verdicts", "changes", "facts"),
+    [
+        pytest.param(AWAY, {}, (f"start {B}, {A}", "2 ledgers"), id="bookies to start"),
+        pytest.param([whole(1)], {"level": Level.METADATA}, ("No copy was read",), id="metadata"),
+        pytest.param([whole(1)], {"left": 1_200}, ("whole", "1,200 ledgers"), id="ledgers left"),
+    ],
+)
+def test_the_headline_says_what_to_do_and_what_is_not_known(
+    tmp_path: Path,
+    verdicts: list[LedgerVerdict],
+    changes: dict[str, Any],
+    facts: tuple[str, ...],
+) -> None:
+    told = headline(leave_results(tmp_path, verdicts, **changes).summary)
 
-    assert headline(summary) == "The metadata is fine. No copy was read at this level."
-
-
-def test_the_headline_says_how_many_ledgers_were_left(tmp_path: Path) -> None:
-    summary = leave_results(tmp_path, [whole(1)], left=1_200).summary
-
-    assert headline(summary) == (
-        "All checked ledgers are whole, as far as level full shows. 1,200 ledgers were not checked."
-    )
+    assert all(fact in told for fact in facts), told

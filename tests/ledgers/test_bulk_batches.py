@@ -43,20 +43,17 @@ async def test_runs_of_entries_are_copied_with_few_requests(scene: Scene) -> Non
     assert scene.a.connection_count == scene.b.connection_count == 1
 
 
+@pytest.mark.parametrize("is_large", [False, True], ids=["not consecutive", "large"])
 @in_scene(reads_batches=True)
-async def test_entries_that_are_not_consecutive_are_read_singly(scene: Scene) -> None:
+async def test_entries_for_which_batches_are_not_worth_it_are_read_singly(
+    scene: Scene, is_large: bool
+) -> None:
     scene.fill(range(100))
+    transfer = scene.halves(100)
+    if is_large:
+        transfer = scene.runs(100, entry_bytes_hint=BATCH_ENTRY_BYTES_MAX + 1)
 
-    await scene.run(scene.halves(100))
-
-    assert not scene.a.batches_seen
-
-
-@in_scene(reads_batches=True)
-async def test_large_entries_are_read_singly(scene: Scene) -> None:
-    scene.fill(range(4))
-
-    await scene.run(scene.runs(4, entry_bytes_hint=BATCH_ENTRY_BYTES_MAX + 1))
+    await scene.run(transfer)
 
     assert not scene.a.batches_seen
 
@@ -210,19 +207,6 @@ async def test_a_bookie_that_stops_during_its_first_batch_just_fails(scene: Scen
     assert set(result.failures[scene.a.bookie_id].values()) == {Answer.UNKNOWN}
     assert result.entry_count == 50
     await scene.a.start()
-
-
-@in_scene(reads_batches=True, timeout_s=SHORT_TIMEOUT_S)
-async def test_an_unresponsive_bookie_fails_its_batches_in_time(scene: Scene) -> None:
-    scene.fill(range(100))
-    scene.a.may_answer.clear()
-    running = asyncio.create_task(scene.run(scene.runs(100)))
-    await scene.until(lambda: bool(scene.a.batches_seen))
-
-    await scene.wait_checks(2 * SHORT_TIMEOUT_S)
-
-    result = await running
-    assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(50), Answer.UNKNOWN)}
 
 
 # --- Bookies that lie -----------------------------------------------------------------------------

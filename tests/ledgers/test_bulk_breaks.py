@@ -110,18 +110,20 @@ async def test_a_bookie_without_an_address_is_unknown(scene: Scene, bookie_id: s
 
 
 @pytest.mark.compat("G22", verdict="better")
-@in_scene(timeout_s=SHORT_TIMEOUT_S)
-async def test_an_unresponsive_source_times_out_and_is_disconnected(scene: Scene) -> None:
+@pytest.mark.parametrize("reads_batches", [False, True], ids=["singles", "batches"])
+@in_scene("reads_batches", timeout_s=SHORT_TIMEOUT_S)
+async def test_an_unresponsive_source_times_out_and_is_disconnected(
+    scene: Scene, reads_batches: bool
+) -> None:
     scene.fill(range(200))
     scene.a.may_answer.clear()
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(scene.run(scene.halves(200)))
+        running = group.create_task(scene.run(scene.runs(200)))
         await scene.until(lambda: len(scene.target.adds) == 100)
         await scene.wait_checks(SHORT_TIMEOUT_S + 2.0)
 
     result = running.result()
-    assert set(result.failures) == {scene.a.bookie_id}
-    assert len(result.failures[scene.a.bookie_id]) == 100
+    assert result.failures == {scene.a.bookie_id: dict.fromkeys(range(100), Answer.UNKNOWN)}
     assert result.entry_count == 100
     assert scene.is_at_rest()
     await scene.until(lambda: scene.a.reads_in_flight == 0)
@@ -154,7 +156,7 @@ async def test_an_entry_without_a_reply_fails_only_its_transfer(
     unresponsive.never_answers.add((LEDGER_ID, 20))
     async with asyncio.TaskGroup() as group:
         running = group.create_task(scene.run(scene.halves(50)))
-        while not running.done():
+        while not running.done() or not scene.is_at_rest():  # its credit returns
             await scene.run(scene.halves(10, ledger_id=8))
             scene.skip(0.3)
 
@@ -190,20 +192,6 @@ async def test_a_stalled_transfer_does_not_fail_a_newer_one(scene: Scene, operat
 
     assert fresh.result().entry_count == 10
     assert slow.connection_count == 1
-
-
-@in_scene(timeout_s=SHORT_TIMEOUT_S)
-async def test_credit_of_an_unanswered_entry_returns_in_time(scene: Scene) -> None:
-    scene.fill(range(50))
-    scene.fill(range(10), ledger_id=8)
-    scene.a.never_answers.add((LEDGER_ID, 20))
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(scene.run(scene.halves(50)))
-        while not scene.is_at_rest() or not running.done():
-            await scene.run(scene.halves(10, ledger_id=8))
-            scene.skip(0.3)
-
-    assert scene.a.connection_count == 1
 
 
 @in_scene(timeout_s=SHORT_TIMEOUT_S)

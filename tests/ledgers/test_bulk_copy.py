@@ -7,22 +7,10 @@ import os
 import pytest
 
 from ledgers.bookies import Answer, Transfer
-from ledgers.codec.registration import Address, spelled_address
 from ledgers.digest import EntryDigest
-from ledgers.model import BookieId, DigestType
-from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, in_scene, play
+from ledgers.model import DigestType
+from tests.ledgers.bulk_cases import DIGEST, LEDGER_ID, Scene, in_scene
 from tests.vectors import cases
-
-
-@in_scene()
-async def test_entries_of_several_sources_arrive_at_the_target(scene: Scene) -> None:
-    scene.fill(range(1_000))
-
-    result = await scene.run(scene.halves(1_000))
-
-    assert result.entry_count == 1_000
-    assert scene.target.entries == scene.a.entries
-    assert scene.is_at_rest()
 
 
 @pytest.mark.compat(
@@ -172,19 +160,3 @@ async def test_totals_count_entries_read_and_written(scene: Scene) -> None:
     assert (totals.entries_read, totals.entries_written) == (18, 9)
     assert totals.written_bytes == copied.entry_bytes
     assert totals.read_bytes == copied.entry_bytes + checked.entry_bytes
-
-
-def test_a_bookie_is_found_by_its_registered_address() -> None:
-    async def run(scene: Scene) -> None:
-        addresses[BookieId("rack-1/bookie")] = spelled_address(scene.a.bookie_id)
-        scene.fill(range(5))
-        transfer = Transfer(
-            ledger_id=LEDGER_ID, digest=DIGEST, reads={BookieId("rack-1/bookie"): range(5)}
-        )
-
-        result = await scene.bulk.transfer(transfer)
-
-        assert result.entry_count == 5
-
-    addresses: dict[BookieId, Address] = {}
-    play(run, resolve=lambda bookie: addresses.get(bookie) or spelled_address(bookie))

@@ -2,6 +2,7 @@
 order."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +14,7 @@ from ledgers.bulk.flow_control import (
     STARTING_ENTRIES,
     Activity,
     BookieFlow,
+    FlowControl,
     flow_limits,
 )
 from ledgers.bulk.limiters import BURST_S, Limiter, LimiterChain, RateLimiter
@@ -342,8 +344,19 @@ async def test_copies_of_large_entries_obey_a_limit_in_bytes(scene: Scene) -> No
     assert loop.time() - began_s >= 0.9 * least_s
 
 
+def clients_lose_priority(flow: FlowControl) -> None:
+    flow.yields = False
+
+
+def clients_stop(flow: FlowControl) -> None:
+    flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
+
+
+@pytest.mark.parametrize("change", [clients_lose_priority, clients_stop])
 @in_scene(yields=True)
-async def test_waiting_copies_continue_when_clients_lose_priority(scene: Scene) -> None:
+async def test_waiting_copies_continue_at_full_speed(
+    scene: Scene, change: Callable[[FlowControl], None]
+) -> None:
     scene.fill(range(500))
     adds = scene.bulk.flow.of(scene.target.bookie_id).adds
     adds.set(entries_per_s=1, bytes_per_s=0)
@@ -351,20 +364,7 @@ async def test_waiting_copies_continue_when_clients_lose_priority(scene: Scene) 
     await scene.run(scene.halves(500, target=None))  # as long as the copy would take
     assert not copying.done()
 
-    scene.bulk.flow.yields = False
+    change(scene.bulk.flow)
 
     assert (await copying).entry_count == 500
     assert adds.admit(Copying(RateLimiter()), 1_000_000) == 1_000_000
-
-
-@in_scene(yields=True)
-async def test_waiting_copies_continue_when_clients_have_stopped(scene: Scene) -> None:
-    scene.fill(range(500))
-    scene.bulk.flow.of(scene.target.bookie_id).adds.set(entries_per_s=1, bytes_per_s=0)
-    copying = asyncio.create_task(scene.run(scene.halves(500)))
-    await scene.run(scene.halves(500, target=None))  # as long as the copy would take
-    assert not copying.done()
-
-    scene.bulk.flow.set_activity(lambda bookie: Activity.QUIET, sharer_count=1)
-
-    assert (await copying).entry_count == 500

@@ -192,17 +192,6 @@ async def test_callers_share_one_connection_and_its_failure() -> None:
         assert bookie.connection_count == 1
 
 
-@in_loop
-async def test_a_closed_client_asks_no_bookie() -> None:
-    async with scripted_bookie(answer) as bookie, client_of() as client:
-        await client.read(bookie.id, 1, 0)
-        await client.close()
-
-        assert client._bulk._shared.is_closed
-        with pytest.raises(UnavailableError, match="closed by us"):
-            await client.read(bookie.id, 1, 0)
-
-
 # --- LACs -----------------------------------------------------------------------------------------
 
 

@@ -92,20 +92,6 @@ def test_the_reply_to_a_cancelled_request_is_dropped() -> None:
     assert run(main()).entry == b"for the other"
 
 
-def test_a_reply_may_be_as_long_as_its_bookies_setting_allows() -> None:
-    large = bytes(6_000_000)  # more than BookKeeper and Pulsar take by default
-
-    async def script(peer: Peer) -> None:
-        await peer.send(v3_reply(await peer.packet(), entry=large))
-        await peer.is_left()
-
-    async def main() -> Reply:
-        async with connected(script, v3, settings=SETTINGS) as to:
-            return await to.request(read(0))
-
-    assert run(main()).entry == large
-
-
 # --- Broken connections ---------------------------------------------------------------------------
 
 

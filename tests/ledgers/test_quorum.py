@@ -102,3 +102,15 @@ async def test_slightly_later_replies_count_in_a_second_decision() -> None:
 
     assert (verdict, list(results)) == ("a,b", [A, B])
     assert bookies.clock.now_s() == 1.0
+
+
+@in_virtual_time
+async def test_without_a_hedge_all_bookies_are_asked_at_once() -> None:
+    """Even if the first reply decides."""
+    bookies = Bookies({A: 0.0, B: 60.0, C: 60.0})
+
+    verdict, _ = await ask([A, B, C], bookies.request, first_value, clock=bookies.clock)
+
+    assert verdict == A
+    assert bookies.asked == [(A, 0.0), (B, 0.0), (C, 0.0)]
+    assert bookies.clock.now_s() == 0.0

@@ -282,35 +282,19 @@ async def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
         assert isinstance(future.exception(), SessionLostError)
 
 
-def test_a_caller_gives_way_to_the_requests_of_others() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        outbox.ask(exists("/mark"))
-        waiting = asyncio.ensure_future(outbox.give_way())
-        await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
-        assert not waiting.done()
+@pytest.mark.parametrize("is_answered", [True, False], ids=["until the answer", "not for ever"])
+@in_virtual_time
+async def test_a_caller_gives_way_to_the_requests_of_others(is_answered: bool) -> None:
+    session = ScriptedSession()
+    outbox = Outbox(session)
+    outbox.ask(exists("/mark"))
+    waiting = asyncio.ensure_future(outbox.give_way())
+    await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
+    assert not waiting.done()
 
+    if is_answered:
         session.reply(0)
-        await asyncio.sleep(0)
-        await turn()
+    await asyncio.sleep(0 if is_answered else 0.2 * GIVE_WAY_MAX_S)
+    await turn()
 
-        assert waiting.done()
-
-    virtual_time.run(scenario())
-
-
-def test_a_caller_does_not_give_way_for_ever() -> None:
-    async def scenario() -> None:
-        session = ScriptedSession()
-        outbox = Outbox(session)
-        outbox.ask(exists("/never-answered"))
-        waiting = asyncio.ensure_future(outbox.give_way())
-        await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
-        assert not waiting.done()
-
-        await asyncio.sleep(0.2 * GIVE_WAY_MAX_S)
-
-        assert waiting.done()
-
-    virtual_time.run(scenario())
+    assert waiting.done()
