@@ -241,9 +241,7 @@ class FeedCluster:
     def _connect(self, leader: Leader) -> None:
         leader.store, leader.publisher = MemoryStore(self.tree), None
         leader.updater = LedgerMapUpdater(
-            store=leader.store,
-            manager=self.new_manager(leader.store),
-            clock=self.clock,
+            store=leader.store, manager=self.new_manager(leader.store), clock=self.clock
         )
 
     async def _lead_in_session(self, leader: Leader, disk: MemoryDisk) -> None:

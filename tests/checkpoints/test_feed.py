@@ -10,11 +10,7 @@ from checkpoints.chain import Kind, Segment, order_change
 from checkpoints.leader_state import FeedSettings
 from checkpoints.model import ledger_key
 from ledgers.appending import BookiePool
-from ledgers.errors import (
-    NoAnswerError,
-    NoSuchEntryError,
-    UnavailableError,
-)
+from ledgers.errors import NoAnswerError, NoSuchEntryError, UnavailableError
 from ledgers.placement import Candidate
 from ledgers.writing import LedgerOptions, LedgerWriter
 from tests.checkpoints.feed_cluster import BOOKIES, PATHS, FeedCluster, Follower

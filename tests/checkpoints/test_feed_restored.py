@@ -15,13 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from checkpoints import client as client_module
-from checkpoints.batches import (
-    BatchReader,
-    ChangesLostError,
-    Offset,
-    batch_between,
-    latest_offset,
-)
+from checkpoints.batches import BatchReader, ChangesLostError, Offset, batch_between, latest_offset
 from checkpoints.chain import FeedChain, Kind, Segment
 from checkpoints.client import (
     IN_ZOOKEEPER,

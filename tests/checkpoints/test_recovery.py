@@ -14,12 +14,7 @@ from checkpoints.errors import PositionUnknownError
 from checkpoints.model import Checkpoint, CommittedVersion, ledger_key, only_ledgers
 from checkpoints.receipts import ReceiptRange, ReceiptStore
 from checkpoints.recovery import LiftReason, RecoveryService, RecoverySettings, StoredReceipt
-from ledgers.errors import (
-    ClientFencedError,
-    CorruptionError,
-    NotSharedError,
-    UnavailableError,
-)
+from ledgers.errors import ClientFencedError, CorruptionError, NotSharedError, UnavailableError
 from tests.checkpoints.clients import CLIENT, Client, Feed, ledger_of, settle
 from tests.checkpoints.stores import receipts
 from tests.memory.feed import MemoryReceiptStore

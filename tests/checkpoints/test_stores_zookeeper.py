@@ -132,8 +132,7 @@ def test_names_that_are_no_znodes_are_refused(client: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [b"", b"[]", b'{"epoch":"a"}', b'{"format":2,"epoch":1}', b'{"later":' + b"[" * 100_000],
+    "data", [b"", b"[]", b'{"epoch":"a"}', b'{"format":2,"epoch":1}', b'{"later":' + b"[" * 100_000]
 )
 def test_an_unreadable_record_is_reported(data: bytes) -> None:
     with pytest.raises(CorruptionError, match="path=/clients/a"):

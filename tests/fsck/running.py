@@ -49,7 +49,5 @@ async def run(
 
 def told(verdict: LedgerVerdict) -> Told:
     return Told(
-        grade=verdict.grade,
-        findings=verdict.findings,
-        rests_on_unknown=verdict.rests_on_unknown,
+        grade=verdict.grade, findings=verdict.findings, rests_on_unknown=verdict.rests_on_unknown
     )

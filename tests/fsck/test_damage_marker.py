@@ -66,9 +66,7 @@ async def publishing(cluster: Cluster) -> AsyncIterator[DamageMarker]:
         views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
         await views.refresh()
         yield DamageMarker(
-            Findings(leader.store, leader.batcher, PATHS, cluster.clock),
-            cluster.manager,
-            views,
+            Findings(leader.store, leader.batcher, PATHS, cluster.clock), cluster.manager, views
         )
 
 

@@ -15,9 +15,7 @@ FIRST, LAST = 100, 139
 
 
 def copies(
-    ensemble: tuple[BookieId, ...],
-    write_quorum: int,
-    changes: Mapping[tuple[BookieId, int], int],
+    ensemble: tuple[BookieId, ...], write_quorum: int, changes: Mapping[tuple[BookieId, int], int]
 ) -> dict[BookieId, Fingerprints]:
     """Return fingerprints per bookie: the entry id, except for ``changes``; 0 for no copy.
 

@@ -93,9 +93,7 @@ async def with_latecomers(state: LedgerState = OPEN) -> Cluster:
 
 @at_each_level
 @in_virtual_time
-async def test_new_replacement_bookies_do_not_count_as_reformatted(
-    level: Level,
-) -> None:
+async def test_new_replacement_bookies_do_not_count_as_reformatted(level: Level) -> None:
     cluster = await with_latecomers()
 
     assert told(await inspect_twice(cluster, level)) == WHOLE

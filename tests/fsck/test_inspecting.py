@@ -140,9 +140,7 @@ async def test_an_open_ledger_below_its_ack_quorum_is_wrong() -> None:
 
 @where_read
 @in_virtual_time
-async def test_an_open_end_that_no_bookie_reports_is_unknown(
-    level: Level,
-) -> None:
+async def test_an_open_end_that_no_bookie_reports_is_unknown(level: Level) -> None:
     """The fragments before the open end are judged."""
     cluster, _ = await one_ledger(
         (B1, B2, B3), (B1, B4, B5), starts=(0, 5), last=9, state=LedgerState.OPEN
@@ -225,9 +223,7 @@ async def with_tail(state: LedgerState, *holders: BookieId) -> Cluster:
 
 @pytest.mark.parametrize("level", [ENDS, FULL], ids=lambda level: level.value)
 @in_virtual_time
-async def test_in_recovery_every_stored_entry_is_expected(
-    level: Level,
-) -> None:
+async def test_in_recovery_every_stored_entry_is_expected(level: Level) -> None:
     at_risk = await inspect_twice(await with_tail(LedgerState.IN_RECOVERY, B3), level)
     whole = await inspect_twice(await with_tail(LedgerState.IN_RECOVERY, *ALL), level)
 

@@ -308,10 +308,7 @@ def test_ranges_of_a_fragment_add_up() -> None:
     assert verdict.fragments[0].copies_least == 1
     assert [
         (e.bookie, e.first_entry_id, e.last_entry_id, e.entry_count) for e in verdict.evidence
-    ] == [
-        (B1, 2, 15, 4),
-        (B2, 11, 11, 1),
-    ]
+    ] == [(B1, 2, 15, 4), (B2, 11, 11, 1)]
 
 
 @pytest.mark.parametrize(

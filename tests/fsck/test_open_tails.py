@@ -33,9 +33,7 @@ UNSEEN = whole(3, state="open", is_tail_unseen=True)
 
 @pytest.mark.parametrize("level", [ENDS, SAMPLE, FULL], ids=lambda level: level.value)
 @in_virtual_time
-async def test_entries_after_the_last_confirmed_one_are_not_checked(
-    level: Level,
-) -> None:
+async def test_entries_after_the_last_confirmed_one_are_not_checked(level: Level) -> None:
     """Only the writer knows that entry 9, with one copy left, was acknowledged."""
     cluster, _ = await one_ledger(state=LedgerState.OPEN, last=9)
     for bookie in ALL[1:]:

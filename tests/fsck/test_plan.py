@@ -8,12 +8,7 @@ import pytest
 
 from auditor.fsck.ledger_list import COPY_BYTES
 from auditor.fsck.options import FsckOptions, Level
-from auditor.fsck.results.plan import (
-    PART_MAX,
-    PART_WORK_MAX,
-    Plan,
-    cut_by_work,
-)
+from auditor.fsck.results.plan import PART_MAX, PART_WORK_MAX, Plan, cut_by_work
 from tests.fsck.planning import checked, options, planned, table
 
 
@@ -152,9 +147,7 @@ def test_a_part_has_a_minimum_and_a_maximum_weight(weights: list[int], sizes: li
         pytest.param(replace(options(Level.FULL), bytes_per_s=2_000 * COPY_BYTES), id="bytes"),
     ],
 )
-def test_with_limited_reads_a_part_takes_about_a_minute(
-    limited: FsckOptions,
-) -> None:
+def test_with_limited_reads_a_part_takes_about_a_minute(limited: FsckOptions) -> None:
     rows = planned(range(100), table(), Level.FULL, work=[20_000] * 100)
 
     parts = cut_by_work(rows, limited, slot_count=2, keeps_order=False)

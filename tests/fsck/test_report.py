@@ -177,9 +177,7 @@ def test_each_finding_that_needs_work_has_advice(tmp_path: Path, finding: Findin
     assert (advice_for(leave_results(tmp_path, [verdict]).summary) == []) is is_nothing_to_do
 
 
-def test_denied_metadata_comes_before_damaged_metadata(
-    tmp_path: Path,
-) -> None:
+def test_denied_metadata_comes_before_damaged_metadata(tmp_path: Path) -> None:
     """The advice is to open the ACLs; only damaged metadata can be restored."""
     verdict = damaged(1, Grade.UNKNOWN, seen(Finding.UNREADABLE_METADATA, A))
 
@@ -222,10 +220,7 @@ AWAY = [
     ],
 )
 def test_the_headline_says_what_to_do_and_what_is_not_known(
-    tmp_path: Path,
-    verdicts: list[LedgerVerdict],
-    changes: dict[str, Any],
-    facts: tuple[str, ...],
+    tmp_path: Path, verdicts: list[LedgerVerdict], changes: dict[str, Any], facts: tuple[str, ...]
 ) -> None:
     told = headline(leave_results(tmp_path, verdicts, **changes).summary)
 

@@ -14,16 +14,7 @@ from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
 from daemon.fsck.advice import advice_for, headline
 from ledgers.errors import CorruptionError, SettingsError
 from ledgers.model import BookieId
-from tests.fsck.results import (
-    DAY_MS,
-    LATER_RUN,
-    RUN,
-    counted,
-    damaged,
-    leave_results,
-    seen,
-    whole,
-)
+from tests.fsck.results import DAY_MS, LATER_RUN, RUN, counted, damaged, leave_results, seen, whole
 
 A, B, C = (BookieId(f"{name}:3181") for name in "abc")
 

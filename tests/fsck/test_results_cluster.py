@@ -4,12 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.fsck.results.folder import (
-    CLUSTER_FILE,
-    Cluster,
-    check_cluster,
-    keep_cluster,
-)
+from auditor.fsck.results.folder import CLUSTER_FILE, Cluster, check_cluster, keep_cluster
 from ledgers.errors import SettingsError
 
 URI, OTHER_URI = "zk://zk1:2181/ledgers", "zk://zk2:2181/ledgers"

@@ -67,9 +67,7 @@ def test_a_run_of_the_last_release_continues(tmp_path: Path, folder: RunFolder) 
     assert list(folder.plan.part(0).ledger_ids) == [5]
 
 
-def test_suspected_ledgers_are_results_only_after_the_recheck(
-    folder: RunFolder,
-) -> None:
+def test_suspected_ledgers_are_results_only_after_the_recheck(folder: RunFolder) -> None:
     folder.write(FIRST, 1, rows(WHOLE), rows(LOST), gone=0)
     before = folder.verdicts(["ledger_id", "verdict"])
 

@@ -5,12 +5,7 @@ import socket
 import pytest
 from py4j.protocol import Py4JError
 
-from auditor.fsck.spark import (
-    _require_master,
-    on_this_machine,
-    open_spark,
-    stop_spark,
-)
+from auditor.fsck.spark import _require_master, on_this_machine, open_spark, stop_spark
 from daemon.local.ports import free_ports
 from ledgers.errors import UnavailableError
 

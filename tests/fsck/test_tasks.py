@@ -39,9 +39,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return seen
 
 
-def test_suspects_are_read_completely_and_others_by_the_sample(
-    shares: dict[int, float],
-) -> None:
+def test_suspects_are_read_completely_and_others_by_the_sample(shares: dict[int, float]) -> None:
     part = Part(number=3, ledger_ids=array("q", [1, 2, 5]), full_scan=frozenset({2}))
 
     batches = run(run_check(part, SAMPLE, fixed_pace))

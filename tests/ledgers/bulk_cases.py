@@ -66,20 +66,14 @@ class Scene:
         transfer: dict[str, Any] = {
             "ledger_id": LEDGER_ID,
             "digest": DIGEST,
-            "reads": {
-                self.a.bookie_id: range(0, count, 2),
-                self.b.bookie_id: range(1, count, 2),
-            },
+            "reads": {self.a.bookie_id: range(0, count, 2), self.b.bookie_id: range(1, count, 2)},
             "target": self.target.bookie_id,
         }
         return Transfer(**(transfer | changes))
 
     def runs(self, count: int, **changes: Any) -> Transfer:
         """Return the same copy with the first entries from ``a`` and the last from ``b``."""
-        reads = {
-            self.a.bookie_id: range(count // 2),
-            self.b.bookie_id: range(count // 2, count),
-        }
+        reads = {self.a.bookie_id: range(count // 2), self.b.bookie_id: range(count // 2, count)}
         return self.halves(count, **({"reads": reads} | changes))
 
     async def run(self, transfer: Transfer) -> TransferResult:

@@ -11,11 +11,7 @@ from ledgers.codec.registration import Resolve, spelled_address
 from ledgers.connection import ConnectionSettings
 from ledgers.digest import HEADER
 from ledgers.health import BookieHealth
-from tests.ledgers.scripted_bookie import (
-    Peer,
-    v2_reply,
-    v3_reply,
-)
+from tests.ledgers.scripted_bookie import Peer, v2_reply, v3_reply
 
 ENTRY = HEADER.pack(1, 0, -1, 0)
 KEY = bytes(20)

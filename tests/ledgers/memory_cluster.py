@@ -118,11 +118,7 @@ class MemoryCluster:
         """Return everything that a reader reads of the ledger."""
         opened = await self.open(ledger_id)
         reader = LedgerReader(
-            ledger_id,
-            opened.metadata,
-            digest=opened.digest,
-            bookies=self.bookies,
-            clock=self.clock,
+            ledger_id, opened.metadata, digest=opened.digest, bookies=self.bookies, clock=self.clock
         )
         return [entry.payload async for entry in reader.entries(0, opened.lac)]
 

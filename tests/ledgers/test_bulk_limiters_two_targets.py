@@ -95,9 +95,7 @@ async def test_a_small_window_is_not_starved_by_another_target(
     "share", [0.6, 1.0, 1.2], ids=["most of the window", "all", "more than all"]
 )
 @in_virtual_time
-async def test_an_entry_that_needs_most_of_a_window_gets_it(
-    share: float,
-) -> None:
+async def test_an_entry_that_needs_most_of_a_window_gets_it(share: float) -> None:
     window = WindowLimiter(Window(count_max=1_000, bytes_max=100 * ENTRY_BYTES))
     small = [Copying(LimiterChain(window), 0.003 + 0.0001 * n) for n in range(20)]
     entry_bytes = int(share * 100 * ENTRY_BYTES)

@@ -8,12 +8,7 @@ import pytest
 
 from ledgers.bookies import Answer, Transfer, TransferResult
 from ledgers.bulk.engine import BulkTransfers
-from ledgers.bulk.limiters import (
-    WINDOW_BYTES_MIN,
-    WINDOW_ENTRIES_MIN,
-    BookieWindow,
-    Budgets,
-)
+from ledgers.bulk.limiters import WINDOW_BYTES_MIN, WINDOW_ENTRIES_MIN, BookieWindow, Budgets
 from ledgers.codec.registration import Address
 from ledgers.errors import NoAnswerError
 from ledgers.health import BookieHealth

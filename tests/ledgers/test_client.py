@@ -21,23 +21,8 @@ from ledgers.model import BookieId
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire.framing import frame
 from ledgers.wire.messages import Status
-from tests.ledgers.client_cases import (
-    ENTRY,
-    KEY,
-    ManualClock,
-    answer,
-    answer_one,
-    client_of,
-    reset,
-)
-from tests.ledgers.scripted_bookie import (
-    Peer,
-    in_loop,
-    run,
-    scripted_bookie,
-    step,
-    v3_reply,
-)
+from tests.ledgers.client_cases import ENTRY, KEY, ManualClock, answer, answer_one, client_of, reset
+from tests.ledgers.scripted_bookie import Peer, in_loop, run, scripted_bookie, step, v3_reply
 
 # --- Which connection -----------------------------------------------------------------------------
 
@@ -112,10 +97,7 @@ def test_the_pause_after_failures(failure_count: int, jitter: float, expected_s:
 async def test_a_bookie_that_resets_connections_is_avoided_for_a_while() -> None:
     """A starting bookie does this: it accepts connections before it can serve."""
     clock = ManualClock()
-    async with (
-        scripted_bookie(reset, reset, answer) as bookie,
-        client_of(clock=clock) as client,
-    ):
+    async with scripted_bookie(reset, reset, answer) as bookie, client_of(clock=clock) as client:
         for attempt in (1, 2):
             with pytest.raises(UnavailableError, match="connection broke"):
                 await client.read(bookie.id, 1, 0)

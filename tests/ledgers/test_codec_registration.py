@@ -85,8 +85,7 @@ def test_a_registration_is_read_as_java_wrote_it(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bookie_id", "address"),
-    [("192.0.2.1:3181", Address("192.0.2.1", 3181)), ("opaque", None)],
+    ("bookie_id", "address"), [("192.0.2.1:3181", Address("192.0.2.1", 3181)), ("opaque", None)]
 )
 def test_an_old_bookie_registers_only_its_id(bookie_id: str, address: Address | None) -> None:
     assert registered_address(bookie_id, b"") == address

@@ -9,14 +9,7 @@ from ledgers.connection import BrokenConnectionError, Connection
 from ledgers.errors import CorruptionError, UnavailableError
 from ledgers.wire import v2, v3
 from ledgers.wire.messages import Reply, Status
-from tests.ledgers.connection_cases import (
-    SETTINGS,
-    add,
-    connected,
-    errors_of,
-    read,
-    start,
-)
+from tests.ledgers.connection_cases import SETTINGS, add, connected, errors_of, read, start
 from tests.ledgers.scripted_bookie import (
     Peer,
     Script,

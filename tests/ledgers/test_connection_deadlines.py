@@ -5,22 +5,8 @@ import pytest
 from ledgers.connection import BrokenConnectionError
 from ledgers.errors import NoAnswerError, UnavailableError
 from ledgers.wire import v2, v3
-from tests.ledgers.connection_cases import (
-    Desk,
-    add,
-    connected,
-    errors_of,
-    read,
-    start,
-)
-from tests.ledgers.scripted_bookie import (
-    Peer,
-    in_loop,
-    pass_time,
-    step,
-    v2_reply,
-    v3_reply,
-)
+from tests.ledgers.connection_cases import Desk, add, connected, errors_of, read, start
+from tests.ledgers.scripted_bookie import Peer, in_loop, pass_time, step, v2_reply, v3_reply
 
 
 @in_loop
@@ -91,10 +77,7 @@ async def test_a_bookie_whose_replies_are_all_late_counts_as_unresponsive(is_lat
         await desk.answer(0)
         await early[0]
         pass_time(5)
-        assert [type(error) for error in await errors_of(early)] == [
-            type(None),
-            UnavailableError,
-        ]
+        assert [type(error) for error in await errors_of(early)] == [type(None), UnavailableError]
 
         unanswered, other = start(connection, read(2), read(3))
         assert await desk.sees(4)

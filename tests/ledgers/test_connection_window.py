@@ -10,22 +10,8 @@ from ledgers.connection import ConnectionSettings
 from ledgers.errors import RejectedError, UnavailableError
 from ledgers.wire import v3
 from ledgers.wire.messages import Status
-from tests.ledgers.connection_cases import (
-    SETTINGS,
-    Desk,
-    add,
-    connected,
-    errors_of,
-    read,
-    start,
-)
-from tests.ledgers.scripted_bookie import (
-    Peer,
-    in_loop,
-    pass_time,
-    step,
-    v3_reply,
-)
+from tests.ledgers.connection_cases import SETTINGS, Desk, add, connected, errors_of, read, start
+from tests.ledgers.scripted_bookie import Peer, in_loop, pass_time, step, v3_reply
 
 
 @in_loop

@@ -8,11 +8,7 @@ import pytest
 
 from ledgers.bookies import LAST_ENTRY
 from ledgers.digest import EntryDigest
-from ledgers.errors import (
-    FencedError,
-    NoSuchEntryError,
-    UnavailableError,
-)
+from ledgers.errors import FencedError, NoSuchEntryError, UnavailableError
 from ledgers.model import BookieId, DigestType
 from tests.memory.bookies import Fault, MemoryBookie, MemoryBookies, Op
 from tests.virtual_time import LoopClock, run

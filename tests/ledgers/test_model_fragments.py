@@ -123,10 +123,7 @@ def test_a_fragment_knows_the_entries_of_each_bookie_index() -> None:
     ]
 
 
-@given(
-    starts=st.sets(st.integers(1, 30), max_size=4),
-    last_entry_id=st.integers(-1, 40),
-)
+@given(starts=st.sets(st.integers(1, 30), max_size=4), last_entry_id=st.integers(-1, 40))
 def test_each_entry_of_a_closed_ledger_is_in_one_write_set(
     starts: set[int], last_entry_id: int
 ) -> None:

@@ -82,11 +82,7 @@ def _stripes(draw: st.DrawFn) -> tuple[StripedEntries, list[int]]:
     first = draw(st.integers(0, 40) | st.integers(2**31 - 20, 2**31 + 20) | st.just(2**63 - 60))
     last = first + draw(st.integers(-3, 50))
     entries = entries_of(
-        index,
-        first_entry_id=first,
-        last_entry_id=last,
-        ensemble_size=size,
-        write_quorum=quorum,
+        index, first_entry_id=first, last_entry_id=last, ensemble_size=size, write_quorum=quorum
     )
     plain = [
         entry_id
@@ -102,9 +98,7 @@ def _stripes(draw: st.DrawFn) -> tuple[StripedEntries, list[int]]:
     why="the entries of a fragment are an arithmetic sequence, never a list",
 )
 @given(_stripes())
-def test_striped_entries_behave_like_a_tuple(
-    stripe: tuple[StripedEntries, list[int]],
-) -> None:
+def test_striped_entries_behave_like_a_tuple(stripe: tuple[StripedEntries, list[int]]) -> None:
     entries, plain = stripe
 
     assert list(entries) == plain

@@ -6,12 +6,7 @@ from tests.ledgers.placing import SEEDS, named, policy_of
 
 
 def ensembles(
-    rule: Rule,
-    racks: str,
-    size: int,
-    *,
-    write_quorum: int,
-    ack_quorum: int = 2,
+    rule: Rule, racks: str, size: int, *, write_quorum: int, ack_quorum: int = 2
 ) -> list[tuple[str, ...]]:
     there = named(racks.split())
     candidates = [Candidate(bookie=bookie, rack=rack) for bookie, rack in there.items()]

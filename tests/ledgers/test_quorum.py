@@ -93,11 +93,7 @@ async def test_slightly_later_replies_count_in_a_second_decision() -> None:
     bookies = Bookies({A: 0.25, B: 0.5, C: 2.0})
 
     verdict, results = await ask(
-        [A, B, C],
-        bookies.request,
-        ",".join,
-        clock=bookies.clock,
-        linger_s=0.75,
+        [A, B, C], bookies.request, ",".join, clock=bookies.clock, linger_s=0.75
     )
 
     assert (verdict, list(results)) == ("a,b", [A, B])

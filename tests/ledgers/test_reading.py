@@ -4,12 +4,7 @@ from contextlib import aclosing
 
 import pytest
 
-from ledgers.errors import (
-    BookmenderError,
-    DigestMismatchError,
-    NoSuchEntryError,
-    UnavailableError,
-)
+from ledgers.errors import BookmenderError, DigestMismatchError, NoSuchEntryError, UnavailableError
 from ledgers.model import LedgerState
 from ledgers.reading import LedgerEntry, LedgerReader
 from tests.ledgers.memory_cluster import DIGEST, LEDGER_ID, A, B, C, D, MemoryCluster

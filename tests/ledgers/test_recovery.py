@@ -99,8 +99,7 @@ async def test_a_deleted_ledger_is_an_error() -> None:
 
 
 @pytest.mark.compat(
-    "LedgerRecovery2Test.testFirstWriterCannotCommitWriteAfter2ndWriterCloses",
-    verdict="same",
+    "LedgerRecovery2Test.testFirstWriterCannotCommitWriteAfter2ndWriterCloses", verdict="same"
 )
 @in_virtual_time
 async def test_a_bookie_that_denied_an_entry_never_acknowledges_it() -> None:
@@ -126,8 +125,7 @@ async def test_a_bookie_that_denied_an_entry_never_acknowledges_it() -> None:
 
 
 @pytest.mark.compat(
-    "LedgerRecovery2Test.testRecoveryWhenSecondEnsembleReturnsLacMinusOne",
-    verdict="same",
+    "LedgerRecovery2Test.testRecoveryWhenSecondEnsembleReturnsLacMinusOne", verdict="same"
 )
 @in_virtual_time
 async def test_earlier_segments_are_complete_and_left_alone() -> None:

@@ -187,11 +187,7 @@ async def test_a_needed_bookie_that_refuses_some_gets_no_first_entry() -> None:
     cluster.bookies.before = fill_up
     assert (await cluster.recover(reformatted={B})).last_entry_id == 6
 
-    assert [cluster.stored_on(entry_id) for entry_id in (2, 3, 6)] == [
-        {A, C},
-        {A, B, C},
-        {A, C},
-    ]
+    assert [cluster.stored_on(entry_id) for entry_id in (2, 3, 6)] == [{A, C}, {A, B, C}, {A, C}]
 
 
 @in_virtual_time

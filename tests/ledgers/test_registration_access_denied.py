@@ -16,9 +16,7 @@ from tests.replication.nodes import ROOT
 
 @pytest.mark.parametrize("is_stat_open", [False, True], ids=["3.9.5", "older"])
 @in_virtual_time
-async def test_a_bookie_with_denied_access_is_registered_but_no_target(
-    is_stat_open: bool,
-) -> None:
+async def test_a_bookie_with_denied_access_is_registered_but_no_target(is_stat_open: bool) -> None:
     """All others are as before."""
     cluster = await Cluster.start(B1, B2, B3)
     registration = Registration(cluster.store, ROOT)

@@ -6,14 +6,7 @@ from ledgers.bookies import DiskSpace, LacAnswer
 from ledgers.errors import CorruptionError
 from ledgers.wire import bookkeeper_wire_pb2 as wire
 from ledgers.wire import v3
-from ledgers.wire.messages import (
-    Add,
-    Read,
-    ReadDiskSpace,
-    ReadLac,
-    Request,
-    Status,
-)
+from ledgers.wire.messages import Add, Read, ReadDiskSpace, ReadLac, Request, Status
 from tests.vectors import Case, cases
 
 OPERATIONS = set(wire.OperationType.values()) - {wire.GET_LIST_OF_ENTRIES_OF_LEDGER, wire.WRITE_LAC}

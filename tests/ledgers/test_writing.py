@@ -6,12 +6,7 @@ import pytest
 
 from ledgers import appending
 from ledgers.digest import EntryHeader
-from ledgers.errors import (
-    FencedError,
-    LedgerClosedError,
-    NoSuchLedgerError,
-    RejectedError,
-)
+from ledgers.errors import FencedError, LedgerClosedError, NoSuchLedgerError, RejectedError
 from ledgers.model import DigestType, LedgerState
 from ledgers.writing import PAYLOAD_BYTES_MAX
 from tests.ledgers.hooked_bookies import Call
@@ -59,11 +54,7 @@ async def test_an_entry_tells_the_lac_and_the_length_so_far() -> None:
             await writer.add(payload)
 
     headers = {EntryHeader.of(call.entry) for call in cluster.bookies.called("add")}
-    assert {(h.entry_id, h.lac, h.length) for h in headers} == {
-        (0, -1, 1),
-        (1, 0, 3),
-        (2, 1, 6),
-    }
+    assert {(h.entry_id, h.lac, h.length) for h in headers} == {(0, -1, 1), (1, 0, 3), (2, 1, 6)}
 
 
 @in_virtual_time

@@ -265,8 +265,7 @@ def test_only_an_open_ledger_changes_its_ensemble(state: LedgerState) -> None:
     why="metadata is not cached; each decision reads it again",
 )
 @pytest.mark.compat(
-    "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack",
-    verdict="same",
+    "MetadataUpdateLoopTest.testNewestValueCannotBeUsedAfterReadBack", verdict="same"
 )
 def test_an_ensemble_changed_by_another_client_is_not_ours() -> None:
     other = OPEN.with_segment(Segment(first_entry_id=0, ensemble=(A, D, C)))
@@ -276,8 +275,7 @@ def test_an_ensemble_changed_by_another_client_is_not_ours() -> None:
 
 
 @pytest.mark.compat(
-    "ParallelLedgerRecoveryTest.testRecoveryWhenClosingLedgerHandle",
-    verdict="same",
+    "ParallelLedgerRecoveryTest.testRecoveryWhenClosingLedgerHandle", verdict="same"
 )
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_a_writer_may_close_during_a_recovery(state: LedgerState) -> None:

@@ -4,11 +4,7 @@ a server."""
 import asyncio
 
 import pytest
-from kazoo.exceptions import (
-    ConnectionLoss,
-    NoNodeError,
-    ThrottledOpError,
-)
+from kazoo.exceptions import ConnectionLoss, NoNodeError, ThrottledOpError
 from kazoo.protocol.serialization import Exists, GetData
 
 from ledgers.errors import SessionLostError
