@@ -2,9 +2,9 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any
 
 import pytest
 
@@ -15,7 +15,6 @@ from checkpoints.receipts import (
     ClientTable,
     Failure,
     ReceiptRange,
-    ReceiptStore,
     compact,
 )
 from checkpoints.stores.sql import SqlClientTable, SqlReceiptStore
@@ -32,9 +31,6 @@ from tests.checkpoints.stores import (
 )
 from tests.ledgers.scripted_bookie import in_loop
 from tests.memory.store import MemoryStore, MemoryTree
-
-OpenGeneration = Callable[[str, int], Awaitable[ReceiptStore]]
-"""Opens the store of a client for the feed of this generation."""
 
 
 @pytest.fixture(params=KINDS)
@@ -242,97 +238,92 @@ async def test_many_clients_share_one_table(open_store: OpenStore) -> None:
         assert [each.version for each in await store.get_failures()] == [number]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql", "znodes"])
-@in_loop
-async def test_operators_see_and_change_all_clients(
-    kind: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    async def scenario(table: ClientTable, open_store: OpenGeneration) -> None:
-        first, second = await open_store("shown", 1), await open_store("shown/2", 1)
-        await first.store_low_watermark(20)
-        await first.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
-        await first.store_failure(failure(4711, 25))
+class Place:
+    """Znodes in memory, or a database, in which clients have their stores."""
 
-        names = [each.name for each in await table.list()]  # other tests share the server
-        assert [name for name in names if name.startswith("shown")] == ["shown", "shown/2"]
-        assert await table.find("nobody") is None
-        found = await table.find("shown")
-        assert found is not None
-        assert (found.generation, found.low_watermark, found.receipt_count) == (1, 20, 1)
-        assert list(found.failures) == [failure(4711, 25)]
+    def __init__(self, *, is_in_znodes: bool, url: str, file: Path) -> None:
+        self.tree, self.file = MemoryTree(), file
+        self.is_in_znodes = is_in_znodes
+        self._session, self._url = MemoryStore(self.tree), url
 
-        assert await table.order_retries("shown") == 1
-        (ordered,) = await first.get_failures()
-        assert ordered.is_retry_ordered
-        await first.store_failure(failure(4711, 25))
-        assert list(await first.get_failures()) == [failure(4711, 25)]
-
-        assert await table.delete("shown")
-        assert not await table.delete("shown")
-        assert await table.order_retries("shown") == 0
-        with pytest.raises(ClientFencedError):
-            await first.store_low_watermark(30)
-        await second.store_low_watermark(30)
-        await asyncio.sleep(0.005)  # epochs follow the time in milliseconds
-
-        again = await open_store("shown", 2)
-        with pytest.raises(ClientFencedError):
-            await first.store_low_watermark(30)
-        assert await again.get_low_watermark() is None
-
-    postgresql = request.getfixturevalue("postgresql") if kind == "postgresql" else ""
-
-    if kind == "znodes":
-        session = MemoryStore(MemoryTree())
-        table: ClientTable = ZooKeeperClientTable(session, folder="/clients")
-
-        async def open_store(client: str, generation: int) -> ReceiptStore:
+    async def open(
+        self, client: str = "a", **options: Any
+    ) -> SqlReceiptStore | ZooKeeperReceiptStore:
+        if self.is_in_znodes:
             return await ZooKeeperReceiptStore.open(
-                session, folder="/clients", client=client, generation=generation
+                self._session, folder="/clients", client=client, **options
             )
+        return await SqlReceiptStore.open(self._url, client=client, **options)
 
-        await scenario(table, open_store)
-        return
+    async def table(self) -> ClientTable:
+        if self.is_in_znodes:
+            return ZooKeeperClientTable(self._session, folder="/clients")
+        return await SqlClientTable.open(self._url)
+
+
+@pytest.fixture(params=["sqlite", "znodes"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     file = tmp_path / "feed.db"
     file.touch()
-    url = f"sqlite:///{file}" if kind == "sqlite" else postgresql
-    table = await SqlClientTable.open(url)
-    opened: list[ReceiptStore] = []
+    is_postgresql = request.param == "postgresql"
+    url = request.getfixturevalue("postgresql") if is_postgresql else f"sqlite:///{file}"
+    return Place(is_in_znodes=request.param == "znodes", url=url, file=file)
 
-    async def open_sql(client: str, generation: int) -> ReceiptStore:
-        opened.append(await SqlReceiptStore.open(url, client=client, generation=generation))
-        return opened[-1]
 
-    await scenario(table, open_sql)
+@pytest.mark.parametrize("place", ["sqlite", "postgresql", "znodes"], indirect=True)
+@in_loop
+async def test_operators_see_and_change_all_clients(place: Place) -> None:
+    table = await place.table()
+    first = await place.open("shown", generation=1)
+    second = await place.open("shown/2", generation=1)
+    await first.store_low_watermark(20)
+    await first.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
+    await first.store_failure(failure(4711, 25))
+
+    names = [each.name for each in await table.list()]  # other tests share the server
+    assert [name for name in names if name.startswith("shown")] == ["shown", "shown/2"]
+    assert await table.find("nobody") is None
+    found = await table.find("shown")
+    assert found is not None
+    assert (found.generation, found.low_watermark, found.receipt_count) == (1, 20, 1)
+    assert list(found.failures) == [failure(4711, 25)]
+
+    assert await table.order_retries("shown") == 1
+    (ordered,) = await first.get_failures()
+    assert ordered.is_retry_ordered
+    await first.store_failure(failure(4711, 25))
+    assert list(await first.get_failures()) == [failure(4711, 25)]
+
+    assert await table.delete("shown")
+    assert not await table.delete("shown")
+    assert await table.order_retries("shown") == 0
+    with pytest.raises(ClientFencedError):
+        await first.store_low_watermark(30)
+    await second.store_low_watermark(30)
+    await asyncio.sleep(0.005)  # epochs follow the time in milliseconds
+
+    again = await place.open("shown", generation=2)
+    with pytest.raises(ClientFencedError):
+        await first.store_low_watermark(30)
+    assert await again.get_low_watermark() is None
     await table.close()
-    for store in opened:
+    for store in (first, second, again):
         await store.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
 @in_loop
-async def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path) -> None:
-    session = MemoryStore(MemoryTree())
-
-    async def open_store(generation: int) -> SqlReceiptStore | ZooKeeperReceiptStore:
-        if kind == "znodes":
-            return await ZooKeeperReceiptStore.open(
-                session, folder="/clients", client="a", generation=generation
-            )
-        url = f"sqlite:///{tmp_path / 'feed.db'}"
-        return await SqlReceiptStore.open(url, client="a", generation=generation)
-
-    store = await open_store(1)
+async def test_receipts_of_an_earlier_feed_are_deleted(place: Place) -> None:
+    store = await place.open(generation=1)
     await store.store_low_watermark(20)
     await store.store_checkpoint_range_receipts([ReceiptRange(31, 40)])
     await store.store_failure(failure(4711, 25))
     await store.close()
 
-    same = await open_store(1)
+    same = await place.open(generation=1)
     assert not same.was_reset
     assert await same.get_low_watermark() == 20
     await same.close()
-    new = await open_store(2)
+    new = await place.open(generation=2)
     assert new.was_reset
     assert await new.get_low_watermark() is None
     assert await receipts(new) == []
@@ -340,16 +331,16 @@ async def test_receipts_of_an_earlier_feed_are_deleted(kind: str, tmp_path: Path
     await new.close()
 
     for _ in range(2):  # the process may have died before it could tell
-        new = await open_store(2)
+        new = await place.open(generation=2)
         assert new.was_reset
         await new.close()
-    new = await open_store(2)
+    new = await place.open(generation=2)
     await new.store_low_watermark(30)
     await new.close()
-    new = await open_store(2)
+    new = await place.open(generation=2)
     assert not new.was_reset
     with pytest.raises(ConflictError):  # by a process that read the chain before
-        await open_store(1)
+        await place.open(generation=1)
     assert await new.get_low_watermark() == 30
     await new.close()
 
@@ -379,72 +370,47 @@ async def test_the_log_of_the_receipts_is_kept_until_the_client_begins_again(
     assert await store.get_low_watermark() == 3
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
 @in_loop
-async def test_a_process_is_not_fenced_by_a_store_that_was_restored(
-    kind: str, tmp_path: Path
-) -> None:
+async def test_a_process_is_not_fenced_by_a_store_that_was_restored(place: Place) -> None:
     """Yesterday's process is in the backup. It does not run any more."""
-    tree, file = MemoryTree(), tmp_path / "feed.db"
-    session = MemoryStore(tree)
-
-    async def open_store(
-        process: ClientProcess, *, is_restored: bool = False
-    ) -> SqlReceiptStore | ZooKeeperReceiptStore:
-        if kind == "znodes":
-            return await ZooKeeperReceiptStore.open(
-                session, folder="/c", client="a", process=process, is_restored=is_restored
-            )
-        return await SqlReceiptStore.open(
-            f"sqlite:///{file}", client="a", process=process, is_restored=is_restored
-        )
-
     yesterday, today = ClientProcess(), ClientProcess()
-    store = await open_store(yesterday)
+    store = await place.open(process=yesterday)
     await store.store_low_watermark(20)
     await store.close()
-    nodes, database = tree.nodes.copy(), file.read_bytes() if kind == "sqlite" else b""
-    await (await open_store(today)).close()
-    tree.nodes = nodes
-    file.write_bytes(database)
+    nodes, database = place.tree.nodes.copy(), place.file.read_bytes()
+    await (await place.open(process=today)).close()
+    place.tree.nodes = nodes
+    place.file.write_bytes(database)
 
-    store = await open_store(today)
+    store = await place.open(process=today)
     assert store.was_reset
     assert await store.get_low_watermark() is None
     await store.store_low_watermark(30)
     await store.close()
-    store = await open_store(today)
+    store = await place.open(process=today)
     assert not store.was_reset
     await store.close()
-    store = await open_store(today, is_restored=True)
+    store = await place.open(process=today, is_restored=True)
     assert store.was_reset
     await store.close()
 
-    await (await open_store(ClientProcess())).close()
+    await (await place.open(process=ClientProcess())).close()
     with pytest.raises(ClientFencedError):
-        await open_store(today, is_restored=True)
+        await place.open(process=today, is_restored=True)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
 @in_loop
-async def test_an_open_store_that_was_restored_is_not_fenced(kind: str, tmp_path: Path) -> None:
+async def test_an_open_store_that_was_restored_is_not_fenced(place: Place) -> None:
     """The session of ZooKeeper, or the connection, survived."""
-    tree, file, process = MemoryTree(), tmp_path / "feed.db", ClientProcess()
-    session, store = MemoryStore(tree), cast(ReceiptStore | None, None)
-    for _ in range(2):
-        nodes = tree.nodes.copy()
-        if kind == "znodes":
-            store = await ZooKeeperReceiptStore.open(
-                session, folder="/c", client="a", process=process
-            )
-        else:
-            store = await SqlReceiptStore.open(f"sqlite:///{file}", client="a", process=process)
-    tree.nodes = nodes
-    if kind == "sqlite":
-        with sqlite3.connect(file) as database:
+    process = ClientProcess()
+    await (await place.open(process=process)).close()
+    nodes = place.tree.nodes.copy()
+    store = await place.open(process=process)
+    place.tree.nodes = nodes
+    if not place.is_in_znodes:
+        with sqlite3.connect(place.file) as database:
             database.execute("UPDATE feed_clients SET epoch = epoch - 1")
 
-    assert store is not None
     with pytest.raises(PositionUnknownError):
         await store.get_low_watermark()
     with pytest.raises(PositionUnknownError):
@@ -452,34 +418,19 @@ async def test_an_open_store_that_was_restored_is_not_fenced(kind: str, tmp_path
     await store.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "znodes"])
 @in_loop
-async def test_a_process_of_a_deleted_client_cannot_open_it_again(
-    kind: str, tmp_path: Path
-) -> None:
-    session, url = MemoryStore(MemoryTree()), f"sqlite:///{tmp_path / 'feed.db'}"
-
-    async def open_store(process: ClientProcess) -> ReceiptStore:
-        if kind == "znodes":
-            return await ZooKeeperReceiptStore.open(
-                session, folder="/clients", client="a", process=process
-            )
-        return await SqlReceiptStore.open(url, client="a", process=process)
-
+async def test_a_process_of_a_deleted_client_cannot_open_it_again(place: Place) -> None:
     process = ClientProcess()
-    store = await open_store(process)
-    table: ClientTable = (
-        ZooKeeperClientTable(session, folder="/clients")
-        if kind == "znodes"
-        else await SqlClientTable.open(url)
-    )
+    store, table = await place.open(process=process), await place.table()
     await table.delete("a")
-    with pytest.raises(ClientDeletedError):
-        await store.get_low_watermark()
-    with pytest.raises(ClientDeletedError):
-        await store.store_low_watermark(5)
-    with pytest.raises(ClientDeletedError):
-        await open_store(process)
+
+    for call in (
+        store.get_low_watermark,
+        lambda: store.store_low_watermark(5),
+        lambda: place.open(process=process),
+    ):
+        with pytest.raises(ClientDeletedError):
+            await call()
     assert await table.find("a") is None
     await table.close()
     await store.close()
