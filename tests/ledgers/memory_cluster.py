@@ -1,7 +1,7 @@
 """A small cluster in memory, for the tests of operations on ledgers."""
 
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -66,6 +66,16 @@ class MemoryCluster:
         for entry_id in entries:
             await cluster.put(entry_id, *on)
         return cluster
+
+    @classmethod
+    @asynccontextmanager
+    async def with_writer(
+        cls, **options: object
+    ) -> AsyncIterator[tuple["MemoryCluster", LedgerWriter]]:
+        """Yield a cluster with the writer of a new ledger."""
+        cluster = cls()
+        async with cluster.writer(**options) as writer:  # type: ignore[arg-type]
+            yield cluster, writer
 
     # --- Operations on ledgers --------------------------------------------------------------------
 

@@ -47,9 +47,7 @@ async def test_written_entries_can_be_read(
 
 @in_virtual_time
 async def test_an_entry_tells_the_lac_and_the_length_so_far() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         for payload in (b"a", b"bb", b"ccc"):
             await writer.add(payload)
 
@@ -80,9 +78,7 @@ async def test_adds_are_pipelined_and_acknowledged_in_order() -> None:
 
 @in_virtual_time
 async def test_an_acknowledgement_needs_an_ack_quorum_of_bookies_only() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=2) as (cluster, writer):
         cluster.bookies.fail(writer.metadata.last_segment.ensemble[1], Op.ADD, Fault(delay_s=60))
         await writer.add(b"entry")
         assert cluster.clock.now_s() == 0
@@ -118,9 +114,7 @@ async def test_unacknowledged_entries_are_bounded() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_caller_cancels_nothing() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster().writer() as writer:
         add = asyncio.ensure_future(writer.add(b"nobody waits"))
         await asyncio.sleep(0)
         add.cancel()
@@ -130,9 +124,7 @@ async def test_a_cancelled_caller_cancels_nothing() -> None:
 @in_virtual_time
 async def test_a_payload_too_large_for_any_frame_is_refused() -> None:
     """The writer continues."""
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster().writer() as writer:
         with pytest.raises(RejectedError, match="too large"):
             await writer.add(bytes(PAYLOAD_BYTES_MAX + 1))
         assert await writer.add(bytes(PAYLOAD_BYTES_MAX)) == 0
@@ -143,9 +135,7 @@ async def test_a_payload_too_large_for_any_frame_is_refused() -> None:
 
 @in_virtual_time
 async def test_a_fenced_writer_stops_for_good() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         await writer.add(b"0")
         closed = await cluster.recover(writer.ledger_id)
         with pytest.raises(FencedError):
@@ -158,9 +148,7 @@ async def test_a_fenced_writer_stops_for_good() -> None:
 
 @in_virtual_time
 async def test_a_writer_replaces_no_bookie_during_a_recovery() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         found = await cluster.manager.read(writer.ledger_id)
         marked = found.metadata.with_state(LedgerState.IN_RECOVERY)
         await cluster.manager.write(writer.ledger_id, marked, read_as=found)
@@ -173,9 +161,7 @@ async def test_a_writer_replaces_no_bookie_during_a_recovery() -> None:
 
 @in_virtual_time
 async def test_close_fails_unacknowledged_entries_and_ends_before_them() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         await writer.add(b"0")
         for bookie in BOOKIES:
             cluster.bookies.fail(bookie, Op.ADD, Fault(delay_s=1))
@@ -191,18 +177,14 @@ async def test_close_fails_unacknowledged_entries_and_ends_before_them() -> None
 
 @in_virtual_time
 async def test_closing_twice_is_closing_once() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster().writer() as writer:
         assert await writer.close() == await writer.close()
 
 
 @pytest.mark.parametrize("fault", StoreFault)
 @in_virtual_time
 async def test_a_close_whose_reply_is_lost_is_looked_up(fault: StoreFault) -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         await writer.add(b"0")
         faults = iter([fault])
         cluster.tree.faults = lambda store, operations: next(faults, None) if operations else None
@@ -214,9 +196,7 @@ async def test_a_close_whose_reply_is_lost_is_looked_up(fault: StoreFault) -> No
 
 @in_virtual_time
 async def test_deleting_deletes_the_metadata() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         await writer.delete()
 
     with pytest.raises(NoSuchLedgerError):
@@ -226,8 +206,10 @@ async def test_deleting_deletes_the_metadata() -> None:
 @in_virtual_time
 async def test_leaving_the_writer_waits_for_all_copies() -> None:
     """Including those that no acknowledgement needed."""
-    cluster = MemoryCluster()
-    async with cluster.writer(ensemble_size=3, write_quorum=3, ack_quorum=1) as writer:
+    async with MemoryCluster.with_writer(ensemble_size=3, write_quorum=3, ack_quorum=1) as (
+        cluster,
+        writer,
+    ):
         slow = writer.metadata.last_segment.ensemble[0]
 
         async def late(call: Call) -> None:

@@ -27,9 +27,7 @@ from tests.replication.cluster import in_virtual_time
 async def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed(
     error: type[BookmenderError],
 ) -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         before = writer.metadata.last_segment.ensemble
         await writer.add(b"0")
         cluster.bookies.fail(before[1], Op.ADD, Fault(error=error))
@@ -48,9 +46,7 @@ async def test_a_failed_bookie_is_replaced_from_the_first_unconfirmed(
 
 @in_virtual_time
 async def test_without_acknowledged_entries_it_is_replaced_in_place() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         failed = writer.metadata.last_segment.ensemble[0]
         cluster.down = {failed}
         await writer.add(b"0")
@@ -72,9 +68,7 @@ async def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
     first_s: float, second_s: float
 ) -> None:
     """Entry 1 reaches the first bookie, which fails entry 2, then the second, late the third."""
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=2) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=2) as (cluster, writer):
         first, second, third = writer.metadata.last_segment.ensemble
         await writer.add(b"0")
         cluster.tree.latency = partial(cluster.clock.sleep, 1.0)
@@ -97,9 +91,7 @@ async def test_an_acknowledgement_of_a_replaced_bookie_does_not_count(
 
 @in_virtual_time
 async def test_late_failures_of_a_replaced_bookie_are_ignored() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         failing = writer.metadata.last_segment.ensemble[0]
 
         async def fail_later_and_later(call: Call) -> None:
@@ -118,9 +110,7 @@ async def test_late_failures_of_a_replaced_bookie_are_ignored() -> None:
 
 @in_virtual_time
 async def test_a_bookie_that_fails_during_a_change_is_replaced_too() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         first, second, _ = writer.metadata.last_segment.ensemble
         cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
         cluster.bookies.fail(second, Op.ADD, Fault(error=UnavailableError, delay_s=1))
@@ -133,9 +123,7 @@ async def test_a_bookie_that_fails_during_a_change_is_replaced_too() -> None:
 
 @in_virtual_time
 async def test_a_replacement_that_fails_is_replaced_in_turn() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         ensemble = writer.metadata.last_segment.ensemble
         others = sorted(set(BOOKIES) - set(ensemble))
         for bookie in (ensemble[0], *others[:2]):
@@ -148,9 +136,10 @@ async def test_a_replacement_that_fails_is_replaced_in_turn() -> None:
 
 @in_virtual_time
 async def test_without_a_replacement_an_ack_quorum_is_enough_to_write() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as writer:
+    async with MemoryCluster.with_writer(ensemble_size=5, write_quorum=3, ack_quorum=2) as (
+        cluster,
+        writer,
+    ):
         ensemble = writer.metadata.last_segment.ensemble
         cluster.unwritable = set(BOOKIES)
         cluster.bookies.fail(ensemble[0], Op.ADD, Fault(error=UnavailableError))
@@ -167,9 +156,7 @@ async def test_without_a_replacement_an_ack_quorum_is_enough_to_write() -> None:
 @pytest.mark.compat("BookieRecoveryTest.testMetadataConflictWithRecovery", verdict="same")
 @in_virtual_time
 async def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
-    cluster = MemoryCluster()
-
-    async with cluster.writer(write_quorum=3, ack_quorum=3) as writer:
+    async with MemoryCluster.with_writer(write_quorum=3, ack_quorum=3) as (cluster, writer):
         first, second, third = writer.metadata.last_segment.ensemble
         await writer.add(b"0")
         cluster.bookies.fail(first, Op.ADD, Fault(error=UnavailableError))
@@ -191,9 +178,7 @@ async def test_a_repair_of_an_earlier_segment_is_kept_by_a_change() -> None:
 @in_virtual_time
 async def test_a_bookie_that_denies_access_is_replaced() -> None:
     """It may report a failed write of its journal like this."""
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         first = (await cluster.manager.read(writer.ledger_id)).metadata.last_segment.ensemble[0]
         cluster.bookies.fail(first, Op.ADD, Fault(error=UnauthorizedError))
         await writer.add(b"entry")
@@ -205,9 +190,7 @@ async def test_a_bookie_that_denies_access_is_replaced() -> None:
 @in_virtual_time
 async def test_an_entry_that_no_bookie_can_take_stops_the_writer() -> None:
     """It replaces no bookie."""
-    cluster = MemoryCluster()
-
-    async with cluster.writer() as writer:
+    async with MemoryCluster.with_writer() as (cluster, writer):
         for bookie in BOOKIES:
             cluster.bookies.fail(bookie, Op.ADD, Fault(error=RejectedError))
         with pytest.raises(RejectedError):

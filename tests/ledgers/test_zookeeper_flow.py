@@ -22,6 +22,11 @@ from tests.ledgers.scripted_session import SOON_S, ScriptedSession, turn
 from tests.replication.cluster import in_virtual_time
 
 
+def scripted() -> tuple[ScriptedSession, Outbox]:
+    session = ScriptedSession()
+    return session, Outbox(session)
+
+
 def read(path: str) -> GetData:
     return GetData(path, None)
 
@@ -33,8 +38,7 @@ def exists(path: str) -> Exists:
 
 @in_virtual_time
 async def test_reads_of_one_turn_are_joined_and_answered_in_order() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     futures = [outbox.ask(read(path)) for path in ("/a", "/b", "/c")]
     await turn()
     assert session.sent_paths() == [["/a", "/b", "/c"]]
@@ -49,8 +53,7 @@ async def test_reads_of_one_turn_are_joined_and_answered_in_order() -> None:
 
 @in_virtual_time
 async def test_no_request_overtakes_an_earlier_one() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     for request in (read("/a"), read("/b"), exists("/x"), read("/c"), read("/d")):
         outbox.ask(request)
     await turn()
@@ -60,8 +63,7 @@ async def test_no_request_overtakes_an_earlier_one() -> None:
 
 @in_virtual_time
 async def test_the_number_of_joined_reads_is_bounded() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     for number in range(2 * READS_MAX + 1):
         outbox.ask(read(f"/{number}"))
     await turn()
@@ -73,8 +75,7 @@ async def test_the_number_of_joined_reads_is_bounded() -> None:
 
 @in_virtual_time
 async def test_a_broken_connection_fails_each_read_with_its_own_error() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
     await turn()
 
@@ -88,8 +89,7 @@ async def test_a_broken_connection_fails_each_read_with_its_own_error() -> None:
 
 @in_virtual_time
 async def test_a_session_lost_before_the_reads_are_sent_fails_them() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     futures = [outbox.ask(read(path)) for path in ("/a", "/b")]
     session.state = SessionState.LOST
     await turn()
@@ -101,8 +101,7 @@ async def test_a_session_lost_before_the_reads_are_sent_fails_them() -> None:
 
 @in_virtual_time
 async def test_a_cancelled_reader_disturbs_no_other() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     gone, stays = (outbox.ask(read(path)) for path in ("/a", "/b"))
     await turn()
     gone.cancel()
@@ -118,8 +117,7 @@ async def test_a_cancelled_reader_disturbs_no_other() -> None:
 @in_virtual_time
 async def test_requests_beyond_the_window_are_sent_in_order() -> None:
     """They are sent as answers arrive."""
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     paths = [f"/{number}" for number in range(REQUESTS_FIRST + 3)]
     for path in paths:
         outbox.ask(exists(path))
@@ -136,8 +134,7 @@ async def test_requests_beyond_the_window_are_sent_in_order() -> None:
 @in_virtual_time
 async def test_waiting_reads_are_joined() -> None:
     """The busier ZooKeeper is, the fewer requests it gets for the same work."""
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     for number in range(REQUESTS_FIRST):
         outbox.ask(exists(f"/{number}"))
     for path in ("/a", "/b", "/c"):
@@ -153,8 +150,7 @@ async def test_waiting_reads_are_joined() -> None:
 
 @in_virtual_time
 async def test_a_request_cancelled_while_it_waits_is_not_sent() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     for number in range(REQUESTS_FIRST):
         outbox.ask(exists(f"/{number}"))
     outbox.ask(exists("/given-up")).cancel()
@@ -185,8 +181,7 @@ async def test_the_window_follows_the_answers_and_their_latency(
 ) -> None:
     assert latency_s == SOON_S or latency_s > SLOW_TIMES * SOON_S
 
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     asked = outbox.ask(exists("/quick"))
     await turn()
     session.reply(0, "reply")
@@ -251,8 +246,7 @@ def test_a_removed_rate_limit_delays_no_request() -> None:
 
 @in_virtual_time
 async def test_nothing_is_sent_while_suspended_and_all_of_it_later() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     session.become(SessionState.SUSPENDED)
     for path in ("/a", "/b"):
         outbox.ask(exists(path))
@@ -266,8 +260,7 @@ async def test_nothing_is_sent_while_suspended_and_all_of_it_later() -> None:
 
 @in_virtual_time
 async def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     outbox.requests_per_s = 1
     futures = [outbox.ask(exists(f"/{number}")) for number in range(2 * REQUESTS_FIRST)]
     await turn()
@@ -281,8 +274,7 @@ async def test_waiting_requests_fail_at_once_when_the_session_is_lost() -> None:
 @pytest.mark.parametrize("is_answered", [True, False], ids=["until the answer", "not for ever"])
 @in_virtual_time
 async def test_a_caller_gives_way_to_the_requests_of_others(is_answered: bool) -> None:
-    session = ScriptedSession()
-    outbox = Outbox(session)
+    session, outbox = scripted()
     outbox.ask(exists("/mark"))
     waiting = asyncio.ensure_future(outbox.give_way())
     await asyncio.sleep(0.9 * GIVE_WAY_MAX_S)
