@@ -116,3 +116,65 @@ def test_many_changes_are_sorted_in_runs(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [next(spans).end for _ in range(3)] == [11, 12, 13]
     collector.acknowledge(13, [4, 2, 6])
     assert [span.end for span in spans] == [15, 17, 18, 19]
+
+
+def test_a_change_that_was_not_committed_is_published_again() -> None:
+    collector = ChangeCollector(10)
+    read(collector, 1, before=0, now=11)
+    read(collector, 2, before=0, now=12)
+    collector.cut()
+    collector.seal()
+    collector.acknowledge(11)
+
+    assert rows(sealed(collector)) == [(2, 0, 12, False)]
+
+
+def test_a_ledger_that_exists_again_is_a_change() -> None:
+    collector = ChangeCollector(10)
+    collector.ledger_removed(1, before=7, zxid=UNTOLD)
+    read(collector, 1, before=0, now=16)
+    collector.date(1, 15)
+
+    collector.cut()
+
+    assert rows(sealed(collector)) == [(1, 7, 16, False)]
+
+
+def test_a_base_has_published_versions_and_pending_deletions() -> None:
+    collector = ChangeCollector(10)
+    read(collector, 1, before=5, now=11)
+    read(collector, 2, before=0, now=12)
+    collector.ledger_removed(3, before=7, zxid=13)
+    collector.ledger_removed(4, before=8, zxid=UNTOLD)
+
+    collector.begin_base()
+
+    assert collector.published_between({1: 11, 2: 12}, 0, 5) == {1: 5, 3: 7, 4: 8}
+    collector.ledger_removed(5, before=9, zxid=14)
+    assert collector.published_between({}, 5, None) == {5: 9}
+
+
+def test_a_ledger_that_vanishes_before_its_comparison_was_never_published() -> None:
+    collector = ChangeCollector(10)
+    collector.ledger_removed(1, before=11, zxid=12)
+    collector.ledger_removed(2, before=11, zxid=UNTOLD)
+    collector.ledger_removed(9, before=7, zxid=13)
+
+    collector.compare({}, {}, stop=5)
+    collector.compare({9: 7}, {}, first=5)
+    collector.date(2, 14)
+    collector.cut()
+
+    assert rows(sealed(collector)) == [(1, 0, 12, True), (9, 7, 13, True), (2, 0, 14, True)]
+
+
+def test_the_deletion_of_a_ledger_that_acls_hide_is_published() -> None:
+    collector = ChangeCollector(10)
+
+    assert collector.compare({1: 5}, {1: 0, 2: 0}) == []
+
+    assert collector.published_between({1: 0, 2: 0}, 0, None) == {1: 5}
+    collector.ledger_removed(1, before=0, zxid=UNTOLD)
+    collector.date(1, 12)
+    collector.cut()
+    assert rows(sealed(collector)) == [(1, 5, 12, True)]

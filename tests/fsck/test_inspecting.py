@@ -1,16 +1,21 @@
 """Inspecting ledgers in memory: the expected entries, the bookies asked, and the recheck."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from auditor.fsck.executor import inspect_ledger, recheck_ledger
+from auditor.fsck.ledger_inspector import LedgerInspector
 from auditor.fsck.options import Level
-from auditor.fsck.verdicts import Finding, Grade
-from ledgers.errors import NoAnswerError
+from auditor.fsck.verdicts import Finding, Grade, LedgerVerdict
+from ledgers.errors import NoAnswerError, SessionLostError
+from ledgers.manager import VersionedMetadata
 from ledgers.model import FEED_MARKER, BookieId, LedgerState
 from ledgers.placement import RackRule
+from replication.copy_reader import CONFIRM_AFTER_S
 from tests.fsck.inspections import (
     ALL,
     executor,
@@ -377,3 +382,95 @@ async def test_many_ledgers_are_inspected_concurrently() -> None:
 
     wrong = sorted(i for i, verdict in found.items() if verdict.is_wrong)
     assert (len(found), wrong) == (100, list(range(0, 100, 10)))
+
+
+# --- Absent and reformatted bookies, and other clocks ---------------------------------------------
+
+
+@in_virtual_time
+async def test_a_recheck_does_not_wait_longer_for_a_clock_ahead() -> None:
+    cluster, _ = await one_ledger()
+    looking = await executor(cluster, options())
+    first = await inspect_once(cluster)
+    began_s = cluster.clock.now_s()
+
+    await recheck_ledger(looking, replace(first, checked_ms=first.checked_ms + 3_600_000))
+
+    assert cluster.clock.now_s() - began_s <= CONFIRM_AFTER_S + 1
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+@pytest.mark.parametrize("away", [(B1,), ALL], ids=["one", "all"])
+@in_virtual_time
+async def test_level_metadata_cannot_judge_an_open_ledger_on_absent(
+    state: LedgerState, away: tuple[BookieId, ...]
+) -> None:
+    cluster, _ = await one_ledger(state=state, last=9)
+    await cluster.kill(*away)
+
+    verdict = await inspect_twice(cluster, Level.METADATA)
+
+    assert verdict is not None
+    assert told(verdict) == (Grade.UNKNOWN, (Finding.BOOKIE_GONE,))
+    assert {each.bookie for each in verdict.evidence} == set(away)
+    assert verdict.rests_on_unknown
+
+
+@in_virtual_time
+async def test_a_reformatted_bookie_is_not_excused_by_a_replacement() -> None:
+    cluster, _ = await one_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 5), last=9)
+    await cluster.kill(B3)
+    await cluster.wipe(B3)
+    await cluster.revive(B3)
+
+    verdict = await inspect_twice(cluster, Level.FULL)
+
+    assert verdict is not None
+    assert verdict.is_wrong
+    assert told(verdict) == (Grade.DEGRADED, (Finding.MISSING,))
+
+
+# --- Unexpected errors ----------------------------------------------------------------------------
+
+
+async def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Cluster:
+    """Return a cluster in which inspecting ``LEDGER`` fails; two other ledgers are whole."""
+    cluster, _ = await one_ledger()
+    for ledger_id in (1, 2):
+        await cluster.write_ledger((B1, B2, B3), write_quorum=3, ledger_id=ledger_id)
+    look = LedgerInspector.inspect
+
+    async def looking(
+        self: LedgerInspector, versioned: VersionedMetadata, since: LedgerVerdict | None = None
+    ) -> LedgerVerdict:
+        if versioned.ledger_id == LEDGER:
+            raise error
+        return await look(self, versioned, since)
+
+    monkeypatch.setattr(LedgerInspector, "inspect", looking)
+    return cluster
+
+
+@in_virtual_time
+async def test_a_ledger_whose_inspection_crashes_is_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = await failing(monkeypatch, ZeroDivisionError("what?"))
+
+    with capture_logs() as logs:
+        found = await inspect_many(cluster, [1, LEDGER, 2])
+
+    assert told(found[LEDGER]) == (Grade.UNKNOWN, (Finding.NOT_ANSWERED,))
+    assert "ZeroDivisionError('what?')" in found[LEDGER].evidence[0].detail
+    assert {found[1].grade, found[2].grade} == {Grade.WHOLE}
+    assert [(each["event"], each["ledger_id"]) for each in logs] == [
+        ("fsck_inspection.crashed", LEDGER)
+    ]
+
+
+@in_virtual_time
+async def test_an_expected_error_ends_the_inspection(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = await failing(monkeypatch, SessionLostError("the session is over"))
+
+    with pytest.raises(SessionLostError):
+        await inspect_many(cluster, [LEDGER])

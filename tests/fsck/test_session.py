@@ -1,11 +1,15 @@
-"""The set-up of Spark, as far as it can be tested without a start."""
+"""The set-up of Spark, as far as it can be tested without a start, and how its JVM ends."""
 
+import logging
+import signal
 import socket
+import subprocess
 
 import pytest
 from py4j.protocol import Py4JError
+from pyspark import SparkContext, java_gateway
 
-from auditor.fsck.spark import _require_master, on_this_machine, open_spark, stop_spark
+from auditor.fsck.spark import _require_master, launching, on_this_machine, open_spark, stop_spark
 from daemon.local.ports import free_ports
 from ledgers.errors import UnavailableError
 
@@ -55,3 +59,41 @@ def test_stopping_an_ended_session_raises_nothing(error: Exception) -> None:
             raise error
 
     stop_spark(Ended())  # type: ignore[arg-type]
+
+
+# --- The JVM that is started ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_during_the_start_kills_the_jvm(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)  # other tests may have one
+    processes: list[subprocess.Popen[bytes]] = []
+    popen = vars(java_gateway)["Popen"]
+    is_disabled = logging.root.manager.disable
+
+    def start() -> None:
+        with launching():
+            processes.append(vars(java_gateway)["Popen"](["sleep", "600"]))
+            raise error
+
+    try:
+        with pytest.raises(error):
+            start()
+    finally:
+        logging.disable(is_disabled)
+
+    assert [process.returncode for process in processes] == [-signal.SIGKILL]
+    assert vars(java_gateway)["Popen"] is popen
+
+
+def test_a_jvm_that_never_reports_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SparkContext, "_gateway", None)
+
+    with launching(timeout_s=0.2) as launch:
+        process = vars(java_gateway)["Popen"](["sleep", "600"])
+        process.wait()
+
+    assert launch.is_given_up
+    assert process.poll() == -signal.SIGKILL

@@ -1,5 +1,7 @@
-"""The options with which a task checks the ledgers of its parts."""
+"""A task: the options with which it checks its ledgers, and work that its process avoids."""
 
+import subprocess
+import sys
 from array import array
 from collections.abc import Iterable
 
@@ -60,3 +62,47 @@ def test_suspects_are_read_completely_at_the_recheck_too(shares: dict[int, float
     rows = pa.Table.from_batches(batches)
     parts = dict(zip(rows["ledger_id"].to_pylist(), rows["part"].to_pylist(), strict=True))
     assert parts == {1: 0, 2: 0, 5: 4, 6: 4}
+
+
+# --- Work that a process of an executor avoids ----------------------------------------------------
+
+
+SET_UP = """
+import gc, sys
+import pyarrow as pa
+from auditor.fsck.tasks import set_up
+set_up()
+set_up()
+assert pa.array(["whole"], pa.string()).to_pylist() == ["whole"]
+assert "pandas" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        pytest.param("import pandas", id="imported"),
+        pytest.param(
+            "assert list(pa.table({'n': [1]}).to_pandas()['n']) == [1]", id="used by pyarrow"
+        ),
+        pytest.param(
+            "import pandas; assert pa.array(pandas.Series([1])).to_pylist() == [1]",
+            id="given to pyarrow",
+        ),
+    ],
+)
+def test_pandas_is_imported_only_if_it_is_used(then: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SET_UP + then], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_imported_objects_are_exempt_from_garbage_collection() -> None:
+    then = "assert len(gc.get_objects()) < gc.get_freeze_count() / 10, len(gc.get_objects())"
+    done = subprocess.run(
+        [sys.executable, "-c", SET_UP + then], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
