@@ -4,7 +4,7 @@ import pytest
 
 from checkpoints.collector import LATE_MAX, ChangeCollector
 from checkpoints.model import Span, ledger_id_of
-from ledgers.store import Stat
+from ledgers.store import UNTOLD, Stat
 
 DATA = b"metadata"
 
