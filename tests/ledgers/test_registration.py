@@ -1,4 +1,4 @@
-"""Registrations: denied access, names that cannot be of bookies, and the instance id of a cluster."""
+"""Registrations: denied access, names that no bookie can have, and the instance id."""
 
 import asyncio
 
