@@ -500,6 +500,81 @@ async def test_failures_are_offered_again_on_request() -> None:
 
 
 @in_virtual_time
+async def test_the_low_watermark_never_passes_what_lacks_a_receipt() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        for ledger_id in range(5):
+            await feed.commit(ledger_id)
+        watermarks = []
+        for ledger_id in (4, 2, 1, 0, 3):
+            client.submit({ledger_id: feed.versions[ledger_id]})
+            await settle()
+            watermarks.append(await client.store.get_low_watermark())
+
+        assert watermarks == [0, 0, 0, 30, 50]
+
+
+@in_virtual_time
+async def test_what_a_later_receipt_subsumes_is_not_missed() -> None:
+    feed = Feed()
+    await known_client(feed)
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await feed.commit(1)
+        await client.stored(1, feed.versions[1])
+
+    async with feed.client() as client:
+        assert client.missed == {2: feed.versions[2]}
+
+
+@in_virtual_time
+async def test_a_failure_does_not_stop_the_rest() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await feed.commit(3)
+        client.submit({2: feed.versions[2]})
+
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+        await client.stored(3, feed.versions[3])
+
+        assert await client.store.get_low_watermark() == 20
+        (failure,) = client.service.failures()
+        assert (failure.key, failure.version) == (ledger_key(1), feed.versions[1])
+        assert failure.because == "no space"
+
+    async with feed.client() as client:
+        assert client.missed == {}
+        assert len(client.service.failures()) == 1
+
+
+@in_virtual_time
+async def test_a_failure_whose_checkpoint_is_open_is_not_missed() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1, 2)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+
+    async with feed.client() as client:
+        assert client.missed == {2: feed.versions[2]}
+
+
+@in_virtual_time
+async def test_a_later_version_is_given_although_an_earlier_one_failed() -> None:
+    feed = Feed()
+    async with feed.client() as client:
+        await feed.commit(1)
+        await client.service.submit_failure(ledger_key(1), feed.versions[1], "no space")
+        await feed.commit(1)
+
+        assert client.given == {1: feed.versions[1]}
+        assert await client.service.retry_failures() == 0
+        await client.stored(1, feed.versions[1])
+        assert list(client.service.failures()) == []
+        assert list(await client.store.get_failures()) == []
+
+
+@in_virtual_time
 async def test_a_long_reason_is_cut() -> None:
     feed = Feed()
     async with feed.client() as client:
