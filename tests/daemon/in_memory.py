@@ -1,8 +1,7 @@
 """Run commands as from a shell, on a cluster in memory."""
 
+import sys
 from collections.abc import Awaitable, Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import click
@@ -17,38 +16,53 @@ from tests.virtual_time import run
 
 Prepare = Callable[[Cluster], Awaitable[None]]
 Look = Callable[[Cluster], Awaitable[Any]]
+InMemory = Callable[..., tuple[Result, Any]]
 
 
-def run_in_memory(
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
-    command: click.Command,
-    *arguments: str,
-    prepare: Prepare,
-    look: Look | None = None,
-    shut: Sequence[str] = (),
-) -> tuple[Result, Any]:
-    """Run the command of this module on a prepared cluster.
+async def nothing(cluster: Cluster) -> None:
+    """Leave the cluster as it is."""
 
-    Return what it prints, and what ``look`` finds afterwards. ``shut``: znodes that the command's
-    session may not read.
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    """Return a function that runs a command on a prepared cluster.
+
+    It returns what the command prints, and what ``look`` finds afterwards, even if the command
+    fails. ``shut``: znodes that the command's session may not read.
     """
-    found: list[Any] = []
 
-    def admin_session(config: Path | None, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
-        async def acting() -> Any:
-            cluster = await Cluster.start()
-            await prepare(cluster)
-            here = visiting(cluster)
-            shut_out(here.store, *shut)
-            returned = await action(here)
-            if look is not None:
-                found.append(await look(cluster))
-            return returned
+    def run_it(
+        command: click.Command,
+        *arguments: str,
+        prepare: Prepare = nothing,
+        look: Look | None = None,
+        shut: Sequence[str] = (),
+        **given: Any,
+    ) -> tuple[Result, Any]:
+        found: list[Any] = []
 
-        return run(acting())
+        def in_session(given: object, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
+            async def acting() -> Any:
+                cluster = await Cluster.start()
+                await prepare(cluster)
+                here = visiting(cluster)
+                shut_out(here.store, *shut)
+                try:
+                    return await action(here)
+                finally:
+                    if look is not None:
+                        found[:] = [await look(cluster)]
 
-    monkeypatch.setattr(module, "run_in_session", admin_session)
-    with capture_logs():  # logs would mix with the output
-        result = CliRunner().invoke(command, arguments)
-    return result, found[0] if found else None
+            return run(acting())
+
+        for name in ("run_in_session", "run_with"):
+            for module in [
+                m for m in sys.modules if m.startswith(("daemon.cli.", "daemon.status."))
+            ]:
+                if hasattr(sys.modules[module], name):
+                    monkeypatch.setattr(sys.modules[module], name, in_session)
+        with capture_logs():  # logs would mix with the output
+            result = CliRunner().invoke(command, arguments, **given)
+        return result, found[0] if found else None
+
+    return run_it

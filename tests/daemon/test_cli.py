@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from daemon.cli.main import CommandGroup, LedgerId, json_option, main, output_option
 from daemon.local.spec import ClusterSpec
+from daemon.operations.errors import UnknownBookieError
 from ledgers.errors import (
     BookmenderError,
     ConflictError,
@@ -35,9 +35,10 @@ def _without_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "code"),
     [
         pytest.param(SettingsError("wrong"), 2, id="wrong usage"),
+        pytest.param(UnknownBookieError("nothing names b1"), 2, id="a mistyped bookie"),
         pytest.param(UnavailableError("no answer"), 3, id="could not tell"),
         pytest.param(UnauthorizedError("shut out"), 3, id="access denied, and could not tell"),
-        pytest.param(NoSuchLedgerError("no such ledger"), 1, id="an unknown ledger"),
+        pytest.param(NoSuchLedgerError("no such ledger", ledger_id=7), 1, id="with its id"),
         pytest.param(CorruptionError("rubbish"), 1, id="found damage"),
         pytest.param(ConflictError("conflict"), 1, id="refused"),
     ],
@@ -55,16 +56,6 @@ def test_an_expected_error_is_one_line_and_an_exit_code(
     captured = capsys.readouterr()
     assert captured.err == f"bookmender: {error}\n"
     assert captured.out == ""
-
-
-def test_an_error_line_has_the_ids_of_its_context(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fails_with(monkeypatch, NoSuchLedgerError("no such ledger", ledger_id=7))
-
-    exit_code(monkeypatch, "fail")
-
-    assert capsys.readouterr().err == "bookmender: no such ledger (ledger_id=7)\n"
 
 
 def test_control_characters_in_an_error_are_escaped(
@@ -310,24 +301,6 @@ def test_with_text_output_an_error_goes_only_to_stderr(
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "output"),
-    [
-        pytest.param([], "text", id="by default"),
-        pytest.param(["-o", "json"], "json", id="as an option"),
-        pytest.param(["--json"], "json", id="as a flag"),
-    ],
-)
-def test_both_json_options_mean_the_same(arguments: list[str], output: str) -> None:
-    @click.command()
-    @output_option
-    @json_option
-    def show(output: str) -> None:
-        click.echo(output)
-
-    assert CliRunner().invoke(show, arguments).output == f"{output}\n"
-
-
 # --- Ledger ids -----------------------------------------------------------------------------------
 
 
@@ -337,11 +310,6 @@ def test_both_json_options_mean_the_same(arguments: list[str], output: str) -> N
 def test_a_ledger_id_is_plain_digits(text: str) -> None:
     with pytest.raises(click.BadParameter, match="not a ledger ID"):
         LedgerId().convert(text, None, None)
-
-
-def test_an_id_that_is_too_large_is_refused_with_the_range() -> None:
-    with pytest.raises(click.BadParameter, match="IDs range from 0 to 9223372036854775807"):
-        LedgerId().convert("9" * 20, None, None)
 
 
 @pytest.mark.parametrize("number", [0, 4711, 2**63 - 1])

@@ -1,13 +1,12 @@
 """Removing a bookie from a cluster for good, while other things happen."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 
 import pytest
 
-from daemon.cli import bookie as decommission_command
+from daemon.cli.bookie import decommission as decommission_command
 from daemon.operations import decommission
 from daemon.operations.errors import UnknownBookieError
 from daemon.operations.holds import begin_hold
@@ -16,9 +15,8 @@ from ledgers.model import BookieId
 from replication.orders import OrderStore
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
-from tests.daemon.cli_calls import exit_code
 from tests.daemon.decommissioning import decommissioned, done, has_cookie
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
@@ -124,31 +122,13 @@ async def test_a_bookie_id_is_known_if_any_record_names_it(
             await asyncio.wait_for(waiting, 600)
 
 
-def test_an_unknown_bookie_is_wrong_usage_unless_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def nothing(cluster: Cluster) -> None:
-        pass
+def test_an_unknown_bookie_is_wrong_usage_unless_ignored(in_memory: InMemory) -> None:
+    refused, _ = in_memory(decommission_command, STRANGER)
+    assert isinstance(refused.exception, UnknownBookieError)
+    assert f"Nothing names {STRANGER}" in str(refused.exception)
 
-    module = decommission_command
-    result, _ = run_in_memory(monkeypatch, module, module.decommission, STRANGER, prepare=nothing)
-    assert isinstance(result.exception, UnknownBookieError)
-    assert f"Nothing names {STRANGER}" in str(result.exception)
-
-    result, _ = run_in_memory(
-        monkeypatch, module, module.decommission, STRANGER, "--ignore-unknown", prepare=nothing
-    )
-    assert result.exit_code == 0
-
-
-def test_an_unknown_bookie_is_an_error_in_json_too(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def unknown(config: object, act: object) -> None:
-        raise UnknownBookieError("Nothing names b1:3181")
-
-    monkeypatch.setattr(decommission_command, "run_in_session", unknown)
-
-    assert exit_code(monkeypatch, "bookie", "decommission", B1, "-o", "json") == 2
-    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+    ignored, _ = in_memory(decommission_command, STRANGER, "--ignore-unknown")
+    assert ignored.exit_code == 0
 
 
 @pytest.mark.compat(

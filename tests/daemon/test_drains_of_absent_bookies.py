@@ -3,10 +3,9 @@
 import asyncio
 
 import pytest
-from click.testing import Result
 
 from auditor.absence import Outages
-from daemon.cli import bookie as drain_command
+from daemon.cli.bookie import drain
 from daemon.operations.drains import absent_concerns
 from daemon.operations.maintenance import open_window
 from ledgers.errors import RejectedError
@@ -14,12 +13,11 @@ from ledgers.model import BookieId, LedgerState
 from replication.orders import OrderStore
 from tests.auditor.auditing import auditing, draining
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, working
-from tests.virtual_time import run
 
 WITHOUT = "Its ledgers are repaired from their other copies without a drain."
 
@@ -28,69 +26,45 @@ async def draining_now(cluster: Cluster) -> set[BookieId]:
     return {*(await OrderStore(cluster.store, PATHS).read()).draining}
 
 
-def drained(
-    monkeypatch: pytest.MonkeyPatch, *arguments: str, was_draining: bool = False
-) -> tuple[Result, set[BookieId]]:
-    """Run ``bookie drain`` while B1 is absent. Return the result and the draining bookies."""
-    found: list[Cluster] = []
-
-    async def prepare(cluster: Cluster) -> None:
-        found.append(cluster)
-        if was_draining:
-            await order_drain(cluster, B1)
-        await cluster.kill(B1)
-
-    result, _ = run_in_memory(
-        monkeypatch, drain_command, drain_command.drain, *arguments, prepare=prepare
-    )
-    return result, run(draining_now(found[0]))
+async def absent(cluster: Cluster) -> None:
+    await cluster.kill(B1)
 
 
-def test_draining_an_absent_bookie_needs_yes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refused, none = drained(monkeypatch, B1, B2)
+async def absent_and_draining(cluster: Cluster) -> None:
+    await order_drain(cluster, B1)
+    await absent(cluster)
+
+
+def test_draining_an_absent_bookie_needs_yes(in_memory: InMemory) -> None:
+    refused, none = in_memory(drain, B1, B2, prepare=absent, look=draining_now)
 
     assert isinstance(refused.exception, RejectedError)
-    assert str(refused.exception) == (
-        f"nothing was ordered. To order the drain anyway, give --yes. {B1} is lost. {WITHOUT} If "
-        f"it never returns, run: bookmender bookie decommission {B1}"
-    )
+    assert f"give --yes. {B1} is lost. {WITHOUT}" in str(refused.exception)
+    assert f"bookmender bookie decommission {B1}" in str(refused.exception)
     assert none == set(), "the registered bookie is not drained either"
 
-    ordered, both = drained(monkeypatch, B1, B2, "--yes")
+    ordered, both = in_memory(drain, B1, B2, "--yes", prepare=absent, look=draining_now)
     assert (ordered.exit_code, both) == (0, {B1, B2})
     assert f"{B1} is lost. {WITHOUT}" in ordered.stderr
 
 
-def test_repeating_the_drain_order_of_an_absent_bookie_warns(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("arguments", "draining", "said"),
+    [
+        pytest.param((B1,), {B1}, f"{B1} is lost", id="ordering it again warns"),
+        pytest.param((B1, "--cancel"), set(), f"The drain of {B1} is cancelled.", id="cancelled"),
+        pytest.param(
+            (B1, B2, "--cancel"), set(), f"No drain of {B2} was ordered.", id="nothing to cancel"
+        ),
+    ],
+)
+def test_the_drain_of_an_absent_bookie_can_be_repeated_and_cancelled(
+    in_memory: InMemory, arguments: tuple[str, ...], draining: set[BookieId], said: str
 ) -> None:
-    result, draining = drained(monkeypatch, B1, was_draining=True)
+    result, found = in_memory(drain, *arguments, prepare=absent_and_draining, look=draining_now)
 
-    assert (result.exit_code, draining) == (0, {B1})
-    assert f"{B1} is lost" in result.stderr
-
-
-def test_cancelling_the_drain_of_an_absent_bookie_needs_no_yes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    result, draining = drained(monkeypatch, B1, "--cancel", was_draining=True)
-
-    assert (result.exit_code, draining) == (0, set())
-
-
-def test_a_drain_that_is_not_ordered_counts_as_cancelled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As the end of a window, a hold or a pause that does not exist: a script can be repeated."""
-    result, draining = drained(monkeypatch, B1, B2, "--cancel", was_draining=True)
-
-    assert (result.exit_code, draining) == (0, set())
-    assert result.stderr.splitlines() == [
-        f"The drain of {B1} is cancelled. Moved copies stay moved.",
-        f"No drain of {B2} was ordered.",
-    ]
+    assert (result.exit_code, found) == (0, draining)
+    assert said in result.stderr
 
 
 @in_virtual_time

@@ -54,7 +54,7 @@ from ledgers.errors import (
 from ledgers.reading import OpenedLedger
 from replication.znodes import ensure_znode
 from tests.checkpoints.feed_cluster import BOOKIES, ROOT, FeedCluster
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.ledgers.hooked_bookies import Call, nothing
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
@@ -787,9 +787,9 @@ def test_a_line_that_cannot_be_printed_names_standard_output(
     ],
 )
 def test_commands_about_clients(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], exit_code: int, text: str
+    in_memory: InMemory, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    result, _ = run_in_memory(monkeypatch, feed, feed.feed, *arguments, prepare=client_with_failure)
+    result, _ = in_memory(feed.feed, *arguments, prepare=client_with_failure)
 
     assert result.exit_code == exit_code
     assert text in result.output + str(result.exception)
@@ -818,7 +818,7 @@ async def test_once_returns_how_many_ledgers_failed() -> None:
     ids=["without option the retention stays", "another retention"],
 )
 def test_an_enabled_feed_is_enabled_again(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+    in_memory: InMemory, arguments: list[str], text: str
 ) -> None:
     async def enabled(cluster: Cluster) -> None:
         await order_change(
@@ -827,16 +827,16 @@ def test_an_enabled_feed_is_enabled_again(
             lambda chain: chain.enabled(now_ms=1, by="root@host", retention_s=30 * 86_400),
         )
 
-    result, _ = run_in_memory(monkeypatch, feed, feed.enable, *arguments, prepare=enabled)
+    result, _ = in_memory(feed.enable, *arguments, prepare=enabled)
 
     assert (result.exit_code, result.output) == (0, text)
 
 
-def test_a_new_feed_tells_how_to_follow_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_feed_tells_how_to_follow_it(in_memory: InMemory) -> None:
     async def prepare(_: Cluster) -> None:
         """Leave the cluster as it is: the feed was never enabled."""
 
-    result, _ = run_in_memory(monkeypatch, feed, feed.enable, prepare=prepare)
+    result, _ = in_memory(feed.enable, prepare=prepare)
 
     assert result.output == (
         "The feed is enabled. It keeps changes for 7 d.\n"

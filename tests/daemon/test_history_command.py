@@ -28,7 +28,7 @@ from replication.history import (
     record_order,
 )
 from replication.orders import LimitsOrder
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
@@ -183,12 +183,12 @@ async def three_events(cluster: Cluster) -> None:
     await cluster.store.create(f"{PATHS.history}/rubbish", b"{")
 
 
-def test_the_last_events_are_shown_and_the_rest_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_events_are_shown_and_the_rest_is_told(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history_command, "SystemClock", EpochClock)
 
-    result, _ = run_in_memory(
-        monkeypatch, history_command, history, "--limit", "2", prepare=three_events
-    )
+    result, _ = in_memory(history, "--limit", "2", prepare=three_events)
 
     lines = result.stdout.splitlines()
     assert [line.partition("  ")[2] for line in lines] == [
@@ -200,12 +200,12 @@ def test_the_last_events_are_shown_and_the_rest_is_told(monkeypatch: pytest.Monk
     assert result.exit_code == 0
 
 
-def test_the_json_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_json_names_what_is_missing(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(history_command, "SystemClock", EpochClock)
 
-    result, _ = run_in_memory(
-        monkeypatch,
-        history_command,
+    result, _ = in_memory(
         history,
         *("--ledger", "2", "-o", "json"),
         prepare=three_events,

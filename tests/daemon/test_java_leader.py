@@ -1,12 +1,10 @@
 """Warnings of commands while Java's AutoRecovery leads, which ignores our orders."""
 
-from types import ModuleType
-
 import click
 import pytest
 
-from daemon.cli import bookie as bookie_command
-from daemon.cli import orders as orders_command
+from daemon.cli.bookie import maintain
+from daemon.cli.orders import hold
 from daemon.operations.orders import UNREADABLE_VOTE, leader_concerns
 from replication import znodes
 from replication.orders import (
@@ -17,7 +15,7 @@ from replication.orders import (
     maintenance_znode,
 )
 from tests.auditor.auditing import leading
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory, Prepare
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1
@@ -70,50 +68,28 @@ async def test_a_java_leader_is_no_concern_while_recovery_is_disabled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "command", "arguments", "is_ordered", "orders"),
+    ("command", "arguments", "prepare", "orders"),
     [
-        pytest.param(orders_command, orders_command.hold, (), True, "holds", id="hold"),
+        pytest.param(hold, (), led_by_java_and_ordered, "holds", id="hold"),
+        pytest.param(hold, ("--begin",), led_by_java, "holds", id="hold begin"),
+        pytest.param(hold, (), led_by_java, None, id="no hold"),
         pytest.param(
-            orders_command, orders_command.hold, ("--begin",), False, "holds", id="hold --begin"
-        ),
-        pytest.param(orders_command, orders_command.hold, (), False, None, id="no hold"),
-        pytest.param(
-            bookie_command,
-            bookie_command.maintain,
-            (B1, "--for", "1h"),
-            False,
-            "maintenance windows",
-            id="a window begins",
+            maintain, (B1, "--for", "1h"), led_by_java, "maintenance windows", id="a window begins"
         ),
         pytest.param(
-            bookie_command,
-            bookie_command.maintain,
-            (),
-            True,
-            "maintenance windows",
-            id="a window is open",
+            maintain, (), led_by_java_and_ordered, "maintenance windows", id="a window is open"
         ),
-        pytest.param(
-            bookie_command,
-            bookie_command.maintain,
-            (B1, "--end"),
-            True,
-            None,
-            id="a window ends",
-        ),
+        pytest.param(maintain, (B1, "--end"), led_by_java_and_ordered, None, id="a window ends"),
     ],
 )
 def test_an_order_that_a_java_leader_ignores_gets_a_warning(
-    monkeypatch: pytest.MonkeyPatch,
-    module: ModuleType,
+    in_memory: InMemory,
     command: click.Command,
     arguments: tuple[str, ...],
-    is_ordered: bool,
+    prepare: Prepare,
     orders: str | None,
 ) -> None:
-    prepare = led_by_java_and_ordered if is_ordered else led_by_java
-
-    result, _ = run_in_memory(monkeypatch, module, command, *arguments, prepare=prepare)
+    result, _ = in_memory(command, *arguments, prepare=prepare)
 
     if orders is None:
         assert LEADS not in result.stderr

@@ -2,36 +2,28 @@
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
-from checkpoints.model import ledger_key
-from checkpoints.receipts import Failure
-from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
 from daemon.answers_page import ANSWERS
 from daemon.cli import bookie, check, feed, history, ledger, orders, plan, queue
 from daemon.cli.main import cli
-from daemon.status import command
+from daemon.status.command import status
 from ledgers.model import LedgerState
 from replication import znodes
 from replication.ledger_record import GivenUpEntries, record_given_up
-from tests.daemon.in_memory import Prepare, run_in_memory
+from tests.daemon.feeds import client_with_failure
+from tests.daemon.in_memory import InMemory, Prepare, nothing
 from tests.daemon.visits import order_drain
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
-
-
-async def nothing(cluster: Cluster) -> None:
-    pass
 
 
 async def draining_b1(cluster: Cluster) -> None:
@@ -57,57 +49,38 @@ async def given_up(cluster: Cluster) -> None:
     await record_given_up(cluster.store, PATHS, LEDGER, entries, guards=())
 
 
-async def feed_client(cluster: Cluster) -> None:
-    """Prepare a client of the feed with a failure."""
-    receipts = await ZooKeeperReceiptStore.open(
-        cluster.store, folder=PATHS.feed_clients, client="catalogue"
-    )
-    await receipts.store_low_watermark(1)
-    await receipts.store_failure(
-        Failure(key=ledger_key(LEDGER), version=2, because="disk full", time_ms=0)
-    )
+Call = tuple[click.Command, tuple[str, ...], Prepare]
 
 
-def ran(
-    module: Any, command: click.Command, *arguments: str, prepare: Prepare = nothing
-) -> Callable[[pytest.MonkeyPatch], Any]:
-    """Run the command on a cluster in memory, and return its JSON."""
-
-    def run_it(monkeypatch: pytest.MonkeyPatch) -> Any:
-        result, _ = run_in_memory(
-            monkeypatch, module, command, *arguments, "-o", "json", prepare=prepare
-        )
-        assert result.stdout, result
-        return json.loads(result.stdout)
-
-    return run_it
+def call(command: click.Command, *arguments: str, prepare: Prepare = nothing) -> Call:
+    return command, arguments, prepare
 
 
-PRINTED: dict[str, list[Callable[[pytest.MonkeyPatch], Any]]] = {
-    "bookmender status": [ran(command, command.status, prepare=marked_and_locked)],
-    "bookmender bookie list": [ran(bookie, bookie.list_bookies, prepare=draining_b1)],
-    "bookmender bookie drain": [ran(bookie, bookie.drain, prepare=draining_b1)],
-    "bookmender bookie maintenance": [ran(bookie, bookie.maintain, B3, "--for", "1h")],
-    "bookmender bookie decommission": [ran(bookie, bookie.decommission, B4, prepare=absent_b4)],
-    "bookmender bookie trust-identities": [ran(bookie, bookie.trust_identities)],
-    "bookmender queue": [ran(queue, queue.queue, prepare=marked_and_locked)],
-    "bookmender ledger show": [ran(ledger, ledger.show, str(LEDGER), prepare=given_up)],
-    "bookmender plan": [ran(plan, plan.plan, prepare=marked_and_locked)],
-    "bookmender history": [ran(history, history.history)],
-    "bookmender hold": [ran(orders, orders.hold, *each) for each in ([], ["--begin"], ["--end"])],
-    "bookmender check": [ran(check, check.check)],
-    "bookmender check NAME": [ran(check, check.check, "all-ledgers")],
+PRINTED: dict[str, list[Call]] = {
+    "bookmender status": [call(status, prepare=marked_and_locked)],
+    "bookmender bookie list": [call(bookie.list_bookies, prepare=draining_b1)],
+    "bookmender bookie drain": [call(bookie.drain, prepare=draining_b1)],
+    "bookmender bookie maintenance": [call(bookie.maintain, B3, "--for", "1h")],
+    "bookmender bookie decommission": [call(bookie.decommission, B4, prepare=absent_b4)],
+    "bookmender bookie trust-identities": [call(bookie.trust_identities)],
+    "bookmender queue": [call(queue.queue, prepare=marked_and_locked)],
+    "bookmender ledger show": [call(ledger.show, str(LEDGER), prepare=given_up)],
+    "bookmender plan": [call(plan.plan, prepare=marked_and_locked)],
+    "bookmender history": [call(history.history)],
+    "bookmender hold": [call(orders.hold, *each) for each in ([], ["--begin"], ["--end"])],
+    "bookmender check": [call(check.check)],
+    "bookmender check NAME": [call(check.check, "all-ledgers")],
     "bookmender check --pause, --resume": [
-        ran(check, check.check, each) for each in ("--pause", "--resume")
+        call(check.check, each) for each in ("--pause", "--resume")
     ],
-    "bookmender disable, enable": [ran(orders, orders.disable), ran(orders, orders.enable)],
-    "bookmender recovery-delay": [ran(orders, orders.recovery_delay)],
-    "bookmender feed status": [ran(feed, feed.status)],
-    "bookmender feed enable, disable": [ran(feed, feed.enable), ran(feed, feed.disable, "--yes")],
-    "bookmender feed clients": [ran(feed, feed.clients, prepare=feed_client)],
-    "bookmender feed clients NAME": [ran(feed, feed.clients, "catalogue", prepare=feed_client)],
+    "bookmender disable, enable": [call(orders.disable), call(orders.enable)],
+    "bookmender recovery-delay": [call(orders.recovery_delay)],
+    "bookmender feed status": [call(feed.status)],
+    "bookmender feed enable, disable": [call(feed.enable), call(feed.disable, "--yes")],
+    "bookmender feed clients": [call(feed.clients, prepare=client_with_failure)],
+    "bookmender feed clients NAME": [call(feed.clients, "catalogue", prepare=client_with_failure)],
     "bookmender feed clients NAME --forget": [
-        ran(feed, feed.clients, "catalogue", "--forget", "--dry-run", prepare=feed_client)
+        call(feed.clients, "catalogue", "--forget", "--dry-run", prepare=client_with_failure)
     ],
 }
 """Commands of one session, on a cluster in memory."""
@@ -120,9 +93,11 @@ def test_the_page_has_a_heading_once() -> None:
 
 
 @pytest.mark.parametrize("title", PRINTED)
-def test_a_command_prints_its_type(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for sample in PRINTED[title]:
-        msgspec.convert(sample(monkeypatch), dict(ANSWERS)[title])
+def test_a_command_prints_its_type(title: str, in_memory: InMemory) -> None:
+    for command, arguments, prepare in PRINTED[title]:
+        result, _ = in_memory(command, *arguments, "-o", "json", prepare=prepare)
+        assert result.stdout, result
+        msgspec.convert(json.loads(result.stdout), dict(ANSWERS)[title])
 
 
 def test_a_failed_command_prints_an_error() -> None:

@@ -10,7 +10,6 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from daemon.cli import orders as limits_command
 from daemon.cli.option_types import Limit
 from daemon.cli.orders import limits
 from daemon.limits import (
@@ -32,7 +31,7 @@ from replication.orders import LIMIT_RANGES, LimitsOrder, OrderStore, limits_zno
 from replication.settings import ReplicationSettings
 from replication.transactions import LINGER_S, Batcher
 from tests.auditor.scenes import SOON_S
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import visiting
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
@@ -101,18 +100,14 @@ def test_full_speed_and_gentle_exclude_each_other() -> None:
 
 
 @pytest.mark.parametrize(("option", "yields"), [("--full-speed", False), ("--gentle", True)])
-def test_full_speed_or_gentle_is_ordered(
-    monkeypatch: pytest.MonkeyPatch, option: str, yields: bool
-) -> None:
+def test_full_speed_or_gentle_is_ordered(in_memory: InMemory, option: str, yields: bool) -> None:
     async def nothing(cluster: Cluster) -> None:
         pass
 
     async def ordered(cluster: Cluster) -> bool | None:
         return (await OrderStore(cluster.store, PATHS).read()).limits.yields_to_writers
 
-    _, found = run_in_memory(
-        monkeypatch, limits_command, limits, option, prepare=nothing, look=ordered
-    )
+    _, found = in_memory(limits, option, prepare=nothing, look=ordered)
 
     assert found is yields
 

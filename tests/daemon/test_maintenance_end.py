@@ -2,11 +2,9 @@
 
 import asyncio
 
-import pytest
-
 from auditor.ledger_map_updater import LedgerMapRecord
 from auditor.settings import AuditorSettings
-from daemon.cli import bookie as maintenance_command
+from daemon.cli.bookie import maintain
 from daemon.operations.maintenance import end_concerns, end_window, open_window
 from ledgers.clock import SystemClock
 from ledgers.model import BookieId
@@ -14,7 +12,7 @@ from replication import znodes
 from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import DELAY, SOON_S, delayed, with_ledgers
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
@@ -104,25 +102,16 @@ async def test_a_registered_bookie_gets_no_warning() -> None:
     assert await end_concerns(visiting(cluster), B1, clock=cluster.clock) == [], "rule S8"
 
 
-def test_a_window_that_does_not_exist_counts_as_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepare(cluster: Cluster) -> None:
-        pass
-
-    module = maintenance_command
-    result, _ = run_in_memory(monkeypatch, module, module.maintain, B1, "--end", prepare=prepare)
-
-    assert result.exit_code == 0
-    assert result.stderr == f"{B1} had no maintenance window.\n"
-
-
-def test_the_command_prints_the_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def prepare(cluster: Cluster) -> None:
+def test_the_command_says_whether_there_was_a_window(in_memory: InMemory) -> None:
+    async def window_of_an_absent_bookie(cluster: Cluster) -> None:
         clock = SystemClock()
         await open_window(visiting(cluster), B1, duration_s=3600, reason="", clock=clock)
         await cluster.kill(B1)
 
-    module = maintenance_command
-    result, _ = run_in_memory(monkeypatch, module, module.maintain, B1, "--end", prepare=prepare)
+    none, _ = in_memory(maintain, B1, "--end")
+    ended, _ = in_memory(maintain, B1, "--end", prepare=window_of_an_absent_bookie)
 
-    assert result.exit_code == 0
-    assert f"{B1} is absent, and is lost now" in result.stderr
+    assert (none.exit_code, ended.exit_code) == (0, 0)
+    assert none.stderr == f"{B1} had no maintenance window.\n"
+    assert f"The maintenance window of {B1} is ended." in ended.output
+    assert f"{B1} is absent, and is lost now" in ended.stderr

@@ -14,7 +14,7 @@ from daemon.cli.output import GONE, LIST_FORMATS
 from daemon.logs import set_up_logs
 from daemon.settings import LogSettings
 from tests.daemon.cli_calls import exit_code
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.test_help import ALL
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
@@ -34,18 +34,16 @@ async def two_marks(cluster: Cluster) -> None:
     await cluster.mark(B1, B2, ledger_id=70, ctime_ms=1000)
 
 
-def listed(monkeypatch: pytest.MonkeyPatch, output: str) -> list[str]:
-    result, _ = run_in_memory(
-        monkeypatch, queue_command, queue_command.queue, "-o", output, prepare=two_marks
-    )
+def listed(in_memory: InMemory, output: str) -> list[str]:
+    result, _ = in_memory(queue_command.queue, "-o", output, prepare=two_marks)
     return result.stdout.splitlines()
 
 
 # --- Formats --------------------------------------------------------------------------------------
 
 
-def test_ids_are_printed_one_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listed(monkeypatch, "ids") == ["3", "70"]
+def test_ids_are_printed_one_a_line(in_memory: InMemory) -> None:
+    assert listed(in_memory, "ids") == ["3", "70"]
 
 
 @pytest.mark.parametrize("output", GONE)
@@ -68,12 +66,8 @@ def test_every_list_has_these_formats() -> None:
 
 
 @pytest.mark.parametrize("output", LIST_FORMATS)
-def test_every_format_of_the_bookies_is_printed(
-    monkeypatch: pytest.MonkeyPatch, output: str
-) -> None:
-    result, _ = run_in_memory(
-        monkeypatch, bookie_command, bookie_command.list_bookies, "-o", output, prepare=two_marks
-    )
+def test_every_format_of_the_bookies_is_printed(in_memory: InMemory, output: str) -> None:
+    result, _ = in_memory(bookie_command.list_bookies, "-o", output, prepare=two_marks)
 
     assert result.exit_code == 0
     assert B1 in result.stdout

@@ -13,7 +13,7 @@ from ledgers.model import BookieId, LedgerState
 from replication.by_hand import Preview
 from replication.plan import Plan
 from replication.reasons import Facts
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
@@ -79,11 +79,9 @@ def test_planned_ledgers_with_an_unproven_end_are_named(
     ("arguments", "exit_code"), [((), 1), (("1",), 1), (("3",), 0)], ids=["all", "one", "another"]
 )
 def test_an_unproven_end_exits_with_1(
-    monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], exit_code: int
+    in_memory: InMemory, arguments: tuple[str, ...], exit_code: int
 ) -> None:
-    module = plan_command
-
-    result, _ = run_in_memory(monkeypatch, module, module.plan, *arguments, prepare=prepare)
+    result, _ = in_memory(plan_command.plan, *arguments, prepare=prepare)
 
     assert result.exit_code == exit_code
 

@@ -23,7 +23,7 @@ from replication.records import read_stored
 from replication.znodes import Mark
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import delayed, with_ledgers
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.status_values import codes
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
@@ -56,15 +56,11 @@ def name_of(path: str) -> str:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
-def test_status_names_the_record_and_what_is_unknown(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_status_names_the_record_and_what_is_unknown(in_memory: InMemory, path: str) -> None:
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, found = run_in_memory(
-        monkeypatch,
-        status_command,
+    result, found = in_memory(
         status_command.status,
         "-o",
         "json",
@@ -103,14 +99,12 @@ async def test_readable_and_absent_records_are_not_told() -> None:
 )
 @pytest.mark.parametrize("output", ["text", "json"])
 def test_check_list_does_not_say_that_the_check_never_ran(
-    monkeypatch: pytest.MonkeyPatch, path: str, check: str, output: str
+    in_memory: InMemory, path: str, check: str, output: str
 ) -> None:
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(
-        monkeypatch, check_command, check_command.check, "-o", output, prepare=prepare
-    )
+    result, _ = in_memory(check_command.check, "-o", output, prepare=prepare)
 
     assert result.exit_code == 3
     if output == "json":
@@ -121,26 +115,24 @@ def test_check_list_does_not_say_that_the_check_never_ran(
     assert f"({path})" in result.stdout
 
 
-def test_check_list_with_an_unreadable_order_is_no_success(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_list_with_an_unreadable_order_is_no_success(in_memory: InMemory) -> None:
     path = checks_znode(PATHS).path
 
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(monkeypatch, check_command, check_command.check, prepare=prepare)
+    result, _ = in_memory(check_command.check, prepare=prepare)
 
     assert result.exit_code == 1
     assert f"({path})" in result.output
 
 
 @pytest.mark.parametrize("path", [PATHS.idle, PATHS.check("idle-open")], ids=name_of)
-def test_ledger_idle_does_not_say_that_there_is_none(
-    monkeypatch: pytest.MonkeyPatch, path: str
-) -> None:
+def test_ledger_idle_does_not_say_that_there_is_none(in_memory: InMemory, path: str) -> None:
     async def prepare(cluster: Cluster) -> None:
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(monkeypatch, ledger_command, ledger_command.idle, prepare=prepare)
+    result, _ = in_memory(ledger_command.idle, prepare=prepare)
 
     assert result.exit_code == 3
     assert path in result.stdout
@@ -175,15 +167,13 @@ async def test_an_unreadable_finding_counts_as_damage_of_all_bookies_of_the_mark
 
 @pytest.mark.parametrize("path", [PATHS.waiting_note(0), PATHS.given_up(0)], ids=name_of)
 def test_ledger_show_names_an_unreadable_record_of_the_ledger(
-    monkeypatch: pytest.MonkeyPatch, path: str
+    in_memory: InMemory, path: str
 ) -> None:
     async def prepare(cluster: Cluster) -> None:
         await cluster.write_ledger((B1, B2), ledger_id=0)
         await spoil(cluster, path)
 
-    result, _ = run_in_memory(
-        monkeypatch, ledger_command, ledger_command.show, "0", prepare=prepare
-    )
+    result, _ = in_memory(ledger_command.show, "0", prepare=prepare)
 
     assert result.exit_code == 0
     assert f"its record {path} cannot be read" in result.stdout

@@ -35,7 +35,7 @@ from replication.znodes import Mark, mark_to_bytes, vote_to_bytes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.http.serving import BEARER, TOKEN, URI, Client, EpochClock, checked, serving
-from tests.daemon.in_memory import run_in_memory
+from tests.daemon.in_memory import InMemory
 from tests.daemon.status_values import note
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, until
@@ -185,12 +185,12 @@ async def some_history(cluster: Cluster) -> None:
     await cluster.store.create(f"{PATHS.history}/rubbish", b"{")
 
 
-def test_the_history_is_that_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_history_is_that_of_the_command(
+    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "SystemClock", EpochClock)
     monkeypatch.setattr(history_command, "SystemClock", EpochClock)
-    ran, _ = run_in_memory(
-        monkeypatch, history_command, history_command.history, "-o", "json", prepare=some_history
-    )
+    ran, _ = in_memory(history_command.history, "-o", "json", prepare=some_history)
 
     async def test(client: Client) -> Any:
         return await checked(await client.get(HISTORY), HISTORY)

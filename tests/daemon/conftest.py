@@ -1,0 +1,3 @@
+"""The fixtures of several files."""
+
+from tests.daemon.in_memory import in_memory as in_memory
