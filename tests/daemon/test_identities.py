@@ -2,18 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from auditor.fsck.options import Level
 from auditor.fsck.verdicts import Finding
 from auditor.underreplication import reformatted_bookies
-from daemon.admin_session import AdminSession
-from daemon.cli import bookie as identities_command
 from daemon.cli.bookie import trust_identities
 from daemon.messages import message
 from daemon.operations.identities import give_trust, withdraw_trust
@@ -23,13 +17,13 @@ from replication.orders import OrderStore
 from replication.reasons import Reason
 from replication.repair import Outcome
 from tests.auditor.auditing import auditing
+from tests.daemon.in_memory import InMemory
 from tests.daemon.visits import visiting
 from tests.fsck.inspections import inspect_twice
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import blocked_by, open_ledger
-from tests.virtual_time import run
 
 LONG_S, SOON_S = 7_200, 60
 
@@ -180,21 +174,6 @@ async def test_trust_is_extended_and_withdrawn() -> None:
     assert (await OrderStore(cluster.store, PATHS).read()).trusted_cookies == {}
 
 
-@pytest.fixture
-def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    def invoked(*arguments: str) -> Result:
-        def in_memory(config: Path | None, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
-            async def acting() -> Any:
-                return await action(visiting(await Cluster.start()))
-
-            return run(acting())
-
-        monkeypatch.setattr(identities_command, "run_in_session", in_memory)
-        return CliRunner().invoke(trust_identities, arguments)
-
-    return invoked
-
-
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "told"),
     [
@@ -208,17 +187,17 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     ],
 )
 def test_the_command_shows_gives_and_withdraws_trust(
-    invoke: Callable[..., Result], arguments: tuple[str, ...], exit_code: int, told: str
+    in_memory: InMemory, arguments: tuple[str, ...], exit_code: int, told: str
 ) -> None:
-    result = invoke(*arguments)
+    result, _ = in_memory(trust_identities, *arguments)
 
     assert result.exit_code == exit_code, result.output
     assert told in result.output
 
 
-def test_the_json_has_every_bookie(invoke: Callable[..., Result]) -> None:
-    output = invoke("--all", "--yes", "-o", "json").output
-    record = json.loads(output[output.index("{") :])  # after the logs
+def test_the_json_has_every_bookie(in_memory: InMemory) -> None:
+    record = json.loads(in_memory(trust_identities, "--all", "--yes", "-o", "json")[0].stdout)
 
     assert record["has_changed"]
+    assert record["bookies"].keys() == {*BOOKIES}
     assert all(each["is_trusted"] for each in record["bookies"].values())

@@ -101,13 +101,10 @@ def test_full_speed_and_gentle_exclude_each_other() -> None:
 
 @pytest.mark.parametrize(("option", "yields"), [("--full-speed", False), ("--gentle", True)])
 def test_full_speed_or_gentle_is_ordered(in_memory: InMemory, option: str, yields: bool) -> None:
-    async def nothing(cluster: Cluster) -> None:
-        pass
-
     async def ordered(cluster: Cluster) -> bool | None:
         return (await OrderStore(cluster.store, PATHS).read()).limits.yields_to_writers
 
-    _, found = in_memory(limits, option, prepare=nothing, look=ordered)
+    _, found = in_memory(limits, option, look=ordered)
 
     assert found is yields
 

@@ -1,18 +1,13 @@
 """The formats of lists, ``--dry-run``, and the completion scripts."""
 
-from typing import Any
-
 import click
 import pytest
-import structlog
 from click.testing import CliRunner
 
 from daemon.cli import bookie as bookie_command
 from daemon.cli import queue as queue_command
 from daemon.cli.main import cli
 from daemon.cli.output import GONE, LIST_FORMATS
-from daemon.logs import set_up_logs
-from daemon.settings import LogSettings
 from tests.daemon.cli_calls import exit_code
 from tests.daemon.in_memory import InMemory
 from tests.daemon.test_help import ALL
@@ -34,16 +29,10 @@ async def two_marks(cluster: Cluster) -> None:
     await cluster.mark(B1, B2, ledger_id=70, ctime_ms=1000)
 
 
-def listed(in_memory: InMemory, output: str) -> list[str]:
-    result, _ = in_memory(queue_command.queue, "-o", output, prepare=two_marks)
-    return result.stdout.splitlines()
-
-
-# --- Formats --------------------------------------------------------------------------------------
-
-
 def test_ids_are_printed_one_a_line(in_memory: InMemory) -> None:
-    assert listed(in_memory, "ids") == ["3", "70"]
+    result, _ = in_memory(queue_command.queue, "-o", "ids", prepare=two_marks)
+
+    assert result.stdout.splitlines() == ["3", "70"]
 
 
 @pytest.mark.parametrize("output", GONE)
@@ -92,7 +81,7 @@ def test_what_waits_for_yes_takes_dry_run() -> None:
     }
 
 
-# --- Completion and colours -----------------------------------------------------------------------
+# --- Completion -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -101,35 +90,3 @@ def test_a_shell_gets_its_script(shell: str) -> None:
 
     assert result.exit_code == 0
     assert "_BOOKMENDER_COMPLETE" in result.stdout
-
-
-class Terminal:
-    """A stream that says that it is a terminal."""
-
-    def __init__(self) -> None:
-        self.written = ""
-
-    def write(self, text: str) -> int:
-        self.written += text
-        return len(text)
-
-    def flush(self) -> None:
-        pass
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
-def test_logs_have_no_colours_with_no_color(
-    monkeypatch: pytest.MonkeyPatch, no_color: str, is_coloured: bool
-) -> None:
-    monkeypatch.setenv("NO_COLOR", no_color)
-    stream: Any = Terminal()
-
-    set_up_logs(LogSettings(), stream=stream)
-    structlog.get_logger().info("an.event")
-    structlog.reset_defaults()
-
-    assert "an.event" in stream.written
-    assert ("\x1b[" in stream.written) is is_coloured

@@ -3,15 +3,14 @@
 ``tests/cluster/test_shell.py`` compares the output with Java's.
 """
 
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
-from daemon.admin_session import AdminSession
 from daemon.cli import shell as shell_command
 from daemon.cli.shell import shell
 from daemon.operations.errors import UnknownBookieError
@@ -20,18 +19,12 @@ from daemon.settings import Settings
 from ledgers.errors import RejectedError
 from ledgers.model import LedgerState
 from replication.znodes import lock_to_bytes, vote_to_bytes
-from tests.daemon.in_memory import Look, Prepare
-from tests.daemon.visits import visiting
+from tests.daemon.in_memory import InMemory
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
-from tests.virtual_time import run
 
 URI = "zk+hierarchical://127.0.0.1:1/ledgers"
-
-
-async def nothing(cluster: Cluster) -> None:
-    pass
 
 
 async def three_marks(cluster: Cluster) -> None:
@@ -47,38 +40,14 @@ async def two_ledgers(cluster: Cluster) -> None:
 
 
 @pytest.fixture
-def on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Result, Any]]:
-    """Return a function that runs a command on a prepared cluster. It returns the result, and what
-    ``look`` found afterwards."""
+def on(monkeypatch: pytest.MonkeyPatch, in_memory: InMemory) -> InMemory:
+    """Return a function that runs a command on a prepared cluster."""
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", URI)
-
-    def on(
-        *arguments: str, prepare: Prepare = nothing, look: Look | None = None, **given: Any
-    ) -> tuple[Result, Any]:
-        found: list[Any] = []
-
-        def run_with(settings: Settings, action: Callable[[AdminSession], Awaitable[Any]]) -> Any:
-            async def acting() -> Any:
-                cluster = await Cluster.start()
-                await prepare(cluster)
-                returned = await action(visiting(cluster))
-                found[:] = [await look(cluster)] if look else []
-                return returned
-
-            return run(acting())
-
-        monkeypatch.setattr(shell_command, "run_with", run_with)
-        result = CliRunner().invoke(shell, arguments, **given)
-        return result, found[0] if found else None
-
-    return on
-
-
-On = Callable[..., tuple[Result, Any]]
+    return partial(in_memory, shell)
 
 
 @pytest.mark.parametrize("dashes", ["-", "--"])
-def test_long_options_may_have_one_dash_as_in_java(on: On, dashes: str) -> None:
+def test_long_options_may_have_one_dash_as_in_java(on: InMemory, dashes: str) -> None:
     result, _ = on(
         "listunderreplicated",
         f"{dashes}printmissingreplica",
@@ -93,7 +62,7 @@ def test_long_options_may_have_one_dash_as_in_java(on: On, dashes: str) -> None:
     ]
 
 
-def test_a_java_file_without_a_cluster_is_named(on: On, tmp_path: Path) -> None:
+def test_a_java_file_without_a_cluster_is_named(on: InMemory, tmp_path: Path) -> None:
     java = tmp_path / "bk_server.conf"
     java.write_text("bookiePort=3181\n")
 
@@ -113,14 +82,14 @@ def test_a_java_file_without_a_cluster_is_named(on: On, tmp_path: Path) -> None:
     ],
 )
 def test_marked_ledgers_are_chosen_by_bookie(
-    on: On, options: list[str], ledgers: list[str]
+    on: InMemory, options: list[str], ledgers: list[str]
 ) -> None:
     result, _ = on("listunderreplicated", *options, prepare=three_marks)
 
     assert [line for line in result.output.splitlines() if line.isdigit()] == ledgers
 
 
-def test_the_auditor_is_shown(on: On) -> None:
+def test_the_auditor_is_shown(on: InMemory) -> None:
     async def elect(cluster: Cluster) -> None:
         vote = f"{PATHS.election}/V_0000000001"
         await cluster.store.create(vote, vote_to_bytes(B1), is_ephemeral=True)
@@ -129,7 +98,7 @@ def test_the_auditor_is_shown(on: On) -> None:
     assert on("whoisauditor")[0].exit_code == 1
 
 
-def test_without_an_option_autorecovery_is_only_shown(on: On) -> None:
+def test_without_an_option_autorecovery_is_only_shown(on: InMemory) -> None:
     async def is_disabled(cluster: Cluster) -> bool:
         return await cluster.store.exists(PATHS.disable) is not None
 
@@ -149,7 +118,7 @@ async def delay_of_33(cluster: Cluster) -> None:
     await cluster.store.create(PATHS.recovery_delay, b"33")
 
 
-def test_the_recovery_delay_is_shown_and_set(on: On) -> None:
+def test_the_recovery_delay_is_shown_and_set(on: InMemory) -> None:
     shown, _ = on("lostbookierecoverydelay", "-get", prepare=delay_of_33)
     _, stored = on("lostbookierecoverydelay", "-s", "0", prepare=delay_of_33, look=recovery_delay)
     _, created = on("lostbookierecoverydelay", "--set", "5", look=recovery_delay)
@@ -160,7 +129,7 @@ def test_the_recovery_delay_is_shown_and_set(on: On) -> None:
     assert on("lostbookierecoverydelay")[0].exit_code == 2
 
 
-def test_an_audit_is_triggered_by_writing_the_delay_again(on: On) -> None:
+def test_an_audit_is_triggered_by_writing_the_delay_again(on: InMemory) -> None:
     _, stored = on("triggeraudit", prepare=delay_of_33, look=recovery_delay)
 
     assert stored == (b"33", 1)
@@ -177,7 +146,7 @@ def test_an_audit_is_triggered_by_writing_the_delay_again(on: On) -> None:
     ],
 )
 def test_a_bookie_that_nothing_names_is_an_error(
-    on: On, repaired: list[Any], arguments: list[str]
+    on: InMemory, repaired: list[Any], arguments: list[str]
 ) -> None:
     """Java prints nothing, which looks like a bookie without ledgers."""
     mistyped = B1.replace("1", "l")
@@ -228,14 +197,14 @@ async def ledgers_of_absent_b2(cluster: Cluster) -> None:
     ],
 )
 def test_a_recovery_repairs_the_ledgers_of_an_absent_bookie(
-    on: On, repaired: list[Any], options: list[str], repairs: list[Any]
+    on: InMemory, repaired: list[Any], options: list[str], repairs: list[Any]
 ) -> None:
     result, _ = on("recover", *options, B2, prepare=ledgers_of_absent_b2)
 
     assert (result.exit_code, repaired) == (0, repairs)
 
 
-def test_a_recovery_needs_a_yes(on: On, repaired: list[Any]) -> None:
+def test_a_recovery_needs_a_yes(on: InMemory, repaired: list[Any]) -> None:
     result, _ = on("recover", B2, prepare=ledgers_of_absent_b2, input="n\n")
 
     assert (result.exit_code, repaired) == (1, [])
@@ -243,7 +212,7 @@ def test_a_recovery_needs_a_yes(on: On, repaired: list[Any]) -> None:
 
 @pytest.mark.parametrize("option", ["-query", "--dryrun"])
 def test_a_dry_run_is_answered_with_the_command_that_plans(
-    on: On, repaired: list[Any], option: str
+    on: InMemory, repaired: list[Any], option: str
 ) -> None:
     result, _ = on("recover", option, f"{B1},{B2}", prepare=two_ledgers)
 
@@ -251,7 +220,7 @@ def test_a_dry_run_is_answered_with_the_command_that_plans(
     assert f"bookmender plan --bookie {B2}" in result.output
 
 
-def test_a_registered_bookie_is_not_recovered(on: On, repaired: list[Any]) -> None:
+def test_a_registered_bookie_is_not_recovered(on: InMemory, repaired: list[Any]) -> None:
     result, _ = on("recover", "-f", B2, prepare=two_ledgers)
 
     assert isinstance(result.exception, RejectedError)
@@ -259,7 +228,7 @@ def test_a_registered_bookie_is_not_recovered(on: On, repaired: list[Any]) -> No
     assert repaired == []
 
 
-def test_a_stopped_bookie_is_decommissioned(on: On) -> None:
+def test_a_stopped_bookie_is_decommissioned(on: InMemory) -> None:
     async def absent_b4(cluster: Cluster) -> None:
         await delay_of_33(cluster)
         await cluster.kill(B4)
@@ -270,7 +239,7 @@ def test_a_stopped_bookie_is_decommissioned(on: On) -> None:
 
 
 def test_javas_settings_name_the_cluster(
-    on: On, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on: InMemory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     java = tmp_path / "bk_server.conf"
     java.write_text("zkServers=zk1:2181,zk2:2181\nzkLedgersRootPath=/bk\n")

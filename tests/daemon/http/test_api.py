@@ -35,7 +35,7 @@ from replication.znodes import Mark, mark_to_bytes, vote_to_bytes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.http.serving import BEARER, TOKEN, URI, Client, EpochClock, checked, serving
-from tests.daemon.in_memory import InMemory
+from tests.daemon.in_memory import InMemory, nothing
 from tests.daemon.status_values import note
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, until
@@ -50,10 +50,6 @@ READS = [
     and each.name != "openapi"
 ]
 Scene = Callable[[Cluster], Awaitable[None]]
-
-
-async def nothing(cluster: Cluster) -> None:
-    pass
 
 
 async def trouble(cluster: Cluster) -> None:
