@@ -23,11 +23,12 @@ from checkpoints.chain import order_change
 from checkpoints.client import IN_ZOOKEEPER, ClusterConnection, connected_names, open_client_table
 from checkpoints.log import CheckpointLog
 from checkpoints.model import CommittedVersion, ledger_key
-from checkpoints.receipts import DELETED, FENCED, ClientTable, Failure
+from checkpoints.receipts import DELETED, FENCED, ClientTable
 from checkpoints.recovery import LiftReason, RecoveryService, WatermarkLift
 from checkpoints.stores import zookeeper as zookeeper_stores
 from checkpoints.stores.zookeeper import ZooKeeperReceiptStore
-from daemon.cli import feed, feed_follow
+from daemon.cli import feed as feed_command
+from daemon.cli import feed_follow
 from daemon.cli.feed_follow import (
     RECONNECT_S,
     RETRY_CHECK_S,
@@ -54,13 +55,15 @@ from ledgers.errors import (
 from ledgers.reading import OpenedLedger
 from replication.znodes import ensure_znode
 from tests.checkpoints.feed_cluster import BOOKIES, ROOT, FeedCluster
+from tests.daemon.feeds import CLIENT, client_with_failure, feed, pass_time
 from tests.daemon.in_memory import InMemory
 from tests.ledgers.hooked_bookies import Call, nothing
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
-from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.nodes import PATHS
+from tests.said import Said
 
-NAME = "catalogue"
+NAME = CLIENT
 
 
 class Run:
@@ -114,17 +117,9 @@ class Run:
         return await open_client_table(IN_ZOOKEEPER, self.connection(self._cluster.store))
 
 
-async def pass_time(seconds: float = 2.0) -> None:
-    await asyncio.sleep(seconds)
-
-
 @in_virtual_time
 async def test_a_client_goes_on_where_it_was() -> None:
-    cluster = await FeedCluster.start()
-    first, second = await cluster.create(), await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(2) as (cluster, [first, second]):
         run = Run(cluster)
         async with run.following():
             await pass_time()
@@ -153,11 +148,7 @@ async def test_a_client_goes_on_where_it_was() -> None:
 
 @in_virtual_time
 async def test_a_new_client_that_dies_before_its_first_receipt_misses_nothing() -> None:
-    cluster = await FeedCluster.start()
-    ledger_id = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [ledger_id]):
         async with Run(cluster).following():
             await pass_time()
         await cluster.change(ledger_id)
@@ -171,12 +162,7 @@ async def test_a_new_client_that_dies_before_its_first_receipt_misses_nothing() 
 
 @in_virtual_time
 async def test_from_start_gives_all_ledgers_of_the_log() -> None:
-    cluster = await FeedCluster.start()
-    ledger_ids = [await cluster.create() for _ in range(5)]
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
-
+    async with feed(5) as (cluster, ledger_ids):
         run = Run(cluster)
         await run.follow(once=True, from_start=True)
 
@@ -213,11 +199,7 @@ async def test_once_does_not_wait_for_a_feed_that_is_not_enabled() -> None:
 
 @in_virtual_time
 async def test_a_client_of_an_earlier_feed_is_given_all_ledgers_and_told_so() -> None:
-    cluster = await FeedCluster.start()
-    kept, deleted = await cluster.create(), await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(2) as (cluster, [kept, deleted]):
         await Run(cluster).follow(once=True, from_start=True)
         await cluster.disable()
         await pass_time()
@@ -234,11 +216,7 @@ async def test_a_client_of_an_earlier_feed_is_given_all_ledgers_and_told_so() ->
 
 @in_virtual_time
 async def test_a_running_client_notices_that_the_feed_was_enabled_again() -> None:
-    cluster = await FeedCluster.start()
-    kept = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [kept]):
         run = Run(cluster)
         async with run.following(from_start=True):
             await pass_time()
@@ -255,11 +233,7 @@ async def test_a_running_client_notices_that_the_feed_was_enabled_again() -> Non
 
 @in_virtual_time
 async def test_a_failure_stops_nothing_and_is_tried_again_on_order() -> None:
-    cluster = await FeedCluster.start()
-    bad, good = await cluster.create(), await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(2) as (cluster, [bad, good]):
         run = Run(cluster, fails={bad})
         async with run.following():
             await pass_time()
@@ -290,11 +264,7 @@ async def test_a_failure_stops_nothing_and_is_tried_again_on_order() -> None:
 
 @in_virtual_time
 async def test_stop_on_failure_leaves_the_change_to_the_next_run() -> None:
-    cluster = await FeedCluster.start()
-    ledger_id = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [ledger_id]):
         async with Run(cluster).following():
             await pass_time()
         await cluster.change(ledger_id)
@@ -310,11 +280,7 @@ async def test_stop_on_failure_leaves_the_change_to_the_next_run() -> None:
 
 @in_virtual_time
 async def test_the_later_process_of_a_name_fences_the_earlier() -> None:
-    cluster = await FeedCluster.start()
-    ledger_id = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [ledger_id]):
         earlier = asyncio.create_task(Run(cluster).follow())
         await pass_time()
         later = Run(cluster)
@@ -333,11 +299,7 @@ async def test_the_later_process_of_a_name_fences_the_earlier() -> None:
 @in_virtual_time
 async def test_a_follower_that_opens_again_does_not_fence_a_later_process() -> None:
     """The earlier one loses its session, and a later one begins before it opens another."""
-    cluster = await FeedCluster.start()
-    ledger_id = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [ledger_id]):
         earlier, later = Run(cluster), Run(cluster)
         async with earlier.following():
             await pass_time()
@@ -352,11 +314,7 @@ async def test_a_follower_that_opens_again_does_not_fence_a_later_process() -> N
 
 @in_virtual_time
 async def test_failures_count_after_the_feed_was_opened_again() -> None:
-    cluster = await FeedCluster.start()
-    bad = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [bad]):
         run = Run(cluster, fails={bad})
         async with run.following(from_start=True):
             await pass_time()
@@ -369,10 +327,7 @@ async def test_failures_count_after_the_feed_was_opened_again() -> None:
 @in_virtual_time
 async def test_receipts_of_a_later_feed_are_an_error_not_a_loop() -> None:
     """As with one database and one name for two clusters."""
-    cluster = await FeedCluster.start()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed() as (cluster, _):
         await ZooKeeperReceiptStore.open(
             cluster.store, folder=PATHS.feed_clients, client=NAME, generation=1 << 50
         )
@@ -384,11 +339,8 @@ async def test_receipts_of_a_later_feed_are_an_error_not_a_loop() -> None:
 async def test_failures_that_do_not_fit_into_zookeeper_end_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await FeedCluster.start()
-    bad = {await cluster.create() for _ in range(3)}
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(3) as (cluster, ids):
+        bad = {*ids}
         monkeypatch.setattr(zookeeper_stores, "RECORD_BYTES_MAX", 400)
         with pytest.raises(HandlingFailedError, match="too many failures for ZooKeeper"):
             await Run(cluster, fails=bad).follow(from_start=True)
@@ -449,11 +401,7 @@ def test_a_follower_that_may_not_go_on_says_why_and_has_its_own_exit_code(
 async def test_a_follower_opens_the_feed_again_when_a_checkpoint_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await FeedCluster.start()
-    ids = [await cluster.create() for _ in range(3)]
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(3) as (cluster, ids):
         run = Run(cluster)
         async with run.following():
             await pass_time()
@@ -481,11 +429,7 @@ async def test_a_follower_opens_the_feed_again_when_a_checkpoint_is_missing(
 
 @in_virtual_time
 async def test_a_follower_that_cannot_read_the_log_again_waits_for_bookies() -> None:
-    cluster = await FeedCluster.start()
-    ledger_id = await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(1) as (cluster, [ledger_id]):
         run = Run(cluster)
         async with run.following():
             await pass_time()
@@ -507,11 +451,7 @@ async def unreachable(call: Call) -> None:
 
 @in_virtual_time
 async def test_a_client_is_told_that_the_feed_began_again_after_a_loss() -> None:
-    cluster = await FeedCluster.start()
-    ids = [await cluster.create() for _ in range(2)]
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed(2) as (cluster, ids):
         run = Run(cluster)
         async with run.following():
             await pass_time()
@@ -528,10 +468,7 @@ async def test_a_client_is_told_that_the_feed_began_again_after_a_loss() -> None
 
 @in_virtual_time
 async def test_a_forgotten_client_ends_and_its_name_is_new() -> None:
-    cluster = await FeedCluster.start()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
+    async with feed() as (cluster, _):
         run = Run(cluster)
         task = asyncio.create_task(run.follow())
         await pass_time()
@@ -674,13 +611,6 @@ def test_a_change_is_one_line(output: str, line: str, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out == f"{line}\n"
 
 
-def test_a_lift_names_the_range_and_what_to_do() -> None:
-    text = lift_text(WatermarkLift(from_id=16, to_id=32, because=LiftReason.RETENTION))
-
-    assert "from 0x10 to 0x20 are lost" in text
-    assert text.endswith("Compare your state with all ledgers.")
-
-
 @pytest.mark.parametrize(
     ("low_watermark", "lag"),
     [
@@ -704,37 +634,34 @@ def test_the_lag_of_a_client(low_watermark: int, lag: Lag) -> None:
     assert found == lag
 
 
-@pytest.mark.parametrize(
-    ("watermark", "is_current", "lag", "text"),
-    [
-        (None, True, None, "Client c: connected, no receipt yet."),
-        (1, False, None, "Client c: connected, its receipts are of an earlier feed."),
-        (1, True, Lag(checkpoints=0, seconds=0), "Client c: connected, up to date."),
-        (
-            1,
-            True,
-            Lag(checkpoints=2, seconds=90, is_more=True),
-            "Client c: connected, more than 2 checkpoints behind (1 min 30 s).",
-        ),
-    ],
+FOLLOWER = FeedFollower(
+    name="c",
+    is_connected=True,
+    is_current=True,
+    low_watermark=1,
+    lag_checkpoints=None,
+    lag_s=None,
+    is_lag_more=False,
+    has_lost_changes=False,
+    receipt_count=0,
+    failure_count=0,
 )
-def test_a_client_as_text(
-    watermark: int | None, is_current: bool, lag: Lag | None, text: str
-) -> None:
-    client = FeedFollower(
-        name="c",
-        is_connected=True,
-        is_current=is_current,
-        low_watermark=watermark,
-        lag_checkpoints=None if lag is None else lag.checkpoints,
-        lag_s=None if lag is None else lag.seconds,
-        is_lag_more=lag is not None and lag.is_more,
-        has_lost_changes=lag is not None and lag.is_lost,
-        receipt_count=0,
-        failure_count=0,
-    )
+FOLLOWERS: dict[str, dict[str, object]] = {
+    "no receipt yet": {"low_watermark": None},
+    "receipts of an earlier feed": {"is_current": False},
+    "up to date": {"lag_checkpoints": 0, "lag_s": 0},
+    "behind": {"lag_checkpoints": 2, "lag_s": 90, "is_lag_more": True},
+}
 
-    assert client.to_text() == text
+
+def test_a_client_and_a_lift_as_text(said: Said) -> None:
+    clients = {
+        name: msgspec.structs.replace(FOLLOWER, **changes).to_text()
+        for name, changes in FOLLOWERS.items()
+    }
+    lift = WatermarkLift(from_id=16, to_id=32, because=LiftReason.RETENTION)
+
+    said("feed", {**clients, "changes are lost": lift_text(lift)})
 
 
 @pytest.mark.parametrize(
@@ -789,7 +716,7 @@ def test_a_line_that_cannot_be_printed_names_standard_output(
 def test_commands_about_clients(
     in_memory: InMemory, arguments: list[str], exit_code: int, text: str
 ) -> None:
-    result, _ = in_memory(feed.feed, *arguments, prepare=client_with_failure)
+    result, _ = in_memory(feed_command.feed, *arguments, prepare=client_with_failure)
 
     assert result.exit_code == exit_code
     assert text in result.output + str(result.exception)
@@ -797,29 +724,14 @@ def test_commands_about_clients(
 
 @in_virtual_time
 async def test_once_returns_how_many_ledgers_failed() -> None:
-    cluster = await FeedCluster.start()
-    bad, _ = await cluster.create(), await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
-
+    async with feed(2) as (cluster, [bad, _]):
         assert await Run(cluster, fails={bad}).follow(once=True, from_start=True) == 1
         again = Run(cluster)
         assert await again.follow(once=True, from_start=True) == 0
         assert again.told[-1].startswith("It goes on where it was: --from-start is for new clients")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ([], "The feed is already enabled. It keeps changes for 30 d.\n"),
-        (["--retention", "2d"], "The feed is already enabled. It keeps changes for 2 d.\n"),
-    ],
-    ids=["without option the retention stays", "another retention"],
-)
-def test_an_enabled_feed_is_enabled_again(
-    in_memory: InMemory, arguments: list[str], text: str
-) -> None:
+def test_a_feed_is_enabled_and_enabled_again(in_memory: InMemory) -> None:
     async def enabled(cluster: Cluster) -> None:
         await order_change(
             cluster.store,
@@ -827,28 +739,11 @@ def test_an_enabled_feed_is_enabled_again(
             lambda chain: chain.enabled(now_ms=1, by="root@host", retention_s=30 * 86_400),
         )
 
-    result, _ = in_memory(feed.enable, *arguments, prepare=enabled)
+    new, _ = in_memory(feed_command.enable)
+    again, _ = in_memory(feed_command.enable, prepare=enabled)
+    changed, _ = in_memory(feed_command.enable, "--retention", "2d", prepare=enabled)
 
-    assert (result.exit_code, result.output) == (0, text)
-
-
-def test_a_new_feed_tells_how_to_follow_it(in_memory: InMemory) -> None:
-    async def prepare(_: Cluster) -> None:
-        """Leave the cluster as it is: the feed was never enabled."""
-
-    result, _ = in_memory(feed.enable, prepare=prepare)
-
-    assert result.output == (
-        "The feed is enabled. It keeps changes for 7 d.\n"
-        "Follow it: bookmender feed follow --client NAME --from-start\n"
-    )
-
-
-async def client_with_failure(cluster: Cluster) -> None:
-    receipts = await ZooKeeperReceiptStore.open(
-        cluster.store, folder=PATHS.feed_clients, client=NAME
-    )
-    await receipts.store_low_watermark(1)
-    await receipts.store_failure(
-        Failure(key=ledger_key(LEDGER), version=2, because="disk full", time_ms=0)
-    )
+    assert "It keeps changes for 7 d." in new.output
+    assert "bookmender feed follow --client NAME --from-start" in new.output
+    assert again.output == "The feed is already enabled. It keeps changes for 30 d.\n"
+    assert changed.output == "The feed is already enabled. It keeps changes for 2 d.\n"

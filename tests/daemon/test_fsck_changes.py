@@ -28,7 +28,7 @@ from daemon.fsck.changes import (
 )
 from ledgers.errors import SettingsError, UnavailableError
 from tests.checkpoints.feed_cluster import ROOT, FeedCluster
-from tests.daemon.test_feed_follow import pass_time
+from tests.daemon.feeds import feed, pass_time
 from tests.memory.store import MemoryStore
 from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import PATHS
@@ -100,23 +100,11 @@ def told(fetched: Fetched) -> dict[int, bool]:
     )
 
 
-@asynccontextmanager
-async def feed() -> AsyncIterator[FeedCluster]:
-    """A cluster with three ledgers, 1001 to 1003, whose feed is enabled."""
-    cluster = await FeedCluster.start()
-    for _ in range(3):
-        await cluster.create()
-    async with cluster.leader():
-        await cluster.enable()
-        await pass_time()
-        yield cluster
-
-
 @in_virtual_time
 async def test_the_first_run_checks_all_ledgers_and_the_next_one_what_changed(
     tmp_path: Path,
 ) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
 
         first = await folder.run()
@@ -134,7 +122,7 @@ async def test_the_first_run_checks_all_ledgers_and_the_next_one_what_changed(
 
 @in_virtual_time
 async def test_changes_during_the_first_run_are_told_to_the_next(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         first = await folder.fetch()
         await cluster.change(1001)
@@ -146,7 +134,7 @@ async def test_changes_during_the_first_run_are_told_to_the_next(tmp_path: Path)
 
 @in_virtual_time
 async def test_a_run_that_dies_is_told_the_same_again(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         assert (await folder.fetch()).why is WhyWhole.FIRST  # dies
         assert (await folder.run()).why is WhyWhole.FIRST
@@ -161,7 +149,7 @@ async def test_a_run_that_dies_is_told_the_same_again(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_a_change_during_a_run_is_told_to_the_next(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         await folder.run()
         await cluster.change(1001)
@@ -178,7 +166,7 @@ async def test_a_change_during_a_run_is_told_to_the_next(tmp_path: Path) -> None
 
 @in_virtual_time
 async def test_a_ledger_that_could_not_be_checked_is_told_again(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         await folder.run()
         for ledger_id in (1001, 1002, 1003):
@@ -195,7 +183,7 @@ async def test_a_ledger_that_could_not_be_checked_is_told_again(tmp_path: Path) 
 async def test_receipts_that_could_not_be_stored_follow_from_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         first = await folder.fetch()
         with monkeypatch.context() as patched:
@@ -216,7 +204,7 @@ async def unavailable(*args: object, **kwargs: object) -> AsyncIterator[None]:
 
 @in_virtual_time
 async def test_two_folders_with_one_client_miss_nothing(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder, other = Folder(cluster, tmp_path / "a"), Folder(cluster, tmp_path / "b")
         await folder.run()
         await cluster.change(1001)
@@ -230,7 +218,7 @@ async def test_two_folders_with_one_client_miss_nothing(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_after_a_new_feed_all_ledgers_are_checked(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         await folder.run()
         fetched = await folder.fetch()
@@ -247,7 +235,7 @@ async def test_after_a_new_feed_all_ledgers_are_checked(tmp_path: Path) -> None:
 
 @in_virtual_time
 async def test_what_the_log_has_deleted_makes_a_run_check_all_ledgers(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         await folder.run()
         positions = read_positions(tmp_path)
@@ -263,7 +251,7 @@ async def test_what_the_log_has_deleted_makes_a_run_check_all_ledgers(tmp_path: 
 
 @in_virtual_time
 async def test_the_receipts_are_those_of_a_client_of_the_feed(tmp_path: Path) -> None:
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         fetched = await folder.run()
         assert fetched.changes is not None
@@ -283,7 +271,7 @@ async def test_after_a_restore_of_zookeeper_all_ledgers_are_checked(
     tmp_path: Path, epochs: int
 ) -> None:
     """The folder is not restored. Zxids go back, or jump to the next epoch."""
-    async with feed() as cluster:
+    async with feed(3) as (cluster, _):
         folder = Folder(cluster, tmp_path)
         await folder.run()
     backup = cluster.back_up()
