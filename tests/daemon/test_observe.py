@@ -18,7 +18,7 @@ from auditor.observer import AffectedBookie, BookieCondition, Difference, Observ
 from auditor.underreplication import UnderreplicatedLedger
 from daemon.admin_session import AdminSession
 from daemon.answers import as_json
-from daemon.cli.plan import built, outlook_exit_code, outlook_text, to_text
+from daemon.cli.plan import built, outlook_exit_code, outlook_text
 from daemon.operations.observe import (
     LOOK_INTERVAL_MIN_S,
     LOOK_INTERVAL_S,
@@ -51,6 +51,7 @@ from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, fragment
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.test_preview import touching_nothing
+from tests.said import Said
 
 COPY = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 WAIT = Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("no bookie can take over",)))
@@ -309,47 +310,22 @@ def test_what_workers_would_lease_is_planned(state: dict[str, Any], planned: Seq
 # --- Text, JSON and exit codes --------------------------------------------------------------------
 
 
-def test_the_text_has_missing_copies_and_the_planned_work() -> None:
-    assert outlook_text(LOSS).splitlines() == [
-        f"affected    {B1}  lost, 2 ledgers",
-        "would mark  3 ledgers, about 5 kB of copies lost; most urgent first",
-        "              1 with 1 copy left",
-        "              2 with 2 copies left",
-        "              ledger 5, 2, 3",
-        "marks       4 ledgers marked, 1 as a bookmender leader would",
-        "              1 lack a mark that a leader would make: ledger 2",
-        "              1 have a mark that names too few bookies: ledger 3",
-        "              1 have a mark that a leader would not make: ledger 9",
-        "              1 are in bookmender's private queue: ledger 4",
-        "              1 of these have damage that Java does not see: ledger 4",
-        "bookies     3 writable, 1 read-only; an absent bookie is lost after 1 min 30 s",
-        "ledgers     1,200 known",
-        *to_text(LOSS.would_repair).splitlines(),
-    ]
+SCENES = {
+    "missing copies and the planned work": LOSS,
+    "marks in the private queue": seeing(
+        marked_count=1, private=PrivateQueue(damaged=(4, 7), others=(9,))
+    ),
+    "what prevents marking": seeing(
+        affected=(LOST,),
+        underreplicated=underreplicated(5),
+        hold=HoldOrder(since_ms=1, reason="3 of 4 bookies went\x1b[2J"),
+        is_disabled=True,
+    ),
+}
 
 
-def test_marks_in_the_private_queue_are_listed_apart() -> None:
-    seen = seeing(marked_count=1, private=PrivateQueue(damaged=(4, 7), others=(9,)))
-
-    lines = [line.strip() for line in outlook_text(seen).splitlines()]
-
-    assert "marks       4 ledgers marked, 0 as a bookmender leader would" in lines
-    assert "3 are in bookmender's private queue: ledger 4, 7, 9" in lines
-    assert "2 of these have damage that Java does not see: ledger 4, 7" in lines
-    assert (seen.marks.total, seen.marks.shared) == (4, 1)
-
-
-def test_what_prevents_marking_comes_first() -> None:
-    hold = HoldOrder(since_ms=1_700_000_000_000, reason="3 of 4 bookies went\x1b[2J")
-    held = seeing(affected=(LOST,), underreplicated=underreplicated(5), hold=hold, is_disabled=True)
-
-    lines = outlook_text(held).splitlines()
-
-    assert lines[0].startswith("DISABLED")
-    reason = r"3 of 4 bookies went\x1b[2J"
-    assert lines[1] == f"HOLD        a leader would begin a hold: {reason}"
-    assert lines[2] == f"affected    {B1}  lost when the safety hold ends, 2 ledgers"
-    assert lines[3].startswith("would mark  no ledger now; otherwise 1 ledger")
+def test_the_outlook_as_text(said: Said) -> None:
+    said("outlook", {name: outlook_text(seen) for name, seen in SCENES.items()})
 
 
 def test_json_has_counts_and_the_first_ids() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from auditor.mark_reasons import Finding
 from daemon.answers import as_json
 from daemon.cli import plan as plan_command
-from daemon.cli.plan import to_text
+from daemon.cli.plan import SHOWN_MAX, to_text
 from daemon.messages import message
 from daemon.operations import plan as planning
 from daemon.operations.errors import UnknownBookieError
@@ -26,6 +26,7 @@ from tests.daemon.visits import visiting
 from tests.replication.cluster import in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B5, fragment
 from tests.replication.nodes import PATHS
+from tests.said import Said
 
 MOVE = Repair(fragment=fragment(), index=1, target=B5, entry_ids=range(7), byte_count=7_000)
 REFILL = Repair(fragment=fragment(), index=1, target=B2, entry_ids=(4,), byte_count=100)
@@ -39,35 +40,28 @@ def planned(*plans: Plan, more: int | None = 0) -> RepairPlan:
     return RepairPlan.of(list(map(ledger_plan, found)), more=more)
 
 
-def test_each_copy_and_each_obstacle_is_a_line() -> None:
-    text = to_text(planned(Plan(repairs=(MOVE, REFILL), blocked=(WAIT,)), Plan()))
-
-    assert text.splitlines() == [
-        "ledger 7: 8 entries to copy, about 7.1 kB",
-        f"  entries 0 to 9, bookie index 1: 7 entries to {B5}, which replaces {B2}",
-        f"  entries 0 to 9, bookie index 1: 1 entry to {B2}, in place",
-        f"  blocked: maintenance: {message(7, WAIT).text}",
-        "ledger 8: nothing to do",
-        "2 ledgers, 8 entries to copy, about 7.1 kB",
-    ]
-
-
-def test_a_fragment_of_one_entry_is_shown_as_that_entry() -> None:
-    of_one = fragment(first=4, last=4)
-    refill = Repair(fragment=of_one, index=1, target=B2, entry_ids=(4,), byte_count=100)
-
-    assert f"  entry 4, bookie index 1: 1 entry to {B2}, in place" in to_text(
-        planned(Plan(repairs=(refill,)))
-    )
+ONE = Repair(fragment=fragment(first=4, last=4), index=1, target=B2, entry_ids=(4,), byte_count=100)
+EMPTY = Repair(fragment=fragment(first=0, last=-1), index=1, target=B5, entry_ids=(), byte_count=0)
+UNREADABLE = RepairPlan.of([], unreadable=range(100, 130))
+SCENES = {
+    "copies and an obstacle": planned(Plan(repairs=(MOVE, REFILL), blocked=(WAIT,)), Plan()),
+    "one entry, and an empty ledger": planned(Plan(repairs=(ONE,)), Plan(repairs=(EMPTY,))),
+    "ledgers that are not shown": planned(Plan(), more=12),
+    "an unknown count of others": planned(Plan(), more=None),
+    "a deleted and a blocked ledger": RepairPlan.of(
+        [
+            ledger_plan(Preview(ledger_id=1, plan=Plan(), is_gone=True)),
+            ledger_plan(Preview(ledger_id=2, plan=Plan(blocked=(WAIT,)))),
+        ]
+    ),
+    "unreadable metadata": UNREADABLE,
+    "many unproven ends": RepairPlan.of([], unproven=range(SHOWN_MAX + 1)),
+}
 
 
-def test_an_empty_ledger_has_no_range_of_entries() -> None:
-    empty = fragment(first=0, last=-1)
-    move = Repair(fragment=empty, index=1, target=B5, entry_ids=(), byte_count=0)
-
-    assert f"  no entries, bookie index 1: 0 entries to {B5}, which replaces {B2}" in to_text(
-        planned(Plan(repairs=(move,)))
-    )
+def test_the_plan_as_text(said: Said) -> None:
+    assert UNREADABLE.unreadable_ledgers == list(range(100, 130))
+    said("plan", {name: to_text(found) for name, found in SCENES.items()})
 
 
 def test_control_characters_in_a_reason_are_escaped() -> None:
@@ -78,26 +72,6 @@ def test_control_characters_in_a_reason_are_escaped() -> None:
 
     assert "\x1b" not in text
     assert not any(line.startswith("ledger 9") for line in text.splitlines())
-
-
-def test_ledgers_that_are_not_shown_are_counted() -> None:
-    assert to_text(planned(Plan(), more=12)).endswith(
-        "; 12 more ledgers not shown (bookmender plan --limit N)"
-    )
-    assert to_text(planned(Plan(), more=None)).endswith(
-        "; there are more ledgers (bookmender plan --limit N)"
-    )
-
-
-def test_deleted_and_blocked_ledgers_are_shown_as_such() -> None:
-    gone = Preview(ledger_id=1, plan=Plan(), is_gone=True)
-    stuck = Preview(ledger_id=2, plan=Plan(blocked=(WAIT,)))
-
-    lines = to_text(RepairPlan.of([ledger_plan(gone), ledger_plan(stuck)])).splitlines()
-
-    assert lines[0] == "ledger 1: there is no such ledger"
-    assert lines[1] == "ledger 2: nothing to copy now"
-    assert lines[-1].startswith("1 ledger, "), "the deleted ledger does not count"
 
 
 def test_the_json_has_every_copy_and_the_sums() -> None:
@@ -127,18 +101,6 @@ def test_the_json_has_every_copy_and_the_sums() -> None:
             "until_ms": 1_700_000_000_000,
         }
     ]
-
-
-def test_unreadable_ledgers_are_counted_and_some_are_named() -> None:
-    found = RepairPlan.of([], unreadable=range(100, 130))
-
-    lines = to_text(found).splitlines()
-
-    assert lines[0].startswith(
-        "30 ledgers with unreadable metadata may be on this bookie, too: ledger 100, 101, "
-    )
-    assert "119, …. bookmender ledger show ID" in lines[0]
-    assert found.unreadable_ledgers == list(range(100, 130))
 
 
 WHOLE = ledger_plan(Preview(ledger_id=1, plan=Plan()))
@@ -219,12 +181,9 @@ async def test_an_empty_plan_explains_why_nothing_is_marked() -> None:
 
     found = await plan(visiting(cluster), [], None, limit=1)
 
-    assert to_text(found).splitlines() == [
-        f"no ledger is marked; bookmender status reports: BOOKIES_LOST: 1 bookie is lost: {B1}. "
-        "Its ledgers are not marked: no auditor is running. NO_AUDITOR: No auditor is running, "
-        "neither bookmender's nor Java's. Losses are not noticed.",
-        "0 ledgers, 0 entries to copy, about 0 B",
-    ]
+    first, _ = to_text(found).splitlines()
+    assert first.startswith("no ledger is marked; bookmender status reports: BOOKIES_LOST: ")
+    assert "NO_AUDITOR: " in first
 
 
 @in_virtual_time

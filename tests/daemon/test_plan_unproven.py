@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from daemon.cli import plan as plan_command
-from daemon.cli.plan import SHOWN_MAX, to_text
+from daemon.cli.plan import to_text
 from daemon.operations import plan as planning
 from daemon.operations.plan import RepairPlan, plan
 from ledgers.model import BookieId, LedgerState
@@ -51,11 +51,7 @@ async def planned(ledger_ids: Sequence[int], bookie: BookieId | None = None) -> 
 async def test_without_ids_unmarked_ledgers_are_reported_too() -> None:
     found = await planned([])
 
-    first = to_text(found).splitlines()[0]
-    assert first == (
-        "the end of 1 other ledger cannot be proven: ledger 1. Copies do not help: bookmender "
-        "ledger show ID shows the reason and what helps"
-    )
+    assert "the end of 1 other ledger cannot be proven: ledger 1." in to_text(found)
     assert (found.unproven_ends.count, found.unproven_ends.ledgers) == (1, [1])
 
 
@@ -84,12 +80,3 @@ def test_an_unproven_end_exits_with_1(
     result, _ = in_memory(plan_command.plan, *arguments, prepare=prepare)
 
     assert result.exit_code == exit_code
-
-
-def test_of_many_unproven_ends_only_some_are_named() -> None:
-    many = range(SHOWN_MAX + 1)
-
-    text = to_text(RepairPlan.of([], unproven=many))
-
-    assert text.startswith(f"the end of {len(many)} other ledgers cannot be proven")
-    assert f" {SHOWN_MAX - 1}, …. Copies do not help: " in text

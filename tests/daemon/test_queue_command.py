@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
-
 from auditor.mark_reasons import Finding, LossKind, LossRecord, LossRecords
 from daemon.cli.queue import line_of
 from daemon.operations.queue import QueuedLedgerRecord, queue_rows
@@ -88,31 +86,25 @@ async def test_a_damaged_mark_needs_no_operator() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("is_draining", "line"),
-    [
-        pytest.param(True, f"drain of {B1} [{B1}: draining for 30 s]", id="drained"),
-        pytest.param(
-            False,
-            f"check by hand on {B1} [{B1}: by hand, or its drain was cancelled]",
-            id="by hand",
-        ),
-    ],
-)
 @in_virtual_time
-async def test_the_list_says_why_a_ledger_is_in_the_private_queue(
-    is_draining: bool, line: str
-) -> None:
+async def test_the_list_says_why_a_ledger_is_in_the_private_queue() -> None:
     cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
-    if is_draining:
-        order = DrainOrder(since_ms=now_ms - 30_000)
-        await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, B1), order, over=None)
-    marked = [MarkedLedger(ledger_id=5, mark=Mark(replicas=(B1,)))]
+    order = DrainOrder(since_ms=now_ms - 30_000)
+    await OrderStore(cluster.store, PATHS).give(drain_znode(PATHS, B1), order, over=None)
+    finding = Finding(check="fsck", bookies=(B4,), detail="entry 3 is gone", found_ms=now_ms)
+    await cluster.store.create(PATHS.finding(7), finding.to_json(), with_parents=True)
+    marked = [
+        MarkedLedger(ledger_id=ledger_id, mark=Mark(replicas=(bookie,)))
+        for ledger_id, bookie in ((5, B1), (6, B2), (7, B4))
+    ]
 
-    (row,) = await queue_rows(visiting(cluster), marked, only_private=[5])
+    rows = await queue_rows(visiting(cluster), marked, only_private=[5, 6, 7])
 
-    assert line_of(row, now_ms=now_ms) == f"ledger 5: {line}"
+    drained, by_hand, found = (line_of(row, now_ms=now_ms) for row in rows)
+    assert drained == f"ledger 5: drain of {B1} [{B1}: draining for 30 s]"
+    assert by_hand.startswith(f"ledger 6: check by hand on {B2} [{B2}: by hand")
+    assert found.startswith(f"ledger 7: bad copies on {B4} [{B4}: fsck check")
 
 
 def detail_of(row: QueuedLedgerRecord) -> str:

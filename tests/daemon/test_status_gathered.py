@@ -1,14 +1,15 @@
 """The facts that ``bookmender status`` gathers from a cluster."""
 
 import asyncio
-from dataclasses import replace
+
+import pytest
 
 from auditor.absence import Outages
 from auditor.ledger_map_updater import LedgerMapRecord
+from auditor.mark_reasons import Finding
 from auditor.records import AuditRecord
 from daemon.admin_session import AdminSession
 from daemon.cli.queue import line_of
-from daemon.messages import message
 from daemon.operations.drains import order_drains
 from daemon.operations.maintenance import concerns as window_concerns
 from daemon.operations.maintenance import end_window, open_window
@@ -19,12 +20,12 @@ from daemon.status.gathering import gather_status
 from daemon.status.report import to_text
 from daemon.status.state import UNREADABLE_VOTE, Status
 from ledgers.clock import Clock, SystemClock
-from ledgers.model import BookieId, LedgerState
+from ledgers.model import LedgerState
 from ledgers.registration import Registration
 from replication import znodes
 from replication.client_activity import ClientActivity
 from replication.nodes import Role
-from replication.reasons import Blocked, Facts, Reason
+from replication.reasons import Facts, Reason
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
 from tests.daemon.status_values import HEALTHY, as_json, changed, codes, fact, note
@@ -168,25 +169,18 @@ async def test_rule_s8_with_no_bookie_registered_none_is_lost() -> None:
     assert (codes(status), status.bookies.lost) == (["NO_BOOKIES UNKNOWN"], ())
 
 
+@pytest.mark.parametrize(
+    ("vote", "leader"),
+    [(znodes.vote_to_bytes("java:3181"), "java:3181"), (b"\xff", UNREADABLE_VOTE)],
+)
 @in_virtual_time
-async def test_a_java_leader_is_named_by_its_own_id() -> None:
+async def test_a_java_leader_is_named_by_its_own_id(vote: bytes, leader: str) -> None:
     cluster = await Cluster.start()
-    await let_java_lead(cluster)
+    await cluster.store.create(f"{PATHS.election}/V_0000000003", vote)
 
     status = await gathered(cluster)
 
-    assert (status.services.leader, status.services.leader_node) == ("java:3181", None)
-    assert codes(status) == []
-
-
-@in_virtual_time
-async def test_a_leader_with_an_unreadable_vote_is_unknown() -> None:
-    cluster = await Cluster.start()
-    await cluster.store.create(f"{PATHS.election}/V_0000000003", b"\xff")
-
-    status = await gathered(cluster)
-
-    assert status.services.leader == UNREADABLE_VOTE
+    assert (status.services.leader, status.services.leader_node) == (leader, None)
     assert codes(status) == []
 
 
@@ -210,12 +204,10 @@ async def test_foreign_locks_are_listed_with_the_oldest_first() -> None:
         (3, "java-host"),
         (1, None),
     ]
-    assert [line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows] == [
-        f"ledger 1: misses {B1} (locked by an unknown holder, which is not a bookmender node, for "
-        "0 s)",
-        f"ledger 2: misses {B1} (locked by host-b for 10 s)",
-        f"ledger 3: misses {B1} (locked by java-host, which is not a bookmender node, for 10 s)",
-    ]
+    unknown, ours, java = (line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows)
+    assert "locked by an unknown holder, which is not a bookmender node, for 0 s" in unknown
+    assert "(locked by host-b for 10 s)" in ours
+    assert "locked by java-host, which is not a bookmender node, for 10 s" in java
 
 
 @in_virtual_time
@@ -235,57 +227,6 @@ async def test_all_waiting_ledgers_are_counted() -> None:
 
 
 @in_virtual_time
-async def test_the_json_has_all_facts_of_the_text() -> None:
-    cluster = await Cluster.start()
-    await cluster.mark(B1, ledger_id=1)
-    async with leading(cluster, "host-a"), cluster.node("host-b") as worker:
-        facts = Facts(entry_ids=(4,), entry_count=1)
-        blocked = Blocked(reason=Reason.NO_COPY, facts=facts)
-        await worker.notes.put(replace(note(1, Reason.NO_COPY), blocked=blocked))
-        record = as_json(await gathered(cluster))
-
-    assert record["leader"] == "host-a"
-    assert record["leader_node"]["host"] == "host-a"
-    assert [n["role"] for n in record["nodes"]] == ["auditor", "worker"]
-    assert record["bookies"]["writable"] == sorted(BOOKIES)
-    assert record["queue"] == {
-        "total": 1,
-        "marked": 1,
-        "private": 0,
-        "private_damaged": 0,
-        "locked": 0,
-        "by_missing_count": {"1": 1},
-        "by_missing_bookie": {BookieId(B1): 1},
-        "waiting_for_maintenance_by_missing_bookie": {},
-        "by_cause": {"unknown": 1},
-        "foreign_locks": [],
-    }
-    assert record["leader_state"] == {
-        "ledger_map": None,
-        "recovery_delay_s": 0,
-        "recovery_delay_error": None,
-        "pending_losses": [],
-        "running_checks": [],
-        "absent_named_by": {"ledgers": {}, "is_complete": False, "counted_age_s": 0.0},
-        "unavailable_ledgers": None,
-    }
-    assert record["waiting"]["ledgers"] == [
-        {
-            "ledger_id": 1,
-            "reason": "no-copy",
-            "facts": {"entry_ids": [4], "entry_count": 1},
-            "besides": [],
-            "detail": message(1, blocked).text,
-            "node": "host-a",
-            "since_ms": 1_000,
-            "tries": 1,
-            "next_try_ms": 0,
-            "grace_until_ms": 0,
-        }
-    ]
-
-
-@in_virtual_time
 async def test_the_pace_is_gathered() -> None:
     cluster = await Cluster.start()
     said = ClientActivity(
@@ -293,16 +234,11 @@ async def test_the_pace_is_gathered() -> None:
     )
     await cluster.store.create(PATHS.activity, said.to_json(), with_parents=True)
 
-    assert as_json(await gathered(cluster, cluster.clock))["copying"] == {
-        "speed": "yielding",
-        "yields_to_writers": True,
-        "is_client_activity_known": True,
-        "active_bookies": [B1],
-        "unknown_bookies": [B2],
-        "copying_nodes": 4,
-        "bytes_per_s": 0,
-        "entries_per_s": 0,
-    }
+    copying = (await gathered(cluster, cluster.clock)).copying
+
+    assert copying is not None
+    assert (copying.speed, copying.active_bookies) == ("yielding", [B1])
+    assert (copying.unknown_bookies, copying.copying_nodes) == ([B2], 4)
 
 
 # --- Orders ---------------------------------------------------------------------------------------
@@ -418,6 +354,31 @@ async def test_ledgers_the_last_audit_could_not_read_are_read_again() -> None:
     await cluster.store.delete(cluster.manager.path(3))
     await let_java_lead(cluster)
     assert codes(await gathered(cluster)) == []
+
+
+# --- The private queue ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+@in_virtual_time
+async def test_damage_is_shown_apart_from_ledgers_to_move(is_damaged: bool) -> None:
+    cluster = await Cluster.start(B1, B2, B3)
+    await cluster.mark(B2, ledger_id=4)
+    await cluster.mark(B1, ledger_id=5)
+    for ledger_id in (5, 6):
+        await cluster.store.create(PATHS.private.mark(ledger_id), with_parents=True)
+    if is_damaged:
+        found = Finding(check="fsck", bookies=(B1,), detail="entry 3", found_ms=1)
+        await cluster.store.create(PATHS.finding(6), found.to_json(), with_parents=True)
+
+    status = await gathered(cluster)
+
+    queue = as_json(status)["queue"]
+    assert (queue["total"], queue["marked"], queue["private"]) == (3, 2, 1), "5 counts once"
+    assert queue["private_damaged"] == int(is_damaged)
+    assert ("LEDGERS_DAMAGED WARN" in codes(status)) is is_damaged
+    what = "damaged" if is_damaged else "to drain or repair by hand"
+    assert f"1 in bookmender's private queue, {what}" in to_text(status)
 
 
 # --- Waiting ledgers ------------------------------------------------------------------------------
