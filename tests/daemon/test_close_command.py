@@ -1,18 +1,23 @@
-"""Exit codes and help of ``bookmender ledger close``."""
-
-import re
+"""Exit codes and previews of ``bookmender ledger close``."""
 
 import pytest
 from click.testing import CliRunner
 from msgspec.structs import replace
 
 from daemon.cli import ledger as ledger_command
-from daemon.cli.ledger import ledger
+from daemon.cli.ledger import closing_text
 from daemon.operations.close import LedgerClosing
 from daemon.settings import Settings
-from tests.daemon.closing import closer, idle_ledger
+from tests.daemon.closing import closer, idle_ledger, unproven_ledger
 from tests.daemon.settings_given import URI
+from tests.daemon.test_close_damaged import with_damage
+from tests.daemon.test_close_too_few import (
+    acknowledged_by_both_of_two,
+    acknowledged_by_two_of_three,
+)
+from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER
+from tests.said import Said
 from tests.virtual_time import run
 
 
@@ -50,9 +55,25 @@ def test_a_preview_exits_with_the_code_of_the_closing(
         assert "OPEN" in shown.stdout
 
 
-@pytest.mark.parametrize("command", ["show", "close", "restore"])
-def test_the_help_names_the_exit_code_for_an_unknown_ledger(command: str) -> None:
-    shown = CliRunner().invoke(ledger, [command, "--help"]).output
+async def previews() -> dict[str, str]:
+    recent, damaged = await idle_ledger(), await with_damage(4)
+    recent.put(LEDGER, 10, B1, B2)
+    too_few = await acknowledged_by_two_of_three()
+    await too_few.kill(B2, B3)
+    clusters = {
+        "its writer may be running": recent,
+        "two bookies were reformatted": await unproven_ledger(),
+        "damaged entries": damaged,
+        "too few bookies answer": too_few,
+        "no place for the last entries": await acknowledged_by_both_of_two(),
+    }
+    found = {name: await (await closer(each)).look(LEDGER) for name, each in clusters.items()}
+    return {
+        "no doubt": closing_text(OPEN),
+        "a doubtful end": closing_text(replace(OPEN, end_doubt="wiped: B2")),
+        **{name: closing_text(each) for name, each in found.items()},
+    }
 
-    codes = " ".join(shown.partition("Exit code")[2].partition("Options:")[0].split())
-    assert re.search(r"\b1[: ][^.]*no such (record or )?ledger", codes)
+
+def test_a_preview_says_which_options_close_the_ledger(said: Said) -> None:
+    said("closing", run(previews()))

@@ -2,14 +2,13 @@
 
 import pytest
 
-from daemon.cli.ledger import closing_text
 from daemon.messages import message
 from daemon.operations.close import CloseRefusedError
 from ledgers.errors import UnreadableError
 from ledgers.model import LedgerState
 from replication.ledger_record import read_given_up
 from replication.reasons import Reason
-from tests.daemon.closing import close, closer
+from tests.daemon.closing import close
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS
@@ -99,19 +98,6 @@ async def test_the_ledger_ends_before_its_first_damaged_entry(
     assert (given_up.first_entry_id, given_up.last_entry_id) == (end + 1, 5)
     assert "@" in given_up.by
     assert f"{B1}: digest mismatch" in given_up.replies
-
-
-@in_virtual_time
-async def test_a_preview_shows_the_entries_that_would_be_given_up() -> None:
-    cluster = await with_damage(4)
-
-    shown = closing_text(await (await closer(cluster)).look(LEDGER))
-
-    assert (
-        "--accept-loss would give up entries 4 to 5: no bookie returns a good copy of entry 4"
-        in shown
-    )
-    assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
 @in_virtual_time

@@ -5,10 +5,8 @@ import json
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from auditor.checks.idle import LastChange
-from daemon.cli.ledger import closing_text
 from daemon.operations.close import CloseRefusedError, CollectedEvents, doubts_about
 from ledgers.errors import FencedError, NoSuchLedgerError, UnavailableError
 from ledgers.manager import VersionedMetadata
@@ -266,38 +264,6 @@ async def test_the_closing_succeeds_if_no_retry_can_be_ordered() -> None:
 
     assert done.has_changed
     assert await cluster.locked() == []
-
-
-@pytest.mark.parametrize(
-    ("has_doubts", "next_step"),
-    [
-        pytest.param(False, "--yes closes it", id="no doubt"),
-        pytest.param(
-            True, "--force --yes closes it although its writer may be running", id="a doubt"
-        ),
-    ],
-)
-@in_virtual_time
-async def test_a_preview_says_which_options_close_the_ledger(
-    has_doubts: bool, next_step: str
-) -> None:
-    cluster = await idle_ledger()
-    if has_doubts:
-        cluster.put(LEDGER, 10, B1, B2)
-
-    found = await (await closer(cluster)).look(LEDGER)
-
-    last_line = closing_text(found).splitlines()[-1]
-    assert last_line == f"nothing was changed. {next_step}"
-
-
-@in_virtual_time
-async def test_a_preview_does_not_promise_a_doubtful_closing() -> None:
-    found = await (await closer(await idle_ledger())).look(LEDGER)
-
-    last_line = closing_text(replace(found, end_doubt="wiped: B2")).splitlines()[-1]
-
-    assert last_line == "nothing was changed. --yes closes it, if its end can be proven"
 
 
 @in_virtual_time

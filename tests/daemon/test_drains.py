@@ -30,6 +30,18 @@ from tests.daemon.visits import Heard, order_drain, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS, node_info
+from tests.said import Said
+
+
+async def drained(cluster: Cluster, heard: Heard, *bookies: BookieId) -> Drains:
+    """Wait until the bookies, by default B1, are drained."""
+    return await wait_drained(
+        visiting(cluster),
+        bookies or [B1],
+        notify=heard.tell,
+        show=heard.show,
+        clock=cluster.clock,
+    )
 
 
 @in_virtual_time
@@ -70,11 +82,7 @@ async def test_waiting_for_a_drain_ends_when_no_ledger_names_it() -> None:
     await order_drain(cluster, B1, B4)
     heard = Heard()
     async with draining(cluster):
-        waiting = asyncio.create_task(
-            wait_drained(
-                visiting(cluster), [B1], notify=heard.tell, show=heard.show, clock=cluster.clock
-            )
-        )
+        waiting = asyncio.create_task(drained(cluster, heard))
         await asyncio.sleep(30)
         assert not waiting.done()
         for ledger_id in (0, 1):
@@ -91,11 +99,7 @@ async def test_waiting_for_a_drain_ends_when_no_ledger_names_it() -> None:
 async def test_waiting_for_a_drain_ends_when_it_is_cancelled() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)
-    waiting = asyncio.create_task(
-        wait_drained(
-            visiting(cluster), [B1], notify=Heard().tell, show=Heard().show, clock=cluster.clock
-        )
-    )
+    waiting = asyncio.create_task(drained(cluster, Heard()))
     await asyncio.sleep(10)
     assert not waiting.done(), "no leader has counted its ledgers yet"
 
@@ -122,38 +126,6 @@ async def test_progress_of_an_earlier_drain_order_does_not_count() -> None:
     assert drains.ledgers_left is None
 
 
-@pytest.mark.parametrize(
-    ("progress", "text"),
-    [
-        pytest.param(
-            {}, "draining (its ledgers are not counted yet)", id="not counted by a leader yet"
-        ),
-        pytest.param({B1: (5, 1_000, False)}, "draining (5 of 1,000 ledgers left)", id="under way"),
-        pytest.param(
-            {B1: (0, 9, False)}, "draining (0 of 9 ledgers left)", id="not proven to be empty yet"
-        ),
-        pytest.param({B1: (0, 9, True)}, "drained", id="empty"),
-    ],
-)
-def test_the_bookie_list_shows_how_far_a_drain_is(
-    progress: dict[BookieId, tuple[int, int, bool]], text: str
-) -> None:
-    told = {
-        b: DrainProgress(since_ms=1, ledgers_left=left, ledgers_most=most, is_drained=is_drained)
-        for b, (left, most, is_drained) in progress.items()
-    }
-
-    row = BookieRow(
-        bookie=B1,
-        state=BookieState.READ_ONLY,
-        has_cookie=True,
-        drain=DrainOrder(since_ms=1),
-        progress=told.get(B1),
-    )
-
-    assert row.to_text(now_ms=0) == f"{B1}: read-only, {text}"
-
-
 IN_DOUBT = DrainProgress(
     since_ms=1,
     ledgers_left=0,
@@ -170,31 +142,40 @@ def drains_of(**progress: DrainProgress) -> Drains:
     return Drains(orders=orders, progress={BookieId(b): told for b, told in progress.items()})
 
 
-def test_a_drain_in_doubt_names_its_unreadable_ledgers() -> None:
-    drains = drains_of(b1=IN_DOUBT)
-
-    assert drains.to_text() == (
-        "b1: drained, except perhaps 23 ledgers with unreadable metadata: 4, 7 and more; "
-        "bookmender ledger show ID shows the error"
-    )
-    record = drains.record().bookies["b1"]
-    assert (record.is_drained, record.is_in_doubt) == (False, True)
-    assert (record.unreadable_count, record.unreadable) == (23, [4, 7])
-
-
-def test_unreadable_ledgers_are_named_while_others_move() -> None:
-    under_way = replace(
-        IN_DOUBT, ledgers_left=5, is_in_doubt=False, unreadable_count=2, unreadable=(4, 7)
-    )
-
-    assert drains_of(b1=under_way).to_text() == (
-        "b1: draining (5 of 9 ledgers left, and perhaps 2 ledgers with unreadable metadata: 4, 7; "
-        "bookmender ledger show ID shows the error)"
-    )
-
-
 DRAINED = DrainProgress(since_ms=1, ledgers_left=0, ledgers_most=9, is_drained=True)
 UNDER_WAY = replace(DRAINED, ledgers_left=3, is_drained=False)
+SCENES: dict[str, dict[str, DrainProgress]] = {
+    "no drain": {},
+    "drained": {"b1": DRAINED},
+    "under way": {"b1": replace(UNDER_WAY, ledgers_left=5, ledgers_most=1_000)},
+    "not proven to be empty yet": {"b1": replace(UNDER_WAY, ledgers_left=0)},
+    "under way, with unreadable ledgers": {
+        "b1": replace(UNDER_WAY, unreadable_count=2, unreadable=(4, 7))
+    },
+    "in doubt": {"b1": IN_DOUBT},
+}
+
+
+def test_how_far_drains_are_is_told(said: Said) -> None:
+    row = BookieRow(
+        bookie=B1, state=BookieState.READ_ONLY, has_cookie=True, drain=DrainOrder(since_ms=1)
+    )
+
+    said(
+        "drains",
+        {name: drains_of(**progress).to_text() for name, progress in SCENES.items()}
+        | {
+            f"in the list of bookies: {name}": replace(row, progress=progress.get("b1")).to_text(
+                now_ms=0
+            )
+            for name, progress in SCENES.items()
+        },
+    )
+    record = drains_of(b1=IN_DOUBT).record().bookies["b1"]
+    assert (record.is_drained, record.is_in_doubt) == (False, True)
+    assert (record.unreadable_count, record.unreadable) == (23, [4, 7])
+    none = drains_of().record()
+    assert none == DrainsRecord(bookies={}, unreadable_orders=[], blocked=[])
 
 
 @pytest.mark.parametrize(
@@ -224,13 +205,7 @@ async def test_waiting_for_a_bookie_named_twice_waits_once() -> None:
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(60):
-            await wait_drained(
-                visiting(cluster),
-                [B1, B1],
-                notify=Heard().tell,
-                show=Heard().show,
-                clock=cluster.clock,
-            )
+            await drained(cluster, Heard(), B1, B1)
 
 
 @in_virtual_time
@@ -239,11 +214,7 @@ async def test_waiting_ends_when_only_unreadable_ledgers_are_left() -> None:
     await cluster.store.set(cluster.manager.path(1), b"?" + B1.encode(), version=-1)
     await order_drain(cluster, B1)
     async with draining(cluster):
-        waiting = asyncio.create_task(
-            wait_drained(
-                visiting(cluster), [B1], notify=Heard().tell, show=Heard().show, clock=cluster.clock
-            )
-        )
+        waiting = asyncio.create_task(drained(cluster, Heard()))
         await asyncio.sleep(30)
         assert not waiting.done(), "a ledger is still moving"
         await cluster.store.delete(cluster.manager.path(0))
@@ -252,16 +223,6 @@ async def test_waiting_ends_when_only_unreadable_ledgers_are_left() -> None:
 
     assert not drains.are_drained([B1])
     assert drains.progress[B1].unreadable == (1,)
-
-
-@in_virtual_time
-async def test_the_report_says_that_no_bookie_is_drained() -> None:
-    cluster = await Cluster.start()
-
-    drains = await read_drains(visiting(cluster))
-
-    assert drains.to_text() == "no drain is ordered"
-    assert drains.record() == DrainsRecord(bookies={}, unreadable_orders=[], blocked=[])
 
 
 async def obstacles(here: AdminSession, *bookies: BookieId) -> list[str]:
@@ -301,11 +262,7 @@ async def test_waiting_reports_each_change_of_its_obstacles() -> None:
     await order_drain(cluster, B1)
     told: list[int] = []
     async with draining(cluster):
-        waiting = asyncio.create_task(
-            wait_drained(
-                visiting(cluster), [B1], notify=heard.tell, show=heard.show, clock=cluster.clock
-            )
-        )
+        waiting = asyncio.create_task(drained(cluster, heard))
         await asyncio.sleep(100)
         told.append(len(heard.told))
         async with cluster.node():
