@@ -166,25 +166,26 @@ def test_a_missing_file_of_security_is_no_problem_of_the_network() -> None:
 # --- This host ------------------------------------------------------------------------------------
 
 
-def test_settings_that_fight_each_other_are_warnings() -> None:
-    uri = {"BOOKMENDER_METADATA_SERVICE_URI": "zk://zk:2181/ledgers"}
-    fighting = load_settings(None, {**uri, "BOOKMENDER_HOLD_SHARE": "1"})
-
-    assert [f.level for f in settings_findings(load_settings(None, uri))] == [Level.OK]
-    assert [f.level for f in settings_findings(fighting)] == [Level.WARN]
+URI = "zk://zk:2181/ledgers"
 
 
-def test_a_secret_that_every_user_may_read_is_a_warning(tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_found(tmp_path: Path) -> None:
     token_file = tmp_path / "token"
     token_file.write_text("long-enough-for-a-token")
     token_file.chmod(0o644)
-    settings = Settings(
-        metadata_service_uri="zk://zk:2181/ledgers", http=HttpSettings(token_file=str(token_file))
-    )
+    fighting = {"BOOKMENDER_METADATA_SERVICE_URI": URI, "BOOKMENDER_HOLD_SHARE": "1"}
+    no_racks = PlacementSettings(racks_file="/does/not/exist")
+    token = HttpSettings(token_file=str(token_file))
 
-    assert [f.level for f in settings_findings(settings)] == [Level.WARN]
+    def levels(settings: Settings) -> list[Level]:
+        return [found.level for found in settings_findings(settings)]
+
+    assert levels(Settings(metadata_service_uri=URI)) == [Level.OK]
+    assert levels(load_settings(None, fighting)) == [Level.WARN]
+    assert Level.ERROR in levels(Settings(metadata_service_uri=URI, placement=no_racks))
+    assert levels(Settings(metadata_service_uri=URI, http=token)) == [Level.WARN], "all may read it"
     token_file.unlink()
-    assert [f.level for f in settings_findings(settings)] == [Level.ERROR]
+    assert levels(Settings(metadata_service_uri=URI, http=token)) == [Level.ERROR]
 
 
 def test_the_state_folder_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,25 +288,6 @@ def test_a_server_is_asked_over_tls(
         assert server == Server(version="3.9.5", mode="leader")
 
 
-@pytest.mark.parametrize(
-    ("median_s", "level"), [(0.003, Level.OK), (0.2, Level.WARN), (2.0, Level.ERROR)]
-)
-def test_latency_is_judged(median_s: float, level: Level) -> None:
-    assert latency_finding(median_s).level is level
-
-
-@pytest.mark.parametrize(
-    ("ahead_s", "level"), [(0.5, Level.OK), (-5.0, Level.WARN), (90.0, Level.ERROR)]
-)
-def test_clock_offsets_are_judged(ahead_s: float, level: Level) -> None:
-    assert clock_finding(ahead_s).level is level
-
-
-def test_a_write_in_the_future_proves_that_the_clock_is_behind() -> None:
-    assert clock_bound_finding(10_000, now_ms=5_000).text.startswith("this host's clock is 5.0 s b")
-    assert clock_bound_finding(5_000, now_ms=10_000).level is Level.OK
-
-
 # --- Bookies --------------------------------------------------------------------------------------
 
 
@@ -317,25 +299,15 @@ def view_of(*bookies: BookieId, writable: bool = True) -> BookieView:
     return BookieView(writable=registered) if writable else BookieView(read_only=registered)
 
 
-@pytest.mark.parametrize(
-    ("answers", "level"),
-    [
-        pytest.param({B1: 0.01, B2: 0.02}, Level.OK, id="all answer"),
-        pytest.param({B1: 0.01, B2: 2.0}, Level.WARN, id="one is slow"),
-        pytest.param({B1: 0.01, B2: UnavailableError("no")}, Level.ERROR, id="one is silent"),
-    ],
-)
-def test_bookies_are_judged(answers: dict[BookieId, Any], level: Level) -> None:
-    assert worst(bookie_findings(view_of(B1, B2), answers)) is level
-
-
-def test_many_silent_bookies_are_counted() -> None:
+def test_bookies_are_judged_and_many_silent_ones_are_counted() -> None:
     bookies = [BookieId(f"bookie-{number}:3181") for number in range(30)]
-    answers: dict[BookieId, Any] = dict.fromkeys(bookies, UnavailableError("no"))
+    slow: dict[BookieId, Any] = {B1: 0.01, B2: 2.0}
+    silent: dict[BookieId, Any] = dict.fromkeys(bookies, UnavailableError("no"))
 
-    found = bookie_findings(view_of(*bookies), answers)
-
-    assert len(found) == 21
+    assert worst(bookie_findings(view_of(B1, B2), {B1: 0.01, B2: 0.02})) is Level.OK
+    assert worst(bookie_findings(view_of(B1, B2), slow)) is Level.WARN
+    found = bookie_findings(view_of(*bookies), silent)
+    assert (worst(found), len(found)) == (Level.ERROR, 21)
     assert found[-1].text == "10 more bookies do not serve this host"
 
 
@@ -364,20 +336,6 @@ def test_the_racks_of_the_bookies_are_checked(
         )
 
     assert by_check(asyncio.run(racks()))["racks"] is level
-
-
-def test_racks_of_pulsar_that_are_not_used_are_a_warning() -> None:
-    assert no_racks_finding(is_unused=True).level is Level.WARN
-    assert no_racks_finding(is_unused=False).level is Level.OK
-
-
-def test_a_file_of_racks_that_does_not_exist_is_an_error() -> None:
-    settings = Settings(
-        metadata_service_uri="zk://zk:2181/ledgers",
-        placement=PlacementSettings(racks_file="/does/not/exist"),
-    )
-
-    assert worst(settings_findings(settings)) is Level.ERROR
 
 
 # --- Nodes ----------------------------------------------------------------------------------------
@@ -428,9 +386,26 @@ async def test_what_status_judges_is_judged_by_its_conditions() -> None:
     assert told["NO_WRITABLE_BOOKIES"] is Level.ERROR
 
 
-def test_javas_auditor_is_a_warning_only_if_it_leads() -> None:
-    assert leader_finding(Services(leader="java"), java_count=1).level is Level.WARN
-    ours = Services(leader="host-a", leader_node=node(Role.AUDITOR, "host-a", 1))
-    beside = leader_finding(ours, java_count=2)
-    assert beside.level is Level.OK
-    assert beside.text == "host-a leads; 2 candidates of Java's AutoRecovery"
+OURS = Services(leader="host-a", leader_node=node(Role.AUDITOR, "host-a", 1))
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        (latency_finding(0.003), Level.OK),
+        (latency_finding(0.2), Level.WARN),
+        (latency_finding(2.0), Level.ERROR),
+        (clock_finding(0.5), Level.OK),
+        (clock_finding(-5.0), Level.WARN),
+        (clock_finding(90.0), Level.ERROR),
+        (clock_bound_finding(5_000, now_ms=10_000), Level.OK),
+        (clock_bound_finding(10_000, now_ms=5_000), Level.WARN),
+        (no_racks_finding(is_unused=True), Level.WARN),
+        (no_racks_finding(is_unused=False), Level.OK),
+        (leader_finding(Services(leader="java"), java_count=1), Level.WARN),
+        (leader_finding(OURS, java_count=2), Level.OK),
+    ],
+    ids=lambda value: value.text if isinstance(value, Finding) else value.name,
+)
+def test_what_was_measured_is_judged(found: Finding, level: Level) -> None:
+    assert found.level is level

@@ -94,8 +94,14 @@ def test_a_duration_has_its_two_largest_units(duration_s: float, text: str) -> N
     assert duration_text(duration_s) == text
 
 
-def test_a_terminal_overwrites_its_progress_line() -> None:
-    terminal = Terminal()
+def test_a_terminal_overwrites_and_erases_its_progress_line() -> None:
+    gone, terminal = Terminal(), Terminal()
+    line = ProgressLine(stream=gone)
+    line.show(1)
+    line.show(0)
+    line.close()
+    assert gone.getvalue().endswith("1 ledger left\r\x1b[K")
+
     line = ProgressLine(stream=terminal)
 
     line.show(2_000)
@@ -159,26 +165,6 @@ def test_nothing_is_printed_if_nothing_was_left(stream: type[io.StringIO]) -> No
     line.close()
 
     assert told.getvalue() == ""
-
-
-def test_a_terminal_erases_the_last_progress_line() -> None:
-    terminal = Terminal()
-    line = ProgressLine(stream=terminal)
-
-    line.show(1)
-    line.show(0)
-    line.close()
-
-    assert terminal.getvalue().endswith("1 ledger left\r\x1b[K")
-
-
-@pytest.mark.parametrize(("count", "text"), [(1, "1 ledger"), (1_200, "1,200 ledgers")])
-def test_the_unit_is_singular_for_one(count: int, text: str) -> None:
-    stream = io.StringIO()
-
-    ProgressLine(stream=stream).show(count)
-
-    assert stream.getvalue() == f"{text} left\n"
 
 
 @pytest.mark.parametrize(

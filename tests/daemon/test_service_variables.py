@@ -31,23 +31,16 @@ OF_SERVICES = {
 bookmender-node."""
 
 
-@pytest.mark.parametrize(("name", "value"), OF_SERVICES.items())
-def test_a_variable_of_a_service_is_recognised(name: str, value: str) -> None:
-    assert is_of_service(name, value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        pytest.param("BOOKMENDER_SERVICE_PORT", "tcp://10.96.0.7:80", id="of bookmender-service"),
-        pytest.param(
-            "BOOKMENDER_SERVICE_PORT_80_TCP", "tcp://10.96.0.7:80", id="of bookmender-service, too"
-        ),
-        pytest.param("BOOKMENDER_PORT_PORT", "tcp://10.96.0.7:80", id="of bookmender-port"),
-    ],
-)
-def test_a_service_whose_name_ends_like_a_variable_is_recognised(name: str, value: str) -> None:
-    assert is_of_service(name, value)
+def test_a_variable_of_a_service_is_recognised() -> None:
+    """The last ones are of Services whose names end like a variable."""
+    url = "tcp://10.96.0.7:80"
+    for name, value in (
+        *OF_SERVICES.items(),
+        ("BOOKMENDER_SERVICE_PORT", url),
+        ("BOOKMENDER_SERVICE_PORT_80_TCP", url),
+        ("BOOKMENDER_PORT_PORT", url),
+    ):
+        assert is_of_service(name, value), name
 
 
 @pytest.mark.parametrize(
@@ -71,19 +64,10 @@ def test_a_variable_that_no_service_has_is_refused_as_a_setting(name: str, value
         load_settings(None, {VARIABLE: URI, name: value})
 
 
-@pytest.mark.parametrize(
-    ("value", "is_ignored"),
-    [
-        pytest.param("tcp://10.96.0.7:9090", True, id="the URL of a Service"),
-        pytest.param("9090", False, id="a number, as an operator gives it"),
-    ],
-)
-def test_the_value_decides_if_a_setting_has_a_service_name(value: str, is_ignored: bool) -> None:
-    assert is_of_service("BOOKMENDER_METRICS_PORT", value, is_setting=True) is is_ignored
-
-
-def test_a_number_is_a_value_of_the_setting() -> None:
-    assert not is_of_service("BOOKMENDER_METRICS_SERVICE_PORT", "9090", is_setting=True)
+def test_the_value_decides_if_a_setting_has_a_service_name() -> None:
+    assert is_of_service("BOOKMENDER_METRICS_PORT", "tcp://10.96.0.7:9090", is_setting=True)
+    for name in ("BOOKMENDER_METRICS_PORT", "BOOKMENDER_METRICS_SERVICE_PORT"):
+        assert not is_of_service(name, "9090", is_setting=True), "as an operator gives it"
 
 
 def test_variables_of_services_do_not_change_the_settings() -> None:

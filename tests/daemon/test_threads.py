@@ -252,12 +252,6 @@ def test_a_service_stopped_before_its_start_never_runs() -> None:
     assert begun == []
 
 
-def test_the_thread_has_the_name_of_the_service(start: Callable[..., ServiceThread]) -> None:
-    start(wait_forever)
-
-    assert "worker" in {thread.name for thread in threading.enumerate()}
-
-
 def test_the_leaves_of_nested_groups_are_the_single_errors() -> None:
     one, two, three = ValueError(1), ValueError(2), ValueError(3)
     group = ExceptionGroup("outer", [one, ExceptionGroup("inner", [two, three])])
