@@ -1,9 +1,12 @@
 """The HTTP application on a cluster in memory, with a client."""
 
 import asyncio
+import inspect
 import json
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from aiohttp import ClientResponse
@@ -17,16 +20,22 @@ from daemon.http.cluster_reader import ClusterReader
 from daemon.http.openapi import describe
 from daemon.role_state import NodeService
 from daemon.settings import HttpSettings, NodeSettings, Settings
+from ledgers.model import BookieId
+from tests.daemon.in_memory import nothing
 from tests.daemon.visits import visiting
 from tests.replication.cluster import Cluster
 from tests.replication.nodes import ROOT
 
 URI = f"zk+hierarchical://zk:2181{ROOT}"
+PATIENCE_S = 60.0
 TOKEN = "a-token-of-enough-length"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 DOCUMENT = describe()
 
 Client = TestClient[Request, Application]
+
+
+Scene = Callable[[Cluster], Awaitable[None]]
 
 
 class EpochClock:
@@ -81,3 +90,46 @@ async def checked(response: ClientResponse, path: str) -> Any:
     )
     Draft202012Validator(schema).validate(value)
     return value
+
+
+def over_http(
+    scene: Scene = nothing,
+    *,
+    bookies: Sequence[BookieId] = (),
+    has_token: bool = False,
+    address: str = "127.0.0.1",
+    mode: str = "repair",
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Return a decorator for a test that gets ``client``, if it wants ``cluster``, and fixtures.
+
+    ``scene``: prepares the cluster. ``has_token``: the node has a file with ``TOKEN``.
+    """
+
+    def decorate(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        wanted = inspect.signature(test).parameters
+
+        async def run(token: Path, fixtures: dict[str, Any]) -> None:
+            http = HttpSettings(address=address, token_file=str(token) if has_token else "")
+            cluster = await Cluster.start(*bookies)
+            await scene(cluster)
+            if "cluster" in wanted:
+                fixtures["cluster"] = cluster
+            async with (
+                asyncio.timeout(PATIENCE_S),
+                serving(cluster, http, mode=mode) as client,
+            ):
+                await test(client=client, **fixtures)
+
+        def run_test(**fixtures: Any) -> None:
+            with TemporaryDirectory() as folder:
+                token = Path(folder, "token")
+                token.write_text(TOKEN)
+                asyncio.run(run(token, fixtures))
+
+        run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+        run_test.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [each for name, each in wanted.items() if name not in ("client", "cluster")]
+        )
+        return run_test
+
+    return decorate

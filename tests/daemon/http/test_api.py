@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from daemon.operations.history import EventRecord
 from daemon.operations.holds import begin_hold
 from daemon.operations.maintenance import open_window
 from daemon.role_state import NodeService, RoleState
-from daemon.settings import HttpSettings, Settings
+from daemon.settings import Settings
 from daemon.threads import ServiceThread
 from ledgers.clock import SystemClock
 from ledgers.errors import UnavailableError
@@ -34,8 +33,16 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import Mark, mark_to_bytes, vote_to_bytes
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, with_ledgers
-from tests.daemon.http.serving import BEARER, TOKEN, URI, Client, EpochClock, checked, serving
-from tests.daemon.in_memory import InMemory, nothing
+from tests.daemon.http.serving import (
+    BEARER,
+    URI,
+    Client,
+    EpochClock,
+    checked,
+    over_http,
+    serving,
+)
+from tests.daemon.in_memory import InMemory
 from tests.daemon.status_values import note
 from tests.daemon.visits import order_drain, visiting
 from tests.replication.cluster import Cluster, until
@@ -49,7 +56,6 @@ READS = [
     and each.kind in (EndpointKind.API, EndpointKind.JAVA)
     and each.name != "openapi"
 ]
-Scene = Callable[[Cluster], Awaitable[None]]
 
 
 async def trouble(cluster: Cluster) -> None:
@@ -79,24 +85,12 @@ async def trouble(cluster: Cluster) -> None:
             await worker.notes.put(replace(note(ledger_id, reason), blocked=blocked))
 
 
-def serve(test: Callable[[Client], Awaitable[Any]], scene: Scene = nothing, **options: Any) -> Any:
-    async def run() -> Any:
-        cluster = await Cluster.start()
-        await scene(cluster)
-        async with serving(cluster, **options) as client:
-            return await test(client)
-
-    return asyncio.run(run())
-
-
-@pytest.mark.parametrize("scene", [nothing, trouble])
-def test_every_answer_is_as_described(scene: Scene) -> None:
-    async def test(client: Client) -> None:
-        for path in READS:
-            for _ in range(2):  # the second one is from the cache
-                await checked(await client.get(path), path)
-
-    serve(test, scene)
+@over_http()
+async def test_every_answer_of_an_empty_cluster_is_as_described(client: Client) -> None:
+    """``test_contract`` asks a cluster in trouble."""
+    for path in READS:
+        for _ in range(2):  # the second one is from the cache
+            await checked(await client.get(path), path)
 
 
 def test_the_answers_of_a_leader_s_cluster_are_as_described() -> None:
@@ -124,12 +118,10 @@ def test_the_answers_of_a_leader_s_cluster_are_as_described() -> None:
     asyncio.run(run())
 
 
-def test_the_parts_agree_with_the_status() -> None:
-    async def test(client: Client) -> dict[str, Any]:
-        names = ("status", "conditions", "blocked", "queue", "bookies", "hold")
-        return {name: await (await client.get(f"/api/v1/{name}")).json() for name in names}
-
-    found = serve(test, trouble)
+@over_http(trouble)
+async def test_the_parts_agree_with_the_status(client: Client) -> None:
+    names = ("status", "conditions", "blocked", "queue", "bookies", "hold")
+    found = {name: await (await client.get(f"/api/v1/{name}")).json() for name in names}
 
     status = found["status"]
     assert found["conditions"]["conditions"] == status["conditions"]
@@ -143,15 +135,14 @@ def test_the_parts_agree_with_the_status() -> None:
     assert found["hold"]["hold"] == status["hold"]
 
 
-def test_the_queue_shows_the_first_thousand() -> None:
-    async def long_queue(cluster: Cluster) -> None:
-        for ledger_id in range(1_010):
-            await cluster.mark(B1, ledger_id=ledger_id)
+async def long_queue(cluster: Cluster) -> None:
+    for ledger_id in range(1_010):
+        await cluster.mark(B1, ledger_id=ledger_id)
 
-    async def test(client: Client) -> Any:
-        return await (await client.get("/api/v1/queue")).json()
 
-    found = serve(test, long_queue)
+@over_http(long_queue)
+async def test_the_queue_shows_the_first_thousand(client: Client) -> None:
+    found = await (await client.get("/api/v1/queue")).json()
 
     assert (found["marked"], len(found["ledgers"])) == (1_010, 1_000)
 
@@ -181,20 +172,21 @@ async def some_history(cluster: Cluster) -> None:
     await cluster.store.create(f"{PATHS.history}/rubbish", b"{")
 
 
-def test_the_history_is_that_of_the_command(
-    in_memory: InMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def printed(in_memory: InMemory, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the history that the command prints."""
     monkeypatch.setattr(api, "SystemClock", EpochClock)
     monkeypatch.setattr(history_command, "SystemClock", EpochClock)
-    ran, _ = in_memory(history_command.history, "-o", "json", prepare=some_history)
+    result, _ = in_memory(history_command.history, "-o", "json", prepare=some_history)
+    return json.loads(result.stdout)
 
-    async def test(client: Client) -> Any:
-        return await checked(await client.get(HISTORY), HISTORY)
 
-    found = serve(test, some_history)
+@over_http(some_history)
+async def test_the_history_is_that_of_the_command(client: Client, printed: Any) -> None:
+    found = await checked(await client.get(HISTORY), HISTORY)
 
     assert [event["kind"] for event in found["events"]] == ["check-finished", "order", "order"]
-    assert without_stamps(found) == without_stamps(json.loads(ran.stdout))
+    assert without_stamps(found) == without_stamps(printed)
 
 
 def without_stamps(record: dict[str, Any]) -> dict[str, Any]:
@@ -215,15 +207,13 @@ def without_stamps(record: dict[str, Any]) -> dict[str, Any]:
         ("kind=finding", 0, 0),
     ],
 )
-def test_the_history_is_chosen_by_its_parameters(
-    query: str, count: int, omitted: int, monkeypatch: pytest.MonkeyPatch
+@over_http(some_history)
+async def test_the_history_is_chosen_by_its_parameters(
+    client: Client, query: str, count: int, omitted: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "SystemClock", EpochClock)
 
-    async def test(client: Client) -> Any:
-        return await checked(await client.get(f"{HISTORY}?{query}"), HISTORY)
-
-    found = serve(test, some_history)
+    found = await checked(await client.get(f"{HISTORY}?{query}"), HISTORY)
 
     assert (len(found["events"]), found["omitted"]) == (count, omitted)
 
@@ -244,16 +234,19 @@ def test_the_history_is_chosen_by_its_parameters(
         ("kind=order&kind=x", "one of bookie-lost"),
     ],
 )
-def test_a_wrong_parameter_of_the_history_is_refused(query: str, why: str) -> None:
-    async def test(client: Client) -> None:
-        answer = await client.get(f"{HISTORY}?{query}")
-        assert answer.status == 400
-        assert why in (await checked(answer, HISTORY))["error"]
+@over_http()
+async def test_a_wrong_parameter_of_the_history_is_refused(
+    client: Client, query: str, why: str
+) -> None:
+    answer = await client.get(f"{HISTORY}?{query}")
+    assert answer.status == 400
+    assert why in (await checked(answer, HISTORY))["error"]
 
-    serve(test)
 
-
-def test_all_periods_of_the_history_share_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_all_periods_of_the_history_share_two_readings(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[int] = []
 
     async def read(store: Any, paths: Any, since_ms: int) -> RecordedHistory:
@@ -261,12 +254,8 @@ def test_all_periods_of_the_history_share_two_readings(monkeypatch: pytest.Monke
         return RecordedHistory()
 
     monkeypatch.setattr(api, "read_history", read)
-
-    async def test(client: Client) -> None:
-        for since in ("1s", "2h", "24h", "25h", "7d"):
-            assert (await client.get(f"{HISTORY}?since={since}")).status == 200
-
-    serve(test)
+    for since in ("1s", "2h", "24h", "25h", "7d"):
+        assert (await client.get(f"{HISTORY}?since={since}")).status == 200
 
     assert len(seen) == 2
 
@@ -280,95 +269,94 @@ def test_the_described_event_has_the_fields_of_an_event() -> None:
 # --- Who may ask, how much and how often ----------------------------------------------------------
 
 
-def test_another_host_in_the_header_is_refused() -> None:
-    async def test(client: Client) -> None:
-        for path in ("/api/v1/status", "/metrics", "/healthz"):
-            response = await client.get(path, headers={"Host": "evil.example"})
-            assert response.status == 403
-            assert "Host header" in (await response.json())["error"]
-
-    serve(test)
+@over_http()
+async def test_another_host_in_the_header_is_refused(client: Client) -> None:
+    for path in ("/api/v1/status", "/metrics", "/healthz"):
+        response = await client.get(path, headers={"Host": "evil.example"})
+        assert response.status == 403
+        assert "Host header" in (await response.json())["error"]
 
 
-def test_on_another_address_reading_needs_the_token_and_health_does_not(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-
-    async def test(client: Client) -> None:
-        assert (await client.get("/healthz")).status == 200
-        assert (await client.get("/metrics")).status == 200
-        refused = await client.get("/api/v1/status")
-        assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
-        await checked(refused, "/api/v1/status")
-        assert (await client.get("/api/v1/status", headers=BEARER)).status == 200
-
-    serve(test, http=HttpSettings(address="0.0.0.0", token_file=str(path)))
+@over_http(has_token=True, address="0.0.0.0")
+async def test_on_another_address_reading_needs_the_token_and_health_does_not(
+    client: Client,
+) -> None:
+    assert (await client.get("/healthz")).status == 200
+    assert (await client.get("/metrics")).status == 200
+    refused = await client.get("/api/v1/status")
+    assert (refused.status, refused.headers["WWW-Authenticate"]) == (401, "Bearer")
+    await checked(refused, "/api/v1/status")
+    assert (await client.get("/api/v1/status", headers=BEARER)).status == 200
 
 
-def test_too_many_requests_at_a_time_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "REQUESTS_MAX", 2)
-
+@over_http()
+async def test_too_many_requests_at_a_time_are_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def slow(cluster: Any, **options: Any) -> Any:
         await asyncio.sleep(0.2)
         return [], []
 
+    monkeypatch.setattr(app, "REQUESTS_MAX", 2)
     monkeypatch.setattr(api, "gather_bookies", slow)
+    answers = await asyncio.gather(*(client.get("/api/v1/bookies") for _ in range(5)))
+    for answer in answers:
+        await checked(answer, "/api/v1/bookies")
+    later = await client.get("/api/v1/bookies")
 
-    async def test(client: Client) -> list[int]:
-        answers = await asyncio.gather(*(client.get("/api/v1/bookies") for _ in range(5)))
-        for answer in answers:
-            await checked(answer, "/api/v1/bookies")
-        later = await client.get("/api/v1/bookies")
-        return [*sorted(answer.status for answer in answers), later.status]
-
-    assert serve(test) == [200, 200, 503, 503, 503, 200]
+    assert sorted(answer.status for answer in answers) == [200, 200, 503, 503, 503]
+    assert later.status == 200
 
 
-def test_a_request_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _no_time_for_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "REQUEST_S", 0.05)
 
+
+@pytest.mark.usefixtures("_no_time_for_requests")
+@over_http()
+async def test_a_request_that_takes_too_long_ends(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def slow(cluster: Any, **options: Any) -> Any:
         await asyncio.sleep(60)
 
     monkeypatch.setattr(api, "gather_bookies", slow)
 
-    async def test(client: Client) -> None:
-        answer = await client.get("/api/v1/bookies")
-        assert answer.status == 503
-        assert "too long" in (await checked(answer, "/api/v1/bookies"))["error"]
-
-    serve(test)
+    answer = await client.get("/api/v1/bookies")
+    assert answer.status == 503
+    assert "too long" in (await checked(answer, "/api/v1/bookies"))["error"]
 
 
-def test_without_zookeeper_the_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_without_zookeeper_the_answer_says_so(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def gone(cluster: Any) -> Any:
         raise UnavailableError("no ZooKeeper server answers")
 
     monkeypatch.setattr(api, "gather_status", gone)
 
-    async def test(client: Client) -> None:
-        answer = await client.get("/api/v1/conditions")
-        assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
-        told = await checked(answer, "/api/v1/conditions")
-        assert told["error"].startswith("no ZooKeeper server answers")
-        assert (await client.get("/metrics")).status == 200
-
-    serve(test)
+    answer = await client.get("/api/v1/conditions")
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+    told = await checked(answer, "/api/v1/conditions")
+    assert told["error"].startswith("no ZooKeeper server answers")
+    assert (await client.get("/metrics")).status == 200
 
 
-def test_a_defect_is_told_as_such_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_a_defect_is_told_as_such_and_stops_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*arguments: Any, **options: Any) -> Any:
         raise ZeroDivisionError
 
     monkeypatch.setattr(api, "node_record", broken)
 
-    async def test(client: Client) -> None:
-        answer = await client.get("/api/v1/node")
-        assert answer.status == 500
-        assert "defect" in (await checked(answer, "/api/v1/node"))["error"]
-        assert (await client.get("/healthz")).status == 200
-
-    serve(test)
+    answer = await client.get("/api/v1/node")
+    assert answer.status == 500
+    assert "defect" in (await checked(answer, "/api/v1/node"))["error"]
+    assert (await client.get("/healthz")).status == 200
 
 
 def test_a_leadership_may_end_while_the_node_is_described() -> None:
@@ -399,40 +387,31 @@ def test_the_page_of_the_api_has_the_tables_of_the_endpoints() -> None:
     assert page.count("| `") >= len(ENDPOINTS)
 
 
-def test_unknown_paths_and_methods_are_answered_as_json() -> None:
-    async def test(client: Client) -> None:
-        unknown = await client.get("/api/v1/nothing")
-        assert (unknown.status, "openapi.json" in (await unknown.json())["error"]) == (404, True)
-        wrong = await client.post("/api/v1/status")
-        assert (wrong.status, wrong.headers["Allow"]) == (405, "GET,HEAD")
-        assert "error" in await wrong.json()
-
-    serve(test)
+@over_http()
+async def test_unknown_paths_and_methods_are_answered_as_json(client: Client) -> None:
+    unknown = await client.get("/api/v1/nothing")
+    assert (unknown.status, "openapi.json" in (await unknown.json())["error"]) == (404, True)
+    wrong = await client.post("/api/v1/status")
+    assert (wrong.status, wrong.headers["Allow"]) == (405, "GET,HEAD")
+    assert "error" in await wrong.json()
 
 
-def test_a_large_body_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "token"
-    path.write_text(TOKEN)
-
-    async def test(client: Client) -> None:
-        body = b"x" * (app.BODY_BYTES_MAX + 1)
-        for data, headers in ((body, {}), (gzip.compress(body), {"Content-Encoding": "gzip"})):
-            answer = await client.post("/api/v1/hold", data=data, headers=BEARER | headers)
-            assert answer.status == 413
-            assert f"at most {app.BODY_BYTES_MAX:,} bytes" in (await answer.json())["error"]
-            await checked(answer, "/api/v1/hold")
-
-    serve(test, http=HttpSettings(token_file=str(path)))
+@over_http(has_token=True)
+async def test_a_large_body_is_refused(client: Client) -> None:
+    body = b"x" * (app.BODY_BYTES_MAX + 1)
+    for data, headers in ((body, {}), (gzip.compress(body), {"Content-Encoding": "gzip"})):
+        answer = await client.post("/api/v1/hold", data=data, headers=BEARER | headers)
+        assert answer.status == 413
+        assert f"at most {app.BODY_BYTES_MAX:,} bytes" in (await answer.json())["error"]
+        await checked(answer, "/api/v1/hold")
 
 
 # --- The description ------------------------------------------------------------------------------
 
 
-def test_the_description_is_served_and_names_every_path() -> None:
-    async def test(client: Client) -> Any:
-        return await (await client.get("/api/v1/openapi.json")).json()
-
-    served = serve(test)
+@over_http()
+async def test_the_description_is_served_and_names_every_path(client: Client) -> None:
+    served = await (await client.get("/api/v1/openapi.json")).json()
 
     assert served == json.loads(json.dumps(describe()))
     assert set(served["paths"]) == {each.path for each in ENDPOINTS}

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,11 +21,10 @@ from daemon.http import api, live
 from daemon.http.live import LivePage, QueueSamples, bearer
 from daemon.http.page import SECTIONS, Sample
 from daemon.role_state import NodeService, RoleState
-from daemon.settings import HttpSettings
 from daemon.threads import ServiceThread
 from ledgers.errors import UnavailableError
 from replication.history import record_order
-from tests.daemon.http.serving import TOKEN, Client, EpochClock, serving
+from tests.daemon.http.serving import TOKEN, Client, EpochClock, over_http, serving
 from tests.daemon.http.test_api import trouble
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
@@ -90,34 +88,33 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 # --- The first view -------------------------------------------------------------------------------
 
 
-def test_the_first_view_is_complete_and_allows_no_other_code(
-    monkeypatch: pytest.MonkeyPatch,
+@over_http()
+async def test_the_first_view_is_complete_and_allows_no_other_code(
+    client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "FIRST_S", 30.0)  # the machine may be slow
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        await trouble(cluster)
-        response = await client.get("/")
-        text = await response.text()
-        status = await (await client.get("/api/v1/status")).json()
+    await trouble(cluster)
+    response = await client.get("/")
+    text = await response.text()
+    status = await (await client.get("/api/v1/status")).json()
 
-        assert (response.status, response.content_type) == (200, "text/html")
-        policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert not re.search(r"<script(?! src=\"page\.js\")|<style|\sstyle=|\son\w+=", text)
-        assert f'data-health="{status["health"]}"' in text
-        assert f'id="count-queued" data-count="{status["queue"]["total"]}"' in text
-        for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript")):
-            assert f'"{name}"' in text
-            found = await client.get(f"/{name}")
-            assert (found.status, found.content_type) == (200, kind)
-
-    serve(test)
+    assert (response.status, response.content_type) == (200, "text/html")
+    policy = response.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?! src=\"page\.js\")|<style|\sstyle=|\son\w+=", text)
+    assert f'data-health="{status["health"]}"' in text
+    assert f'id="count-queued" data-count="{status["queue"]["total"]}"' in text
+    for name, kind in (("page.css", "text/css"), ("page.js", "text/javascript")):
+        assert f'"{name}"' in text
+        found = await client.get(f"/{name}")
+        assert (found.status, found.content_type) == (200, kind)
 
 
-def test_the_first_view_does_not_wait_long_for_a_slow_cluster(
-    monkeypatch: pytest.MonkeyPatch,
+@over_http()
+async def test_the_first_view_does_not_wait_long_for_a_slow_cluster(
+    client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def read(cluster: object) -> None:
         await asyncio.sleep(PATIENCE_S)
@@ -125,57 +122,41 @@ def test_the_first_view_does_not_wait_long_for_a_slow_cluster(
     monkeypatch.setattr(api, "read_status", read)
     monkeypatch.setattr(live, "FIRST_S", 0.01)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        text = await (await client.get("/")).text()
-        assert "The cluster is being read." in text
-        assert "Not read yet." in text
-
-    serve(test)
+    text = await (await client.get("/")).text()
+    assert "The cluster is being read." in text
+    assert "Not read yet." in text
 
 
 # --- Access ---------------------------------------------------------------------------------------
 
 
-def test_a_page_of_another_host_is_refused() -> None:
-    async def test(client: Client, cluster: Cluster) -> None:
-        for path in ("/", "/events"):
-            response = await client.get(path, headers={"Host": "evil.example"})
-            assert response.status == 403
-
-    serve(test)
+@over_http()
+async def test_a_page_of_another_host_is_refused(client: Client) -> None:
+    for path in ("/", "/events"):
+        response = await client.get(path, headers={"Host": "evil.example"})
+        assert response.status == 403
 
 
 def basic(password: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"x:{password}".encode()).decode()}
 
 
-def test_on_another_address_the_browser_asks_for_the_token(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    http = HttpSettings(address="0.0.0.0", token_file=str(token))
-
-    async def test(client: Client, cluster: Cluster) -> None:
-        for path in ("/", "/events"):
-            refused = await client.get(path)
-            assert refused.status == 401
-            assert refused.headers["WWW-Authenticate"].startswith("Basic ")
-            assert (await client.get(path, headers=basic("a-wrong-token-of-length"))).status == 401
-            async with client.get(path, headers=basic(TOKEN)) as response:
-                assert response.status == 200
-
-    serve(test, http=http)
+@over_http(has_token=True, address="0.0.0.0")
+async def test_on_another_address_the_browser_asks_for_the_token(client: Client) -> None:
+    for path in ("/", "/events"):
+        refused = await client.get(path)
+        assert refused.status == 401
+        assert refused.headers["WWW-Authenticate"].startswith("Basic ")
+        assert (await client.get(path, headers=basic("a-wrong-token-of-length"))).status == 401
+        async with client.get(path, headers=basic(TOKEN)) as response:
+            assert response.status == 200
 
 
-def test_a_password_of_the_browser_changes_nothing(tmp_path: Path) -> None:
+@over_http(has_token=True)
+async def test_a_password_of_the_browser_changes_nothing(client: Client) -> None:
     """A browser sends it with requests of other pages as well."""
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-
-    async def test(client: Client, cluster: Cluster) -> None:
-        response = await client.post("/api/v1/disable", headers=basic(TOKEN))
-        assert response.status == 401
-
-    serve(test, http=HttpSettings(token_file=str(token)))
+    response = await client.post("/api/v1/disable", headers=basic(TOKEN))
+    assert response.status == 401
 
 
 @pytest.mark.parametrize(
@@ -197,71 +178,72 @@ def test_a_password_is_read_as_the_token(header: str, expected: str) -> None:
 # --- Events ---------------------------------------------------------------------------------------
 
 
-def test_the_first_event_has_everything_and_the_next_only_what_changed() -> None:
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            first = await until(stream, "health", "OK|UNKNOWN")
-            assert set(first["sections"]) == {*SECTIONS, "notice"}
-            await cluster.mark(B1, ledger_id=5)
-            changed = await until(stream, "queue", 'id="count-queued" data-count="1"')
-            assert "history" not in changed["sections"]
-            assert "1 ledger queued" in changed["title"]
-            assert changed["taken_ms"] > first["taken_ms"]
-            await cluster.kill(B2)
-            await until(stream, "bookies", r'data-count="1"[^>]*><b>1</b> lost')
+@over_http()
+async def test_the_first_event_has_everything_and_the_next_only_what_changed(
+    client: Client, cluster: Cluster
+) -> None:
+    async with events(client) as stream:
+        first = await until(stream, "health", "OK|UNKNOWN")
+        assert set(first["sections"]) == {*SECTIONS, "notice"}
+        await cluster.mark(B1, ledger_id=5)
+        changed = await until(stream, "queue", 'id="count-queued" data-count="1"')
+        assert "history" not in changed["sections"]
+        assert "1 ledger queued" in changed["title"]
+        assert changed["taken_ms"] > first["taken_ms"]
+        await cluster.kill(B2)
+        await until(stream, "bookies", r'data-count="1"[^>]*><b>1</b> lost')
 
-    serve(test)
 
-
-def test_an_idle_stream_has_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_an_idle_stream_has_heartbeats(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "HEARTBEAT_S", 0.01)
     monkeypatch.setattr(live, "REFRESH_S", PATIENCE_S)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            while (await anext(stream))[0] != "beat":
-                pass
-
-    serve(test)
+    async with events(client) as stream:
+        while (await anext(stream))[0] != "beat":
+            pass
 
 
-def test_without_zookeeper_the_last_state_stays_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch,
+@over_http()
+async def test_without_zookeeper_the_last_state_stays_with_the_reason(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(cluster: object) -> None:
         raise UnavailableError("<ZooKeeper> does not answer")
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            await until(stream, "queue", "count-queued")
-            real = api.read_status
-            monkeypatch.setattr(api, "read_status", fail)
-            told = await until(stream, "notice", "&lt;ZooKeeper&gt; does not answer")
-            assert told["problem"] == "<ZooKeeper> does not answer"
-            assert "queue" not in told["sections"]
-            assert "count-queued" in await (await client.get("/")).text()
-            monkeypatch.setattr(api, "read_status", real)
-            after = await until(stream, "notice", "^<p class=.soft.>State of")
-            assert after["problem"] is None
-
-    serve(test)
+    async with events(client) as stream:
+        await until(stream, "queue", "count-queued")
+        real = api.read_status
+        monkeypatch.setattr(api, "read_status", fail)
+        told = await until(stream, "notice", "&lt;ZooKeeper&gt; does not answer")
+        assert told["problem"] == "<ZooKeeper> does not answer"
+        assert "queue" not in told["sections"]
+        assert "count-queued" in await (await client.get("/")).text()
+        monkeypatch.setattr(api, "read_status", real)
+        after = await until(stream, "notice", "^<p class=.soft.>State of")
+        assert after["problem"] is None
 
 
-def test_a_defect_does_not_end_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_a_defect_does_not_end_the_page(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def crash(cluster: object) -> None:
         raise ZeroDivisionError
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            with monkeypatch.context() as patch:
-                patch.setattr(live, "read_details", crash)
-                await until(stream, "notice", "cannot be read")
-            await until(stream, "notice", "State of")
-
-    serve(test)
+    async with events(client) as stream:
+        with monkeypatch.context() as patch:
+            patch.setattr(live, "read_details", crash)
+            await until(stream, "notice", "cannot be read")
+        await until(stream, "notice", "State of")
 
 
-def test_all_clients_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_all_clients_share_one_reading(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "REFRESH_S", PATIENCE_S)
     readings = []
     real = api.read_status
@@ -272,16 +254,16 @@ def test_all_clients_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(api, "read_status", counting)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        for _ in range(5):
-            async with events(client) as stream:
-                await until(stream, "queue", "count-queued")
-        assert len(readings) == 1
-
-    serve(test)
+    for _ in range(5):
+        async with events(client) as stream:
+            await until(stream, "queue", "count-queued")
+    assert len(readings) == 1
 
 
-def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_nothing_is_read_while_nobody_looks(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "WATCHED_S", 0.05)
     monkeypatch.setattr(live, "HEARTBEAT_S", 0.01)
     readings = 0
@@ -294,61 +276,57 @@ def test_nothing_is_read_while_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(api, "read_status", counting)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        await asyncio.sleep(0.05)
-        assert readings == 0
-        async with events(client) as stream:
-            await until(stream, "queue", "count-queued")
-        await asyncio.sleep(0.3)
-        before = readings
-        await asyncio.sleep(0.1)
-        assert readings == before > 0
-
-    serve(test)
+    await asyncio.sleep(0.05)
+    assert readings == 0
+    async with events(client) as stream:
+        await until(stream, "queue", "count-queued")
+    await asyncio.sleep(0.3)
+    before = readings
+    await asyncio.sleep(0.1)
+    assert readings == before > 0
 
 
-def test_too_many_pages_are_refused_and_a_closed_one_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
+@over_http()
+async def test_too_many_pages_are_refused_and_a_closed_one_makes_room(
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "CLIENTS_MAX", 2)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client), events(client):
-            assert (await client.get("/events")).status == 503
-            assert (await client.get("/")).status == 200
-        while True:
-            async with client.get("/events") as again:
-                if again.status == 200:
-                    return
-            await asyncio.sleep(0.01)
-
-    serve(test)
+    async with events(client), events(client):
+        assert (await client.get("/events")).status == 503
+        assert (await client.get("/")).status == 200
+    while True:
+        async with client.get("/events") as again:
+            if again.status == 200:
+                return
+        await asyncio.sleep(0.01)
 
 
-def test_open_pages_do_not_delay_the_end_of_the_server() -> None:
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            await until(stream, "queue", "count-queued")
-            async with asyncio.timeout(5):
-                await client.server.close()
-
-    serve(test)
+@over_http()
+async def test_open_pages_do_not_delay_the_end_of_the_server(client: Client) -> None:
+    async with events(client) as stream:
+        await until(stream, "queue", "count-queued")
+        async with asyncio.timeout(5):
+            await client.server.close()
 
 
-def test_an_open_page_shows_what_was_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_an_open_page_shows_what_was_recorded(
+    client: Client, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(api, "SystemClock", EpochClock)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        async with events(client) as stream:
-            await until(stream, "history", "Nothing was recorded")
-            event = order_event("disable", by="me@host<b>")
-            await record_order(cluster.store, PATHS, node="host-a", events=[event])
-            await until(stream, "history", "bookmender disable by me@host&lt;b&gt;</td>")
-
-    serve(test)
+    async with events(client) as stream:
+        await until(stream, "history", "Nothing was recorded")
+        event = order_event("disable", by="me@host<b>")
+        await record_order(cluster.store, PATHS, node="host-a", events=[event])
+        await until(stream, "history", "bookmender disable by me@host&lt;b&gt;</td>")
 
 
-def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+@over_http()
+async def test_a_client_that_does_not_read_is_dropped(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The queue changes its text in each message, so that there is always something to send."""
     monkeypatch.setattr(live, "WRITE_S", 0.1)
     pages: list[LivePage] = []
@@ -362,18 +340,15 @@ def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(LivePage, "_show", show)
 
-    async def test(client: Client, cluster: Cluster) -> None:
-        host, port = client.host, client.port
-        assert port is not None
-        with socket.socket() as deaf:
-            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
-            deaf.setblocking(False)
-            await asyncio.get_running_loop().sock_connect(deaf, (host, port))
-            deaf.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await wait_until(lambda: bool(pages) and pages[0]._client_count == 1)
-            await wait_until(lambda: pages[0]._client_count == 0)
-
-    serve(test)
+    host, port = client.host, client.port
+    assert port is not None
+    with socket.socket() as deaf:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        deaf.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(deaf, (host, port))
+        deaf.send(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await wait_until(lambda: bool(pages) and pages[0]._client_count == 1)
+        await wait_until(lambda: pages[0]._client_count == 0)
 
 
 # --- Samples of the queue -------------------------------------------------------------------------
