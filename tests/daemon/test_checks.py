@@ -15,14 +15,11 @@ from auditor.checks.records import (
     read_check,
 )
 from auditor.checks.runner import FORCED_MS
-from auditor.election import Election
 from daemon.cli.check import _exit_code
 from daemon.operations.checks import (
     BOOKIES,
-    FORCIBLE,
     Checks,
     RunRecord,
-    counts_text,
     force_check,
     pause_checks,
     read_checks,
@@ -32,7 +29,6 @@ from daemon.operations.checks import (
 from ledgers.errors import ConflictError, UnavailableError
 from ledgers.store import Stat
 from replication import znodes
-from replication.nodes import Membership, Role
 from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.checking import CountingCheck, checked_at_ms, checker, running, store_time
@@ -40,7 +36,7 @@ from tests.auditor.scenes import SOON_S
 from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import PATHS, node_info
+from tests.replication.nodes import PATHS
 
 RUN = CheckRun(
     started_ms=1_000,
@@ -261,17 +257,6 @@ async def test_a_java_leader_is_a_concern() -> None:
 
 
 @in_virtual_time
-async def test_a_bookmender_leader_is_no_concern() -> None:
-    cluster = await Cluster.start()
-    membership = await Membership.join(cluster.store, PATHS, node_info("node-1", Role.AUDITOR))
-    await Election(cluster.store, PATHS, membership, candidate="node-1", clock=cluster.clock).win()
-
-    found = await shown(cluster)
-
-    assert (found.leader, found.concerns) == ("node-1", ())
-
-
-@in_virtual_time
 async def test_waiting_for_a_check_shows_progress_and_returns_its_run() -> None:
     cluster = await Cluster.start()
     for ledger_id in range(10):
@@ -314,18 +299,3 @@ async def test_waiting_for_a_check_shows_progress_and_returns_its_run() -> None:
 )
 def test_the_exit_code_depends_on_what_a_run_found(counts: dict[str, int], expected: int) -> None:
     assert _exit_code(replace(RUN, counts=counts)) == expected
-
-
-def test_the_count_of_uncompared_ledgers_has_a_reason() -> None:
-    run = replace(RUN, counts={"uncompared": 1_200, "open_fail": 1})
-
-    told = counts_text(run)
-
-    assert told == (
-        "1,200 uncompared (no source of racks is configured, so there is nothing to compare), 1 "
-        "open fail"
-    )
-
-
-def test_every_check_of_ledgers_can_be_requested_by_name() -> None:
-    assert set(FORCIBLE) == {"bookies", "all-ledgers", "replicas", "placement", "idle-open"}

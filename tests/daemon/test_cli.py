@@ -292,15 +292,6 @@ def test_with_json_output_a_wrong_argument_is_an_object(
     assert "'1_0' is not a ledger ID" in json.loads(capsys.readouterr().out)["error"]
 
 
-@pytest.mark.parametrize("options", [(), ("-o", "text")])
-def test_with_text_output_an_error_goes_only_to_stderr(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
-) -> None:
-    assert exit_code(monkeypatch, "ledger", "show", "x", *options) == 2
-
-    assert capsys.readouterr().out == ""
-
-
 # --- Ledger ids -----------------------------------------------------------------------------------
 
 

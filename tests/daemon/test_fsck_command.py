@@ -210,13 +210,6 @@ def test_facts_about_the_cluster_come_from_the_settings() -> None:
     assert options.idle_open_after_s == float("inf"), "0: no open ledger counts as idle"
 
 
-def test_help_needs_no_spark() -> None:
-    said = CliRunner().invoke(cli, ["fsck", "run", "--help"])
-
-    assert said.exit_code == 0
-    assert "metadata   unreadable metadata" in said.output
-
-
 # --- Only what changed ----------------------------------------------------------------------------
 
 CHANGES = FeedChanges(

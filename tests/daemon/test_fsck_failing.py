@@ -28,16 +28,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> FakeRuns:
     return fake_runs(monkeypatch)
 
 
+def arguments_for(folder: Path) -> tuple[str | Path, ...]:
+    return "run", "--metadata-service-uri", URI, "--output", folder
+
+
 def test_two_runs_cannot_write_to_one_folder(
     runs: FakeRuns,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
-
     with locked_output(tmp_path):
-        assert failing(monkeypatch, *arguments) == 2
+        assert failing(monkeypatch, *arguments_for(tmp_path)) == 2
     said = capsys.readouterr().err
     assert (
         f"another run of fsck (process {os.getpid()} on {socket.gethostname()}) writes there"
@@ -45,7 +47,7 @@ def test_two_runs_cannot_write_to_one_folder(
     )
     assert runs.wanted is None
 
-    assert failing(monkeypatch, *arguments) == 0, "the lock goes with the run"
+    assert failing(monkeypatch, *arguments_for(tmp_path)) == 0, "the lock goes with the run"
 
 
 def test_a_lock_without_a_name_still_excludes_other_runs(tmp_path: Path) -> None:
@@ -105,9 +107,17 @@ def test_a_file_system_without_locks_is_reported_as_such(
 
 
 @pytest.mark.parametrize(
-    ("has_results", "told"),
-    [(False, "no part was finished"), (True, "the same command continues the run")],
-    ids=["at once", "after a part"],
+    ("has_results", "options", "told"),
+    [
+        pytest.param(False, (), "no part was finished", id="at once"),
+        pytest.param(True, (), "the same command continues the run", id="after a part"),
+        pytest.param(
+            True,
+            ("--restart",),
+            "the same command without --restart continues the run",
+            id="a restart",
+        ),
+    ],
 )
 def test_an_interrupted_run_says_how_to_continue(
     runs: FakeRuns,
@@ -116,36 +126,19 @@ def test_an_interrupted_run_says_how_to_continue(
     capsys: pytest.CaptureFixture[str],
     *,
     has_results: bool,
+    options: tuple[str, ...],
     told: str,
-) -> None:
-    folder = RunFolder(tmp_path, RUN)
-    options = FsckOptions(metadata_service_uri=URI)
-    folder.begin([], options, started_ms=0)
-    if has_results:
-        none = SCHEMA.empty_table()
-        folder.write(FIRST, 0, none, none, gone=1)
-    runs.raises = KeyboardInterrupt()
-
-    code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
-
-    assert code == 130
-    assert told in capsys.readouterr().err
-
-
-def test_an_interrupted_restart_says_how_to_continue(
-    runs: FakeRuns,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder, none = RunFolder(tmp_path, RUN), SCHEMA.empty_table()
     folder.begin([], FsckOptions(metadata_service_uri=URI), started_ms=0)
-    folder.write(FIRST, 0, none, none, gone=1)
+    if has_results:
+        folder.write(FIRST, 0, none, none, gone=1)
     runs.raises = KeyboardInterrupt()
 
-    failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path, "--restart")
+    code = failing(monkeypatch, *arguments_for(tmp_path), *options)
 
-    assert "the same command without --restart continues the run" in capsys.readouterr().err
+    assert code == 130
+    assert told in capsys.readouterr().err
 
 
 def test_an_interruption_after_the_run_says_it_is_complete(
@@ -159,7 +152,7 @@ def test_an_interruption_after_the_run_says_it_is_complete(
 
     monkeypatch.setattr(fsck_command, "publish_summary", interrupted)
 
-    code = failing(monkeypatch, "run", "--metadata-service-uri", URI, "--output", tmp_path)
+    code = failing(monkeypatch, *arguments_for(tmp_path))
 
     assert code == 130
     said = capsys.readouterr().err
@@ -168,41 +161,29 @@ def test_an_interruption_after_the_run_says_it_is_complete(
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "is_expected"),
     [
-        pytest.param(RuntimeError("Spark's own"), id="a crash"),
-        pytest.param(UnavailableError("no answer"), id="ZooKeeper does not answer"),
-        pytest.param(OSError(28, "no space left"), id="the disk is full"),
-        pytest.param(CorruptionError("no layout"), id="data in ZooKeeper cannot be read"),
+        pytest.param(RuntimeError("Spark's own"), False, id="a crash"),
+        pytest.param(UnavailableError("no answer"), True, id="ZooKeeper does not answer"),
+        pytest.param(OSError(28, "no space left"), True, id="the disk is full"),
+        pytest.param(CorruptionError("no layout"), False, id="data in ZooKeeper cannot be read"),
     ],
 )
-def test_a_failure_exits_with_3_and_not_as_damage(
-    runs: FakeRuns, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_a_failure_exits_with_3_and_says_how_to_continue(
+    runs: FakeRuns,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    is_expected: bool,
 ) -> None:
     runs.raises = error
     monkeypatch.setattr("daemon.cli.main._drop_output", lambda: None)
 
-    arguments = ("run", "--metadata-service-uri", URI, "--output", tmp_path)
+    assert failing(monkeypatch, *arguments_for(tmp_path)) == 3
 
-    assert failing(monkeypatch, *arguments) == 3
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        pytest.param(UnavailableError("no answer"), id="ZooKeeper, or Spark, fails"),
-        pytest.param(OSError(28, "no space left"), id="the disk is full"),
-    ],
-)
-def test_a_failed_run_says_how_to_continue(
-    runs: FakeRuns, tmp_path: Path, error: Exception
-) -> None:
-    runs.raises = error
-
-    said = call_run(tmp_path)
-
-    assert said.exception is error
-    assert "no part was finished; the same command starts over" in said.stderr
+    told = "no part was finished; the same command starts over"
+    assert not is_expected or told in capsys.readouterr().err
 
 
 def test_a_wrong_uri_is_reported_with_its_option(runs: FakeRuns, tmp_path: Path) -> None:

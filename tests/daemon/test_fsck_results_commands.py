@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from auditor.fsck.options import Level
-from auditor.fsck.results.folder import Cluster
 from auditor.fsck.verdicts import Finding, Grade
 from ledgers.errors import SettingsError
 from tests.daemon.fsck_calls import (
@@ -24,7 +23,6 @@ from tests.daemon.fsck_calls import (
 from tests.fsck.results import LATER_RUN, RUN, damaged, leave_results, seen, whole
 
 LOST_TOO = damaged(7, Grade.LOST, seen(Finding.MISSING, A))
-OTHER = Cluster(instance_id="id-2", metadata_service_uri=URI)
 
 
 @pytest.fixture

@@ -105,19 +105,6 @@ def test_spark_starts_for_a_user_id_without_an_entry(tmp_path: Path) -> None:
     assert started == {"sum": "3"}
 
 
-def test_a_script_that_ends_at_once_is_no_spark(tmp_path: Path) -> None:
-    home = spark_home(
-        tmp_path / "home", f"spark-core_2.13-{__version__}.jar", script="echo version 3.5.1"
-    )
-    log = tmp_path / "spark.log"
-
-    told = opened("local-cluster[1,1,1024]", log, {"SPARK_HOME": str(home)})["error"]
-
-    assert "Spark did not start: [JAVA_GATEWAY_EXITED]" in told
-    assert "check --master, --spark-conf, and the variables of Spark" in told
-    assert str(log) in told
-
-
 def test_the_error_has_one_line_with_a_reason_and_the_log(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.eventLog.enabled true\nspark.eventLog.dir /nowhere\n"

@@ -28,7 +28,6 @@ from tests.replication.nodes import PATHS
 
 CHECK = KINDS[0].name
 BUILT = LedgerMapRecord(session_id=5, written_ms=0, is_complete=True, ledger_count=1_200)
-BUILDING = replace(BUILT, is_complete=False, read_count=300, expected_count=1_000)
 RUN = CheckRun(started_ms=1, ledger_count=10, ledgers_left=30, active_ms=5_000)
 
 

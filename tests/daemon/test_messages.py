@@ -94,24 +94,6 @@ def test_facts_of_another_release_may_be_missing(reason: Reason) -> None:
         assert not re.search(r"[:;,] ?(\.|$)|\(\)|  |[{}]", told.text)
 
 
-@pytest.mark.parametrize(
-    ("reason", "facts", "named"),
-    [
-        (Reason.NO_COPY, Facts(absent=(B1,)), f"Start {B1}."),
-        (Reason.NO_TARGET, Facts(draining=(B2,)), f"bookmender bookie drain {B2} --cancel"),
-        (Reason.NO_TARGET, Facts(draining=(B1, B2)), "bookmender bookie drain ID --cancel"),
-        (Reason.NO_TARGET, Facts(in_maintenance=(B3,)), f"bookie maintenance {B3} --end"),
-        (Reason.END_UNPROVEN, Facts(needed=(B1,)), f"Start enough of {B1}, even without"),
-        (Reason.END_UNPROVEN, Facts(), "bookmender ledger close 7 --accept-loss --yes"),
-        (Reason.END_UNPROVEN, Facts(are_all_reformatted=True), "bookie trust-identities"),
-    ],
-)
-def test_the_advice_names_what_to_start_and_the_command(
-    reason: Reason, facts: Facts, named: str
-) -> None:
-    assert named in message(7, Blocked(reason=reason, facts=facts)).advice
-
-
 def test_a_ledger_that_no_recovery_can_end_is_not_closed_with_loss() -> None:
     told = message(7, Blocked(reason=Reason.END_UNPROVEN, facts=Facts(ack_quorum=0)))
 

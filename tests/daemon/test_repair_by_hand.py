@@ -13,7 +13,6 @@ from daemon.operations.repair import (
     access_denied,
     find_ledgers,
     wait_done,
-    waits_text,
 )
 from daemon.operations.waiting import order_retries
 from daemon.status.records import help_text
@@ -26,6 +25,7 @@ from tests.daemon.visits import Heard, visiting
 from tests.replication.cluster import Cluster, in_virtual_time, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
+from tests.said import Said
 
 NOW_MS = 1_000_000
 
@@ -138,27 +138,6 @@ async def test_progress_says_how_long_the_grace_lasts() -> None:
     assert heard.beside[-1] == "1 of them is waiting"
 
 
-def test_several_graces_are_summarised_by_the_last_end() -> None:
-    graces = [
-        WaitingNote(
-            ledger_id=ledger_id,
-            blocked=Blocked(reason=reason),
-            node="host-a",
-            since_ms=0,
-            grace_until_ms=NOW_MS + grace_s * 1000,
-        )
-        for ledger_id, reason, grace_s in (
-            (1, Reason.NO_ANSWER, 0),
-            (3, Reason.OPEN_LEDGER_GRACE, 10),
-            (4, Reason.WRITER_ALIVE, 20),
-        )
-    ]
-
-    told = waits_text(graces, now_ms=NOW_MS)
-
-    assert told == "3 of them are waiting, for the open-ledger grace another 20 s"
-
-
 async def mark_and_note(cluster: Cluster, reason: Reason, *, grace_s: int = 0) -> None:
     """Put ledger 0 into the private queue, with the note of a worker."""
     note = WaitingNote(
@@ -188,84 +167,86 @@ async def waited_for(cluster: Cluster, heard: Heard) -> tuple[WaitingNote, ...]:
     return await wait_done(cluster.store, PATHS, [0], show=heard.show, clock=cluster.clock)
 
 
-@pytest.mark.parametrize("ledger_count", [0, 1])
-def test_text_and_json_have_the_result(monkeypatch: pytest.MonkeyPatch, ledger_count: int) -> None:
-    async def done(*_: object, **__: object) -> Repaired:
-        return Repaired.of(ledger_count, failed={99: "no such ledger"})
+def waits(next_try_ms: int) -> WaitingNote:
+    blocked = Blocked(reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B1, B2)))
+    return WaitingNote(
+        ledger_id=0, blocked=blocked, node="host-a", since_ms=0, next_try_ms=next_try_ms
+    )
 
-    monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    monkeypatch.setattr(repair_command, "repair_ledgers", done)
 
-    text = CliRunner().invoke(repair_command.repair, ["20", "99"])
-    record = CliRunner().invoke(repair_command.repair, ["20", "99", "-o", "json"])
+FAILED = Repaired.of(1, failed={99: "no such ledger"})
+UNPROVEN = Repaired.of(
+    2,
+    unproven=(UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0),),
+)
+SCENES = {
+    "none is whole": Repaired.of(0, failed={99: "no such ledger"}),
+    "one is whole": FAILED,
+    "an unproven end": UNPROVEN,
+    "maintenance, with the next try": Repaired.of(1, waiting=(waits(NOW_MS + 3_455_000),)),
+    "maintenance, from an earlier release": Repaired.of(1, waiting=(waits(0),)),
+}
 
-    assert (text.exit_code, record.exit_code) == (1, 1)
-    whole = f"{('0 ledgers', '1 ledger')[ledger_count]} checked and whole"
-    assert text.stdout.splitlines() == ["ledger 99: no such ledger", whole]
-    assert json.loads(record.stdout)["failed"] == [{"ledger_id": 99, "error": "no such ledger"}]
-    assert json.loads(record.stdout)["error"] == "could not work on 1 ledger: see failed"
+
+def test_the_result_as_text(said: Said) -> None:
+    said(
+        "repair",
+        {
+            name: repair_command.result_text(done, mark_only=False, now_ms=NOW_MS)
+            for name, done in SCENES.items()
+        },
+    )
 
 
 @pytest.mark.parametrize(
-    ("next_try_ms", "when"),
+    ("done", "facts"),
     [
-        pytest.param(
-            NOW_MS + 3_455_000,
-            ". Next try in 57 min 35 s, or when the bookies are back",
-            id="later",
+        (
+            FAILED,
+            {
+                "failed": [{"ledger_id": 99, "error": "no such ledger"}],
+                "error": "could not work on 1 ledger: see failed",
+            },
         ),
-        pytest.param(0, "", id="an earlier release's note"),
+        (
+            UNPROVEN,
+            {
+                "unproven_ends": [
+                    {
+                        "ledger_id": 44,
+                        "reason": "end-unproven",
+                        "facts": {"errors": ["too many were wiped"]},
+                        "besides": [],
+                        "detail": message(
+                            44,
+                            Blocked(
+                                reason=Reason.END_UNPROVEN,
+                                facts=Facts(errors=("too many were wiped",)),
+                            ),
+                        ).text,
+                    }
+                ]
+            },
+        ),
     ],
+    ids=["failed", "unproven"],
 )
-def test_a_wait_for_maintenance_names_bookies_and_the_next_try(next_try_ms: int, when: str) -> None:
-    facts = Facts(in_maintenance=(B1, B2))
-    detail = message(0, Blocked(reason=Reason.MAINTENANCE, facts=facts)).text
-    note = WaitingNote(
-        ledger_id=0,
-        blocked=Blocked(reason=Reason.MAINTENANCE, facts=facts),
-        node="host-a",
-        since_ms=0,
-        next_try_ms=next_try_ms,
-    )
-    done = Repaired.of(1, waiting=(note,))
-
-    told = repair_command.result_text(done, mark_only=False, now_ms=NOW_MS)
-
-    assert told.splitlines() == [
-        f"ledger 0 waits: maintenance: {detail}{when}",
-        "0 ledgers checked and whole",
-    ]
-
-
-def test_a_ledger_with_an_unproven_end_is_not_called_whole(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_json_has_the_result_and_the_exit_code_is_1(
+    monkeypatch: pytest.MonkeyPatch, done: Repaired, facts: dict[str, object]
 ) -> None:
-    end = UnprovenEnd(ledger_id=44, facts=Facts(errors=("too many were wiped",)), tried_ms=0)
-
-    async def done(*_: object, **__: object) -> Repaired:
-        return Repaired.of(2, unproven=(end,))
+    async def repaired(*_: object, **__: object) -> Repaired:
+        return done
 
     monkeypatch.setenv("BOOKMENDER_METADATA_SERVICE_URI", "zk+hierarchical://127.0.0.1:1/ledgers")
-    monkeypatch.setattr(repair_command, "repair_ledgers", done)
+    monkeypatch.setattr(repair_command, "repair_ledgers", repaired)
 
-    text = CliRunner().invoke(repair_command.repair, ["44", "45"])
-    record = CliRunner().invoke(repair_command.repair, ["44", "45", "-o", "json"])
+    text = CliRunner().invoke(repair_command.repair, ["44", "99"])
+    record = CliRunner().invoke(repair_command.repair, ["44", "99", "-o", "json"])
 
     assert (text.exit_code, record.exit_code) == (1, 1)
-    assert text.stdout.splitlines() == [
-        "ledger 44 has all its copies, but its end cannot be proven: "
-        f"{message(44, end.blocked).text}",
-        "1 ledger checked and whole",
-    ]
-    assert json.loads(record.stdout)["unproven_ends"] == [
-        {
-            "ledger_id": 44,
-            "reason": "end-unproven",
-            "facts": {"errors": ["too many were wiped"]},
-            "besides": [],
-            "detail": message(44, end.blocked).text,
-        }
-    ]
+    assert text.stdout.endswith("1 ledger checked and whole\n")
+    printed = json.loads(record.stdout)
+    assert {name: printed[name] for name in facts} == facts
 
 
 @in_virtual_time

@@ -204,10 +204,10 @@ async def test_foreign_locks_are_listed_with_the_oldest_first() -> None:
         (3, "java-host"),
         (1, None),
     ]
-    unknown, ours, java = (line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows)
+    unknown, ours, foreign = (line_of(row, now_ms=cluster.clock.wall_ms()) for row in rows)
     assert "locked by an unknown holder, which is not a bookmender node, for 0 s" in unknown
     assert "(locked by host-b for 10 s)" in ours
-    assert "locked by java-host, which is not a bookmender node, for 10 s" in java
+    assert "locked by java-host, which is not a bookmender node, for 10 s" in foreign
 
 
 @in_virtual_time

@@ -5,7 +5,6 @@ import gzip
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ from daemon.http import api, app
 from daemon.http.endpoints import ENDPOINTS
 from daemon.http.endpoints import Kind as EndpointKind
 from daemon.http.openapi import describe
-from daemon.http.paths_page import with_tables
 from daemon.operations.history import EventRecord
 from daemon.operations.holds import begin_hold
 from daemon.operations.maintenance import open_window
@@ -378,13 +376,6 @@ def test_a_leadership_may_end_while_the_node_is_described() -> None:
     record = api.node_record(Settings(metadata_service_uri=URI), services, started_ms=1)
 
     assert record.backlog is None
-
-
-def test_the_page_of_the_api_has_the_tables_of_the_endpoints() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
-
-    assert page == with_tables(page), "make docs writes it"
-    assert page.count("| `") >= len(ENDPOINTS)
 
 
 @over_http()

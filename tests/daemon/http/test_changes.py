@@ -1,6 +1,5 @@
 """Changes over HTTP: what the commands of the same names do, with the token only."""
 
-import asyncio
 import socket
 from typing import Any
 
@@ -11,7 +10,7 @@ from daemon.http.endpoints import ENDPOINTS
 from ledgers.errors import ConflictError
 from replication.history import read_history
 from replication.orders import Orders, OrderStore
-from tests.daemon.http.serving import BEARER, Client, checked, over_http, serving
+from tests.daemon.http.serving import BEARER, Client, checked, over_http
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
@@ -34,16 +33,6 @@ async def test_every_change_is_refused_without_the_token(client: Client, cluster
                 await checked(answer, endpoint.path)
     assert await orders_of(cluster) == Orders()
     assert await cluster.store.exists(PATHS.disable) is None
-
-
-def test_a_node_without_a_token_file_says_what_to_set() -> None:
-    async def run() -> None:
-        async with serving(await Cluster.start()) as client:
-            answer = await client.post("/api/v1/disable", headers=BEARER)
-            assert answer.status == 403
-            assert "Set http.token_file" in (await checked(answer, "/api/v1/disable"))["error"]
-
-    asyncio.run(run())
 
 
 @over_http(has_token=True, mode="observe")

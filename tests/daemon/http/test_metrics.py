@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as prometheu
 
 from daemon.http.metrics import MetricsText
 from daemon.http.metrics_page import declared, page
-from daemon.logs import count_event, set_up_logs
+from daemon.logs import set_up_logs
 from daemon.role_state import RoleState
 from daemon.settings import LogSettings
 from tests.daemon.http.serving import serving
@@ -83,20 +83,6 @@ def test_many_scrapers_share_one_text() -> None:
         assert made.text(OPENMETRICS)[0] is not before
     finally:
         REGISTRY._names_to_collectors["bookmender_leader"].set(0)  # type: ignore[attr-defined]
-
-
-def test_warnings_and_errors_are_counted_by_event() -> None:
-    def count(level: str) -> float:
-        labels = {"level": level, "event": "thing.failed"}
-        return REGISTRY.get_sample_value("bookmender_log_events_total", labels) or 0.0
-
-    before = {level: count(level) for level in ("info", "warning", "error")}
-    for level in before:
-        count_event(None, level, {"level": level, "event": "thing.failed"})
-
-    assert count("info") == before["info"] == 0.0
-    assert count("warning") == before["warning"] + 1
-    assert count("error") == before["error"] + 1
 
 
 def test_the_log_of_a_node_counts_them(capsys: pytest.CaptureFixture[str]) -> None:

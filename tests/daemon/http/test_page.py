@@ -297,15 +297,6 @@ def test_an_empty_queue_is_not_drawn(samples: list[tuple[int, int]]) -> None:
     assert "<svg" not in drawn(samples)
 
 
-def test_the_page_works_without_a_script_and_before_the_first_reading() -> None:
-    parts = {"notice": page.notice(problem=None, taken_ms=None)}
-
-    parsed = Parsed(page.document(parts, title="t", cluster="c", node="n", version="1"))
-
-    assert "The cluster is being read." in parsed.text
-    assert parsed.text.count("Not read yet.") == len(SECTIONS)
-
-
 def test_headings_go_down_by_one() -> None:
     markup = "".join(page.sections(view(BUSY, bookies=[row(B3)])).values())
     levels = [int(level) for level in re.findall(r"<h(\d)", markup)]

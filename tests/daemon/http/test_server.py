@@ -20,7 +20,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from daemon.http import app, connections, server
+from daemon.http import app, server
 from daemon.http.cluster_reader import ClusterReader, Read, Reading
 from daemon.http.server import http_thread
 from daemon.live_settings import LiveSettings
@@ -133,21 +133,6 @@ def test_all_ipv6_addresses_include_those_of_ipv4() -> None:
             assert thread.stop(timeout_s=PATIENCE_S)
 
 
-def test_any_free_port_is_told_in_the_log() -> None:
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(settings(0)), [])
-        thread.start()
-        try:
-            wait_until(lambda: logged)
-            (listening,) = (each for each in logged if each["event"] == "http.listening")
-            assert answers(listening["port"])
-            status, text = get(listening["port"], "/metrics")
-            assert (status, b"bookmender_leader" in text) == (200, True)
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
-    assert not answers(listening["port"])
-
-
 def test_a_missing_token_is_told_in_the_log() -> None:
     http = HttpSettings(port=0, token_file="/nonexistent/token")
     with capture_logs() as logged:
@@ -160,25 +145,6 @@ def test_a_missing_token_is_told_in_the_log() -> None:
 
     (told,) = (each for each in logged if each["event"] == "http.token_unusable")
     assert "/nonexistent/token" in told["error"]
-
-
-def test_the_oldest_connection_makes_room_for_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "CONNECTIONS_MAX", 3)
-    with capture_logs() as logged:
-        thread = http_thread(LiveSettings(settings(0)), [])
-        thread.start()
-        try:
-            wait_until(lambda: logged)
-            port = logged[-1]["port"]
-            idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
-            assert answers(port), "idle connections keep nobody out"
-            idle[0].settimeout(PATIENCE_S)
-            with suppress(ConnectionResetError):
-                assert idle[0].recv(1) == b""
-            for each in idle:
-                each.close()
-        finally:
-            assert thread.stop(timeout_s=PATIENCE_S)
 
 
 def test_a_request_in_progress_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
