@@ -15,7 +15,7 @@ from auditor.absence import (
 from ledgers.model import BookieId
 from tests.auditor.auditing import auditing, leading
 from tests.auditor.scenes import marked_soon, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 
 OUTAGE = Outage(began_s=100.0, settled_s=130.0)
@@ -44,7 +44,6 @@ def outages_of(cluster: Cluster) -> Outages:
     return Outages(cluster.clock, return_s=20.0)
 
 
-@in_virtual_time
 async def test_a_bookie_that_returns_after_an_outage_was_never_lost() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
@@ -60,7 +59,6 @@ async def test_a_bookie_that_returns_after_an_outage_was_never_lost() -> None:
         assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_bookie_that_does_not_return_is_lost_after_that_time() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
@@ -75,7 +73,6 @@ async def test_a_bookie_that_does_not_return_is_lost_after_that_time() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_further_outage_shortens_no_time_to_return() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
@@ -95,7 +92,6 @@ async def test_a_further_outage_shortens_no_time_to_return() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_repeated_outages_do_not_hide_a_loss_for_ever() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
@@ -111,7 +107,6 @@ async def test_repeated_outages_do_not_hide_a_loss_for_ever() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_loss_known_before_the_outage_waits_for_nothing() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, outages=outages_of(cluster)) as leader:
@@ -125,7 +120,6 @@ async def test_a_loss_known_before_the_outage_waits_for_nothing() -> None:
         assert await marked_soon(cluster) == [0, 9]
 
 
-@in_virtual_time
 async def test_an_outage_that_ends_the_session_lasts_till_the_next_one() -> None:
     cluster = await with_ledgers((B1, B2))
     outages = outages_of(cluster)

@@ -16,7 +16,7 @@ from replication.client_activity import STALE_AFTER_S, read_activity
 from replication.nodes import Membership, Role
 from tests.auditor.auditing import leading
 from tests.memory.bookies import NO_FAULT, Fault, Op
-from tests.replication.cluster import ENTRY_BYTES, Cluster, in_virtual_time
+from tests.replication.cluster import ENTRY_BYTES, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, node_info
 
@@ -86,18 +86,14 @@ def recorded_requests(cluster: Cluster) -> list[tuple[BookieId, Op]]:
     return requests
 
 
-@in_virtual_time
-async def test_bookies_without_writers_are_soon_quiet() -> None:
-    cluster = await Cluster.start()
+async def test_bookies_without_writers_are_soon_quiet(cluster: Cluster) -> None:
     async with watching(cluster):
         await asyncio.sleep(SETTLED_S)
 
         assert await all_quiet(cluster)
 
 
-@in_virtual_time
-async def test_a_writer_is_reported_within_a_second() -> None:
-    cluster = await Cluster.start()
+async def test_a_writer_is_reported_within_a_second(cluster: Cluster) -> None:
     async with watching(cluster) as writer:
         await asyncio.sleep(SETTLED_S)
 
@@ -109,9 +105,7 @@ async def test_a_writer_is_reported_within_a_second() -> None:
         assert await said_of(cluster, B3) is Activity.QUIET
 
 
-@in_virtual_time
-async def test_the_writer_of_the_change_feed_is_no_client() -> None:
-    cluster = await Cluster.start()
+async def test_the_writer_of_the_change_feed_is_no_client(cluster: Cluster) -> None:
     async with watching(cluster, custom=(FEED_MARKER,)) as writer:
         writer.is_writing = True
         await asyncio.sleep(SETTLED_S)
@@ -123,9 +117,7 @@ async def test_the_writer_of_the_change_feed_is_no_client() -> None:
         assert await all_quiet(cluster)
 
 
-@in_virtual_time
-async def test_a_new_ledgers_client_is_reported_within_a_second() -> None:
-    cluster = await Cluster.start()
+async def test_a_new_ledgers_client_is_reported_within_a_second(cluster: Cluster) -> None:
     async with watching(cluster):
         await asyncio.sleep(SETTLED_S)
 
@@ -135,9 +127,7 @@ async def test_a_new_ledgers_client_is_reported_within_a_second() -> None:
         assert await said_of(cluster, B3) is Activity.ACTIVE
 
 
-@in_virtual_time
-async def test_a_client_that_stopped_is_soon_forgotten() -> None:
-    cluster = await Cluster.start()
+async def test_a_client_that_stopped_is_soon_forgotten(cluster: Cluster) -> None:
     async with watching(cluster) as writer:
         writer.is_writing = True
         await asyncio.sleep(SETTLED_S)
@@ -150,9 +140,7 @@ async def test_a_client_that_stopped_is_soon_forgotten() -> None:
         assert await all_quiet(cluster)
 
 
-@in_virtual_time
-async def test_a_bookie_that_does_not_answer_is_not_quiet() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_that_does_not_answer_is_not_quiet(cluster: Cluster) -> None:
     async with watching(cluster):
         for bookie in (B1, B2):
             cluster.bookies.fail(bookie, Op.READ, Fault(error=UnavailableError))
@@ -163,9 +151,7 @@ async def test_a_bookie_that_does_not_answer_is_not_quiet() -> None:
         assert await said_of(cluster, B3) is Activity.QUIET
 
 
-@in_virtual_time
-async def test_a_slow_bookie_does_not_delay_what_is_said_of_others() -> None:
-    cluster = await Cluster.start()
+async def test_a_slow_bookie_does_not_delay_what_is_said_of_others(cluster: Cluster) -> None:
     async with watching(cluster) as writer:
         await cluster.write_ledger((B4, B3), ledger_id=LEDGER + 1, state=LedgerState.OPEN)
         await cluster.write_ledger((B3, B4), ledger_id=LEDGER + 2, state=LedgerState.OPEN)
@@ -180,9 +166,7 @@ async def test_a_slow_bookie_does_not_delay_what_is_said_of_others() -> None:
         assert await said_of(cluster, B1) is Activity.ACTIVE
 
 
-@in_virtual_time
-async def test_no_bookie_is_watched_while_nothing_is_copied() -> None:
-    cluster = await Cluster.start()
+async def test_no_bookie_is_watched_while_nothing_is_copied(cluster: Cluster) -> None:
     async with watching(cluster):
         await asyncio.sleep(GO_ON_S + STALE_AFTER_S + 1)
         assert await said_of(cluster, B1) is None
@@ -193,9 +177,7 @@ async def test_no_bookie_is_watched_while_nothing_is_copied() -> None:
         assert requests == []
 
 
-@in_virtual_time
-async def test_a_watch_begins_when_a_bookie_is_lost() -> None:
-    cluster = await Cluster.start()
+async def test_a_watch_begins_when_a_bookie_is_lost(cluster: Cluster) -> None:
     async with watching(cluster):
         await asyncio.sleep(2 * GO_ON_S)
 
@@ -205,9 +187,7 @@ async def test_a_watch_begins_when_a_bookie_is_lost() -> None:
         assert await said_of(cluster, B1) is Activity.QUIET
 
 
-@in_virtual_time
-async def test_a_watch_continues_as_long_as_ledgers_are_locked() -> None:
-    cluster = await Cluster.start()
+async def test_a_watch_continues_as_long_as_ledgers_are_locked(cluster: Cluster) -> None:
     async with watching(cluster):
         for number in range(3):
             await Membership.join(cluster.store, PATHS, node_info(f"worker-{number}", Role.WORKER))
@@ -224,9 +204,7 @@ async def test_a_watch_continues_as_long_as_ledgers_are_locked() -> None:
         assert await said_of(cluster, B1) is Activity.QUIET
 
 
-@in_virtual_time
-async def test_fewer_entries_are_read_where_entries_are_large() -> None:
-    cluster = await Cluster.start()
+async def test_fewer_entries_are_read_where_entries_are_large(cluster: Cluster) -> None:
     with patch("auditor.activity.BYTES_PER_LOOK", 3 * ENTRY_BYTES):
         async with watching(cluster):
             for ledger_id in range(100, 150):

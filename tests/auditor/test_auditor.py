@@ -20,13 +20,12 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT, working
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testSimpleLedger", verdict="same")
-@in_virtual_time
 async def test_the_ledgers_of_a_lost_bookie_are_marked() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with auditing(cluster):
@@ -38,7 +37,6 @@ async def test_the_ledgers_of_a_lost_bookie_are_marked() -> None:
         assert await replicas(cluster, 0) == (B1,)
 
 
-@in_virtual_time
 async def test_workers_are_told_which_ledgers_are_urgent() -> None:
     """The list of urgent ledgers is empty again once their marks are deleted."""
     cluster = await with_ledgers((B1, B2), (B1, B2, B3), (B1, B3), (B4, B5))
@@ -55,7 +53,6 @@ async def test_workers_are_told_which_ledgers_are_urgent() -> None:
         assert await read_urgent(cluster.store, PATHS) == ()
 
 
-@in_virtual_time
 async def test_bookies_lost_before_the_election_are_found_by_cookie() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -64,7 +61,6 @@ async def test_bookies_lost_before_the_election_are_found_by_cookie() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_bookie_without_cookie_that_a_ledger_names_is_lost_too() -> None:
     cluster = await with_ledgers((B1, B2), (B3, BookieId("decommissioned:3181")))
 
@@ -72,7 +68,6 @@ async def test_a_bookie_without_cookie_that_a_ledger_names_is_lost_too() -> None
         assert await marked_soon(cluster) == [1]
 
 
-@in_virtual_time
 async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.delete(f"{ROOT}/cookies/{B1}")
@@ -84,7 +79,6 @@ async def test_a_bookie_whose_cookie_was_deleted_is_lost_when_it_stops() -> None
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_bookie_that_disappears_with_its_cookie_is_lost() -> None:
     cluster = await with_ledgers((B1, B2))
 
@@ -98,7 +92,6 @@ async def test_a_bookie_that_disappears_with_its_cookie_is_lost() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_read_only_bookie_is_lost_only_once_it_disappears() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -110,7 +103,6 @@ async def test_a_read_only_bookie_is_lost_only_once_it_disappears() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_ledgers_with_the_fewest_copies_are_marked_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +120,6 @@ async def test_ledgers_with_the_fewest_copies_are_marked_first(
     assert await replicas(cluster, 1) == (B1, B2)
 
 
-@in_virtual_time
 async def test_a_loss_is_handled_once() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
@@ -142,7 +133,6 @@ async def test_a_loss_is_handled_once() -> None:
         assert len(audits) == 1
 
 
-@in_virtual_time
 async def test_a_bookie_that_is_lost_a_second_time_is_audited_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -157,7 +147,6 @@ async def test_a_bookie_that_is_lost_a_second_time_is_audited_again() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testRestartBookie", verdict="same")
-@in_virtual_time
 async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -170,7 +159,6 @@ async def test_rule_s6_the_return_of_a_bookie_deletes_no_mark() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testMultipleBookieFailures", verdict="same")
-@in_virtual_time
 async def test_a_second_loss_marks_a_completed_ledger_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster), cluster.node() as node, working(node):
@@ -189,7 +177,6 @@ async def test_a_second_loss_marks_a_completed_ledger_again() -> None:
     verdict="same",
     why="in the record of the last audit, and in bookmender_marks_total",
 )
-@in_virtual_time
 async def test_the_number_of_marked_ledgers_is_logged() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 10, *[(B3, B4)] * 20)
     async with auditing(cluster):
@@ -213,7 +200,6 @@ async def _is_free_of(cluster: Cluster, bookie: BookieId) -> bool:
     return bookie not in (await cluster.metadata(0)).bookies and not await cluster.marked()
 
 
-@in_virtual_time
 async def test_a_further_loss_extends_the_mark() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     async with auditing(cluster):
@@ -225,7 +211,6 @@ async def test_a_further_loss_extends_the_mark() -> None:
         assert await replicas(cluster, 0) == (B1, B2)
 
 
-@in_virtual_time
 async def test_the_result_of_the_last_audit_is_published() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     path = cluster.manager.path(1)

@@ -23,7 +23,7 @@ from tests.auditor.scenes import (
     with_ledgers,
 )
 from tests.memory.store import Fault
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
 
@@ -37,7 +37,6 @@ async def stored(cluster: Cluster) -> StoredAbsences:
 # --- Over changes of leader -----------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_the_delay_continues_under_another_leader() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(60)):
@@ -52,7 +51,6 @@ async def test_the_delay_continues_under_another_leader() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_each_bookies_own_delay_continues_under_another_leader() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, "node-1", delayed(60)):
@@ -69,7 +67,6 @@ async def test_each_bookies_own_delay_continues_under_another_leader() -> None:
         assert await cluster.marked() == [0, 1]
 
 
-@in_virtual_time
 async def test_a_rolling_restart_of_all_bookies_marks_nothing() -> None:
     """The leader changes in the middle."""
     bookies = (B1, B2, B3, B4, B5)
@@ -93,7 +90,6 @@ async def test_a_rolling_restart_of_all_bookies_marks_nothing() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_the_delay_of_a_bookie_without_cookie_continues_too() -> None:
     """Only ledgers name this bookie."""
     cluster = await with_ledgers((B1, B2))
@@ -110,7 +106,6 @@ async def test_the_delay_of_a_bookie_without_cookie_continues_too() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_the_absence_record_is_updated_and_renewed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
@@ -134,7 +129,6 @@ async def test_the_absence_record_is_updated_and_renewed() -> None:
         assert leader.store.request_count == before, "nothing to be renewed"
 
 
-@in_virtual_time
 async def test_the_record_counts_the_ledgers_that_name_absent_bookies() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with auditing(cluster, settings=delayed(3600)):
@@ -151,7 +145,6 @@ async def test_the_record_counts_the_ledgers_that_name_absent_bookies() -> None:
     assert second.since_ms[B1] == pytest.approx(first.since_ms[B1], abs=2)
 
 
-@in_virtual_time
 async def test_an_absence_that_was_not_watched_for_long_starts_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1", delayed(3600)):
@@ -167,7 +160,6 @@ async def test_an_absence_that_was_not_watched_for_long_starts_again() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_leader_that_found_the_record_keeps_writing_it() -> None:
     cluster = await with_ledgers((B1, B2))
     for name in ("node-1", "node-2", "node-3"):
@@ -183,7 +175,6 @@ async def test_a_leader_that_found_the_record_keeps_writing_it() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_the_record_stays_fresh_during_a_long_audit() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(30)) as leader:
@@ -202,7 +193,6 @@ async def test_the_record_stays_fresh_during_a_long_audit() -> None:
         assert age_ms < 1000 * (WRITE_S + 1)
 
 
-@in_virtual_time
 async def test_a_failed_write_of_the_record_needs_no_new_audit() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
@@ -221,7 +211,6 @@ async def test_a_failed_write_of_the_record_needs_no_new_audit() -> None:
         assert audits == []
 
 
-@in_virtual_time
 async def test_maintenance_is_not_recorded_as_an_absence() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -235,7 +224,6 @@ async def test_maintenance_is_not_recorded_as_an_absence() -> None:
         assert (await stored(cluster)).since_ms == {}
 
 
-@in_virtual_time
 async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_absence() -> None:
     """status shows from this record when the bookie becomes lost."""
     cluster = await with_ledgers((B1, B2))
@@ -267,7 +255,6 @@ async def test_a_window_that_ends_while_the_bookie_is_absent_begins_a_recorded_a
         pytest.param(b"soon", "setting", 60, id="unreadable"),
     ],
 )
-@in_virtual_time
 async def test_a_new_leader_logs_its_delay_and_where_it_comes_from(
     znode: bytes | None, source: str, delay_s: int
 ) -> None:
@@ -283,7 +270,6 @@ async def test_a_new_leader_logs_its_delay_and_where_it_comes_from(
 
 
 @pytest.mark.compat("G29", verdict="better", why="the watch stays when the znode is deleted")
-@in_virtual_time
 async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
@@ -304,7 +290,6 @@ async def test_g29_a_deleted_and_recreated_delay_znode_is_obeyed() -> None:
 
 
 @pytest.mark.parametrize("name", ["available", "available/readonly"])
-@in_virtual_time
 async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,7 +313,6 @@ async def test_rule_s8_a_failed_listing_of_bookies_marks_nothing(
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_rule_s8_an_empty_list_of_bookies_makes_no_bookie_lost() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -364,7 +348,6 @@ async def flap(cluster: Cluster) -> int:
     return await mark_version(cluster)
 
 
-@in_virtual_time
 async def test_marks_are_renewed_if_a_bookie_disappears_again() -> None:
     """A worker that saw the bookie registered could otherwise delete the old mark (rule S6)."""
     cluster = await with_ledgers((B1, B2))
@@ -376,7 +359,6 @@ async def test_marks_are_renewed_if_a_bookie_disappears_again() -> None:
         assert await mark_version(cluster) == before + 1
 
 
-@in_virtual_time
 async def test_a_new_leader_renews_marks_of_a_bookie_that_had_returned() -> None:
     """It renews them once: the leader after it finds no return and leaves them alone."""
     cluster = await with_ledgers((B1, B2))

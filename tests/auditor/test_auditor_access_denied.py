@@ -11,7 +11,7 @@ from ledgers.errors import UnauthorizedError
 from ledgers.store import Create, MetadataStore, MultiFailed, Operation, OperationResult, SetData
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import marked_soon, with_ledgers
-from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.cluster import shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
@@ -33,7 +33,6 @@ def refuse_writes(store: MetadataStore, path: str) -> None:
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.rpartition("/")[2])
 @pytest.mark.parametrize("is_readable", [False, True], ids=["for reading", "for writing"])
-@in_virtual_time
 async def test_denied_access_to_the_leaders_records_is_survived(
     path: str, is_readable: bool
 ) -> None:
@@ -59,7 +58,6 @@ async def test_denied_access_to_the_leaders_records_is_survived(
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
@@ -71,7 +69,6 @@ async def test_denied_access_to_the_ledger_map_record_is_survived() -> None:
     assert [line["path"] for line in logs] == [PATHS.ledger_map]
 
 
-@in_virtual_time
 async def test_an_unreadable_disable_switch_counts_as_set() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:

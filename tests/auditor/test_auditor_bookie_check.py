@@ -13,12 +13,10 @@ from tests.auditor.scenes import (
     marked_soon,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
 
 
-@in_virtual_time
 async def test_all_metadata_is_compared_with_the_bookies_periodically() -> None:
     cluster = await with_ledgers((B1, B2))
     settings = AuditorSettings(bookie_check_interval_s=100)
@@ -35,7 +33,6 @@ async def test_all_metadata_is_compared_with_the_bookies_periodically() -> None:
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testDelayedAuditWithPeriodicBookieCheck", verdict="same"
 )
-@in_virtual_time
 async def test_a_periodic_check_does_not_shorten_the_recovery_delay() -> None:
     cluster = await with_ledgers((B1, B2))
     settings = AuditorSettings(bookie_check_interval_s=10, lost_bookie_recovery_delay_s=60)
@@ -49,7 +46,6 @@ async def test_a_periodic_check_does_not_shorten_the_recovery_delay() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_periodic_check_restores_deleted_marks() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=AuditorSettings(bookie_check_interval_s=100)):

@@ -17,7 +17,7 @@ from tests.auditor.scenes import (
     replicas,
     with_ledgers,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS, ROOT
 
@@ -41,7 +41,6 @@ async def mark_version(cluster: Cluster, ledger_id: int) -> int:
     return stat.version
 
 
-@in_virtual_time
 async def test_a_new_ledger_on_a_lost_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -58,7 +57,6 @@ async def test_a_new_ledger_on_a_lost_bookie_is_marked() -> None:
     verdict="better",
     why="at once, when the ledger appears, instead of at the next periodic check",
 )
-@in_virtual_time
 async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -68,9 +66,7 @@ async def test_a_new_ledger_that_names_an_unknown_bookie_is_marked() -> None:
         assert await marked_soon(cluster) == [7]
 
 
-@in_virtual_time
-async def test_a_marked_ledger_is_not_marked_again_when_it_grows() -> None:
-    cluster = await Cluster.start()
+async def test_a_marked_ledger_is_not_marked_again_when_it_grows(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
     async with auditing(cluster):
         await asyncio.sleep(SOON_S)
@@ -82,9 +78,7 @@ async def test_a_marked_ledger_is_not_marked_again_when_it_grows() -> None:
         assert await mark_version(cluster, 0) == 0
 
 
-@in_virtual_time
-async def test_a_ledger_marked_at_creation_is_not_marked_again() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_marked_at_creation_is_not_marked_again(cluster: Cluster) -> None:
     async with auditing(cluster):
         await cluster.kill(B1)
         await asyncio.sleep(SOON_S)
@@ -96,7 +90,6 @@ async def test_a_ledger_marked_at_creation_is_not_marked_again() -> None:
         assert await mark_version(cluster, 0) == 0
 
 
-@in_virtual_time
 async def test_a_failed_mark_of_a_new_ledger_is_made_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,7 +110,6 @@ async def test_a_failed_mark_of_a_new_ledger_is_made_later(
         assert await cluster.marked() == [7]
 
 
-@in_virtual_time
 async def test_partial_repairs_cost_the_leader_only_metadata_reads() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 50)
     async with auditing(cluster) as leader:
@@ -132,7 +124,6 @@ async def test_partial_repairs_cost_the_leader_only_metadata_reads() -> None:
         assert leader.store.request_count - before < 60
 
 
-@in_virtual_time
 async def test_a_repaired_ledger_put_on_the_lost_bookie_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -152,7 +143,6 @@ async def test_a_repaired_ledger_put_on_the_lost_bookie_is_marked() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked() -> None:
     """The new version of the mark tells the worker that has the lease."""
     cluster = await with_ledgers((B2, B3))
@@ -169,7 +159,6 @@ async def test_rule_s6_a_ledger_that_changes_under_a_mark_is_marked() -> None:
         assert await replicas(cluster, 7) == (B1,)
 
 
-@in_virtual_time
 async def test_changes_are_marked_once_marking_is_possible_again() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -185,7 +174,6 @@ async def test_changes_are_marked_once_marking_is_possible_again() -> None:
         assert await marked_soon(cluster) == [0, 7]
 
 
-@in_virtual_time
 async def test_a_decommissioned_bookie_is_no_longer_lost() -> None:
     cluster = await with_ledgers((B2, B3))
     async with auditing(cluster) as leader:
@@ -201,7 +189,6 @@ async def test_a_decommissioned_bookie_is_no_longer_lost() -> None:
         assert REGISTRY.get_sample_value(gauge, {"state": "lost"}) == 0
 
 
-@in_virtual_time
 async def test_a_bookie_without_cookie_is_lost_while_ledgers_name_it() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:

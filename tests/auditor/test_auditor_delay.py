@@ -22,7 +22,7 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.cluster import shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 from tests.virtual_time import LoopClock
@@ -30,7 +30,6 @@ from tests.virtual_time import LoopClock
 # --- The recovery delay ---------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_the_first_leaders_delay_is_published_and_obeyed() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
@@ -44,7 +43,6 @@ async def test_the_first_leaders_delay_is_published_and_obeyed() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testDelayedAuditOfLostBookies", verdict="same")
-@in_virtual_time
 async def test_each_lost_bookie_has_its_own_delay() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, settings=delayed(60)):
@@ -62,7 +60,6 @@ async def test_each_lost_bookie_has_its_own_delay() -> None:
         assert await cluster.marked() == [0, 1]
 
 
-@in_virtual_time
 async def test_an_invalid_delay_is_logged_and_the_setting_counts_if_none_was_read() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, b"-5", with_parents=True)
@@ -79,7 +76,6 @@ async def test_an_invalid_delay_is_logged_and_the_setting_counts_if_none_was_rea
     assert (await cluster.store.get(DELAY))[0] == b"-5"
 
 
-@in_virtual_time
 async def test_a_delay_that_becomes_unreadable_stays_as_it_was_for_the_next_leader_too() -> None:
     """Its correction is no request to count absent bookies as lost."""
     cluster = await with_ledgers((B1, B2))
@@ -99,7 +95,6 @@ async def test_a_delay_that_becomes_unreadable_stays_as_it_was_for_the_next_lead
         assert await marked_soon(cluster) == [0], "without the znode the setting counts"
 
 
-@in_virtual_time
 async def test_a_bookie_back_within_the_delay_marks_nothing() -> None:
     """Its delay starts again when it disappears again."""
     cluster = await with_ledgers((B1, B2))
@@ -142,7 +137,6 @@ async def test_a_bookie_back_within_the_delay_marks_nothing() -> None:
         ),
     ],
 )
-@in_virtual_time
 async def test_a_changed_delay_applies_to_bookies_absent_already(
     delay_s: int, marked_after_s: float
 ) -> None:
@@ -162,7 +156,6 @@ async def test_a_changed_delay_applies_to_bookies_absent_already(
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testTriggerAuditorWithPendingAuditTask", verdict="same"
 )
-@in_virtual_time
 async def test_writing_the_same_delay_again_ends_the_wait() -> None:
     """Java's auditor does the same."""
     cluster = await with_ledgers((B1, B3), (B2, B4))
@@ -190,7 +183,6 @@ class TickingClock(LoopClock):
         return super().now_s() + next(self._ticks) * 1e-6
 
 
-@in_virtual_time
 async def test_the_request_covers_a_bookie_first_seen_absent_with_it() -> None:
     cluster = await with_ledgers((B1, B3))
     cluster.clock = TickingClock()
@@ -211,7 +203,6 @@ class ShiftedClock(LoopClock):
         return super().now_s() + self.shift_s
 
 
-@in_virtual_time
 async def test_a_bookie_lost_during_an_audit_is_found_by_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -239,7 +230,6 @@ async def test_a_bookie_lost_during_an_audit_is_found_by_the_next(
 @pytest.mark.compat(
     "AuditorLedgerCheckerTest.testTriggerAuditorWithNoPendingAuditTask", verdict="same"
 )
-@in_virtual_time
 async def test_an_audit_on_request_restores_deleted_marks() -> None:
     """No bookie is absent within its delay at that time."""
     cluster = await with_ledgers((B2, BookieId("never-seen:3181")))
@@ -257,7 +247,6 @@ async def test_an_audit_on_request_restores_deleted_marks() -> None:
     verdict="other",
     why="each bookie has its own delay; Java audits at once when a second bookie is absent",
 )
-@in_virtual_time
 async def test_the_mark_of_two_successive_losses_names_both_bookies() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     async with auditing(cluster, settings=delayed(60)):
@@ -274,7 +263,6 @@ async def test_the_mark_of_two_successive_losses_names_both_bookies() -> None:
 
 
 @pytest.mark.compat("AuditorLedgerCheckerTest.testDelayedAuditWithRollingUpgrade", verdict="same")
-@in_virtual_time
 async def test_a_return_does_not_change_the_delay_of_another_bookie() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster, settings=delayed(60)):
@@ -289,7 +277,6 @@ async def test_a_return_does_not_change_the_delay_of_another_bookie() -> None:
         assert await cluster.marked() == [1]
 
 
-@in_virtual_time
 async def test_an_audit_requested_during_another_one_follows_it() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
@@ -314,7 +301,6 @@ async def test_an_audit_requested_during_another_one_follows_it() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"soon", b"-1"])
-@in_virtual_time
 async def test_an_unreadable_delay_is_replaced_by_the_setting(data: bytes) -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(DELAY, data)
@@ -326,7 +312,6 @@ async def test_an_unreadable_delay_is_replaced_by_the_setting(data: bytes) -> No
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
@@ -340,7 +325,6 @@ async def test_a_deleted_delay_is_replaced_by_the_setting() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_reconnection_makes_no_bookie_lost() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
@@ -362,7 +346,6 @@ async def test_a_reconnection_makes_no_bookie_lost() -> None:
     verdict="other",
 )
 @pytest.mark.compat("AuditorLedgerCheckerTest.testToggleLedgerReplication", verdict="same")
-@in_virtual_time
 async def test_losses_while_disabled_are_marked_when_enabled() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -377,7 +360,6 @@ async def test_losses_while_disabled_are_marked_when_enabled() -> None:
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-@in_virtual_time
 async def test_a_disabled_auditor_waits_and_sends_no_requests(is_lost: bool) -> None:
     hour_s = 3600
     cluster = await with_ledgers((B1, B2))
@@ -396,7 +378,6 @@ async def test_a_disabled_auditor_waits_and_sends_no_requests(is_lost: bool) -> 
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_denied_access_to_the_delay_uses_the_setting() -> None:
     """The term of the leader does not end."""
     cluster = await with_ledgers((B1, B2))

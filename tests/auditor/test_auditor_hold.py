@@ -14,7 +14,7 @@ from replication.orders import HoldOrder, OrderStore, hold_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import delayed, marked_soon, set_delay, with_ledgers
 from tests.daemon.visits import visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, BOOKIES
 from tests.replication.nodes import PATHS, ROOT, working
 from tests.replication.repairs import watch_fencing
@@ -54,7 +54,6 @@ async def scene() -> Cluster:
     return await with_ledgers(*zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
 
 
-@in_virtual_time
 async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -70,7 +69,6 @@ async def test_nothing_is_marked_until_a_hold_for_a_mass_failure_ends() -> None:
         assert not await is_held(cluster), "it binds: nothing holds for them again"
 
 
-@in_virtual_time
 async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -82,7 +80,6 @@ async def test_an_operator_who_ends_it_has_the_ledgers_marked_at_once() -> None:
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
-@in_virtual_time
 async def test_the_hold_ends_without_marks_when_the_bookies_are_back() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -101,7 +98,6 @@ async def test_the_hold_ends_without_marks_when_the_bookies_are_back() -> None:
         assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold() -> None:
     """Machines replaced long ago, never decommissioned; all ledgers were read."""
     cluster = await scene()
@@ -115,7 +111,6 @@ async def test_cookies_that_no_ledger_names_do_not_prolong_the_hold() -> None:
         assert 0 in await marked_soon(cluster)
 
 
-@in_virtual_time
 async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -129,7 +124,6 @@ async def test_a_bookie_that_stays_absent_is_lost_when_the_hold_ends() -> None:
         assert await cluster.marked() == [1, 2]
 
 
-@in_virtual_time
 async def test_flapping_bookies_do_not_end_the_hold() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -154,7 +148,6 @@ async def test_flapping_bookies_do_not_end_the_hold() -> None:
         pytest.param((B4,), id="one"),
     ],
 )
-@in_virtual_time
 async def test_ordinary_losses_are_marked_as_usual(lost: tuple[BookieId, ...]) -> None:
     cluster = await scene()
     async with auditing(cluster):
@@ -164,7 +157,6 @@ async def test_ordinary_losses_are_marked_as_usual(lost: tuple[BookieId, ...]) -
         assert await current_hold(cluster) is None
 
 
-@in_virtual_time
 async def test_three_successive_losses_are_ordinary_losses() -> None:
     cluster = await scene()
     async with auditing(cluster):
@@ -176,7 +168,6 @@ async def test_three_successive_losses_are_ordinary_losses() -> None:
         assert await current_hold(cluster) is None
 
 
-@in_virtual_time
 async def test_without_a_delay_the_rest_of_a_mass_failure_is_held() -> None:
     """The first two are marked at once; no auditor can know that more bookies will follow."""
     cluster = await scene()
@@ -189,7 +180,6 @@ async def test_without_a_delay_the_rest_of_a_mass_failure_is_held() -> None:
         assert await is_held(cluster)
 
 
-@in_virtual_time
 async def test_a_second_mass_failure_starts_another_hold() -> None:
     """The marks of the first stay."""
     cluster = await scene()
@@ -207,7 +197,6 @@ async def test_a_second_mass_failure_starts_another_hold() -> None:
         assert await cluster.marked() == [0, 1, 2, 6]
 
 
-@in_virtual_time
 async def test_all_bookies_absent_and_back_one_by_one_mark_nothing() -> None:
     """ZooKeeper itself was unreachable for longer than their sessions lasted."""
     cluster = await scene()
@@ -226,7 +215,6 @@ async def test_all_bookies_absent_and_back_one_by_one_mark_nothing() -> None:
         assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_new_leader_that_finds_most_bookies_absent_holds() -> None:
     """After a power cut the bookies may return later than the leader."""
     cluster = await scene()
@@ -236,7 +224,6 @@ async def test_a_new_leader_that_finds_most_bookies_absent_holds() -> None:
         assert await is_held(cluster)
 
 
-@in_virtual_time
 async def test_the_hold_and_its_end_survive_a_change_of_leader() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=DELAYED):
@@ -254,7 +241,6 @@ async def test_the_hold_and_its_end_survive_a_change_of_leader() -> None:
         assert not await is_held(cluster)
 
 
-@in_virtual_time
 async def test_losses_before_a_long_pause_are_no_mass_failure() -> None:
     """A new leader leads after a pause."""
     cluster = await scene()
@@ -271,7 +257,6 @@ async def test_losses_before_a_long_pause_are_no_mass_failure() -> None:
         assert await marked_soon(cluster) == [0, 1, 2, 3, 6]
 
 
-@in_virtual_time
 async def test_an_audit_on_request_does_not_end_the_hold() -> None:
     cluster = await scene()
     async with auditing(cluster, settings=delayed(60)):
@@ -284,7 +269,6 @@ async def test_an_audit_on_request_does_not_end_the_hold() -> None:
         assert await is_held(cluster)
 
 
-@in_virtual_time
 async def test_an_operators_hold_does_not_depend_on_bookies() -> None:
     cluster = await scene()
     async with auditing(cluster):
@@ -300,7 +284,6 @@ async def test_an_operators_hold_does_not_depend_on_bookies() -> None:
         assert await current_hold(cluster) is None
 
 
-@in_virtual_time
 async def test_an_unreadable_hold_counts_until_a_command_ends_it() -> None:
     cluster = await scene()
     async with auditing(cluster):
@@ -317,7 +300,6 @@ async def test_an_unreadable_hold_counts_until_a_command_ends_it() -> None:
     assert [each["event"] for each in logs if each["event"].startswith("hold.")] == ["hold.ended"]
 
 
-@in_virtual_time
 async def test_an_operators_hold_is_followed_by_the_leaders_own() -> None:
     """It ends during a mass failure."""
     cluster = await scene()
@@ -333,7 +315,6 @@ async def test_an_operators_hold_is_followed_by_the_leaders_own() -> None:
         assert not hold.is_by_operator
 
 
-@in_virtual_time
 async def test_the_hold_is_logged_once_as_an_error_with_the_next_step() -> None:
     cluster = await scene()
     with capture_logs() as logs:
@@ -351,7 +332,6 @@ async def test_the_hold_is_logged_once_as_an_error_with_the_next_step() -> None:
     assert ended["event"] == "hold.ended"
 
 
-@in_virtual_time
 async def test_the_hold_can_be_switched_off() -> None:
     cluster = await scene()
     async with auditing(cluster, hold=HoldSettings(enabled=False)):
@@ -360,7 +340,6 @@ async def test_the_hold_can_be_switched_off() -> None:
         assert await marked_soon(cluster) == [0, 1, 2, 6]
 
 
-@in_virtual_time
 async def test_during_a_hold_no_ledger_is_fenced() -> None:
     """Closed ledgers are repaired."""
     cluster = await scene()

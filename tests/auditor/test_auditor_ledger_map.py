@@ -15,7 +15,7 @@ from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.ledger_map_scenes import rescan
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT
 
@@ -41,7 +41,6 @@ async def made(cluster: Cluster, ledger_id: int) -> int:
     return stat.czxid
 
 
-@in_virtual_time
 async def test_a_loss_is_marked_without_reading_metadata() -> None:
     cluster = await with_many_ledgers(300)
     async with auditing(cluster) as leader:
@@ -53,7 +52,6 @@ async def test_a_loss_is_marked_without_reading_metadata() -> None:
         assert leader.store.request_count - before < 100, "of which 12 and a few more are marks"
 
 
-@in_virtual_time
 async def test_the_first_marks_are_made_before_the_lookup_is_complete() -> None:
     cluster = await with_many_ledgers(4 * SLICE)
     looked_up = 0
@@ -97,7 +95,6 @@ def delay_reads(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Even
     return is_released
 
 
-@in_virtual_time
 async def test_a_loss_during_a_rescan_is_marked_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -115,7 +112,6 @@ async def test_a_loss_during_a_rescan_is_marked_at_once(
         assert await marked_soon(cluster) == [0, 1, 3]
 
 
-@in_virtual_time
 async def test_a_loss_during_the_first_scan_is_marked_after_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -132,7 +128,6 @@ async def test_a_loss_during_the_first_scan_is_marked_after_it(
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_a_reformatted_bookie_waits_until_all_ledgers_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -166,7 +161,6 @@ async def marking_slowly(
         cluster.tree.latency = lambda: asyncio.sleep(0)
 
 
-@in_virtual_time
 async def test_a_worse_loss_overtakes_one_that_is_still_being_marked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -185,7 +179,6 @@ async def test_a_worse_loss_overtakes_one_that_is_still_being_marked(
     assert worse < last
 
 
-@in_virtual_time
 async def test_marking_stops_when_the_bookie_returns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -199,7 +192,6 @@ async def test_marking_stops_when_the_bookie_returns(
     assert 0 < len(await cluster.marked()) < 500
 
 
-@in_virtual_time
 async def test_a_second_loss_marks_all_ledgers_after_an_interruption(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,7 +11,7 @@ from ledgers.model import BookieId
 from replication.orders import MaintenanceWindow, OrderStore, maintenance_znode
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, set_delay, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
@@ -30,7 +30,6 @@ async def end_maintenance(cluster: Cluster, bookie: BookieId) -> None:
     await order_store.withdraw(znode, over=stored)
 
 
-@in_virtual_time
 async def test_a_bookie_back_within_its_window_marks_nothing() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -45,7 +44,6 @@ async def test_a_bookie_back_within_its_window_marks_nothing() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0, 60], ids=["without a delay", "with a delay"])
-@in_virtual_time
 async def test_a_bookie_is_lost_after_its_window_and_the_delay(
     delay_s: int,
 ) -> None:
@@ -60,7 +58,6 @@ async def test_a_bookie_is_lost_after_its_window_and_the_delay(
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_window_that_is_ended_or_shortened_no_longer_counts() -> None:
     cluster = await with_ledgers((B1, B3), (B2, B4))
     async with auditing(cluster):
@@ -76,7 +73,6 @@ async def test_a_window_that_is_ended_or_shortened_no_longer_counts() -> None:
         assert await cluster.marked() == [0, 1]
 
 
-@in_virtual_time
 async def test_other_lost_bookies_are_marked_as_usual() -> None:
     """Their audit does not mark the bookie in maintenance."""
     cluster = await with_ledgers((B1, B3), (B2, B4))
@@ -87,7 +83,6 @@ async def test_other_lost_bookies_are_marked_as_usual() -> None:
         assert await marked_soon(cluster) == [1]
 
 
-@in_virtual_time
 async def test_an_audit_on_request_does_not_end_a_window() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(60)):
@@ -100,7 +95,6 @@ async def test_an_audit_on_request_does_not_end_a_window() -> None:
         assert await marked_soon(cluster) == []
 
 
-@in_virtual_time
 async def test_a_window_survives_a_change_of_leader() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -115,7 +109,6 @@ async def test_a_window_survives_a_change_of_leader() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_window_for_a_lost_bookie_deletes_no_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -127,7 +120,6 @@ async def test_a_window_for_a_lost_bookie_deletes_no_mark() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_ledgers_of_bookies_in_maintenance_are_counted() -> None:
     """The record does not name these bookies as absent."""
     cluster = await with_ledgers((B1, B2), (B1, B3))
@@ -145,7 +137,6 @@ async def test_ledgers_of_bookies_in_maintenance_are_counted() -> None:
     assert second.seen_ms > first.seen_ms, "so that readers know that it is not an earlier leader's"
 
 
-@in_virtual_time
 async def test_the_record_names_unavailable_ledgers_soon() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2), (B2, B3), (B3, B4))
     noted: list[UnavailableLedgers | None] = []
@@ -168,7 +159,6 @@ async def test_the_record_names_unavailable_ledgers_soon() -> None:
     ]
 
 
-@in_virtual_time
 async def test_a_new_leader_counts_when_its_ledger_map_is_complete() -> None:
     """Its first record is of a ledger map that is still empty."""
     cluster = await with_ledgers((B1, B2))
@@ -181,7 +171,6 @@ async def test_a_new_leader_counts_when_its_ledger_map_is_complete() -> None:
     assert (stored.ledger_counts, stored.are_counts_complete) == ({B1: 1}, True)
 
 
-@in_virtual_time
 async def test_counts_of_an_empty_ledger_map_are_marked_as_incomplete() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     for bookie in (B1, B2):

@@ -6,13 +6,12 @@ from tests.auditor.auditing import auditing
 from tests.auditor.checking import HOURLY, HOURS, CountingCheck, checker, running
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
 from tests.metric_changes import changes, sample
-from tests.replication.cluster import PAYLOAD_BYTES, in_virtual_time, until
+from tests.replication.cluster import PAYLOAD_BYTES, until
 from tests.replication.ledger_values import B1, B2, B3
 
 DELAYS = ("recovery_delays_total", "event", "began", "expired", "cancelled")
 
 
-@in_virtual_time
 async def test_recovery_delays_end_with_the_loss_or_with_the_return_of_the_bookie() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     delays = changes(*DELAYS)
@@ -30,7 +29,6 @@ async def test_recovery_delays_end_with_the_loss_or_with_the_return_of_the_booki
         assert delays() == {"began": 2, "cancelled": 1, "expired": 1}
 
 
-@in_virtual_time
 async def test_without_a_recovery_delay_none_begins() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     delays = changes(*DELAYS)
@@ -43,7 +41,6 @@ async def test_without_a_recovery_delay_none_begins() -> None:
     assert delays() == {}
 
 
-@in_virtual_time
 async def test_an_audit_counts_what_lacks_copies() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B1, B3))
     audits = changes("audit_seconds_count", "bookies", "lost", "none")
@@ -66,7 +63,6 @@ async def test_an_audit_counts_what_lacks_copies() -> None:
     assert sample("ledger_map_scan_seconds_count") > scans
 
 
-@in_virtual_time
 async def test_the_duration_of_a_check_is_that_of_its_finished_runs() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
     check = CountingCheck(part_size=2, part_s=10)

@@ -20,12 +20,11 @@ from tests.auditor.scenes import (
     with_ledgers,
 )
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT
 
 
-@in_virtual_time
 async def test_the_ledgers_of_a_reformatted_bookie_are_marked_once() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
@@ -44,7 +43,6 @@ async def test_the_ledgers_of_a_reformatted_bookie_are_marked_once() -> None:
         assert await marked_soon(cluster) == []
 
 
-@in_virtual_time
 async def test_a_handled_reformat_is_recorded_after_a_failed_try() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     losses = 1
@@ -69,7 +67,6 @@ async def test_a_handled_reformat_is_recorded_after_a_failed_try() -> None:
     assert (await read_identities(cluster.store, PATHS))[B1] == cookie.czxid
 
 
-@in_virtual_time
 async def test_a_ledger_written_after_the_reformat_is_marked_too() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     async with auditing(cluster, settings=delayed(3600)):
@@ -102,7 +99,6 @@ async def move(cluster: Cluster, ledger_id: int, to: BookieId) -> None:
     await cluster.manager.write(ledger_id, moved, read_as=versioned)
 
 
-@in_virtual_time
 async def test_a_ledger_moved_to_a_newly_reformatted_bookie_is_marked() -> None:
     """A worker that was suspended may name the bookie for copies from before."""
     cluster = await with_ledgers((B1, B2), (B1, B2))
@@ -119,7 +115,6 @@ async def test_a_ledger_moved_to_a_newly_reformatted_bookie_is_marked() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
@@ -139,7 +134,6 @@ async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_during_a_hold_such_a_ledger_is_not_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
@@ -157,7 +151,6 @@ async def test_during_a_hold_such_a_ledger_is_not_marked() -> None:
         assert await marked_soon(cluster) == [0], "when it is over"
 
 
-@in_virtual_time
 async def test_while_disabled_the_reformatted_bookie_waits() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
@@ -174,7 +167,6 @@ async def test_while_disabled_the_reformatted_bookie_waits() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_bookie_added_and_reformatted_while_disabled_is_marked() -> None:
     """A later write of metadata, such as the close, does not hide that its entries are lost."""
     cluster = await Cluster.start(B1, B2)
@@ -195,7 +187,6 @@ async def test_a_bookie_added_and_reformatted_while_disabled_is_marked() -> None
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_the_next_leader_marks_such_a_ledger() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
@@ -207,7 +198,6 @@ async def test_the_next_leader_marks_such_a_ledger() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)) as leader:
@@ -229,7 +219,6 @@ async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
     """A suspended worker that found the bookie whole would delete the old one (rule S6)."""
     cluster = await with_ledgers((B1, B2))
@@ -246,7 +235,6 @@ async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
     assert stat.version == 1
 
 
-@in_virtual_time
 async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -263,7 +251,6 @@ async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
     assert B3 not in known
 
 
-@in_virtual_time
 async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):

@@ -71,7 +71,6 @@ def test_marks_are_made_again_if_a_bookie_returns_during_marking(
     running()
 
 
-@in_virtual_time
 async def test_marks_are_made_again_after_the_leaders_own_outage() -> None:
     """The bookie returned, and disappeared again, while the leader was suspended."""
     cluster = await with_ledgers((B1, B2))
@@ -89,7 +88,6 @@ async def test_marks_are_made_again_after_the_leaders_own_outage() -> None:
         assert await marked_soon(cluster) == [0]
 
 
-@in_virtual_time
 async def test_another_auditors_mark_is_renewed_at_the_first_loss() -> None:
     """A worker that saw the bookie registered is about to delete that mark."""
     cluster = await with_ledgers((B1, B2))

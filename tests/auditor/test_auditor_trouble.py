@@ -21,7 +21,7 @@ from tests.auditor.scenes import (
     set_delay,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time, shut_out, until
+from tests.replication.cluster import shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.overload import overload, overloaded
@@ -33,7 +33,6 @@ from tests.replication.overload import overload, overloaded
     verdict="better",
     why="the audit is repeated, and nothing is shut down",
 )
-@in_virtual_time
 async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
@@ -57,7 +56,6 @@ async def test_rule_s8_a_failed_audit_is_repeated_until_it_has_marked() -> None:
 @pytest.mark.compat(
     "G4", verdict="better", why="the ledger is reported by id, and all others are marked"
 )
-@in_virtual_time
 async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_marking() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
@@ -67,7 +65,6 @@ async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_marking() -> None:
         assert await marked_soon(cluster) == [0, 2]
 
 
-@in_virtual_time
 async def test_denied_access_to_a_directory_does_not_stop_the_marking() -> None:
     """The ledger map is never complete, and the bookie was lost before it was built."""
     cluster = await with_ledgers((B1, B2))
@@ -82,7 +79,6 @@ async def test_denied_access_to_a_directory_does_not_stop_the_marking() -> None:
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
-@in_virtual_time
 async def test_rule_s8_an_empty_list_of_bookies_marks_nothing(is_missing: bool) -> None:
     """The same if the znode is missing."""
     cluster = await with_ledgers((B1, B2))
@@ -98,7 +94,6 @@ async def test_rule_s8_an_empty_list_of_bookies_marks_nothing(is_missing: bool) 
         assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_new_leader_continues_an_interrupted_audit() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 20, *[(B3, B5)] * 5)
     async with auditing(cluster, "node-1") as first:
@@ -118,7 +113,6 @@ async def test_a_new_leader_continues_an_interrupted_audit() -> None:
         assert await marked_soon(cluster) == list(range(20))
 
 
-@in_virtual_time
 async def test_rule_s8_a_delay_counts_again_once_it_can_be_read() -> None:
     """The former delay stays in force until then."""
     cluster = await with_ledgers((B1, B2))
@@ -143,7 +137,6 @@ async def test_rule_s8_a_delay_counts_again_once_it_can_be_read() -> None:
     ],
     ids=lambda path: path.rpartition("/")[2],
 )
-@in_virtual_time
 async def test_rule_s8_a_leader_waits_until_it_has_read_the_records(path: str) -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -161,7 +154,6 @@ async def test_rule_s8_a_leader_waits_until_it_has_read_the_records(path: str) -
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
@@ -177,7 +169,6 @@ async def test_rule_s8_a_loss_is_pending_before_the_first_read() -> None:
         await asyncio.gather(auditor, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:
@@ -195,7 +186,6 @@ async def test_rule_s8_an_audit_waits_for_an_unreadable_disable_switch() -> None
 
 
 @pytest.mark.parametrize("seed", range(5))
-@in_virtual_time
 async def test_an_auditor_survives_an_overloaded_zookeeper(seed: int) -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 8, *[(B3, B2)] * 3)
     async with leading(cluster) as leader:
@@ -213,7 +203,6 @@ async def test_an_auditor_survives_an_overloaded_zookeeper(seed: int) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_a_lost_session_ends_the_audit() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:
@@ -227,7 +216,6 @@ async def test_a_lost_session_ends_the_audit() -> None:
         assert {type(leaf) for leaf in leaves(error)} == {SessionLostError}
 
 
-@in_virtual_time
 async def test_rule_s9_a_lost_vote_ends_the_audit_before_any_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     async with leading(cluster) as leader:

@@ -24,7 +24,7 @@ from auditor.backlog import (
 from ledgers.errors import UnavailableError
 from tests.auditor.auditing import Leader, auditing
 from tests.auditor.scenes import SOON_S, delayed, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
@@ -43,7 +43,6 @@ def value(name: str, **labels: str) -> float | None:
     return REGISTRY.get_sample_value(f"bookmender_{name}", labels)
 
 
-@in_virtual_time
 async def test_ledgers_are_counted_by_copies_left_with_the_bytes_of_lost_copies() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
     async with auditing(cluster) as leader:
@@ -61,7 +60,6 @@ async def test_ledgers_are_counted_by_copies_left_with_the_bytes_of_lost_copies(
     assert value("missing_copies_bytes") == 300
 
 
-@in_virtual_time
 async def test_during_a_recovery_delay_nothing_is_lost_yet() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(100)) as leader:
@@ -77,7 +75,6 @@ async def test_during_a_recovery_delay_nothing_is_lost_yet() -> None:
     assert value("unregistered_bookies", state="absent") == 0, "this node leads no more"
 
 
-@in_virtual_time
 @pytest.mark.compat(
     "AuditorPlacementPolicyCheckTest.testPlacementPolicyCheckForURLedgersElapsedRecoveryGracePeriod",
     "AuditorPlacementPolicyCheckTest.testPlacementPolicyCheckForURLedgersNotElapsedRecoveryGracePeriod",
@@ -107,7 +104,6 @@ async def test_the_oldest_mark_counts_and_each_mark_is_read_once() -> None:
     assert (second.oldest_mark_ms, second.marked_count) == (now_ms - 5_000, 1)
 
 
-@in_virtual_time
 async def test_of_very_many_new_marks_some_are_read_each_time() -> None:
     cluster = await with_ledgers((B1, B2))
     for ledger_id in range(10, 20):
@@ -123,7 +119,6 @@ async def test_of_very_many_new_marks_some_are_read_each_time() -> None:
     assert oldest == [987, 983, 981, 981]
 
 
-@in_virtual_time
 async def test_the_times_of_marks_are_those_of_a_dictionary(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,7 +139,6 @@ async def test_the_times_of_marks_are_those_of_a_dictionary(
         assert times.oldest_ms() == min(known, default=None)
 
 
-@in_virtual_time
 async def test_a_mark_takes_few_bytes() -> None:
     """A leader remembers up to 200,000 of them."""
     count, times = 20_000, MarkTimes()
@@ -161,7 +155,6 @@ async def test_a_mark_takes_few_bytes() -> None:
     assert after - before < 20 * count
 
 
-@in_virtual_time
 async def test_a_failed_measurement_is_repeated_and_the_end_clears_the_metrics() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster) as leader:

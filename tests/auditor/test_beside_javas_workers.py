@@ -12,7 +12,7 @@ from auditor.settings import ChecksSettings
 from tests.auditor.checking import check_each, checker
 from tests.fsck.inspections import inspect_twice
 from tests.fsck.test_damage_marker import publishing
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.java_like import javas_worker
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, working
@@ -80,7 +80,6 @@ by_harm = pytest.mark.parametrize(
 
 @by_each
 @by_harm
-@in_virtual_time
 async def test_damage_that_javas_worker_does_not_see_is_repaired(
     harm: Callable[[Cluster], None], find: Find
 ) -> None:
@@ -99,7 +98,6 @@ async def test_damage_that_javas_worker_does_not_see_is_repaired(
 
 
 @by_each
-@in_virtual_time
 async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(
     find: Find,
 ) -> None:
@@ -127,7 +125,6 @@ async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(
         pytest.param(4, [], [LEDGER], id="an entry between the ends"),
     ],
 )
-@in_virtual_time
 async def test_a_mark_is_in_the_queue_of_a_worker_that_can_repair_it(
     lost: int, shared: list[int], own: list[int], find: Find
 ) -> None:

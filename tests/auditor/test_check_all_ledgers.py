@@ -28,7 +28,6 @@ from tests.auditor.scenes import replicas, with_ledgers
 from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (
     Cluster,
-    in_virtual_time,
     queue_empty,
     until,
 )
@@ -39,7 +38,6 @@ EVERY = ChecksSettings(all_ledgers_share=1.0)
 
 
 @pytest.mark.compat("AuditorCheckAllLedgersTaskTest.testCheckAllLedgers", verdict="same")
-@in_virtual_time
 async def test_healthy_ledgers_are_all_checked_and_none_is_marked() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
 
@@ -86,7 +84,6 @@ def break_disk(cluster: Cluster) -> None:
         pytest.param(break_disk, "b2:3181 cannot read 2 of the entries 0 to 9", id="its disk is"),
     ],
 )
-@in_virtual_time
 async def test_a_missing_copy_is_marked_with_bookie_and_reason(harm: Harm, what: str) -> None:
     cluster = await five_ledgers()
     harm(cluster)
@@ -101,7 +98,6 @@ async def test_a_missing_copy_is_marked_with_bookie_and_reason(harm: Harm, what:
     assert (finding.check, finding.bookies, finding.detail) == ("all-ledgers", (B2,), what)
 
 
-@in_virtual_time
 async def test_very_many_findings_are_all_marked_and_some_are_logged() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 50)
     for ledger_id in range(50):
@@ -115,7 +111,6 @@ async def test_very_many_findings_are_all_marked_and_some_are_logged() -> None:
     assert sum(entry["event"] == "check.found" for entry in logs) == LOGGED_MAX
 
 
-@in_virtual_time
 async def test_a_repeated_finding_changes_nothing() -> None:
     cluster = await five_ledgers()
     lose_first(cluster)
@@ -135,7 +130,6 @@ async def test_a_repeated_finding_changes_nothing() -> None:
     ],
 )
 @pytest.mark.compat("G12", verdict="better")
-@in_virtual_time
 async def test_damage_between_the_ends_is_found_by_a_sample(share: float, is_found: bool) -> None:
     cluster = await five_ledgers()
     middle = sorted(cluster.bookie(B2).entry_ids(3))[2]
@@ -146,9 +140,7 @@ async def test_damage_between_the_ends_is_found_by_a_sample(share: float, is_fou
     assert await cluster.marked(PATHS.private) == ([3] if is_found else [])
 
 
-@in_virtual_time
-async def test_a_sample_reads_its_share_of_each_copy_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_sample_reads_its_share_of_each_copy_once(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, last=99)
 
     await look(cluster, 0, settings=ChecksSettings(all_ledgers_share=0.25))
@@ -162,9 +154,7 @@ async def test_a_sample_reads_its_share_of_each_copy_once() -> None:
 @pytest.mark.compat(
     "G8", verdict="better", why="no bookie has the entry, so the ledger is marked and reported"
 )
-@in_virtual_time
-async def test_the_missing_only_entry_of_a_closed_ledger_is_found() -> None:
-    cluster = await Cluster.start()
+async def test_the_missing_only_entry_of_a_closed_ledger_is_found(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, last=0)
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(0, 0)
@@ -176,9 +166,7 @@ async def test_the_missing_only_entry_of_a_closed_ledger_is_found() -> None:
 
 
 @pytest.mark.compat("G23", verdict="better")
-@in_virtual_time
-async def test_the_mark_names_all_bookies_that_lack_something() -> None:
-    cluster = await Cluster.start()
+async def test_the_mark_names_all_bookies_that_lack_something(cluster: Cluster) -> None:
     ensemble = (B1, B2, B3, B4, B5, B6)
     await cluster.write_ledger(ensemble, ledger_id=0)
     for bookie in ensemble:
@@ -189,10 +177,8 @@ async def test_the_mark_names_all_bookies_that_lack_something() -> None:
     assert await replicas(cluster, 0) == ensemble
 
 
-@in_virtual_time
-async def test_closed_fragments_of_an_open_ledger_are_checked() -> None:
+async def test_closed_fragments_of_an_open_ledger_are_checked(cluster: Cluster) -> None:
     """The open fragment is not."""
-    cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2), (B3, B4), starts=(0, 5), ledger_id=0, state=LedgerState.OPEN
     )
@@ -207,9 +193,7 @@ async def test_closed_fragments_of_an_open_ledger_are_checked() -> None:
     assert (await cluster.metadata(0)).state is LedgerState.OPEN
 
 
-@in_virtual_time
-async def test_a_ledger_whose_copies_are_being_written_is_not_read() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_whose_copies_are_being_written_is_not_read(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
 
     assert await look(cluster, 0) == {}
@@ -217,7 +201,6 @@ async def test_a_ledger_whose_copies_are_being_written_is_not_read() -> None:
 
 
 @pytest.mark.compat("AuditorPeriodicCheckTest.testGetLedgerFromZookeeperThrottled", verdict="same")
-@in_virtual_time
 async def test_shards_smaller_than_the_cluster_cover_all_of_it() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 30)
     cluster.bookie(B1).lose(29, 0)
@@ -235,7 +218,6 @@ async def test_shards_smaller_than_the_cluster_cover_all_of_it() -> None:
 
 
 @pytest.mark.compat("G5", verdict="better", why="the ledger is counted, and the check continues")
-@in_virtual_time
 async def test_a_ledger_that_cannot_be_opened_is_counted_and_skipped() -> None:
     cluster = await five_ledgers()
     await cluster.store.set(
@@ -255,9 +237,7 @@ async def test_a_ledger_that_cannot_be_opened_is_counted_and_skipped() -> None:
     assert await cluster.marked() == [4]
 
 
-@in_virtual_time
-async def test_very_large_ledgers_are_checked_a_few_at_a_time() -> None:
-    cluster = await Cluster.start()
+async def test_very_large_ledgers_are_checked_a_few_at_a_time(cluster: Cluster) -> None:
     for ledger_id in range(20):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=1_200)
     at_once: set[int] = set()
@@ -280,9 +260,7 @@ async def test_very_large_ledgers_are_checked_a_few_at_a_time() -> None:
 
 
 @pytest.mark.compat("AuditorPeriodicCheckTest.testFailedWriteRecovery", verdict="same")
-@in_virtual_time
-async def test_a_bookie_that_never_stored_the_entries_is_replaced() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_that_never_stored_the_entries_is_replaced(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, ack_quorum=1)
     cluster.bookie(B2)._ledgers.pop(0)
     cluster.bookie(B2).is_read_only = True

@@ -21,12 +21,10 @@ from tests.auditor.checking import (
     store_time,
     ten_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
 from tests.replication.nodes import PATHS
 
 
 @pytest.mark.compat("G6", verdict="better")
-@in_virtual_time
 async def test_another_leader_continues_where_the_first_one_died() -> None:
     cluster = await ten_ledgers()
     first, second = CountingCheck(part_s=10), CountingCheck()
@@ -44,7 +42,6 @@ async def test_another_leader_continues_where_the_first_one_died() -> None:
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
-@in_virtual_time
 async def test_another_leader_continues_a_check_requested_early() -> None:
     cluster = await ten_ledgers()
     await store_time(cluster, cluster.clock.wall_ms())
@@ -61,7 +58,6 @@ async def test_another_leader_continues_a_check_requested_early() -> None:
     assert second.started_at == [4]
 
 
-@in_virtual_time
 async def test_a_run_overtaken_by_javas_auditor_is_not_continued() -> None:
     cluster = await ten_ledgers()
     first, second = CountingCheck(part_s=10), CountingCheck()
@@ -78,7 +74,6 @@ async def test_a_run_overtaken_by_javas_auditor_is_not_continued() -> None:
     assert second.started_at == [0]
 
 
-@in_virtual_time
 async def test_an_unreadable_record_restarts_the_run() -> None:
     cluster = await ten_ledgers()
     await cluster.store.create(PATHS.check(HOURLY.name), b'{"version": 9}', with_parents=True)
@@ -90,7 +85,6 @@ async def test_an_unreadable_record_restarts_the_run() -> None:
     assert check.looked_at == list(range(10))
 
 
-@in_virtual_time
 async def test_a_part_cut_short_is_repeated_and_counted_once() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
@@ -109,7 +103,6 @@ async def test_a_part_cut_short_is_repeated_and_counted_once() -> None:
     assert (last.ledger_count, last.counts) == (10, {"even": 5})
 
 
-@in_virtual_time
 async def test_a_defect_of_ours_skips_one_ledger() -> None:
     """Neither the other ledgers nor the leadership suffer."""
     cluster = await ten_ledgers()
@@ -128,7 +121,6 @@ async def test_a_defect_of_ours_skips_one_ledger() -> None:
     assert last.counts == {"even": 5, "failed": 1}
 
 
-@in_virtual_time
 async def test_a_lost_session_ends_the_check() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
@@ -143,7 +135,6 @@ async def test_a_lost_session_ends_the_check() -> None:
     assert await checked_at_ms(cluster) is None
 
 
-@in_virtual_time
 async def test_a_former_leader_stores_nothing() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_s=10)

@@ -23,7 +23,7 @@ from replication.cluster import ViewSource
 from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.auditor.checking import check_each, filled_ledger_map
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.repairs import watch_fencing
@@ -119,7 +119,6 @@ async def idle_ids(cluster: Cluster) -> list[int]:
     verdict="better",
     why="it is reported with its age, across changes of leader; an operator closes it",
 )
-@in_virtual_time
 async def test_an_idle_open_ledger_is_reported_and_left_alone() -> None:
     cluster = await open_ledgers(1, 2)
     await cluster.write_ledger((B1, B2), ledger_id=3)
@@ -140,7 +139,6 @@ async def test_an_idle_open_ledger_is_reported_and_left_alone() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_only_new_idle_ledgers_are_logged() -> None:
     cluster = await open_ledgers(1, 2)
     levels = []
@@ -169,7 +167,6 @@ async def test_only_new_idle_ledgers_are_logged() -> None:
     assert levels[-1] == both
 
 
-@in_virtual_time
 async def test_no_ledger_is_idle_before_the_time_is_over() -> None:
     cluster = await open_ledgers(1)
 
@@ -179,9 +176,7 @@ async def test_no_ledger_is_idle_before_the_time_is_over() -> None:
     assert await run(cluster) == {"open": 1}
 
 
-@in_virtual_time
-async def test_an_abandoned_recovery_is_idle_as_well() -> None:
-    cluster = await Cluster.start()
+async def test_an_abandoned_recovery_is_idle_as_well(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.IN_RECOVERY)
 
     await run(cluster)
@@ -190,7 +185,6 @@ async def test_an_abandoned_recovery_is_idle_as_well() -> None:
     assert await run(cluster) == {"open": 1, "idle": 1}
 
 
-@in_virtual_time
 async def test_a_changed_ensemble_shows_that_the_writer_is_alive() -> None:
     cluster = await open_ledgers(1)
     await run(cluster)
@@ -202,7 +196,6 @@ async def test_a_changed_ensemble_shows_that_the_writer_is_alive() -> None:
     assert await run(cluster) == {"open": 1}
 
 
-@in_virtual_time
 async def test_nothing_is_known_if_no_bookie_answers() -> None:
     cluster = await open_ledgers(1)
     for bookie in (B1, B2, B3):
@@ -212,7 +205,6 @@ async def test_nothing_is_known_if_no_bookie_answers() -> None:
     assert await stored_changes(cluster) == {}
 
 
-@in_virtual_time
 async def test_closed_and_deleted_ledgers_are_forgotten() -> None:
     cluster = await open_ledgers(1, 2, 3)
     await run(cluster)
@@ -228,7 +220,6 @@ async def test_closed_and_deleted_ledgers_are_forgotten() -> None:
     assert set(await stored_changes(cluster)) == {3}
 
 
-@in_virtual_time
 async def test_a_run_continued_by_another_leader_forgets_nothing() -> None:
     cluster = await open_ledgers(1, 2)
     await run(cluster)
@@ -242,7 +233,6 @@ async def test_a_run_continued_by_another_leader_forgets_nothing() -> None:
     assert await idle_ids(cluster) == [1, 2]
 
 
-@in_virtual_time
 async def test_reads_stay_within_the_rate_limit() -> None:
     cluster = await open_ledgers(*range(100))
     began_s = cluster.clock.now_s()
@@ -255,7 +245,6 @@ async def test_reads_stay_within_the_rate_limit() -> None:
 # --- Kept records ---------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_of_too_many_ledgers_the_oldest_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -287,7 +276,6 @@ def test_ten_thousand_ledgers_fit_into_a_znode() -> None:
         b'{"version":1,"ledger_ids":1,"last_entry_ids":1,"since_ms":1}',
     ],
 )
-@in_virtual_time
 async def test_an_unreadable_record_counts_as_empty(data: bytes) -> None:
     cluster = await open_ledgers(1)
     await cluster.store.create(PATHS.idle, data, with_parents=True)
@@ -296,7 +284,6 @@ async def test_an_unreadable_record_counts_as_empty(data: bytes) -> None:
     assert await run(cluster) == {"open": 1}
 
 
-@in_virtual_time
 async def test_a_pace_that_is_changed_counts_at_once() -> None:
     cluster = await open_ledgers(*range(10))
     async with check(cluster) as made:

@@ -31,7 +31,7 @@ from tests.auditor.checking import (
     running,
     ten_ledgers,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.nodes import PATHS
 
 T = TypeVar("T", bound=Order)
@@ -97,7 +97,6 @@ PAUSES = [
 
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("kind", JAVAS_CHECKS, ids=lambda kind: kind.name)
-@in_virtual_time
 async def test_nothing_is_checked_during_a_pause_but_all_after_it(
     kind: CheckKind,
     pause: Pausing,
@@ -122,7 +121,6 @@ async def test_nothing_is_checked_during_a_pause_but_all_after_it(
     "G6", verdict="better", why="the check pauses, and continues at the same position"
 )
 @pytest.mark.parametrize("pause", PAUSES)
-@in_virtual_time
 async def test_a_paused_run_continues_where_it_was(
     pause: Pausing,
 ) -> None:
@@ -149,7 +147,6 @@ async def test_a_paused_run_continues_where_it_was(
     assert await checked_at_ms(cluster) == last.finished_ms
 
 
-@in_virtual_time
 async def test_an_interrupted_part_does_not_check_ledgers_twice() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=10)

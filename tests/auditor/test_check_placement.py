@@ -21,7 +21,7 @@ from replication.marks import marked_ledger_ids, read_marks
 from replication.orders import OrderStore
 from replication.transactions import Batcher
 from tests.auditor.checking import check_each, filled_ledger_map
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.repairs import order_maintenance
@@ -90,9 +90,7 @@ async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
     "AuditorPlacementPolicyCheckTaskTest.testPlacementPolicyCheck",
     verdict="same",
 )
-@in_virtual_time
-async def test_ten_ledgers_in_one_rack_are_all_misplaced() -> None:
-    cluster = await Cluster.start()
+async def test_ten_ledgers_in_one_rack_are_all_misplaced(cluster: Cluster) -> None:
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
 
@@ -102,9 +100,7 @@ async def test_ten_ledgers_in_one_rack_are_all_misplaced() -> None:
 @pytest.mark.compat(
     f"{CHECK}.testPlacementPolicyCheckWithBookiesFromDifferentRacks", verdict="same"
 )
-@in_virtual_time
-async def test_ledgers_in_different_racks_are_well_placed() -> None:
-    cluster = await Cluster.start()
+async def test_ledgers_in_different_racks_are_well_placed(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B4), ledger_id=1)
     await cluster.write_ledger((B1, B4, B2, B5), ledger_id=2)
 
@@ -116,9 +112,7 @@ async def test_ledgers_in_different_racks_are_well_placed() -> None:
     verdict="better",
     why="ledgers that are not closed are counted too, separately",
 )
-@in_virtual_time
-async def test_misplaced_ledgers_are_counted_open_ones_separately() -> None:
-    cluster = await Cluster.start()
+async def test_misplaced_ledgers_are_counted_open_ones_separately(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B4), ledger_id=2)
     await cluster.write_ledger((B1, B2), ledger_id=3, state=LedgerState.OPEN)
@@ -133,9 +127,7 @@ async def test_misplaced_ledgers_are_counted_open_ones_separately() -> None:
     f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPolicyWithMultipleSegments",
     verdict="same",
 )
-@in_virtual_time
-async def test_a_ledger_with_several_misplaced_segments_counts_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_with_several_misplaced_segments_counts_once(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), (B2, B3), (B1, B4), starts=(0, 3, 6), ledger_id=1, last=9)
     await cluster.write_ledger((B1, B4), (B2, B5), starts=(0, 5), ledger_id=2)
 
@@ -143,9 +135,7 @@ async def test_a_ledger_with_several_misplaced_segments_counts_once() -> None:
 
 
 @pytest.mark.compat(f"{CHECK}.testZoneawarePlacementPolicyCheck", verdict="same")
-@in_virtual_time
-async def test_by_zones_placement_is_strict_or_soft_or_wrong() -> None:
-    cluster = await Cluster.start()
+async def test_by_zones_placement_is_strict_or_soft_or_wrong(cluster: Cluster) -> None:
     zones = {B1: "/x/1", B2: "/x/2", B3: "/y/1", B4: "/z/1", B5: "/x/1", B6: "/y/2"}
     for ledger_id, ensemble in enumerate(
         [(B1, B3, B4), (B1, B2, B3), (B1, B5, B3), (B1, B3, B4, B2)]
@@ -164,11 +154,9 @@ async def test_by_zones_placement_is_strict_or_soft_or_wrong() -> None:
         pytest.param(NoRule(), {"strict": 1, "open_strict": 1}, id="no rule asks for racks"),
     ],
 )
-@in_virtual_time
 async def test_without_a_source_of_racks_nothing_is_compared(
-    rule: Rule, counts: dict[str, int]
+    cluster: Cluster, rule: Rule, counts: dict[str, int]
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B2), ledger_id=2, state=LedgerState.OPEN)
 
@@ -182,9 +170,7 @@ async def test_without_a_source_of_racks_nothing_is_compared(
     verdict="better",
     why="the last known rack of an absent bookie counts; without one the verdict is unknown",
 )
-@in_virtual_time
-async def test_a_lost_bookie_makes_no_ledger_misplaced() -> None:
-    cluster = await Cluster.start()
+async def test_a_lost_bookie_makes_no_ledger_misplaced(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B4), ledger_id=1)
     await cluster.write_ledger((B1, B6), ledger_id=2)
     await cluster.kill(B4, B6)
@@ -195,18 +181,14 @@ async def test_a_lost_bookie_makes_no_ledger_misplaced() -> None:
     assert not found.marked
 
 
-@in_virtual_time
-async def test_without_any_racks_nothing_is_reported() -> None:
-    cluster = await Cluster.start()
+async def test_without_any_racks_nothing_is_reported(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1,), ledger_id=2, write_quorum=1)
 
     assert (await check(cluster, racks={})).counts == {"unknown": 1, "strict": 1}
 
 
-@in_virtual_time
-async def test_an_unreadable_ledger_does_not_stop_the_check() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_ledger_does_not_stop_the_check(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1)
     await cluster.write_ledger((B1, B4), ledger_id=2)
     await cluster.store.set(cluster.manager.path(1), b"nonsense", version=-1)
@@ -230,7 +212,6 @@ async def one_of_each() -> Cluster:
     f"{CHECK}.testPlacementPolicyCheckWithLedgersNotAdheringToPlacementPolicyAndNotMarkToUnderreplication",
     verdict="same",
 )
-@in_virtual_time
 async def test_nothing_is_marked_unless_the_setting_says_so() -> None:
     assert not (await check(await one_of_each())).marked
 
@@ -240,7 +221,6 @@ async def test_nothing_is_marked_unless_the_setting_says_so() -> None:
     verdict="better",
     why="in the private queue, so no Java worker unmarks the ledger or moves it by another policy",
 )
-@in_virtual_time
 async def test_only_misplaced_closed_ledgers_are_marked() -> None:
     cluster = await one_of_each()
 
@@ -258,7 +238,6 @@ async def test_only_misplaced_closed_ledgers_are_marked() -> None:
     verdict="better",
     why="a ledger whose placement no bookie improves is counted, but not marked",
 )
-@in_virtual_time
 async def test_nothing_is_marked_if_no_bookie_is_better_placed() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2))
@@ -269,7 +248,6 @@ async def test_nothing_is_marked_if_no_bookie_is_better_placed() -> None:
     assert not found.marked
 
 
-@in_virtual_time
 async def test_a_bookie_in_maintenance_is_not_better_placed() -> None:
     cluster = await Cluster.start(B1, B2, B4)
     await cluster.write_ledger((B1, B2))
@@ -278,10 +256,8 @@ async def test_a_bookie_in_maintenance_is_not_better_placed() -> None:
     assert not (await check(cluster, marks=True)).marked
 
 
-@in_virtual_time
-async def test_a_ledger_is_not_marked_while_a_bookie_of_it_is_absent() -> None:
+async def test_a_ledger_is_not_marked_while_a_bookie_of_it_is_absent(cluster: Cluster) -> None:
     """A worker would treat the bookie as lost before its delay is over."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.kill(B2)
 
@@ -291,7 +267,6 @@ async def test_a_ledger_is_not_marked_while_a_bookie_of_it_is_absent() -> None:
     assert not found.marked
 
 
-@in_virtual_time
 async def test_a_run_marks_a_limited_number_and_the_next_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

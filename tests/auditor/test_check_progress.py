@@ -29,12 +29,11 @@ from tests.auditor.checking import (
     ten_ledgers,
 )
 from tests.auditor.scenes import with_ledgers
-from tests.replication.cluster import in_virtual_time, until
+from tests.replication.cluster import until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
 
-@in_virtual_time
 async def test_the_record_tells_progress_and_the_time_left() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=2, part_s=10)
@@ -49,7 +48,6 @@ async def test_the_record_tells_progress_and_the_time_left() -> None:
     assert run.counts == {"even": 4}
 
 
-@in_virtual_time
 async def test_a_metric_tells_the_interval_while_this_node_leads() -> None:
     def interval_s() -> float | None:
         name, labels = "bookmender_check_interval_seconds", {"check": HOURLY.name}
@@ -66,7 +64,6 @@ async def test_a_metric_tells_the_interval_while_this_node_leads() -> None:
     assert interval_s() is None
 
 
-@in_virtual_time
 async def test_a_run_in_progress_keeps_the_last_result() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=2, part_s=10)
@@ -80,7 +77,6 @@ async def test_a_run_in_progress_keeps_the_last_result() -> None:
     assert found.last.counts == {"even": 5}
 
 
-@in_virtual_time
 async def test_progress_is_written_every_few_seconds_at_most() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 40)
     check = CountingCheck(part_size=1, part_s=0.5)
@@ -134,7 +130,6 @@ def test_a_record_reads_back_as_it_was_written() -> None:
         )
     ],
 )
-@in_virtual_time
 async def test_the_time_of_the_last_run_is_stored_as_java_writes_it(kind: CheckKind) -> None:
     cluster = await ten_ledgers()
     assert kind.audit is not None
@@ -155,7 +150,6 @@ async def test_the_time_of_the_last_run_is_stored_as_java_writes_it(kind: CheckK
         assert (await record(cluster, kind)).last == last
 
 
-@in_virtual_time
 async def test_a_check_unknown_to_java_stores_its_time_in_its_record() -> None:
     cluster = await ten_ledgers()
     ours = replace(HOURLY, name="ours", audit=None)
@@ -180,7 +174,6 @@ class _Plain(Check):
         return Counter(seen=1)
 
 
-@in_virtual_time
 async def test_a_minimal_check_only_needs_to_inspect_ledgers() -> None:
     cluster = await ten_ledgers()
 

@@ -16,7 +16,7 @@ from replication.entry_runs import EntryRuns
 from tests.auditor.checking import check_each, checked_at_ms, checker, record, running
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.cluster import Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, closed_ledger, fragment
 from tests.replication.nodes import PATHS
 
@@ -38,7 +38,6 @@ async def one_ledger(**fields: object) -> Cluster:
 
 
 @pytest.mark.compat("AuditorReplicasCheckTaskTest.testReplicasCheck", verdict="same")
-@in_virtual_time
 async def test_ten_healthy_ledgers_have_all_their_copies() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 10)
 
@@ -55,7 +54,6 @@ async def test_ten_healthy_ledgers_have_all_their_copies() -> None:
 
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForBookieHandleNotAvailable", verdict="same")
 @pytest.mark.parametrize("is_registered", [True, False])
-@in_virtual_time
 async def test_a_bookie_that_cannot_be_asked_lacks_nothing(is_registered: bool) -> None:
     cluster = await one_ledger()
     cluster.bookie(B2).is_down = True
@@ -104,7 +102,6 @@ async def test_a_bookie_that_cannot_be_asked_lacks_nothing(is_registered: bool) 
 @pytest.mark.compat(
     "G7", verdict="better", why="counts cover the whole run, and ledgers are marked"
 )
-@in_virtual_time
 async def test_the_entry_with_the_fewest_copies_decides(
     lacking: tuple[BookieId, ...], expected: str
 ) -> None:
@@ -125,7 +122,6 @@ async def test_the_entry_with_the_fewest_copies_decides(
 
 
 @pytest.mark.compat(f"{JAVA}.testReplicasCheckForLedgersFoundHavingNoReplica", verdict="better")
-@in_virtual_time
 async def test_a_ledger_unknown_to_its_bookies_has_no_copy() -> None:
     cluster = await one_ledger()
     for bookie in (B1, B2, B3):
@@ -137,7 +133,6 @@ async def test_a_ledger_unknown_to_its_bookies_has_no_copy() -> None:
 @pytest.mark.compat(
     f"{JAVA}.testReplicasCheckForLedgersFoundHavingLessThanWQReplicasOfAnEntry", verdict="better"
 )
-@in_virtual_time
 async def test_a_copy_outside_the_stripe_does_not_count() -> None:
     cluster = await one_ledger(write_quorum=2)
     cluster.put(0, 0, B3)  # belongs on B1 and B2
@@ -146,7 +141,6 @@ async def test_a_copy_outside_the_stripe_does_not_count() -> None:
     assert (await count(cluster))["below_ack_quorum"] == 1
 
 
-@in_virtual_time
 async def test_a_damaged_copy_does_not_count() -> None:
     cluster = await one_ledger()
     cluster.bookie(B2).corrupt(0, 4)
@@ -164,7 +158,6 @@ async def test_a_damaged_copy_does_not_count() -> None:
     ],
 )
 @pytest.mark.parametrize("is_harmed", [False, True])
-@in_virtual_time
 async def test_empty_segments_change_nothing(is_harmed: bool, starts: tuple[int, int, int]) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B2, B3, B4), (B4, B3, B2), ledger_id=0, starts=starts)
@@ -177,9 +170,7 @@ async def test_empty_segments_change_nothing(is_harmed: bool, starts: tuple[int,
     assert counts == (expected if is_harmed else {})
 
 
-@in_virtual_time
-async def test_open_empty_and_marked_ledgers_are_skipped() -> None:
-    cluster = await Cluster.start()
+async def test_open_empty_and_marked_ledgers_are_skipped(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=0, state=LedgerState.OPEN)
     await cluster.write_ledger((B1, B2), ledger_id=1, last=-1)
     await cluster.write_ledger((B1, B2), ledger_id=2)
@@ -190,7 +181,6 @@ async def test_open_empty_and_marked_ledgers_are_skipped() -> None:
 
 
 @pytest.mark.compat("G7", verdict="better")
-@in_virtual_time
 async def test_the_counts_are_of_the_whole_run() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3)] * 60)
     for ledger_id in (0, 25, 59):  # parts one, two and three
@@ -207,7 +197,6 @@ async def test_the_counts_are_of_the_whole_run() -> None:
     assert await cluster.marked() == [0, 25, 59]
 
 
-@in_virtual_time
 async def test_many_unanswered_reads_are_no_missing_copies() -> None:
     cluster = await one_ledger()
     cluster.bookies.faults = lambda bookie, op, ledger_id: (

@@ -23,7 +23,7 @@ from tests.auditor.checking import (
     ten_ledgers,
 )
 from tests.auditor.scenes import with_ledgers
-from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.cluster import shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
@@ -48,7 +48,6 @@ from tests.replication.nodes import PATHS
         pytest.param(-HOUR_S, HOUR_S, id="in the future: after the whole interval"),
     ],
 )
-@in_virtual_time
 async def test_the_first_run_is_due_by_the_last_run_under_any_leader(
     kind: CheckKind, age_s: int | None, wait_s: int
 ) -> None:
@@ -70,7 +69,6 @@ async def test_the_first_run_is_due_by_the_last_run_under_any_leader(
     assert cluster.clock.wall_ms() - stored_ms <= 3_000
 
 
-@in_virtual_time
 async def test_the_next_run_is_due_an_interval_after_the_last_end() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=10, part_s=100)
@@ -84,7 +82,6 @@ async def test_the_next_run_is_due_an_interval_after_the_last_end() -> None:
     assert check.started_at == [0, 0]
 
 
-@in_virtual_time
 async def test_a_disabled_check_never_runs() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
@@ -96,7 +93,6 @@ async def test_a_disabled_check_never_runs() -> None:
 
 
 @pytest.mark.parametrize("what", ["its record", "the time of its last run"])
-@in_virtual_time
 async def test_denied_access_to_a_checks_znodes_delays_only_this_check(
     what: str,
 ) -> None:
@@ -125,7 +121,6 @@ async def test_denied_access_to_a_checks_znodes_delays_only_this_check(
     assert [(each["check"], each["log_level"]) for each in told] == [("all-ledgers", "warning")]
 
 
-@in_virtual_time
 async def test_due_checks_run_one_at_a_time_the_longest_overdue_first() -> None:
     cluster = await with_ledgers((B1, B2, B3))
     now_ms = cluster.clock.wall_ms()
@@ -149,7 +144,6 @@ async def test_due_checks_run_one_at_a_time_the_longest_overdue_first() -> None:
 @pytest.mark.compat("G34", verdict="better", why="the leader watches the znode of the last run")
 @pytest.mark.parametrize("age_days", [21, None], ids=["set back by 21 days", "deleted"])
 @pytest.mark.parametrize("interval_s", [HOUR_S, 30 * 24 * HOUR_S, 0])
-@in_virtual_time
 async def test_a_requested_check_runs_at_once_without_a_restart(
     age_days: int | None, interval_s: int
 ) -> None:
@@ -172,7 +166,6 @@ async def test_a_requested_check_runs_at_once_without_a_restart(
     assert await checked_at_ms(cluster) is not None
 
 
-@in_virtual_time
 async def test_a_check_requested_without_a_leader_is_run_by_the_next() -> None:
     cluster = await ten_ledgers()
     await store_time(cluster, FORCED_MS)
@@ -186,7 +179,6 @@ async def test_a_check_requested_without_a_leader_is_run_by_the_next() -> None:
     assert check.started_at == [0], "once"
 
 
-@in_virtual_time
 async def test_no_check_begins_before_all_ledgers_are_known() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck()
@@ -202,7 +194,6 @@ async def test_no_check_begins_before_all_ledgers_are_known() -> None:
     assert check.looked_at == list(range(10))
 
 
-@in_virtual_time
 async def test_an_interval_that_is_applied_counts_at_once() -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=10, part_s=0)

@@ -31,7 +31,6 @@ from tests.replication.cluster import (
     DIGEST,
     WRONG_DIGEST,
     Cluster,
-    in_virtual_time,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS
@@ -41,7 +40,6 @@ EVERY = ChecksSettings(all_ledgers_share=1.0)
 
 @pytest.mark.compat("G22", verdict="better")
 @pytest.mark.parametrize("error", [NoAnswerError, BusyError, UnavailableError])
-@in_virtual_time
 async def test_an_unanswered_read_is_unknown_and_never_marked(
     error: type[BookmenderError],
 ) -> None:
@@ -54,7 +52,6 @@ async def test_an_unanswered_read_is_unknown_and_never_marked(
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_no_healthy_ledger_is_marked_when_most_reads_time_out() -> None:
     cluster = await with_ledgers(*[(B1, B2, B3), (B4, B5, B6)] * 50)
     number = iter(range(1_000_000))
@@ -70,7 +67,6 @@ async def test_no_healthy_ledger_is_marked_when_most_reads_time_out() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_missing_entry_counts_although_other_reads_time_out() -> None:
     cluster = await five_ledgers()
     lose_first(cluster)
@@ -86,7 +82,6 @@ async def test_a_missing_entry_counts_although_other_reads_time_out() -> None:
     assert counts["marked"] == 1
 
 
-@in_virtual_time
 async def test_a_bookie_that_is_not_registered_is_not_asked() -> None:
     cluster = await five_ledgers()
     await cluster.kill(B2)
@@ -97,7 +92,6 @@ async def test_a_bookie_that_is_not_registered_is_not_asked() -> None:
     assert not asked_of(cluster, B2)
 
 
-@in_virtual_time
 async def test_an_unresponsive_bookie_is_asked_only_sometimes() -> None:
     cluster = await with_ledgers(*[(B1, B2)] * 50)
     cluster.bookie(B2).is_down = True
@@ -109,7 +103,6 @@ async def test_an_unresponsive_bookie_is_asked_only_sometimes() -> None:
     assert sum(asked_of(cluster, B2).values()) <= 4, "of the two entries of fifty ledgers"
 
 
-@in_virtual_time
 async def test_a_read_only_bookie_is_asked_like_any_other() -> None:
     cluster = await five_ledgers()
     await cluster.unregister(B2)
@@ -130,7 +123,6 @@ async def after_the_first_read(
         return await task
 
 
-@in_virtual_time
 async def test_an_entry_found_by_the_second_read_is_not_marked() -> None:
     cluster = await five_ledgers()
     lose_first(cluster)
@@ -142,7 +134,6 @@ async def test_an_entry_found_by_the_second_read_is_not_marked() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_bookie_that_fails_the_second_read_is_unknown() -> None:
     cluster = await five_ledgers()
     lose_first(cluster)
@@ -155,7 +146,6 @@ async def test_a_bookie_that_fails_the_second_read_is_unknown() -> None:
 
 
 @pytest.mark.compat("AuditorPeriodicCheckTest.testPeriodicCheckWhenLedgerDeleted", verdict="same")
-@in_virtual_time
 async def test_a_ledger_deleted_meanwhile_is_no_finding() -> None:
     cluster = await five_ledgers()
     lose_the_ledger(cluster)
@@ -168,7 +158,6 @@ async def test_a_ledger_deleted_meanwhile_is_no_finding() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_ledger_repaired_meanwhile_is_checked_again() -> None:
     cluster = await five_ledgers()
     lose_the_ledger(cluster)
@@ -186,10 +175,8 @@ async def test_a_ledger_repaired_meanwhile_is_checked_again() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
-async def test_if_no_digest_matches_the_configured_key_is_suspected() -> None:
+async def test_if_no_digest_matches_the_configured_key_is_suspected(cluster: Cluster) -> None:
     """The ledger itself is not."""
-    cluster = await Cluster.start()
     for ledger_id, digest in enumerate((WRONG_DIGEST, DIGEST)):
         await cluster.write_ledger(
             (B1, B2),
@@ -208,7 +195,6 @@ async def test_if_no_digest_matches_the_configured_key_is_suspected() -> None:
     assert await cluster.marked(PATHS.private) == [1], "of which other entries fit it"
 
 
-@in_virtual_time
 async def test_a_bookie_that_stops_answering_does_not_prove_the_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

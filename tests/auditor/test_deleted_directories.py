@@ -9,7 +9,7 @@ from ledgers.errors import BookmenderError
 from ledgers.store import children_if_any
 from tests.auditor.auditing import auditing
 from tests.auditor.rechecking import recheck_of
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT, working
 
@@ -48,7 +48,6 @@ async def restarting(session: Callable[[], Awaitable[None]]) -> None:
         pytest.param(PATHS.directory, id="the whole queue"),
     ],
 )
-@in_virtual_time
 async def test_ledgers_are_repaired_after_a_directory_was_deleted(path: str) -> None:
     cluster = await Cluster.start()
     for ledger_id in range(LEDGERS):

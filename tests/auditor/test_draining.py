@@ -18,7 +18,7 @@ from tests.auditor.auditing import draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS
 
@@ -56,7 +56,6 @@ async def progress(cluster: Cluster) -> dict[BookieId, tuple[int, int, bool]]:
 # --- Finding and marking --------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_rule_s16_draining_marks_are_made_in_our_own_queue_only() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4))
     async with draining(cluster):
@@ -72,7 +71,6 @@ async def test_rule_s16_draining_marks_are_made_in_our_own_queue_only() -> None:
         assert await cluster.marked() == [], "Java would unmark them"
 
 
-@in_virtual_time
 async def test_several_bookies_are_drained_at_once() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B4), (B4, B5))
     for bookie in (B1, B4):
@@ -84,7 +82,6 @@ async def test_several_bookies_are_drained_at_once() -> None:
         assert await progress(cluster) == {B1: (1, 1, False), B4: (2, 2, False)}
 
 
-@in_virtual_time
 async def test_marks_come_in_the_order_of_risk() -> None:
     cluster = await with_ledgers((B3, B1), (B1, B2))
     marked: list[int] = []
@@ -103,7 +100,6 @@ async def test_marks_come_in_the_order_of_risk() -> None:
     )
 
 
-@in_virtual_time
 async def test_a_further_order_is_handled_at_once() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     async with drained_soon(cluster, B1):
@@ -113,7 +109,6 @@ async def test_a_further_order_is_handled_at_once() -> None:
         assert await own_marks(cluster) == [0, 1]
 
 
-@in_virtual_time
 async def test_denied_access_to_a_directory_of_our_queue_ends_no_term() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     directory = OWN.mark(0).rsplit("/", 2)[0]
@@ -128,7 +123,6 @@ async def test_denied_access_to_a_directory_of_our_queue_ends_no_term() -> None:
         assert await own_marks(cluster) == [0]
 
 
-@in_virtual_time
 async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.store.create(PATHS.disable)
@@ -144,7 +138,6 @@ async def test_while_auto_recovery_is_disabled_nothing_is_marked() -> None:
 # --- Until no ledger names it ---------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_drain_is_finished_when_no_ledger_names_the_bookie() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with drained_soon(cluster, B1):
@@ -160,7 +153,6 @@ async def test_a_drain_is_finished_when_no_ledger_names_the_bookie() -> None:
         assert [line["bookie"] for line in logs if line["event"] == "drain.finished"] == [B1]
 
 
-@in_virtual_time
 async def test_new_ledgers_on_a_draining_bookie_are_marked_too() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
@@ -177,7 +169,6 @@ async def test_new_ledgers_on_a_draining_bookie_are_marked_too() -> None:
         assert await progress(cluster) == {B1: (1, 2, False)}
 
 
-@in_virtual_time
 async def test_marks_deleted_during_a_drain_are_restored() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
@@ -190,7 +181,6 @@ async def test_marks_deleted_during_a_drain_are_restored() -> None:
             assert await own_marks(cluster) == [0]
 
 
-@in_virtual_time
 async def test_a_drain_without_progress_costs_few_requests() -> None:
     """One request every few seconds."""
     cluster = await with_ledgers((B1, B2))
@@ -203,7 +193,6 @@ async def test_a_drain_without_progress_costs_few_requests() -> None:
         assert leader.store.request_count - before <= hour_s / LOOK_S + of_listing
 
 
-@in_virtual_time
 async def test_rule_s8_the_map_must_be_complete_to_end_a_drain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -218,7 +207,6 @@ async def test_rule_s8_the_map_must_be_complete_to_end_a_drain(
         assert await progress(cluster) == {B3: (0, 0, True)}
 
 
-@in_virtual_time
 async def test_new_writes_to_a_drained_bookie_are_noticed_at_once() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.unregister(B1)
@@ -241,7 +229,6 @@ async def test_new_writes_to_a_drained_bookie_are_noticed_at_once() -> None:
 # --- Changes of orders and leaders ----------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay() -> None:
     cluster = await with_ledgers((B1, B2), (B3, B4))
     async with drained_soon(cluster, B1, B3):
@@ -255,7 +242,6 @@ async def test_a_cancelled_drain_is_forgotten_and_its_marks_stay() -> None:
         assert await own_marks(cluster) == [0, 1]
 
 
-@in_virtual_time
 async def test_a_new_leader_continues_a_drain() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B1, B4))
     async with drained_soon(cluster, B1):
@@ -269,7 +255,6 @@ async def test_a_new_leader_continues_a_drain() -> None:
         assert await own_marks(cluster) == [1, 2]
 
 
-@in_virtual_time
 async def test_a_drain_that_is_ordered_again_starts_again() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with drained_soon(cluster, B1):
@@ -282,7 +267,6 @@ async def test_a_drain_that_is_ordered_again_starts_again() -> None:
         assert await progress(cluster) == {B1: (1, 1, False)}
 
 
-@in_virtual_time
 async def test_failures_are_retried() -> None:
     cluster = await with_ledgers((B1, B2))
     await order_drain(cluster, B1)

@@ -9,7 +9,7 @@ from auditor.records import DrainProgress, DrainRecord, read_drains
 from ledgers.model import BookieId
 from tests.auditor.drains import OWN, drained_soon, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
@@ -33,15 +33,12 @@ async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
         ),
     ],
 )
-@in_virtual_time
-async def test_a_record_of_a_later_release_counts_as_none(data: bytes) -> None:
-    cluster = await Cluster.start()
+async def test_a_record_of_a_later_release_counts_as_none(cluster: Cluster, data: bytes) -> None:
     await cluster.store.create(f"{OWN.directory}/drains", data)
 
     assert await read_drains(cluster.store, PATHS) is None
 
 
-@in_virtual_time
 async def test_the_record_names_its_time() -> None:
     cluster = await with_ledgers((B1, B2))
     async with drained_soon(cluster, B1):
@@ -57,7 +54,6 @@ async def test_the_record_names_its_time() -> None:
 # --- Uncertain ends -------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_an_unreadable_ledger_is_counted_and_stops_nothing() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
@@ -77,7 +73,6 @@ async def test_an_unreadable_ledger_is_counted_and_stops_nothing() -> None:
         pytest.param(b"", id="empty"),
     ],
 )
-@in_virtual_time
 async def test_rule_s8_unreadable_ledgers_delay_the_end_of_a_drain(
     data: bytes,
 ) -> None:
@@ -91,7 +86,6 @@ async def test_rule_s8_unreadable_ledgers_delay_the_end_of_a_drain(
     assert told.unreadable == (1,)
 
 
-@in_virtual_time
 async def test_a_bookie_that_a_ledger_names_is_certainly_not_drained() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await cluster.store.set(cluster.manager.path(1), b"rubbish" + B1.encode(), version=-1)
@@ -102,7 +96,6 @@ async def test_a_bookie_that_a_ledger_names_is_certainly_not_drained() -> None:
     assert told.unreadable == (1,), "though it is said already"
 
 
-@in_virtual_time
 async def test_of_very_many_unreadable_ledgers_some_are_named() -> None:
     """All of them are counted."""
     cluster = await with_ledgers(*[(B1, B2)] * 25)
@@ -115,7 +108,6 @@ async def test_of_very_many_unreadable_ledgers_some_are_named() -> None:
     assert told.unreadable == tuple(range(20))
 
 
-@in_virtual_time
 async def test_a_drain_continues_once_the_ledger_is_readable_or_gone() -> None:
     cluster = await with_ledgers((B2, B3))
     await cluster.store.set(cluster.manager.path(0), b"?" + B1.encode(), version=-1)

@@ -11,7 +11,7 @@ from tests.auditor.auditing import auditing, draining
 from tests.auditor.drains import own_marks
 from tests.auditor.scenes import with_ledgers
 from tests.daemon.visits import order_drain, visiting
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS, working
 
@@ -26,7 +26,6 @@ async def members(cluster: Cluster, *ledger_ids: int) -> set[BookieId]:
     return {b for i in ledger_ids for b in (await cluster.metadata(i)).bookies}
 
 
-@in_virtual_time
 async def test_draining_never_leaves_a_ledger_with_fewer_copies() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B1), (B3, B4))
     await order_drain(cluster, B1, B2)
@@ -41,11 +40,10 @@ async def test_draining_never_leaves_a_ledger_with_fewer_copies() -> None:
 @pytest.mark.parametrize(
     "may_fence", [True, False], ids=["with the order to fence", "without the order to fence"]
 )
-@in_virtual_time
 async def test_rule_s16_an_open_ledger_is_fenced_only_if_ordered(
+    cluster: Cluster,
     may_fence: bool,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.OPEN)
     await order_drain(cluster, B1, may_fence=may_fence)
     async with draining(cluster), cluster.node() as node, working(node):
@@ -56,7 +54,6 @@ async def test_rule_s16_an_open_ledger_is_fenced_only_if_ordered(
         assert (await own_marks(cluster) == []) is may_fence
 
 
-@in_virtual_time
 async def test_marks_of_a_cancelled_drain_are_completed_without_a_move() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     before = [await cluster.ensembles(ledger_id) for ledger_id in (0, 1)]
@@ -74,7 +71,6 @@ async def test_marks_of_a_cancelled_drain_are_completed_without_a_move() -> None
     assert await cluster.locked() == []
 
 
-@in_virtual_time
 async def test_a_bookie_that_dies_while_draining_is_lost() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     await order_drain(cluster, B1)
@@ -88,7 +84,6 @@ async def test_a_bookie_that_dies_while_draining_is_lost() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_without_a_target_everything_stays_with_a_reason() -> None:
     cluster = await Cluster.start(B1, B2)
     await cluster.write_ledger((B1, B2), ledger_id=0)

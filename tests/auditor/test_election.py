@@ -10,7 +10,7 @@ from ledgers.store import Create, SetData
 from replication.nodes import Membership, Role
 from replication.transactions import Batcher
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once
 from tests.replication.nodes import PATHS, node_info
 from tests.replication.overload import overload
 from tests.replication.watched import settle
@@ -50,9 +50,7 @@ class Candidate:
         await self.store.close()
 
 
-@in_virtual_time
-async def test_the_first_vote_leads_and_names_its_node() -> None:
-    cluster = await Cluster.start()
+async def test_the_first_vote_leads_and_names_its_node(cluster: Cluster) -> None:
     one = await Candidate.stand(cluster, "bookie-1:3181")
     two = await Candidate.stand(cluster, "bookie-2:3181")
 
@@ -68,9 +66,7 @@ async def test_the_first_vote_leads_and_names_its_node() -> None:
     await two.end()
 
 
-@in_virtual_time
-async def test_an_unreadable_vote_leads_all_the_same() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_vote_leads_all_the_same(cluster: Cluster) -> None:
     await cluster.store.create(f"{ELECTION}/V_0000000000", b"\xff", is_ephemeral=True)
 
     assert await current_leader(cluster.store, PATHS) == Leader(
@@ -79,11 +75,9 @@ async def test_an_unreadable_vote_leads_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("is_session_gone", [False, True], ids=["vote deleted", "session ended"])
-@in_virtual_time
 async def test_rule_s9_only_a_node_that_leads_is_announced_as_leader(
-    is_session_gone: bool, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, is_session_gone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = await Cluster.start()
     store = MemoryStore(cluster.tree)
     membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))
     election = Election(store, PATHS, membership, candidate="node-1", clock=cluster.clock)
@@ -97,9 +91,7 @@ async def test_rule_s9_only_a_node_that_leads_is_announced_as_leader(
     assert (await cluster.store.get(ELECTION))[0] == b""
 
 
-@in_virtual_time
-async def test_the_next_node_leads_when_the_leader_stops() -> None:
-    cluster = await Cluster.start()
+async def test_the_next_node_leads_when_the_leader_stops(cluster: Cluster) -> None:
     candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
 
     for number, candidate in enumerate(candidates):
@@ -112,9 +104,7 @@ async def test_the_next_node_leads_when_the_leader_stops() -> None:
     assert await current_leader(cluster.store, PATHS) is None
 
 
-@in_virtual_time
-async def test_a_candidate_that_gives_up_early_makes_no_leader() -> None:
-    cluster = await Cluster.start()
+async def test_a_candidate_that_gives_up_early_makes_no_leader(cluster: Cluster) -> None:
     one, two, three = [await Candidate.stand(cluster, f"node-{i}") for i in range(3)]
 
     await two.end()
@@ -126,9 +116,7 @@ async def test_a_candidate_that_gives_up_early_makes_no_leader() -> None:
     await three.end()
 
 
-@in_virtual_time
-async def test_each_candidate_watches_only_the_vote_before_its_own() -> None:
-    cluster = await Cluster.start()
+async def test_each_candidate_watches_only_the_vote_before_its_own(cluster: Cluster) -> None:
     candidates = [await Candidate.stand(cluster, f"node-{i}") for i in range(5)]
     before = [candidate.store.request_count for candidate in candidates]
 
@@ -142,9 +130,7 @@ async def test_each_candidate_watches_only_the_vote_before_its_own() -> None:
         await candidate.end()
 
 
-@in_virtual_time
-async def test_candidates_wait_for_a_java_node_that_leads() -> None:
-    cluster = await Cluster.start()
+async def test_candidates_wait_for_a_java_node_that_leads(cluster: Cluster) -> None:
     java = MemoryStore(cluster.tree)
     await java.create(
         f"{ELECTION}/V_", b'bookieId: "java:3181"\n', is_ephemeral=True, is_sequential=True
@@ -169,7 +155,6 @@ async def pulsar_leads(cluster: Cluster) -> MemoryStore:
 
 
 @pytest.mark.parametrize("has_vote", [False, True], ids=["Pulsar's driver", "both elections"])
-@in_virtual_time
 async def test_candidates_wait_for_an_auditor_of_pulsars_driver(has_vote: bool) -> None:
     cluster = await Cluster.start()
     pulsar = await pulsar_leads(cluster)
@@ -193,7 +178,6 @@ async def test_candidates_wait_for_an_auditor_of_pulsars_driver(has_vote: bool) 
     await ours.end()
 
 
-@in_virtual_time
 async def test_pulsars_driver_finds_a_leader_with_another_bookie_id_than_its_own() -> None:
     """It would delete the znode of another session if the value was its own id."""
     cluster = await Cluster.start()
@@ -207,7 +191,6 @@ async def test_pulsars_driver_finds_a_leader_with_another_bookie_id_than_its_own
     assert await cluster.store.exists(LEADER) is None
 
 
-@in_virtual_time
 async def test_rule_s9_a_leader_whose_place_pulsars_driver_takes_writes_nothing() -> None:
     cluster = await Cluster.start()
     ours = await Candidate.stand(cluster, "node-1")
@@ -226,7 +209,6 @@ async def test_rule_s9_a_leader_whose_place_pulsars_driver_takes_writes_nothing(
     await pulsar.close()
 
 
-@in_virtual_time
 async def test_a_candidate_that_waits_for_pulsars_driver_learns_that_its_vote_is_deleted() -> None:
     cluster = await Cluster.start()
     pulsar = await pulsar_leads(cluster)
@@ -241,7 +223,6 @@ async def test_a_candidate_that_waits_for_pulsars_driver_learns_that_its_vote_is
 
 
 @pytest.mark.parametrize("name", ["node-1", "node-2"], ids=["the same node again", "another node"])
-@in_virtual_time
 async def test_a_successor_waits_for_the_end_of_a_leader_whose_vote_is_deleted(name: str) -> None:
     cluster = await Cluster.start()
     former = await Candidate.stand(cluster, "node-1")
@@ -256,9 +237,7 @@ async def test_a_successor_waits_for_the_end_of_a_leader_whose_vote_is_deleted(n
     await successor.end()
 
 
-@in_virtual_time
-async def test_unknown_znodes_beside_the_votes_are_ignored() -> None:
-    cluster = await Cluster.start()
+async def test_unknown_znodes_beside_the_votes_are_ignored(cluster: Cluster) -> None:
     for name in ("V_", "V_x", "vote", "W_0000000000"):
         await cluster.store.create(f"{ELECTION}/{name}")
 
@@ -268,9 +247,7 @@ async def test_unknown_znodes_beside_the_votes_are_ignored() -> None:
     await ours.end()
 
 
-@in_virtual_time
-async def test_a_missing_election_znode_is_created() -> None:
-    cluster = await Cluster.start()
+async def test_a_missing_election_znode_is_created(cluster: Cluster) -> None:
     await cluster.store.delete(ELECTION)
 
     ours = await Candidate.stand(cluster, "node-1")
@@ -281,7 +258,6 @@ async def test_a_missing_election_znode_is_created() -> None:
 
 @pytest.mark.compat("G1", verdict="better")
 @pytest.mark.parametrize("is_expired", [False, True], ids=["deleted by hand", "session expired"])
-@in_virtual_time
 async def test_rule_s9_a_leader_learns_that_its_vote_is_deleted(is_expired: bool) -> None:
     cluster = await Cluster.start()
     ours = await Candidate.stand(cluster, "node-1")
@@ -305,9 +281,7 @@ async def test_rule_s9_a_leader_learns_that_its_vote_is_deleted(is_expired: bool
 @pytest.mark.compat(
     "G1", verdict="better", why="the leader watches its vote, and each write checks it"
 )
-@in_virtual_time
-async def test_g1_a_candidate_learns_at_once_that_its_vote_is_deleted() -> None:
-    cluster = await Cluster.start()
+async def test_g1_a_candidate_learns_at_once_that_its_vote_is_deleted(cluster: Cluster) -> None:
     one = await Candidate.stand(cluster, "node-1")
     two = await Candidate.stand(cluster, "node-2")
 
@@ -320,9 +294,7 @@ async def test_g1_a_candidate_learns_at_once_that_its_vote_is_deleted() -> None:
         await candidate.end()
 
 
-@in_virtual_time
-async def test_a_waiting_candidate_learns_that_its_session_ended() -> None:
-    cluster = await Cluster.start()
+async def test_a_waiting_candidate_learns_that_its_session_ended(cluster: Cluster) -> None:
     one = await Candidate.stand(cluster, "node-1")
     two = await Candidate.stand(cluster, "node-2")
 
@@ -334,9 +306,7 @@ async def test_a_waiting_candidate_learns_that_its_session_ended() -> None:
         await candidate.end()
 
 
-@in_virtual_time
-async def test_rule_s8_a_leader_with_an_unreadable_vote_keeps_leading() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s8_a_leader_with_an_unreadable_vote_keeps_leading(cluster: Cluster) -> None:
     ours = await Candidate.stand(cluster, "node-1")
     leadership = await ours.leadership()
     throttled = overload(ours.store, leadership.vote_path)
@@ -353,9 +323,7 @@ async def test_rule_s8_a_leader_with_an_unreadable_vote_keeps_leading() -> None:
     await ours.end()
 
 
-@in_virtual_time
-async def test_a_vote_deleted_while_it_was_unreadable_is_noticed() -> None:
-    cluster = await Cluster.start()
+async def test_a_vote_deleted_while_it_was_unreadable_is_noticed(cluster: Cluster) -> None:
     ours = await Candidate.stand(cluster, "node-1")
     leadership = await ours.leadership()
     throttled = overload(ours.store, leadership.vote_path)
@@ -372,11 +340,10 @@ async def test_a_vote_deleted_while_it_was_unreadable_is_noticed() -> None:
 @pytest.mark.parametrize(
     "path", [f"{ELECTION}/V_0000000000", ELECTION], ids=["the vote before", "the list of votes"]
 )
-@in_virtual_time
 async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits(
+    cluster: Cluster,
     path: str,
 ) -> None:
-    cluster = await Cluster.start()
     one = await Candidate.stand(cluster, "node-1")
     store = MemoryStore(cluster.tree)
     throttled = overload(store, path)
@@ -394,9 +361,7 @@ async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits(
     await two.end()
 
 
-@in_virtual_time
-async def test_rule_s9_a_lost_reply_to_taking_the_lead_is_made_up_for() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s9_a_lost_reply_to_taking_the_lead_is_made_up_for(cluster: Cluster) -> None:
     store = MemoryStore(cluster.tree)
     membership = await Membership.join(store, PATHS, node_info("node-1", Role.AUDITOR))
     fault_once(cluster, store, SetData, Fault.LOST_REPLY)
@@ -407,7 +372,6 @@ async def test_rule_s9_a_lost_reply_to_taking_the_lead_is_made_up_for() -> None:
     await ours.end()
 
 
-@in_virtual_time
 async def test_without_an_election_no_node_leads() -> None:
     cluster = Cluster()
 

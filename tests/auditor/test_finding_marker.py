@@ -18,7 +18,7 @@ from ledgers.errors import UnavailableError
 from ledgers.store import Delete, MetadataStore, Operation
 from tests.auditor.auditing import leading
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS
 
@@ -50,9 +50,7 @@ async def finding(cluster: Cluster) -> AsyncIterator[Findings]:
         await asyncio.gather(sweeping, return_exceptions=True)
 
 
-@in_virtual_time
-async def test_a_finding_can_be_read_by_all_nodes() -> None:
-    cluster = await Cluster.start()
+async def test_a_finding_can_be_read_by_all_nodes(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B2, B1}, "entry 3 is corrupt")
 
@@ -66,18 +64,14 @@ async def test_a_finding_can_be_read_by_all_nodes() -> None:
     }
 
 
-@in_virtual_time
-async def test_two_first_findings_of_a_cluster_may_be_concurrent() -> None:
-    cluster = await Cluster.start()
+async def test_two_first_findings_of_a_cluster_may_be_concurrent(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await asyncio.gather(*(findings.write(n, "fsck", {B1}, "missing") for n in range(9)))
 
     assert sorted(await read_findings(cluster.store, PATHS, range(9))) == list(range(9))
 
 
-@in_virtual_time
-async def test_a_deleted_directory_is_created_again() -> None:
-    cluster = await Cluster.start()
+async def test_a_deleted_directory_is_created_again(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(6, "fsck", {B1}, "missing")
         for path in (PATHS.finding(6), PATHS.findings):
@@ -88,12 +82,11 @@ async def test_a_deleted_directory_is_created_again() -> None:
     assert sorted(await read_findings(cluster.store, PATHS, range(9))) == [7, 8]
 
 
-@in_virtual_time
 async def test_a_directory_that_keeps_disappearing_is_an_error(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The write ends with an error, not in an endless loop."""
-    cluster = await Cluster.start()
     async with finding(cluster) as findings:
 
         async def vanish(store: MetadataStore, path: str) -> None:
@@ -104,10 +97,8 @@ async def test_a_directory_that_keeps_disappearing_is_an_error(
             await findings.write(7, "fsck", {B1}, "missing")
 
 
-@in_virtual_time
-async def test_a_later_finding_replaces_the_earlier_one() -> None:
+async def test_a_later_finding_replaces_the_earlier_one(cluster: Cluster) -> None:
     """The bookies of the earlier one stay in it."""
-    cluster = await Cluster.start()
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
         await findings.write(7, "placement", (), "second")
@@ -117,9 +108,7 @@ async def test_a_later_finding_replaces_the_earlier_one() -> None:
     assert found[7].bookies == (B1,), "the damage of the first finding is not repaired yet"
 
 
-@in_virtual_time
-async def test_two_concurrent_findings_name_the_bookies_of_both() -> None:
-    cluster = await Cluster.start()
+async def test_two_concurrent_findings_name_the_bookies_of_both(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await asyncio.gather(
             findings.write(7, "fsck", {B1}, "entry 3 is corrupt"),
@@ -130,9 +119,7 @@ async def test_two_concurrent_findings_name_the_bookies_of_both() -> None:
     assert found[7].bookies == (B1, B2)
 
 
-@in_virtual_time
-async def test_an_unreadable_finding_is_overwritten() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_finding_is_overwritten(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(7, "fsck", {B1}, "entry 3 is corrupt")
         await cluster.store.set(PATHS.finding(7), b"?", version=-1)
@@ -142,9 +129,7 @@ async def test_an_unreadable_finding_is_overwritten() -> None:
     assert (await read_findings(cluster.store, PATHS, [7]))[7].bookies == (B2,)
 
 
-@in_virtual_time
-async def test_a_finding_is_deleted_after_the_mark_of_its_ledger() -> None:
-    cluster = await Cluster.start()
+async def test_a_finding_is_deleted_after_the_mark_of_its_ledger(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(LEDGER, "all-ledgers", {B1}, "missing")
         await cluster.mark(B1)
@@ -157,9 +142,7 @@ async def test_a_finding_is_deleted_after_the_mark_of_its_ledger() -> None:
     assert await cluster.store.exists(PATHS.finding(LEDGER)) is None
 
 
-@in_virtual_time
-async def test_a_finding_whose_mark_is_not_yet_made_stays() -> None:
-    cluster = await Cluster.start()
+async def test_a_finding_whose_mark_is_not_yet_made_stays(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await asyncio.sleep(SWEEP_S - 1)
         await findings.write(7, "all-ledgers", {B1}, "missing")
@@ -168,11 +151,10 @@ async def test_a_finding_whose_mark_is_not_yet_made_stays() -> None:
     assert 7 in await read_findings(cluster.store, PATHS, [7])
 
 
-@in_virtual_time
 async def test_a_finding_that_is_written_again_during_a_sweep_stays(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await Cluster.start()
     async with finding(cluster) as findings:
         await asyncio.sleep(5)
         await findings.write(7, "all-ledgers", {B1}, "first")
@@ -191,9 +173,7 @@ async def test_a_finding_that_is_written_again_during_a_sweep_stays(
     assert (await read_findings(cluster.store, PATHS, [7]))[7].detail == "second"
 
 
-@in_virtual_time
-async def test_a_failed_sweep_is_made_up_for_by_the_next_one() -> None:
-    cluster = await Cluster.start()
+async def test_a_failed_sweep_is_made_up_for_by_the_next_one(cluster: Cluster) -> None:
     losses = 1
 
     def lose_deletions(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
@@ -212,7 +192,6 @@ async def test_a_failed_sweep_is_made_up_for_by_the_next_one() -> None:
     assert await read_findings(cluster.store, PATHS, [7]) == {}
 
 
-@in_virtual_time
 async def test_many_findings_are_swept_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("auditor.mark_reasons.SWEPT_PER_S", 0.1)
     cluster = await Cluster.start()
@@ -229,9 +208,7 @@ async def test_many_findings_are_swept_less_often(monkeypatch: pytest.MonkeyPatc
         assert 7 not in await read_findings(cluster.store, PATHS, [7])
 
 
-@in_virtual_time
-async def test_denied_access_to_a_finding_does_not_end_the_sweep() -> None:
-    cluster = await Cluster.start()
+async def test_denied_access_to_a_finding_does_not_end_the_sweep(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         findings = Findings(leader.store, leader.batcher, PATHS, cluster.clock)
         for ledger_id in (7, 8):
@@ -244,9 +221,7 @@ async def test_denied_access_to_a_finding_does_not_end_the_sweep() -> None:
     assert [*await read_findings(cluster.store, PATHS, [7, 8])] == [7]
 
 
-@in_virtual_time
-async def test_denied_access_to_all_findings_does_not_end_the_term() -> None:
-    cluster = await Cluster.start()
+async def test_denied_access_to_all_findings_does_not_end_the_term(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         findings = Findings(leader.store, leader.batcher, PATHS, cluster.clock)
         await findings.write(7, "all-ledgers", {B1}, "missing")
@@ -262,9 +237,7 @@ async def test_denied_access_to_all_findings_does_not_end_the_term() -> None:
     assert await read_findings(cluster.store, PATHS, [7]) == {}
 
 
-@in_virtual_time
-async def test_a_clock_ahead_of_zookeepers_makes_no_finding_old() -> None:
-    cluster = await Cluster.start()
+async def test_a_clock_ahead_of_zookeepers_makes_no_finding_old(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         findings = Findings(leader.store, leader.batcher, PATHS, Ahead(cluster.clock))
         await findings.write(7, "all-ledgers", {B1}, "missing")
@@ -275,16 +248,13 @@ async def test_a_clock_ahead_of_zookeepers_makes_no_finding_old() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 1, "check": 5}'])
-@in_virtual_time
-async def test_an_unreadable_finding_may_be_damage(data: bytes) -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_finding_may_be_damage(cluster: Cluster, data: bytes) -> None:
     await cluster.store.create(PATHS.finding(7), data, with_parents=True)
 
     assert await read_findings(cluster.store, PATHS, [7]) == {7: UNREADABLE_FINDING}
     assert UNREADABLE_FINDING.may_be_damage
 
 
-@in_virtual_time
 async def test_a_finding_over_an_unreadable_one_keeps_the_bookies_of_the_marks() -> None:
     """A worker treated the unreadable finding as damage on each of them."""
     cluster = await Cluster.start()
@@ -298,11 +268,10 @@ async def test_a_finding_over_an_unreadable_one_keeps_the_bookies_of_the_marks()
     assert (found[7].check, found[7].bookies) == ("all-ledgers", (B1, B2))
 
 
-@in_virtual_time
 async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await Cluster.start()
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
         commit = findings.batcher.commit
@@ -319,9 +288,7 @@ async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
         await findings.write(7, "all-ledgers", {B1}, "second")
 
 
-@in_virtual_time
-async def test_denied_access_to_a_finding_hides_no_other() -> None:
-    cluster = await Cluster.start()
+async def test_denied_access_to_a_finding_hides_no_other(cluster: Cluster) -> None:
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
         await findings.write(8, "all-ledgers", {B2}, "second")

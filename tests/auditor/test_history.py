@@ -19,7 +19,7 @@ from tests.auditor.checking import checker, running
 from tests.auditor.drains import own_marks
 from tests.auditor.scenes import delayed, with_ledgers
 from tests.daemon.visits import order_drain, visiting
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import PATHS, working
 
@@ -32,7 +32,6 @@ def kinds(events: Sequence[NodeEvent]) -> list[str]:
     return [noted.event.kind for noted in events]
 
 
-@in_virtual_time
 async def test_loss_repair_recovery_and_return_are_told_in_order() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     await cluster.write_ledger((B1, B2, B3), ledger_id=9, state=LedgerState.OPEN, ack_quorum=2)
@@ -65,7 +64,6 @@ async def test_loss_repair_recovery_and_return_are_told_in_order() -> None:
     assert recovered.last_entry_id == (await cluster.metadata(9)).last_entry_id
 
 
-@in_virtual_time
 async def test_another_leader_repeats_no_loss_and_tells_the_return() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "first"):
@@ -83,7 +81,6 @@ async def test_another_leader_repeats_no_loss_and_tells_the_return() -> None:
     ]
 
 
-@in_virtual_time
 async def test_a_lost_bookie_in_maintenance_has_not_returned() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -101,7 +98,6 @@ async def test_a_lost_bookie_in_maintenance_has_not_returned() -> None:
     assert by_kind[Kind.ORDER].reason == "a new disk"
 
 
-@in_virtual_time
 async def test_marks_of_a_drain_are_told() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B3))
     async with leading(cluster) as leader:
@@ -117,7 +113,6 @@ async def test_marks_of_a_drain_are_told() -> None:
     assert (marked.cause, marked.bookies, marked.ledger_count) == ("drained", (B1,), 2)
 
 
-@in_virtual_time
 async def test_repairs_of_a_drain_a_return_and_a_deletion_are_told_apart() -> None:
     cluster = await with_ledgers((B1, B3), (B1, B3), (B2, B3))
     await cluster.kill(B2)
@@ -138,7 +133,6 @@ async def test_repairs_of_a_drain_a_return_and_a_deletion_are_told_apart() -> No
     }
 
 
-@in_virtual_time
 async def test_a_mark_that_outlived_its_drain_is_told_as_cancelled() -> None:
     cluster = await with_ledgers((B1, B2))
     mark = mark_to_bytes(Mark(replicas=(B1,)))
@@ -150,9 +144,7 @@ async def test_a_mark_that_outlived_its_drain_is_told_as_cancelled() -> None:
     assert (event.cause, event.bookies, event.entry_count) == (Cause.CANCELLED, (B1,), 0)
 
 
-@in_virtual_time
-async def test_a_recovery_that_fails_is_told_once() -> None:
-    cluster = await Cluster.start()  # with an ack quorum of one, every bookie is needed
+async def test_a_recovery_that_fails_is_told_once(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), ledger_id=9, state=LedgerState.OPEN)
     async with auditing(cluster), cluster.node("worker") as node, working(node):
         await cluster.kill(B1)
@@ -165,7 +157,6 @@ async def test_a_recovery_that_fails_is_told_once() -> None:
     assert "too few bookies" in about[1].event.reason
 
 
-@in_virtual_time
 async def test_findings_and_the_end_of_a_check_are_told() -> None:
     cluster = await with_ledgers((B1, B2), (B2, B3))
     cluster.bookie(B1).lose(0, 0)
@@ -192,7 +183,6 @@ async def test_findings_and_the_end_of_a_check_are_told() -> None:
         pytest.param("order", "order", id="an operator ends it"),
     ],
 )
-@in_virtual_time
 async def test_a_hold_is_told_with_its_reason_and_its_end(ending: str, cause: str) -> None:
     cluster = await with_ledgers(*zip(BOOKIES, (*BOOKIES[1:], BOOKIES[0]), strict=True))
     failed = (B1, B2, B3)
@@ -214,7 +204,6 @@ async def test_a_hold_is_told_with_its_reason_and_its_end(ending: str, cause: st
     assert ended.cause == cause
 
 
-@in_virtual_time
 async def test_the_beginning_of_an_operators_hold_is_the_order() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):
@@ -277,9 +266,7 @@ def test_of_too_many_segments_the_oldest_are_outdated() -> None:
     assert outdated(segments, now_ms=NOW_MS) == [f"s-{SEGMENTS_MAX + 1}", f"s-{SEGMENTS_MAX}"]
 
 
-@in_virtual_time
-async def test_the_leader_deletes_old_segments_of_ended_sessions() -> None:
-    cluster = await Cluster.start()
+async def test_the_leader_deletes_old_segments_of_ended_sessions(cluster: Cluster) -> None:
     event = Event(kind=Kind.ORDER, order="enable")
     await record_order(cluster.store, PATHS, node="old", events=[event])
     await asyncio.sleep(KEPT_MS / 1000)

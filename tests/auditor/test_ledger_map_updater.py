@@ -20,7 +20,6 @@ from tests.auditor.ledger_map_scenes import (
     store_of,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
@@ -29,7 +28,6 @@ LONG = 2**40
 
 @pytest.mark.compat("BookieLedgerIndexTest.testSimpleBookieLedgerMapping", verdict="same")
 @pytest.mark.parametrize("layout", list(Layout))
-@in_virtual_time
 async def test_all_ledgers_are_known_after_the_first_scan(layout: Layout) -> None:
     ledgers = await with_ledgers(25, layout)
     if layout in (Layout.HIERARCHICAL, Layout.LONG_HIERARCHICAL):
@@ -43,7 +41,6 @@ async def test_all_ledgers_are_known_after_the_first_scan(layout: Layout) -> Non
         assert updater.take_touched() == set()
 
 
-@in_virtual_time
 async def test_a_cluster_without_ledgers_is_complete() -> None:
     async with keeping(await with_ledgers(0)) as updater:
         assert len(updater.ledger_map) == 0
@@ -51,7 +48,6 @@ async def test_a_cluster_without_ledgers_is_complete() -> None:
 
 
 @pytest.mark.parametrize("layout", list(Layout))
-@in_virtual_time
 async def test_changes_of_a_ledger_are_known_at_once(layout: Layout) -> None:
     ledgers = await with_ledgers(3, layout)
     async with keeping(ledgers) as updater:
@@ -67,7 +63,6 @@ async def test_changes_of_a_ledger_are_known_at_once(layout: Layout) -> None:
         assert updater.completed_count == 1
 
 
-@in_virtual_time
 async def test_changed_ledgers_wait_while_a_loss_is_handled() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -82,7 +77,6 @@ async def test_changed_ledgers_wait_while_a_loss_is_handled() -> None:
         assert list(updater.ledger_map.naming_any([B4])) == [1]
 
 
-@in_virtual_time
 async def test_a_long_audit_does_not_stop_the_map() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -96,7 +90,6 @@ async def test_a_long_audit_does_not_stop_the_map() -> None:
         assert list(updater.ledger_map.naming_any([B4])) == [1, 2]
 
 
-@in_virtual_time
 async def test_no_change_waits_after_an_event_that_tells_nothing_new() -> None:
     """A ledger changed twice, and the read after the first event returned the second change."""
     ledgers = await with_ledgers(3)
@@ -107,7 +100,6 @@ async def test_no_change_waits_after_an_event_that_tells_nothing_new() -> None:
         assert REGISTRY.get_sample_value("bookmender_ledger_map_changes_waiting") == 0
 
 
-@in_virtual_time
 async def test_a_ledger_in_a_new_directory_of_the_root_is_known_too() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -120,7 +112,6 @@ async def test_a_ledger_in_a_new_directory_of_the_root_is_known_too() -> None:
         assert await soon(updater) == [0, 1, 2, LONG + 1]
 
 
-@in_virtual_time
 async def test_changes_of_marks_and_locks_cost_no_read() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -138,7 +129,6 @@ async def test_changes_of_marks_and_locks_cost_no_read() -> None:
     verdict="better",
     why="a watch reports the change, and only this ledger is read",
 )
-@in_virtual_time
 async def test_after_an_ensemble_change_old_and_new_bookies_name_it() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -154,7 +144,6 @@ async def test_after_an_ensemble_change_old_and_new_bookies_name_it() -> None:
 
 
 @pytest.mark.compat("BookieLedgerIndexTest.testWithoutZookeeper", verdict="same")
-@in_virtual_time
 async def test_without_zookeeper_the_ledger_map_is_not_complete() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
@@ -168,7 +157,6 @@ async def test_without_zookeeper_the_ledger_map_is_not_complete() -> None:
         assert updater.is_complete
 
 
-@in_virtual_time
 async def test_changes_during_a_suspended_session_are_found_later() -> None:
     ledgers = await with_ledgers(5)
     async with keeping(ledgers) as updater:
@@ -187,7 +175,6 @@ async def test_changes_during_a_suspended_session_are_found_later() -> None:
         assert updater.completed_count == 2
 
 
-@in_virtual_time
 async def test_a_directory_deleted_without_an_event_leaves_no_ledger() -> None:
     ledgers = await with_ledgers(2)
     await ledgers.write(LONG)
@@ -199,7 +186,6 @@ async def test_a_directory_deleted_without_an_event_leaves_no_ledger() -> None:
         assert await soon(updater) == [0, 1]
 
 
-@in_virtual_time
 async def test_a_requested_rescan_reads_everything_again() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -212,7 +198,6 @@ async def test_a_requested_rescan_reads_everything_again() -> None:
         assert updater.take_touched() == set()
 
 
-@in_virtual_time
 async def test_ledgers_that_change_during_a_scan_are_right_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -230,7 +215,6 @@ async def test_ledgers_that_change_during_a_scan_are_right_in_the_end(
         assert updater.is_complete
 
 
-@in_virtual_time
 async def test_too_many_changed_ledgers_make_all_ledgers_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,7 +229,6 @@ async def test_too_many_changed_ledgers_make_all_ledgers_due(
         assert len(updater.take_touched()) <= 5
 
 
-@in_virtual_time
 async def test_a_waiting_caller_is_told_of_a_change() -> None:
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:
@@ -259,7 +242,6 @@ async def test_a_waiting_caller_is_told_of_a_change() -> None:
         assert updater.change_count > seen
 
 
-@in_virtual_time
 async def test_the_updater_ends_with_the_session() -> None:
     ledgers = await with_ledgers(1)
     async with keeping(ledgers) as updater:

@@ -19,7 +19,6 @@ from tests.auditor.ledger_map_scenes import (
     store_of,
     with_ledgers,
 )
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 SEED_COUNT = 100
@@ -75,7 +74,6 @@ def test_forgotten_writes_are_not_returned() -> None:
 # --- The ledger map -------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_write_of_this_node_is_known_without_a_read() -> None:
     ledgers, own = await with_ledgers(3), RecentWrites()
     async with keeping(ledgers, recent_writes=own) as updater:
@@ -90,7 +88,6 @@ async def test_a_write_of_this_node_is_known_without_a_read() -> None:
         assert updater.take_touched() == {1}
 
 
-@in_virtual_time
 async def test_writes_from_before_the_ledger_map_began_do_not_count() -> None:
     """A reinstalled ZooKeeper may have counted to the same transaction again."""
     ledgers, own = await with_ledgers(3), RecentWrites()
@@ -103,7 +100,6 @@ async def test_writes_from_before_the_ledger_map_began_do_not_count() -> None:
         assert contents(updater) == await read_all(ledgers.manager)
 
 
-@in_virtual_time
 async def test_a_later_write_of_another_node_is_read() -> None:
     ledgers, own = await with_ledgers(3), RecentWrites()
     async with keeping(ledgers, recent_writes=own) as updater:
@@ -115,7 +111,6 @@ async def test_a_later_write_of_another_node_is_read() -> None:
         assert list(updater.ledger_map.naming_any([B4])) == []
 
 
-@in_virtual_time
 async def test_a_ledger_deleted_after_our_write_is_removed() -> None:
     ledgers, own = await with_ledgers(3), RecentWrites()
     async with keeping(ledgers, recent_writes=own) as updater:
@@ -126,7 +121,6 @@ async def test_a_ledger_deleted_after_our_write_is_removed() -> None:
         assert contents(updater).keys() == {0, 2}
 
 
-@in_virtual_time
 async def test_changes_without_events_after_our_write_are_read() -> None:
     ledgers, own = await with_ledgers(3), RecentWrites()
     async with keeping(ledgers, recent_writes=own) as updater:
@@ -143,7 +137,6 @@ async def test_changes_without_events_after_our_write_are_read() -> None:
         assert contents(updater) == await read_all(ledgers.manager)
 
 
-@in_virtual_time
 async def test_an_event_that_arrives_after_its_change_costs_no_read() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -157,7 +150,6 @@ async def test_an_event_that_arrives_after_its_change_costs_no_read() -> None:
         assert store_of(updater).request_count == before
 
 
-@in_virtual_time
 async def test_events_without_a_transaction_id_cause_reads(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -180,7 +172,6 @@ async def test_events_without_a_transaction_id_cause_reads(
 
 
 @pytest.mark.parametrize("seed", range(SEED_COUNT))
-@in_virtual_time
 async def test_the_ledger_map_is_right_in_the_end(seed: int) -> None:
     """Random writes, deletions and lost connections, ours and other nodes', in any order."""
     rng = random.Random(seed)

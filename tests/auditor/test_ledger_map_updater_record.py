@@ -14,7 +14,7 @@ from auditor.ledger_map_updater import (
 from auditor.records import read_leader_record
 from tests.auditor.auditing import leading
 from tests.auditor.scenes import with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
 
@@ -28,9 +28,7 @@ def unbuilt(cluster: Cluster) -> LedgerMapUpdater:
     )
 
 
-@in_virtual_time
-async def test_it_is_written_at_the_start_periodically_and_at_the_end() -> None:
-    cluster = await Cluster.start()
+async def test_it_is_written_at_the_start_periodically_and_at_the_end(cluster: Cluster) -> None:
     updater, told = unbuilt(cluster), list[LedgerMapRecord]()
 
     async def note(each: LedgerMapRecord) -> None:
@@ -48,7 +46,6 @@ async def test_it_is_written_at_the_start_periodically_and_at_the_end() -> None:
     assert (told[0].expected_count, told[0].session_id) == (1_000, 5)
 
 
-@in_virtual_time
 async def test_the_next_leader_overwrites_it() -> None:
     cluster = await with_ledgers((B1, B2), (B1, B2))
     for _ in range(2):
@@ -70,9 +67,7 @@ async def test_the_next_leader_overwrites_it() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"{}", b"[]", b'{"version": 1, "session_id": "x"}'], ids=repr
 )
-@in_virtual_time
-async def test_an_unreadable_record_counts_as_none(data: bytes) -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_record_counts_as_none(cluster: Cluster, data: bytes) -> None:
     assert await read_leader_record(cluster.store, PATHS, LedgerMapRecord) is None
 
     await cluster.store.create(PATHS.ledger_map, data, with_parents=True)

@@ -12,7 +12,7 @@ from ledgers.errors import UnavailableError
 from ledgers.store import Operation
 from tests.auditor.ledger_map_scenes import keeping, rescan, soon, store_of, with_ledgers
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import in_virtual_time, shut_out
+from tests.replication.cluster import shut_out
 from tests.replication.ledger_values import B1, B4
 from tests.replication.nodes import ROOT
 
@@ -25,7 +25,6 @@ LONG = 2**40
     why="the ledger is reported by id and counted, and every other ledger is known",
 )
 @pytest.mark.parametrize("data", [b"rubbish", b""], ids=["rubbish", "truncated"])
-@in_virtual_time
 async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_scan(data: bytes) -> None:
     """It is reported."""
     ledgers = await with_ledgers(10)
@@ -45,7 +44,6 @@ async def test_rule_s8_an_unreadable_ledger_does_not_stop_the_scan(data: bytes) 
     assert (told["count"], told["ledger_ids"]) == (2, [3, 8])
 
 
-@in_virtual_time
 async def test_znodes_that_are_no_ledgers_are_only_reported() -> None:
     ledgers = await with_ledgers(2)
     await ledgers.store.create(f"{ROOT}/00/0000/garbage")
@@ -59,7 +57,6 @@ async def test_znodes_that_are_no_ledgers_are_only_reported() -> None:
     assert told["paths"] == [f"{ROOT}/00/stray", f"{ROOT}/00/0000/garbage"]
 
 
-@in_virtual_time
 async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
     """The scan is repeated."""
     ledgers = await with_ledgers(5)
@@ -85,7 +82,6 @@ async def test_rule_s8_an_interrupted_scan_removes_nothing() -> None:
         assert len(updater.ledger_map) == 5
 
 
-@in_virtual_time
 async def test_rule_s8_an_unlisted_ledger_is_read_before_it_is_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,7 +106,6 @@ EACH_SERVER = pytest.mark.parametrize(
 
 
 @EACH_SERVER
-@in_virtual_time
 async def test_denied_access_makes_a_ledger_unreadable_like_any_other(
     is_stat_open: bool,
 ) -> None:
@@ -123,7 +118,6 @@ async def test_denied_access_makes_a_ledger_unreadable_like_any_other(
         assert updater.is_complete
 
 
-@in_virtual_time
 async def test_a_known_ledger_with_denied_access_is_kept_if_unchanged() -> None:
     """Its stat must be readable, and show that the ledger has not changed."""
     for is_stat_open, unreadable in ((True, set()), (False, {1})):
@@ -143,7 +137,6 @@ async def test_a_known_ledger_with_denied_access_is_kept_if_unchanged() -> None:
             assert list(updater.ledger_map.naming_any([B1])) == [0, 1, 2]
 
 
-@in_virtual_time
 async def test_a_ledger_deleted_while_access_is_denied_is_removed() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
@@ -155,7 +148,6 @@ async def test_a_ledger_deleted_while_access_is_denied_is_removed() -> None:
         assert updater.ledger_map.unreadable == set()
 
 
-@in_virtual_time
 async def test_rule_s8_a_directory_with_denied_access_is_not_empty() -> None:
     """The other directories are read."""
     ledgers = await with_ledgers(3)
@@ -189,7 +181,6 @@ async def test_rule_s8_a_directory_with_denied_access_is_not_empty() -> None:
         assert await soon(updater) == [0, 2, *others], "known ledgers are read one by one"
 
 
-@in_virtual_time
 async def test_denied_access_causes_no_repeated_reads_of_other_ledgers() -> None:
     ledgers = await with_ledgers(3)
     await ledgers.write(20_000)
@@ -208,7 +199,6 @@ async def test_denied_access_causes_no_repeated_reads_of_other_ledgers() -> None
 
 
 @EACH_SERVER
-@in_virtual_time
 async def test_a_ledger_is_read_when_access_is_granted(
     is_stat_open: bool,
 ) -> None:
@@ -230,7 +220,6 @@ async def test_a_ledger_is_read_when_access_is_granted(
         assert updater.take_touched() == {1}
 
 
-@in_virtual_time
 async def test_a_damaged_ledger_is_reported_once() -> None:
     """It may be read any number of times."""
     ledgers = await with_ledgers(3)
@@ -243,7 +232,6 @@ async def test_a_damaged_ledger_is_reported_once() -> None:
         assert updater.completed_count == 1
 
 
-@in_virtual_time
 async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers) as updater:
@@ -263,7 +251,6 @@ async def test_a_ledger_that_cannot_be_read_at_once_is_read_later() -> None:
         assert updater.take_touched() == {1}
 
 
-@in_virtual_time
 async def test_rule_s8_the_map_waits_for_a_lagging_server() -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:

@@ -23,7 +23,6 @@ from replication.orders import DrainOrder
 from replication.znodes import Mark
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
@@ -69,7 +68,6 @@ def test_of_very_many_losses_the_current_ones_are_kept() -> None:
     assert BookieId("old-0:3181") not in causes
 
 
-@in_virtual_time
 async def test_the_leader_records_when_a_loss_begins_and_ends() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(30)):
@@ -88,7 +86,6 @@ async def test_the_leader_records_when_a_loss_begins_and_ends() -> None:
         assert await read_losses(cluster.store, PATHS) == {B1: lost(gone_ms, back_ms)}
 
 
-@in_virtual_time
 async def test_a_new_leader_keeps_the_recorded_losses() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, "node-1"):
@@ -103,7 +100,6 @@ async def test_a_new_leader_keeps_the_recorded_losses() -> None:
     assert await read_losses(cluster.store, PATHS) == noted
 
 
-@in_virtual_time
 async def test_a_reformatted_bookie_is_a_loss_of_another_kind() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(3600)):
@@ -117,7 +113,6 @@ async def test_a_reformatted_bookie_is_a_loss_of_another_kind() -> None:
     assert {b: cause.kind for b, cause in causes.items()} == {B1: LossKind.REFORMATTED}
 
 
-@in_virtual_time
 async def test_bookies_seen_for_the_first_time_are_no_loss() -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster):

@@ -31,7 +31,7 @@ from replication.transactions import BATCH_BYTES_MAX
 from replication.znodes import Mark
 from tests.auditor.auditing import leading
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, fault_once, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.watched import settle
@@ -48,9 +48,7 @@ async def mark_of(cluster: Cluster, ledger_id: int = LEDGER) -> Mark:
     return znodes.parse_mark(data)
 
 
-@in_virtual_time
-async def test_a_new_mark_names_the_lost_bookies_and_the_time() -> None:
-    cluster = await Cluster.start()
+async def test_a_new_mark_names_the_lost_bookies_and_the_time(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         count = await leader.marker.mark_all([underreplicated(LEDGER, B1, B2)])
 
@@ -61,7 +59,6 @@ async def test_a_new_mark_names_the_lost_bookies_and_the_time() -> None:
     assert stat.ephemeral_owner == 0
 
 
-@in_virtual_time
 async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(marker, "MARKS_PER_MULTI", 1)
     cluster = await Cluster.start()
@@ -77,9 +74,7 @@ async def test_marks_are_made_in_the_order_given(monkeypatch: pytest.MonkeyPatch
     assert czxids == sorted(set(czxids))
 
 
-@in_virtual_time
-async def test_thousands_of_marks_cost_few_requests() -> None:
-    cluster = await Cluster.start()
+async def test_thousands_of_marks_cost_few_requests(cluster: Cluster) -> None:
     async with leading(cluster) as leader:
         await settle()
         before = leader.store.request_count
@@ -93,9 +88,7 @@ async def test_thousands_of_marks_cost_few_requests() -> None:
     assert len(await cluster.marked()) == count
 
 
-@in_virtual_time
-async def test_rule_s14_large_marks_stay_within_the_bound_in_bytes() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s14_large_marks_stay_within_the_bound_in_bytes(cluster: Cluster) -> None:
     many = tuple(BookieId(f"a-bookie-with-a-name-of-its-own-{i}:3181") for i in range(1_000))
     largest = 0
 
@@ -111,9 +104,7 @@ async def test_rule_s14_large_marks_stay_within_the_bound_in_bytes() -> None:
     assert 0 < largest <= BATCH_BYTES_MAX
 
 
-@in_virtual_time
-async def test_existing_marks_cost_one_request_each() -> None:
-    cluster = await Cluster.start()
+async def test_existing_marks_cost_one_request_each(cluster: Cluster) -> None:
     ledgers = [underreplicated(i) for i in range(20 * MARKS_PER_MULTI)]
     async with leading(cluster) as leader:
         await leader.marker.mark_all(ledgers)
@@ -124,10 +115,8 @@ async def test_existing_marks_cost_one_request_each() -> None:
         assert leader.store.request_count - before <= len(ledgers) + MULTIS_AT_ONCE
 
 
-@in_virtual_time
-async def test_denied_access_to_a_mark_does_not_stop_the_others() -> None:
+async def test_denied_access_to_a_mark_does_not_stop_the_others(cluster: Cluster) -> None:
     """It is reported."""
-    cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=1)
     async with leading(cluster) as leader:
         shut_out(leader.store, PATHS.mark(1))
@@ -140,7 +129,6 @@ async def test_denied_access_to_a_mark_does_not_stop_the_others() -> None:
 
 
 @pytest.mark.parametrize("shut", ["mark", "directory", "group"])
-@in_virtual_time
 async def test_a_mark_that_cannot_be_written_does_not_stop_the_others(shut: str) -> None:
     cluster = await Cluster.start()
     absent = 70_000  # in a group of directories of its own
@@ -177,9 +165,7 @@ def forbid_writing(store: MemoryStore, path: str) -> None:
     verdict="same",
 )
 @pytest.mark.compat("G27", verdict="better", why="the mark keeps its first time")
-@in_virtual_time
-async def test_an_existing_mark_is_extended_and_keeps_its_first_time() -> None:
-    cluster = await Cluster.start()
+async def test_an_existing_mark_is_extended_and_keeps_its_first_time(cluster: Cluster) -> None:
     await cluster.mark(B2, ctime_ms=5)
     async with leading(cluster) as leader:
         assert await leader.marker.mark_all([underreplicated(LEDGER, B1, B2, B3)]) == 1
@@ -188,9 +174,7 @@ async def test_an_existing_mark_is_extended_and_keeps_its_first_time() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.test2reportSame", verdict="same")
-@in_virtual_time
-async def test_a_mark_that_names_all_bookies_is_not_written() -> None:
-    cluster = await Cluster.start()
+async def test_a_mark_that_names_all_bookies_is_not_written(cluster: Cluster) -> None:
     await cluster.mark(B1, B2)
     async with leading(cluster) as leader:
         assert await leader.marker.mark_all([underreplicated(LEDGER, B2)]) == 0
@@ -212,9 +196,7 @@ async def test_a_mark_that_names_all_bookies_is_not_written() -> None:
         ),
     ],
 )
-@in_virtual_time
-async def test_an_unreadable_mark_is_replaced(data: bytes, after: Mark) -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_mark_is_replaced(cluster: Cluster, data: bytes, after: Mark) -> None:
     await cluster.store.create(MARK, data, with_parents=True)
     async with leading(cluster) as leader:
         assert await leader.marker.mark_all([underreplicated(LEDGER, B1)]) == 1
@@ -224,9 +206,7 @@ async def test_an_unreadable_mark_is_replaced(data: bytes, after: Mark) -> None:
     assert mark.ctime_ms == cluster.clock.wall_ms()
 
 
-@in_virtual_time
-async def test_an_empty_directory_left_behind_gets_its_mark() -> None:
-    cluster = await Cluster.start()
+async def test_an_empty_directory_left_behind_gets_its_mark(cluster: Cluster) -> None:
     await cluster.store.create(MARK.rpartition("/")[0], with_parents=True)
     async with leading(cluster) as leader:
         assert await leader.marker.mark_all([underreplicated(LEDGER)]) == 1
@@ -254,9 +234,7 @@ def before_write(
     "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
     verdict="same",
 )
-@in_virtual_time
-async def test_parents_that_java_deletes_meanwhile_are_created_again() -> None:
-    cluster = await Cluster.start()
+async def test_parents_that_java_deletes_meanwhile_are_created_again(cluster: Cluster) -> None:
     directory = MARK.rpartition("/")[0]
     await cluster.store.create(directory.rpartition("/")[0], with_parents=True)
     async with leading(cluster) as leader:
@@ -268,12 +246,11 @@ async def test_parents_that_java_deletes_meanwhile_are_created_again() -> None:
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
 async def test_parents_that_disappear_are_created_mark_by_mark(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They disappear while they are created."""
-    cluster = await Cluster.start()
     async with leading(cluster) as leader:
         ensure, count = leader.marker._ensure, 0
 
@@ -301,11 +278,10 @@ async def test_parents_that_disappear_are_created_mark_by_mark(
         pytest.param(Delete(path=MARK), id="deleted"),
     ],
 )
-@in_virtual_time
 async def test_a_mark_changed_while_it_is_extended_is_read_again(
+    cluster: Cluster,
     change: Operation,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.mark(B2, ctime_ms=5)
     async with leading(cluster) as leader:
         before_write(cluster, leader.store, change, kind=SetData)
@@ -319,7 +295,6 @@ async def test_a_mark_changed_while_it_is_extended_is_read_again(
 
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("kind", [Create, SetData])
-@in_virtual_time
 async def test_after_a_lost_reply_the_mark_exists_once(fault: Fault, kind: type[Operation]) -> None:
     cluster = await Cluster.start()
     if kind is SetData:
@@ -331,10 +306,8 @@ async def test_after_a_lost_reply_the_mark_exists_once(fault: Fault, kind: type[
     assert (await mark_of(cluster)).replicas.count(B1) == 1
 
 
-@in_virtual_time
-async def test_a_mark_that_never_stops_changing_is_an_error() -> None:
+async def test_a_mark_that_never_stops_changing_is_an_error(cluster: Cluster) -> None:
     """A later audit may succeed."""
-    cluster = await Cluster.start()
     await cluster.mark(B2)
     async with leading(cluster) as leader:
 
@@ -355,11 +328,9 @@ async def test_a_mark_that_never_stops_changing_is_an_error() -> None:
         pytest.param(False, SessionLostError, id="its session is not proven"),
     ],
 )
-@in_virtual_time
 async def test_rule_s9_a_former_leader_writes_nothing(
-    is_vote: bool, error: type[Exception]
+    cluster: Cluster, is_vote: bool, error: type[Exception]
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.mark(B2, ledger_id=1)
     async with leading(cluster) as leader:
         gone = leader.leadership.vote_path if is_vote else leader.membership.path

@@ -10,7 +10,7 @@ from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from tests.auditor.auditing import auditing
 from tests.auditor.scenes import marked_soon, with_ledgers
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS
 
@@ -30,7 +30,6 @@ async def move_copy(cluster: Cluster) -> None:
     await cluster.manager.write(0, moved, read_as=versioned)
 
 
-@in_virtual_time
 async def test_a_mark_deleted_while_its_bookie_is_lost_is_restored() -> None:
     """A worker that saw the bookie return deleted the mark; the bookie disappeared again."""
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
@@ -48,7 +47,6 @@ async def test_a_mark_deleted_while_its_bookie_is_lost_is_restored() -> None:
     assert [each["first"] for each in logs if each["event"] == "marks.disappeared"] == [[1]]
 
 
-@in_virtual_time
 async def test_a_repaired_ledger_is_not_marked_again() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -64,7 +62,6 @@ async def test_a_repaired_ledger_is_not_marked_again() -> None:
         assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_a_repair_that_the_ledger_map_did_not_read_yet_is_no_missing_mark() -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -79,7 +76,6 @@ async def test_a_repair_that_the_ledger_map_did_not_read_yet_is_no_missing_mark(
 
 
 @pytest.mark.parametrize("returned", [B1, B2])
-@in_virtual_time
 async def test_a_mark_that_named_a_returned_bookie_too_is_restored_by_the_next_audit(
     returned: BookieId,
 ) -> None:
@@ -97,7 +93,6 @@ async def test_a_mark_that_named_a_returned_bookie_too_is_restored_by_the_next_a
         assert await marked_soon(cluster) == [0, 1]
 
 
-@in_virtual_time
 async def test_a_failed_listing_is_made_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_ledgers((B1, B2))
     await cluster.kill(B1)
@@ -113,7 +108,6 @@ async def test_a_failed_listing_is_made_up_for(monkeypatch: pytest.MonkeyPatch) 
         assert await cluster.marked() == [0]
 
 
-@in_virtual_time
 async def test_nothing_is_listed_while_no_bookie_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_ledgers((B1, B2))
 

@@ -26,7 +26,7 @@ from tests.auditor.auditing import auditing
 from tests.auditor.scenes import SOON_S, delayed, replicas, set_delay, with_ledgers
 from tests.auditor.test_auditor_maintenance import maintain
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.test_preview import touching_nothing
@@ -226,7 +226,6 @@ def scenes(table: Sequence[Scene]) -> pytest.MarkDecorator:
 
 
 @scenes(SCENES)
-@in_virtual_time
 async def test_an_observer_decides_what_a_leader_would_decide(scene: Scene) -> None:
     observed, led = await ring(), await ring()
 
@@ -243,7 +242,6 @@ async def test_an_observer_decides_what_a_leader_would_decide(scene: Scene) -> N
 
 
 @scenes(BEFORE_THE_START)
-@in_virtual_time
 async def test_an_observer_that_starts_late_decides_like_a_new_leader(scene: Scene) -> None:
     observed, led = await ring(), await ring()
     await scene(observed)
@@ -278,7 +276,6 @@ async def assert_same_decisions(seen: Observation, observed: Cluster, led: Clust
         assert seen.hold.is_by_operator == hold.is_by_operator
 
 
-@in_virtual_time
 async def test_nothing_is_left_to_mark_after_a_leader_has_marked() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
@@ -295,7 +292,6 @@ async def test_nothing_is_left_to_mark_after_a_leader_has_marked() -> None:
     assert (seen.difference.agreed_count, seen.difference.surplus) == (3, ())
 
 
-@in_virtual_time
 async def test_reformatted_bookies_that_a_leader_recorded_are_skipped() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
@@ -314,7 +310,6 @@ async def test_reformatted_bookies_that_a_leader_recorded_are_skipped() -> None:
 # --- A look ---------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_ledgers_are_ordered_and_counted_by_copies_left() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
@@ -327,7 +322,6 @@ async def test_ledgers_are_ordered_and_counted_by_copies_left() -> None:
     assert seen.difference.unmarked == tuple(each.ledger_id for each in seen.would_mark)
 
 
-@in_virtual_time
 async def test_an_absence_counts_from_the_first_look() -> None:
     """The znode decides the delay."""
     cluster = await ring()
@@ -352,7 +346,6 @@ async def test_an_absence_counts_from_the_first_look() -> None:
         ]
 
 
-@in_virtual_time
 async def test_an_operator_can_ask_to_treat_absent_bookies_as_lost() -> None:
     cluster = await ring()
     await set_delay(cluster, 100)
@@ -365,7 +358,6 @@ async def test_an_operator_can_ask_to_treat_absent_bookies_as_lost() -> None:
         assert len((await look(cluster, observer)).would_mark) == 2
 
 
-@in_virtual_time
 async def test_absent_bookies_get_time_to_return_after_its_own_outage() -> None:
     cluster = await ring()
     outages = Outages(cluster.clock, return_s=60)
@@ -382,7 +374,6 @@ async def test_absent_bookies_get_time_to_return_after_its_own_outage() -> None:
         assert len((await look(cluster, observer)).would_mark) == 2
 
 
-@in_virtual_time
 async def test_it_continues_the_absences_that_a_leader_recorded() -> None:
     cluster = await ring()
     await set_delay(cluster, 100)
@@ -395,7 +386,6 @@ async def test_it_continues_the_absences_that_a_leader_recorded() -> None:
     assert 25 <= absent.left_s <= 30
 
 
-@in_virtual_time
 async def test_a_safety_hold_would_last_until_bookies_are_back() -> None:
     """Enough of them, for long enough."""
     cluster = await ring()
@@ -418,7 +408,6 @@ async def test_a_safety_hold_would_last_until_bookies_are_back() -> None:
         assert {each.lost for each in seen.would_mark} == {(B5,)}
 
 
-@in_virtual_time
 async def test_losses_marked_long_ago_cause_no_safety_hold() -> None:
     cluster = await ring()
     long_ago_ms = cluster.clock.wall_ms() - 3_600_000
@@ -439,7 +428,6 @@ async def test_losses_marked_long_ago_cause_no_safety_hold() -> None:
     assert len(seen.would_mark) == 6
 
 
-@in_virtual_time
 async def test_an_operators_order_overrides_our_own_hold() -> None:
     cluster = await ring()
     async with observing(cluster) as observer:
@@ -458,7 +446,6 @@ async def test_an_operators_order_overrides_our_own_hold() -> None:
     assert not seen.would_mark
 
 
-@in_virtual_time
 async def test_changes_of_another_auditors_marks_are_followed() -> None:
     """Marks appear, grow and disappear."""
     cluster = await ring()
@@ -480,7 +467,6 @@ async def test_changes_of_another_auditors_marks_are_followed() -> None:
     assert (seen.difference.surplus, seen.marked_count) == ((), 1)
 
 
-@in_virtual_time
 async def test_our_own_queue_is_counted_separately() -> None:
     """Without ledgers that are in the shared queue too."""
     cluster = await ring()
@@ -507,7 +493,6 @@ async def test_our_own_queue_is_counted_separately() -> None:
     assert (seen.private.damaged, seen.private.others) == ((6,), (5,))
 
 
-@in_virtual_time
 async def test_an_unreadable_ledger_is_reported_and_others_are_judged() -> None:
     cluster = await ring()
     await cluster.store.set(cluster.manager.path(0), b"no metadata", version=-1)

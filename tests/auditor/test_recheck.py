@@ -13,7 +13,7 @@ from ledgers.errors import NoAnswerError
 from replication.recent_copies import CopiesToRead, CopyRecord
 from tests.auditor.rechecking import recheck_of
 from tests.memory.bookies import NO_FAULT, Fault
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 
@@ -53,7 +53,6 @@ async def repaired(cluster: Cluster) -> None:
     assert await cluster.ensembles() == [(B1, B4, B3)]
 
 
-@in_virtual_time
 async def test_a_copy_removed_by_a_late_index_deletion_is_made_again() -> None:
     cluster = await lost_b2_with_one_spare()
     cluster.bookie(B4).collect_late(LEDGER)
@@ -68,7 +67,6 @@ async def test_a_copy_removed_by_a_late_index_deletion_is_made_again() -> None:
         assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
-@in_virtual_time
 async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
     cluster = await lost_b2_with_one_spare()
     async with cluster.node() as node:
@@ -86,7 +84,6 @@ async def test_a_missing_copy_is_reported_with_its_bookie() -> None:
     assert await cluster.marked() + await cluster.marked(PATHS.private) == [LEDGER]
 
 
-@in_virtual_time
 async def test_intact_copies_leave_nothing_behind() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
@@ -99,7 +96,6 @@ async def test_intact_copies_leave_nothing_behind() -> None:
         assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
-@in_virtual_time
 async def test_copies_are_not_read_before_their_time() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
@@ -118,7 +114,6 @@ async def test_copies_are_not_read_before_their_time() -> None:
         assert [set(transfer.reads) for transfer in read] == [{B4}]
 
 
-@in_virtual_time
 async def test_another_node_adopts_the_records_of_a_dead_one() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster, "node-1"):
@@ -132,7 +127,6 @@ async def test_another_node_adopts_the_records_of_a_dead_one() -> None:
     assert await records(cluster) == []
 
 
-@in_virtual_time
 async def test_only_one_node_adopts_a_record() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster, "node-1"):
@@ -150,7 +144,6 @@ async def test_only_one_node_adopts_a_record() -> None:
     assert len(read) == 1
 
 
-@in_virtual_time
 async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
@@ -167,7 +160,6 @@ async def test_a_target_that_does_not_answer_is_asked_again_later() -> None:
         assert await cluster.marked() == await cluster.marked(PATHS.private) == []
 
 
-@in_virtual_time
 async def test_a_slow_target_does_not_delay_the_reads_of_others() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     record, slow_ids = CopyRecord(), range(0, 200, 20)
@@ -195,7 +187,6 @@ async def test_a_slow_target_does_not_delay_the_reads_of_others() -> None:
         running.cancel()
 
 
-@in_virtual_time
 async def test_an_absent_target_is_asked_when_it_returns() -> None:
     """Its absence is shorter than the recovery delay."""
     cluster = await lost_b2_with_one_spare()
@@ -212,7 +203,6 @@ async def test_an_absent_target_is_asked_when_it_returns() -> None:
         await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_copy_that_metadata_no_longer_names_is_not_read() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
@@ -228,7 +218,6 @@ async def test_a_copy_that_metadata_no_longer_names_is_not_read() -> None:
         assert await records(cluster) == []
 
 
-@in_virtual_time
 async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
     cluster = await lost_b2_with_one_spare()
     async with rechecking_node(cluster):
@@ -244,7 +233,6 @@ async def test_nothing_is_marked_while_auto_recovery_is_disabled() -> None:
         await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_an_unreadable_record_stays_and_stops_nothing() -> None:
     cluster = await lost_b2_with_one_spare()
     path = f"{PATHS.recent_copies}/of-a-later-release.0"

@@ -17,7 +17,7 @@ from replication.orders import HoldOrder, Orders, OrderStore, hold_znode
 from replication.records import Stored
 from tests.auditor.auditing import Leader, leading
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
@@ -55,9 +55,7 @@ async def current_hold(cluster: Cluster) -> Stored[HoldOrder] | None:
     return await OrderStore(cluster.store, PATHS).stored(HOLD_ZNODE)
 
 
-@in_virtual_time
-async def test_a_hold_that_the_view_does_not_show_is_not_written_twice() -> None:
-    cluster = await Cluster.start()
+async def test_a_hold_that_the_view_does_not_show_is_not_written_twice(cluster: Cluster) -> None:
     async with updating(cluster) as (leader, holds):
         assert await update(leader, holds, *FAILED)
         assert await update(leader, holds, *FAILED)
@@ -67,9 +65,7 @@ async def test_a_hold_that_the_view_does_not_show_is_not_written_twice() -> None
         assert found.version == 0
 
 
-@in_virtual_time
-async def test_a_release_that_the_view_does_not_show_is_obeyed() -> None:
-    cluster = await Cluster.start()
+async def test_a_release_that_the_view_does_not_show_is_obeyed(cluster: Cluster) -> None:
     held = HoldOrder(since_ms=cluster.clock.wall_ms(), bookies=FAILED)
     released = replace(held, is_released=True)
     await OrderStore(cluster.store, PATHS).give(HOLD_ZNODE, released, over=None)
@@ -82,9 +78,7 @@ async def test_a_release_that_the_view_does_not_show_is_obeyed() -> None:
     assert found.value == released
 
 
-@in_virtual_time
-async def test_an_operators_earlier_order_wins() -> None:
-    cluster = await Cluster.start()
+async def test_an_operators_earlier_order_wins(cluster: Cluster) -> None:
     order_store = OrderStore(cluster.store, PATHS)
     by_operator = HoldOrder(since_ms=1, reason="new switch", is_by_operator=True)
     async with updating(cluster) as (leader, holds):
@@ -104,9 +98,7 @@ async def test_an_operators_earlier_order_wins() -> None:
     assert found.value == by_operator
 
 
-@in_virtual_time
-async def test_an_unreadable_order_counts_as_a_hold_and_stays() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_order_counts_as_a_hold_and_stays(cluster: Cluster) -> None:
     await cluster.store.create(HOLD_ZNODE.path, b'{"version": 2}')
     async with updating(cluster) as (leader, holds):
         seen = (await OrderStore(leader.store, PATHS).read()).hold
@@ -116,9 +108,7 @@ async def test_an_unreadable_order_counts_as_a_hold_and_stays() -> None:
     assert (await cluster.store.get(HOLD_ZNODE.path))[0] == b'{"version": 2}'
 
 
-@in_virtual_time
-async def test_nothing_is_decided_while_zookeeper_does_not_answer() -> None:
-    cluster = await Cluster.start()
+async def test_nothing_is_decided_while_zookeeper_does_not_answer(cluster: Cluster) -> None:
     async with updating(cluster) as (leader, holds):
 
         def unresponsive(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
@@ -132,9 +122,7 @@ async def test_nothing_is_decided_while_zookeeper_does_not_answer() -> None:
         assert await update(leader, holds, *FAILED), "the next try does it"
 
 
-@in_virtual_time
-async def test_a_hold_is_written_although_the_directory_was_deleted() -> None:
-    cluster = await Cluster.start()
+async def test_a_hold_is_written_although_the_directory_was_deleted(cluster: Cluster) -> None:
     async with updating(cluster) as (leader, holds):
         await cluster.store.delete(PATHS.orders)
 
@@ -143,9 +131,7 @@ async def test_a_hold_is_written_although_the_directory_was_deleted() -> None:
     assert await current_hold(cluster) is not None
 
 
-@in_virtual_time
-async def test_rule_s9_a_former_leader_orders_no_hold() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s9_a_former_leader_orders_no_hold(cluster: Cluster) -> None:
     async with updating(cluster) as (leader, holds):
         await cluster.store.delete(leader.leadership.vote_path)
 
@@ -155,9 +141,7 @@ async def test_rule_s9_a_former_leader_orders_no_hold() -> None:
     assert await current_hold(cluster) is None
 
 
-@in_virtual_time
-async def test_settings_that_are_applied_decide_from_then_on() -> None:
-    cluster = await Cluster.start()
+async def test_settings_that_are_applied_decide_from_then_on(cluster: Cluster) -> None:
     async with updating(cluster) as (leader, holds):
         holds.apply(HoldSettings(bookies_min=100))
         assert not await update(leader, holds, *FAILED[:2])

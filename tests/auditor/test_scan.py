@@ -10,7 +10,7 @@ from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import Operation
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 
@@ -18,9 +18,7 @@ async def scanned(cluster: Cluster, lost: Collection[BookieId]) -> Scan:
     return await scan_ledgers(cluster.manager, lost=lost)
 
 
-@in_virtual_time
-async def test_all_ledgers_that_name_a_lost_bookie_are_found() -> None:
-    cluster = await Cluster.start()
+async def test_all_ledgers_that_name_a_lost_bookie_are_found(cluster: Cluster) -> None:
     for ledger_id in range(30):
         members = (B1, B2, B3) if ledger_id % 3 else (B1, B4, B3)
         await cluster.write_ledger(members, ledger_id=ledger_id, last=-1)
@@ -33,7 +31,6 @@ async def test_all_ledgers_that_name_a_lost_bookie_are_found() -> None:
     assert found.unreadable == []
 
 
-@in_virtual_time
 async def test_more_ledgers_than_are_read_at_once_are_all_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -45,10 +42,8 @@ async def test_more_ledgers_than_are_read_at_once_are_all_read(
     assert len((await scanned(cluster, {B1})).underreplicated) == 10
 
 
-@in_virtual_time
-async def test_rule_s8_an_unreadable_ledger_is_reported() -> None:
+async def test_rule_s8_an_unreadable_ledger_is_reported(cluster: Cluster) -> None:
     """All others are judged."""
-    cluster = await Cluster.start()
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
     for ledger_id in (3, 8):
@@ -61,10 +56,8 @@ async def test_rule_s8_an_unreadable_ledger_is_reported() -> None:
     assert found.ledger_count == 10
 
 
-@in_virtual_time
-async def test_a_ledger_with_denied_access_may_name_any_bookie() -> None:
+async def test_a_ledger_with_denied_access_may_name_any_bookie(cluster: Cluster) -> None:
     """It is reported."""
-    cluster = await Cluster.start()
     for ledger_id in range(3):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
     shut_out(cluster.store, cluster.manager.path(1))
@@ -77,9 +70,7 @@ async def test_a_ledger_with_denied_access_may_name_any_bookie() -> None:
     assert named == {B3: [1]}
 
 
-@in_virtual_time
-async def test_a_ledger_deleted_during_the_scan_is_no_failure() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_deleted_during_the_scan_is_no_failure(cluster: Cluster) -> None:
     for ledger_id in range(5):
         await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=-1)
     listing = cluster.manager.ledger_ids
@@ -97,9 +88,7 @@ async def test_a_ledger_deleted_during_the_scan_is_no_failure() -> None:
     assert found.ledger_count == 4
 
 
-@in_virtual_time
-async def test_rule_s8_an_interrupted_listing_fails_the_scan() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s8_an_interrupted_listing_fails_the_scan(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), last=-1)
 
     def lose_all(store: MemoryStore, operations: Sequence[Operation]) -> Fault:
@@ -111,8 +100,6 @@ async def test_rule_s8_an_interrupted_listing_fails_the_scan() -> None:
         await scanned(cluster, {B1})
 
 
-@in_virtual_time
-async def test_a_cluster_without_ledgers_is_scanned_in_no_time() -> None:
-    cluster = await Cluster.start()
+async def test_a_cluster_without_ledgers_is_scanned_in_no_time(cluster: Cluster) -> None:
 
     assert await scanned(cluster, {B1}) == Scan()

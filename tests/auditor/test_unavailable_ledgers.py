@@ -16,7 +16,6 @@ from auditor.ledger_map import LedgerMap, MappedLedger
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
 from ledgers.store import Stat
 from tests.auditor.ledger_map_scenes import SOON_S, closed, keeping, with_ledgers
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4
 
 A, B, C, D = B1, B2, B3, B4
@@ -109,7 +108,6 @@ def test_a_ledger_is_unavailable_if_a_whole_write_set_is_absent(
     assert has_unavailable_entry(mapped, frozenset(away)) is is_so
 
 
-@in_virtual_time
 async def test_they_are_counted_at_once_when_a_bookie_disappears() -> None:
     ledgers = await with_ledgers(0)
     for ledger_id, bookies in enumerate([(A, B), (A, B), (A, C), (C, D)]):
@@ -131,7 +129,6 @@ async def test_they_are_counted_at_once_when_a_bookie_disappears() -> None:
     assert told == [0, 2, 3, 1, 0]
 
 
-@in_virtual_time
 async def test_changed_ledgers_are_counted_after_a_while() -> None:
     ledgers = await with_ledgers(0)
     away = frozenset([A, B])
@@ -148,7 +145,6 @@ async def test_changed_ledgers_are_counted_after_a_while() -> None:
         counting.cancel()
 
 
-@in_virtual_time
 async def test_a_bookie_that_disappears_during_a_count_is_included() -> None:
     ledgers = await with_ledgers(0)
     for ledger_id in range(3):
@@ -171,7 +167,6 @@ def count_of(counter: UnavailableLedgerCounter, away: Collection[BookieId]) -> i
     return None if found is None else found.count
 
 
-@in_virtual_time
 async def test_some_are_named_with_the_bookies_that_restore_them() -> None:
     ledgers = await with_ledgers(0)
     of_two_segments = ledger((0, (A, B)), (3, (C, D)), write_quorum=2, last=9)
@@ -193,7 +188,6 @@ async def test_some_are_named_with_the_bookies_that_restore_them() -> None:
     ]
 
 
-@in_virtual_time
 async def test_of_very_many_the_first_are_named() -> None:
     ledgers = await with_ledgers(0)
     for ledger_id in range(IDS_KEPT_MAX + 5):

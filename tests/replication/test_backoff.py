@@ -10,7 +10,7 @@ from replication.backoff import JITTER, REMEMBERED_S, Deferral, retry_wait_s
 from replication.ledger_record import ClusterFingerprint
 from replication.reasons import Reason
 from replication.settings import ReplicationSettings
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.nodes import LEDGER
 
 SEED = 20
@@ -119,9 +119,7 @@ def test_tries_that_failed_for_the_same_reason_are_counted(
     why="all nodes follow one note per ledger; success, a new bookie or a changed order resets "
     "the backoff",
 )
-@in_virtual_time
-async def test_success_resets_the_count() -> None:
-    cluster = await Cluster.start()
+async def test_success_resets_the_count(cluster: Cluster) -> None:
     async with cluster.node() as node:
         waiting = node.worker.waiting
         waiting.pause(LEDGER, 100.0)
@@ -134,7 +132,6 @@ async def test_success_resets_the_count() -> None:
 
 
 @pytest.mark.parametrize(("after_s", "is_kept"), [(REMEMBERED_S - 1, True), (REMEMBERED_S, False)])
-@in_virtual_time
 async def test_ledgers_due_long_ago_are_forgotten(after_s: float, is_kept: bool) -> None:
     cluster = await Cluster.start()
     async with cluster.node() as node:

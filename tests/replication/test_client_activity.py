@@ -11,7 +11,7 @@ from replication.client_activity import (
     ClientActivity,
     read_activity,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS
 
@@ -47,9 +47,7 @@ def test_a_record_is_read_as_it_was_written() -> None:
     assert ClientActivity.parse(SAID.to_json()) == SAID
 
 
-@in_virtual_time
-async def test_an_old_record_does_not_count() -> None:
-    cluster = await Cluster.start()
+async def test_an_old_record_does_not_count(cluster: Cluster) -> None:
     await write_activity(cluster)
     now_ms = cluster.clock.wall_ms()
 
@@ -58,9 +56,7 @@ async def test_an_old_record_does_not_count() -> None:
     assert await read_activity(cluster.store, PATHS, now_ms=late_ms) is None
 
 
-@in_virtual_time
-async def test_a_record_is_known_at_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_record_is_known_at_once(cluster: Cluster) -> None:
     async with following(cluster) as source:
         await asyncio.sleep(SOON_S)
         assert source.current is None
@@ -72,9 +68,7 @@ async def test_a_record_is_known_at_once() -> None:
         assert source.current == SAID
 
 
-@in_virtual_time
-async def test_nothing_is_known_after_the_last_record_is_old() -> None:
-    cluster = await Cluster.start()
+async def test_nothing_is_known_after_the_last_record_is_old(cluster: Cluster) -> None:
     async with following(cluster) as source:
         await write_activity(cluster)
         await asyncio.sleep(STALE_AFTER_S - 1)
@@ -88,9 +82,7 @@ async def test_nothing_is_known_after_the_last_record_is_old() -> None:
         assert source.current is None
 
 
-@in_virtual_time
-async def test_an_unreadable_record_counts_as_none() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_record_counts_as_none(cluster: Cluster) -> None:
     async with following(cluster) as source:
         await write_activity(cluster)
         await asyncio.sleep(SOON_S)

@@ -17,7 +17,7 @@ from replication.cluster import IsolationGroups, ViewSource, bookies_within
 from replication.reasons import Exclusion, Reason
 from replication.repair import OutcomeKind
 from replication.targets import TargetSelector
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, ROOT
 from tests.replication.repairs import blocked_by
@@ -114,7 +114,6 @@ async def isolated(groups: Mapping[str, tuple[BookieId, ...]] = GROUPS) -> Clust
 
 
 @pytest.mark.parametrize(("may_leave", "is_bound"), [(False, True), (True, False)])
-@in_virtual_time
 async def test_a_setting_allows_copies_outside_the_groups(may_leave: bool, is_bound: bool) -> None:
     """It counts when no bookie of the groups is left."""
     cluster = await isolated()
@@ -126,7 +125,6 @@ async def test_a_setting_allows_copies_outside_the_groups(may_leave: bool, is_bo
     assert (allowed is not None) is is_bound
 
 
-@in_virtual_time
 async def test_unreadable_groups_leave_the_last_ones_in_force() -> None:
     cluster = await isolated()
     groups = IsolationGroups(cluster.store, cluster.clock)
@@ -141,7 +139,6 @@ async def test_unreadable_groups_leave_the_last_ones_in_force() -> None:
     assert groups.allowed(metadata(PRIMARY_A), {B1, B5}) == frozenset({B1, B2, B3, B4})
 
 
-@in_virtual_time
 async def test_denied_access_to_the_groups_does_not_end_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -164,7 +161,6 @@ async def test_denied_access_to_the_groups_does_not_end_the_session(
 
 
 @pytest.mark.parametrize("seed", range(5))
-@in_virtual_time
 async def test_copies_stay_in_the_primary_group(seed: int) -> None:
     cluster = await isolated()
     cluster.seed = seed
@@ -179,7 +175,6 @@ async def test_copies_stay_in_the_primary_group(seed: int) -> None:
     assert await cluster.ensembles() == [(B1, B4, B3)]
 
 
-@in_virtual_time
 async def test_without_the_primary_group_copies_use_the_secondary() -> None:
     cluster = await isolated()
     await cluster.write_ledger((B1, B2, B3), custom=A_THEN_B)
@@ -193,7 +188,6 @@ async def test_without_the_primary_group_copies_use_the_secondary() -> None:
     assert await cluster.ensembles() == [(B1, B5, B3)]
 
 
-@in_virtual_time
 async def test_without_any_bookie_of_the_groups_the_ledger_waits() -> None:
     """The reason is noted."""
     cluster = await isolated()
@@ -210,7 +204,6 @@ async def test_without_any_bookie_of_the_groups_the_ledger_waits() -> None:
     assert await cluster.ensembles() == [(B1, B2, B3)]
 
 
-@in_virtual_time
 async def test_a_member_outside_the_groups_gets_its_missing_entries() -> None:
     cluster = await isolated()
     await cluster.write_ledger((B1, B2, B6), custom=PRIMARY_A)
@@ -223,7 +216,6 @@ async def test_a_member_outside_the_groups_gets_its_missing_entries() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_replacements_in_a_recovery_are_of_the_groups() -> None:
     cluster = await isolated()
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
@@ -239,7 +231,6 @@ async def test_replacements_in_a_recovery_are_of_the_groups() -> None:
     assert {each.bookie for each in found} == {B1, B2, B3, B4}
 
 
-@in_virtual_time
 async def test_a_recovered_ledger_stays_in_the_groups() -> None:
     cluster = await isolated()
     await cluster.write_ledger(

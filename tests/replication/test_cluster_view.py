@@ -22,15 +22,13 @@ from replication.orders import (
     limits_znode,
     maintenance_znode,
 )
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, BOOKIES
 from tests.replication.nodes import PATHS, ROOT
 from tests.replication.watched import settle
 
 
-@in_virtual_time
-async def test_a_change_is_seen_and_wakes_waiting_callers() -> None:
-    cluster = await Cluster.start()
+async def test_a_change_is_seen_and_wakes_waiting_callers(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await settle()
         before = node.views.current
@@ -43,10 +41,8 @@ async def test_a_change_is_seen_and_wakes_waiting_callers() -> None:
         assert B2 in before.available, "a view never changes"
 
 
-@in_virtual_time
-async def test_a_deleted_cookie_is_seen_and_rereads_no_bookie() -> None:
+async def test_a_deleted_cookie_is_seen_and_rereads_no_bookie(cluster: Cluster) -> None:
     """A decommission changes nothing else."""
-    cluster = await Cluster.start()
     await cluster.unregister(B2)
     async with cluster.node() as node:
         await settle()
@@ -60,9 +56,7 @@ async def test_a_deleted_cookie_is_seen_and_rereads_no_bookie() -> None:
         assert node.store.request_count - before == 1 + len(node.views.current.cookies)
 
 
-@in_virtual_time
-async def test_reading_the_same_list_again_is_no_change() -> None:
-    cluster = await Cluster.start()
+async def test_reading_the_same_list_again_is_no_change(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await settle()
         count = node.views.change_count
@@ -72,9 +66,7 @@ async def test_reading_the_same_list_again_is_no_change() -> None:
         assert node.views.change_count == count
 
 
-@in_virtual_time
-async def test_writable_and_read_only_bookies_are_distinguished() -> None:
-    cluster = await Cluster.start()
+async def test_writable_and_read_only_bookies_are_distinguished(cluster: Cluster) -> None:
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
     async with cluster.node() as node:
@@ -84,9 +76,7 @@ async def test_writable_and_read_only_bookies_are_distinguished() -> None:
     assert view.writable == frozenset(BOOKIES) - {B1}
 
 
-@in_virtual_time
-async def test_each_registration_of_a_bookie_has_its_own_czxid() -> None:
-    cluster = await Cluster.start()
+async def test_each_registration_of_a_bookie_has_its_own_czxid(cluster: Cluster) -> None:
     async with cluster.node() as node:
         first = node.views.current.czxid(B1)
         await cluster.unregister(B1)
@@ -99,9 +89,7 @@ async def test_each_registration_of_a_bookie_has_its_own_czxid() -> None:
         assert node.views.current.czxid(B1) > first > 0
 
 
-@in_virtual_time
-async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported(cluster: Cluster) -> None:
     written = await cluster.write_ledger((B1, B2))
     stat = (await cluster.manager.read(written.ledger_id)).stat
     await cluster.kill(B2)
@@ -113,12 +101,11 @@ async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported() -> None:
 
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
-@in_virtual_time
 async def test_rule_s8_an_empty_list_does_not_change_the_view(
+    cluster: Cluster,
     is_missing: bool,
 ) -> None:
     """The same if the znode is missing."""
-    cluster = await Cluster.start()
     async with cluster.node() as node:
         for bookie in BOOKIES:
             await cluster.unregister(bookie)
@@ -136,18 +123,14 @@ async def test_rule_s8_an_empty_list_does_not_change_the_view(
         assert node.views.current.available == {B3}
 
 
-@in_virtual_time
-async def test_there_is_no_view_before_the_first_reading() -> None:
-    cluster = await Cluster.start()
+async def test_there_is_no_view_before_the_first_reading(cluster: Cluster) -> None:
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
 
     with pytest.raises(UnavailableError):
         assert views.current
 
 
-@in_virtual_time
-async def test_rule_s13_an_absent_bookie_keeps_its_last_address() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s13_an_absent_bookie_keeps_its_last_address(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await cluster.unregister(B1)
         await settle()
@@ -159,9 +142,7 @@ async def test_rule_s13_an_absent_bookie_keeps_its_last_address() -> None:
 # --- Orders ---------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_an_order_is_seen_and_wakes_waiting_callers() -> None:
-    cluster = await Cluster.start()
+async def test_an_order_is_seen_and_wakes_waiting_callers(cluster: Cluster) -> None:
     order_store = OrderStore(cluster.store, PATHS)
     async with cluster.node() as node:
         await settle()
@@ -175,9 +156,7 @@ async def test_an_order_is_seen_and_wakes_waiting_callers() -> None:
         assert B1 not in node.views.current.receiving
 
 
-@in_virtual_time
-async def test_existing_orders_are_in_the_first_view() -> None:
-    cluster = await Cluster.start()
+async def test_existing_orders_are_in_the_first_view(cluster: Cluster) -> None:
     order_store = OrderStore(cluster.store, PATHS)
     await order_store.give(limits_znode(PATHS), LimitsOrder(bytes_per_s=5), over=None)
 
@@ -185,9 +164,7 @@ async def test_existing_orders_are_in_the_first_view() -> None:
         assert node.views.current.orders.limits.bytes_per_s == 5
 
 
-@in_virtual_time
-async def test_a_window_ends_without_any_event() -> None:
-    cluster = await Cluster.start()
+async def test_a_window_ends_without_any_event(cluster: Cluster) -> None:
     order_store = OrderStore(cluster.store, PATHS)
     now_ms = cluster.clock.wall_ms()
     for bookie, seconds in ((B1, 100), (B2, 300)):
@@ -204,9 +181,7 @@ async def test_a_window_ends_without_any_event() -> None:
             assert (cluster.clock.wall_ms() - now_ms) / 1000 == pytest.approx(end_s, abs=0.1)
 
 
-@in_virtual_time
-async def test_a_window_that_is_over_is_not_in_the_first_view() -> None:
-    cluster = await Cluster.start()
+async def test_a_window_that_is_over_is_not_in_the_first_view(cluster: Cluster) -> None:
     window = MaintenanceWindow(since_ms=1, until_ms=cluster.clock.wall_ms())
     await OrderStore(cluster.store, PATHS).give(maintenance_znode(PATHS, B1), window, over=None)
 
@@ -214,9 +189,7 @@ async def test_a_window_that_is_over_is_not_in_the_first_view() -> None:
         assert node.views.current.orders.maintenance == {}
 
 
-@in_virtual_time
-async def test_a_change_of_orders_does_not_reread_all_bookies() -> None:
-    cluster = await Cluster.start()
+async def test_a_change_of_orders_does_not_reread_all_bookies(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await settle()
         before = node.store.request_count
@@ -230,9 +203,7 @@ async def test_a_change_of_orders_does_not_reread_all_bookies() -> None:
         assert node.store.request_count - before <= 4 * 2, "two readings of four requests at most"
 
 
-@in_virtual_time
-async def test_unreadable_orders_are_read_when_possible() -> None:
-    cluster = await Cluster.start()
+async def test_unreadable_orders_are_read_when_possible(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await settle()
         cluster.tree.suspend(node.store)
@@ -270,10 +241,8 @@ class LateEvents(Registration):
         await asyncio.Event().wait()
 
 
-@in_virtual_time
-async def test_a_bookie_is_not_absent_at_the_end_of_its_maintenance() -> None:
+async def test_a_bookie_is_not_absent_at_the_end_of_its_maintenance(cluster: Cluster) -> None:
     """The event of the order arrives before the event of the registration."""
-    cluster = await Cluster.start()
     orders = OrderStore(cluster.store, PATHS)
     await in_maintenance(cluster, orders)
     views = ViewSource(LateEvents(cluster.store, ROOT), cluster.clock, orders)
@@ -302,9 +271,7 @@ class SlowOrders(OrderStore):
         return await super().read()
 
 
-@in_virtual_time
-async def test_a_maintenance_may_end_while_the_view_is_read() -> None:
-    cluster = await Cluster.start()
+async def test_a_maintenance_may_end_while_the_view_is_read(cluster: Cluster) -> None:
     orders = SlowOrders(cluster.store, PATHS)
     await in_maintenance(cluster, orders)
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock, orders)

@@ -17,7 +17,7 @@ from replication.copy_reader import (
     transfer_slices,
 )
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, fragment
 
 ALL = frozenset({B1, B2, B3, B4})
@@ -203,7 +203,6 @@ def test_half_of_ten_million_entries_are_read_without_a_list() -> None:
     assert all(not isinstance(run, list) or len(run) == 1 for run in asked[B1])
 
 
-@in_virtual_time
 async def test_a_bookie_that_stopped_answering_is_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,7 @@ from ledgers.model import BookieId
 from replication.copying import LACKING_MAX, RESUME_PAUSE_S, CopyOutcome, copy_index
 from replication.entry_runs import EntryRuns
 from tests.memory.bookies import NO_FAULT, Fault, Op
-from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes, in_virtual_time
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, entry_bytes
 from tests.replication.copies import ALL, cluster_with_ledger, copy, job, whole_ledger
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.replication.nodes import LEDGER
@@ -24,7 +24,6 @@ from tests.virtual_time import run
     "TestLedgerFragmentReplication.testReplicateLFShouldCopyFailedBookieFragmentsToTargetBookie",
     verdict="better",
 )
-@in_virtual_time
 async def test_rule_s12_exactly_the_entries_of_the_index_are_copied() -> None:
     """Byte for byte."""
     cluster = await cluster_with_ledger()
@@ -40,7 +39,6 @@ async def test_rule_s12_exactly_the_entries_of_the_index_are_copied() -> None:
     assert outcome.is_complete
 
 
-@in_virtual_time
 async def test_good_entries_are_read_once() -> None:
     cluster = await cluster_with_ledger(write_quorum=3)
 
@@ -50,7 +48,6 @@ async def test_good_entries_are_read_once() -> None:
 
 
 @pytest.mark.parametrize("answer", [Answer.ABSENT, Answer.MISMATCH, Answer.UNKNOWN])
-@in_virtual_time
 async def test_an_entry_missing_at_one_replica_is_read_from_the_next(answer: Answer) -> None:
     cluster = await cluster_with_ledger(write_quorum=3)
     match answer:
@@ -69,7 +66,6 @@ async def test_an_entry_missing_at_one_replica_is_read_from_the_next(answer: Ans
 
 
 @pytest.mark.compat("G12", verdict="better")
-@in_virtual_time
 async def test_rule_s7_nothing_of_a_damaged_copy_is_written() -> None:
     cluster = await cluster_with_ledger()
     for bookie in (B1, B2):
@@ -84,7 +80,6 @@ async def test_rule_s7_nothing_of_a_damaged_copy_is_written() -> None:
     assert cluster.bookie(B4).entry_ids(LEDGER) == {1, 2, 5, 7, 8}
 
 
-@in_virtual_time
 async def test_rule_s5_an_unanswered_entry_is_not_called_lost() -> None:
     cluster = await cluster_with_ledger(write_quorum=3)
     cluster.bookie(B1).lose(LEDGER, 4)
@@ -97,7 +92,6 @@ async def test_rule_s5_an_unanswered_entry_is_not_called_lost() -> None:
     assert outcome.entry_count == 9
 
 
-@in_virtual_time
 async def test_an_entry_of_no_reachable_bookie_has_no_copy() -> None:
     cluster = await cluster_with_ledger()
 
@@ -107,7 +101,6 @@ async def test_an_entry_of_no_reachable_bookie_has_no_copy() -> None:
     assert cluster.bookies.transfers == []
 
 
-@in_virtual_time
 async def test_rule_s15_former_members_are_asked_before_it_is_lost() -> None:
     cluster = await cluster_with_ledger()
     cluster.bookie(B1).wipe()
@@ -122,7 +115,6 @@ async def test_rule_s15_former_members_are_asked_before_it_is_lost() -> None:
     assert cluster.bookie(B4).entry_ids(LEDGER) == {1, 2, 4, 5}
 
 
-@in_virtual_time
 async def test_rule_s15_a_damaged_bookie_gives_entries_no_other_has() -> None:
     """The bookie will be replaced."""
     cluster = await cluster_with_ledger()
@@ -136,7 +128,6 @@ async def test_rule_s15_a_damaged_bookie_gives_entries_no_other_has() -> None:
     assert cluster.bookies.asked(B2) == [1]
 
 
-@in_virtual_time
 async def test_former_members_are_not_asked_while_replicas_answer() -> None:
     cluster = await cluster_with_ledger()
 
@@ -151,7 +142,6 @@ async def test_former_members_are_not_asked_while_replicas_answer() -> None:
     why="another target is tried first",
 )
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
-@in_virtual_time
 async def test_rule_s11_a_failing_target_ends_the_copy(error: type[Exception]) -> None:
     cluster = await cluster_with_ledger()
     cluster.bookies.fail(B4, Op.ADD, Fault(error=error))  # type: ignore[arg-type]
@@ -164,7 +154,6 @@ async def test_rule_s11_a_failing_target_ends_the_copy(error: type[Exception]) -
     assert len(cluster.bookies.transfers) == 1
 
 
-@in_virtual_time
 async def test_a_copy_without_entries_is_complete_at_once() -> None:
     cluster = await cluster_with_ledger()
 
@@ -181,7 +170,6 @@ async def test_a_copy_without_entries_is_complete_at_once() -> None:
     why="parts are as long as a transfer allows, have a window in bytes, and follow without a "
     "pause",
 )
-@in_virtual_time
 async def test_a_long_copy_is_made_slice_by_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await cluster_with_ledger()
     monkeypatch.setattr("replication.copying.SLICE_ENTRIES", 2)
@@ -196,7 +184,6 @@ async def test_a_long_copy_is_made_slice_by_slice(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("entries_before", [0, 4], ids=["at once", "after much was acknowledged"])
-@in_virtual_time
 async def test_after_a_late_break_a_target_is_sent_only_the_rest(
     monkeypatch: pytest.MonkeyPatch, entries_before: int
 ) -> None:
@@ -221,7 +208,6 @@ async def test_after_a_late_break_a_target_is_sent_only_the_rest(
         assert isinstance(outcome.target_error, UnavailableError)
 
 
-@in_virtual_time
 async def test_a_busy_target_is_waited_for_within_bounds() -> None:
     cluster = await cluster_with_ledger()
     cluster.bookies.fail(B4, Op.ADD, Fault(error=BusyError))
@@ -281,7 +267,6 @@ def test_the_memory_of_a_copy_does_not_grow_with_its_ledger(
     assert bookies.memory_bytes < 1_000_000
 
 
-@in_virtual_time
 async def test_a_copy_that_lacks_very_many_entries_is_given_up() -> None:
     bookies = _Giving(fails=True)
     what = whole_ledger(entry_count=10_000_000)

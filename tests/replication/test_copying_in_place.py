@@ -5,7 +5,7 @@ import pytest
 from ledgers.errors import UnavailableError
 from replication.copying import CopyJob
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.cluster import Cluster, named_by
 from tests.replication.copies import cluster_with_ledger, copy
 from tests.replication.ledger_values import B2, B3, BOOKIES, fragment
 from tests.replication.nodes import LEDGER
@@ -24,7 +24,6 @@ async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
     )
 
 
-@in_virtual_time
 async def test_rule_s15_only_the_missing_entries_are_written_in_place() -> None:
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, 4)
@@ -36,7 +35,6 @@ async def test_rule_s15_only_the_missing_entries_are_written_in_place() -> None:
     assert cluster.bookie(B2).entry_ids(LEDGER) == {0, 1, 3, 4, 6, 7}
 
 
-@in_virtual_time
 async def test_rule_s15_the_ends_are_written_last_in_place() -> None:
     cluster = await cluster_with_ledger()
     missing = (0, 4, 6, 9)
@@ -64,7 +62,6 @@ async def test_rule_s15_the_ends_are_written_last_in_place() -> None:
         pytest.param((0, 4, 6), {4}, {6}, (0,), id="between them, and only the first is missing"),
     ],
 )
-@in_virtual_time
 async def test_rule_s15_an_end_that_shows_the_gap_is_not_written(
     missing: tuple[int, ...], lost: set[int], written: set[int], withheld: tuple[int, ...]
 ) -> None:
@@ -83,7 +80,6 @@ async def test_rule_s15_an_end_that_shows_the_gap_is_not_written(
     assert not outcome.is_complete
 
 
-@in_virtual_time
 async def test_rule_s15_no_end_is_written_if_a_replica_does_not_answer() -> None:
     cluster = await cluster_with_ledger()
     in_place = await lacking(cluster, 0, 4, 6, 9)

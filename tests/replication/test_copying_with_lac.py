@@ -11,7 +11,7 @@ from ledgers.errors import NoAnswerError
 from ledgers.model import DigestType, LedgerMetadata, LedgerState, Segment
 from replication.copying import lac_for_copies, replace_lac, transfer_replacing_lac
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster, entry_bytes
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working
 
@@ -30,9 +30,7 @@ def test_only_lac_and_digest_of_the_entry_change(digest_type: DigestType) -> Non
     assert len(after) == len(entry)
 
 
-@in_virtual_time
-async def test_entries_missing_at_a_source_are_reported_one_by_one() -> None:
-    cluster = await Cluster.start()
+async def test_entries_missing_at_a_source_are_reported_one_by_one(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B1).lose(LEDGER, 3)
     cluster.bookie(B1).corrupt(LEDGER, 4)
@@ -45,9 +43,7 @@ async def test_entries_missing_at_a_source_are_reported_one_by_one() -> None:
     assert cluster.bookie(B4).entry_ids(LEDGER) == set(range(10)) - {3, 4}
 
 
-@in_virtual_time
-async def test_a_failing_target_is_the_error_and_the_rest_is_unwritten() -> None:
-    cluster = await Cluster.start()
+async def test_a_failing_target_is_the_error_and_the_rest_is_unwritten(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=200)
     cluster.bookies.fail(B4, Op.ADD, Fault(error=NoAnswerError))
     transfer = Transfer(ledger_id=LEDGER, digest=DIGEST, reads={B1: range(200)}, target=B4)
@@ -78,7 +74,6 @@ async def open_after_a_change() -> Cluster:
     return cluster
 
 
-@in_virtual_time
 async def test_closed_fragments_are_repaired_in_a_small_cluster() -> None:
     """The ledger is open."""
     cluster = await open_after_a_change()
@@ -94,7 +89,6 @@ async def test_closed_fragments_are_repaired_in_a_small_cluster() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_the_lac_of_copies_is_behind_by_one_entry_at_most() -> None:
     cluster = await open_after_a_change()
 
@@ -105,7 +99,6 @@ async def test_the_lac_of_copies_is_behind_by_one_entry_at_most() -> None:
     assert {EntryHeader.of(entry).lac for entry in copied} == {8}
 
 
-@in_virtual_time
 async def test_copies_do_not_hide_the_last_flushed_entry() -> None:
     cluster = await open_after_a_change()
     cluster.bookie(B4).flush()

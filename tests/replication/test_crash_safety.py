@@ -15,7 +15,7 @@ from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.work_queue import LedgerLease
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.cluster import Cluster, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.watched import settle
@@ -70,12 +70,11 @@ class Freezer:
 
 
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
-@in_virtual_time
 async def test_rule_s3_a_node_suspended_past_its_session_is_harmless(
+    cluster: Cluster,
     state: LedgerState,
 ) -> None:
     """It writes nothing when it continues."""
-    cluster = await Cluster.start()
     await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=2, state=state)
     await cluster.mark(B2)
     await cluster.kill(B2)
@@ -130,11 +129,10 @@ def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
 @pytest.mark.parametrize(
     "act", [note_of, unlock_with_note, forget_note, finish, finish_with_metadata, write]
 )
-@in_virtual_time
 async def test_rule_s3_nothing_is_written_under_a_replaced_session(
+    cluster: Cluster,
     act: Callable[[Node, LedgerLease], Awaitable[object]],
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.store.create("/extra")
     await cluster.mark(B1)
 
@@ -154,7 +152,6 @@ async def test_rule_s3_nothing_is_written_under_a_replaced_session(
         assert cluster.tree.snapshot() == before
 
 
-@in_virtual_time
 async def test_rule_s3_every_write_of_a_worker_proves_its_session() -> None:
     """Only empty directories are deleted without the proof."""
     cluster = await with_lost_b2(5)
@@ -176,10 +173,8 @@ async def test_rule_s3_every_write_of_a_worker_proves_its_session() -> None:
     assert unproven == []
 
 
-@in_virtual_time
-async def test_rule_s14_a_ledger_marked_again_before_its_lock_waits() -> None:
+async def test_rule_s14_a_ledger_marked_again_before_its_lock_waits(cluster: Cluster) -> None:
     """The lock would belong to a mark that the worker has not read."""
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -196,7 +191,6 @@ async def test_rule_s14_a_ledger_marked_again_before_its_lock_waits() -> None:
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-@in_virtual_time
 async def test_a_lost_reply_to_a_note_costs_only_that_attempt(
     fault: Fault,
 ) -> None:

@@ -7,7 +7,7 @@ from ledgers.errors import SessionLostError
 from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.nodes import Membership
 from replication.reasons import Blocked, Facts, Reason
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, BOOKIES
 from tests.replication.nodes import LEDGER, PATHS, ROOT, node_info
 
@@ -20,9 +20,7 @@ NOTE = WaitingNote(
 )
 
 
-@in_virtual_time
-async def test_a_session_without_its_znode_ends_when_nodes_are_counted() -> None:
-    cluster = await Cluster.start()
+async def test_a_session_without_its_znode_ends_when_nodes_are_counted(cluster: Cluster) -> None:
     membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
 
     await cluster.store.delete(membership.path)
@@ -32,9 +30,7 @@ async def test_a_session_without_its_znode_ends_when_nodes_are_counted() -> None
         await membership.reader_count()
 
 
-@in_virtual_time
-async def test_bad_sources_are_noted_in_a_recreated_directory() -> None:
-    cluster = await Cluster.start()
+async def test_bad_sources_are_noted_in_a_recreated_directory(cluster: Cluster) -> None:
     await cluster.store.delete(PATHS.waiting)
     notes = WaitingNotes(cluster.store, PATHS)
 
@@ -45,9 +41,7 @@ async def test_bad_sources_are_noted_in_a_recreated_directory() -> None:
     assert left.suspects == {B1}
 
 
-@in_virtual_time
-async def test_registered_bookies_without_a_cookie_are_logged_once() -> None:
-    cluster = await Cluster.start()
+async def test_registered_bookies_without_a_cookie_are_logged_once(cluster: Cluster) -> None:
     async with cluster.node() as node:
         for bookie in BOOKIES:
             await cluster.store.delete(f"{ROOT}/cookies/{bookie}")

@@ -24,7 +24,7 @@ from replication.targets import (
     spare_bytes,
 )
 from tests.memory.bookies import Fault, MemoryBookies, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT
 
@@ -107,7 +107,6 @@ async def one_bookie(
         yield cluster, bookies, source
 
 
-@in_virtual_time
 async def test_every_bookie_is_asked_once_a_minute() -> None:
     cluster = await Cluster.start(B1, B2)
     bookies = CountingBookies(cluster, B1, B2)
@@ -120,7 +119,6 @@ async def test_every_bookie_is_asked_once_a_minute() -> None:
             assert 10 / (1 + JITTER) <= bookies.asked.count(bookie) - 1 <= 10 / (1 - JITTER)
 
 
-@in_virtual_time
 async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
     cluster = await Cluster.start(B1, B2)
     bookies = CountingBookies(cluster, B1, B2)
@@ -136,7 +134,6 @@ async def test_a_bookie_near_the_floor_is_asked_more_often() -> None:
         assert bookies.asked.count(B2) == 1
 
 
-@in_virtual_time
 async def test_a_bookie_that_frees_space_is_a_target_again() -> None:
     async with one_bookie(free_bytes=10) as (cluster, bookies, source):
         assert source.spare_bytes(B1) == -90
@@ -147,7 +144,6 @@ async def test_a_bookie_that_frees_space_is_a_target_again() -> None:
         assert source.free_bytes(B1) == 900
 
 
-@in_virtual_time
 async def test_written_bytes_are_subtracted_until_the_bookie_reports() -> None:
     async with one_bookie(free_bytes=900) as (cluster, bookies, source):
         source.landed(B1, 500)
@@ -160,7 +156,6 @@ async def test_written_bytes_are_subtracted_until_the_bookie_reports() -> None:
         assert (source.free_bytes(B1), source.spare_bytes(B1)) == (450, 350)
 
 
-@in_virtual_time
 async def test_bytes_written_during_a_request_are_still_subtracted() -> None:
     """The answer need not include them."""
     async with one_bookie(free_bytes=900) as (cluster, bookies, source):
@@ -175,7 +170,6 @@ async def test_bytes_written_during_a_request_are_still_subtracted() -> None:
         assert source.free_bytes(B1) == 400
 
 
-@in_virtual_time
 async def test_an_unresponsive_bookie_delays_no_other() -> None:
     """Its last figure counts for a while."""
     cluster = await Cluster.start(B1, B2)
@@ -193,7 +187,6 @@ async def test_an_unresponsive_bookie_delays_no_other() -> None:
         assert source.free_bytes(B1) is None
 
 
-@in_virtual_time
 async def test_a_new_bookie_is_asked_at_once_and_a_lost_one_forgotten() -> None:
     cluster = await Cluster.start(B1)
     bookies = CountingBookies(cluster, B1, B3)
@@ -208,7 +201,6 @@ async def test_a_new_bookie_is_asked_at_once_and_a_lost_one_forgotten() -> None:
         assert source.disk_spaces.keys() == {B1}
 
 
-@in_virtual_time
 async def test_bookies_are_not_all_asked_at_once() -> None:
     many = [BookieId(f"bookie-{number}:3181") for number in range(100)]
     cluster = await Cluster.start(*many)
@@ -221,7 +213,6 @@ async def test_bookies_are_not_all_asked_at_once() -> None:
         assert 1 < bookies.in_flight_max <= 16
 
 
-@in_virtual_time
 async def test_a_start_waits_for_the_figures_within_bounds() -> None:
     cluster = await Cluster.start(B1, B2)
     bookies = CountingBookies(cluster, B1, B2)
@@ -241,7 +232,6 @@ async def test_a_start_waits_for_the_figures_within_bounds() -> None:
     assert cluster.clock.now_s() - began_s <= START_TIMEOUT_S
 
 
-@in_virtual_time
 async def test_a_bookie_that_demands_authentication_is_reported() -> None:
     """It is not asked again."""
     cluster = await Cluster.start(B1)

@@ -15,7 +15,7 @@ from replication.reasons import Reason
 from replication.repair import DONE, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import PASSWORD, Cluster, in_virtual_time, named_by
+from tests.replication.cluster import PASSWORD, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7, closed_ledger
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import (
@@ -31,7 +31,6 @@ HUGE = 2**31
 
 @pytest.mark.compat("G8", verdict="better", why="it is reported, and the ledger stays marked")
 @pytest.mark.parametrize("starts", [(0,), (0, 5)], ids=["the only segment", "the last of two"])
-@in_virtual_time
 async def test_g8_a_lost_single_entry_of_the_last_segment_is_noticed(
     starts: tuple[int, ...],
 ) -> None:
@@ -50,7 +49,6 @@ async def test_g8_a_lost_single_entry_of_the_last_segment_is_noticed(
 
 
 @pytest.mark.compat("G9", verdict="better", why="the position decides which segment is the last")
-@in_virtual_time
 async def test_g9_an_earlier_segment_on_the_same_bookies_is_closed() -> None:
     same = (B1, B3, B4)
     cluster = await Cluster.start()
@@ -72,9 +70,7 @@ async def test_g9_an_earlier_segment_on_the_same_bookies_is_closed() -> None:
 
 
 @pytest.mark.compat("G10", verdict="better", why="a read-only bookie counts as registered")
-@in_virtual_time
-async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie() -> None:
-    cluster = await Cluster.start()
+async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.unregister(B2)
     await cluster.register(B2, is_read_only=True)
@@ -87,7 +83,6 @@ async def test_g10_an_idle_writer_is_not_fenced_for_a_read_only_bookie() -> None
 
 
 @pytest.mark.compat("G11", verdict="better", why="missing entries are written back to the bookie")
-@in_virtual_time
 async def test_g11_a_live_bookie_gets_its_entries_back() -> None:
     """There is no other target."""
     cluster = await Cluster.start(B1, B2, B3)
@@ -104,9 +99,7 @@ async def test_g11_a_live_bookie_gets_its_entries_back() -> None:
 @pytest.mark.compat(
     "G12", verdict="better", why="digests of a configurable share of the entries are verified"
 )
-@in_virtual_time
-async def test_g12_damage_in_the_middle_is_found_by_a_full_check() -> None:
-    cluster = await Cluster.start()
+async def test_g12_damage_in_the_middle_is_found_by_a_full_check(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).corrupt(LEDGER, 4)
 
@@ -118,9 +111,7 @@ async def test_g12_damage_in_the_middle_is_found_by_a_full_check() -> None:
 
 
 @pytest.mark.compat("G17", verdict="better", why="by bookie index, in the current segment")
-@in_virtual_time
-async def test_g17_a_bookie_is_replaced_only_where_it_was_judged() -> None:
-    cluster = await Cluster.start()
+async def test_g17_a_bookie_is_replaced_only_where_it_was_judged(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), (B2, B3, B1), starts=(0, 5), write_quorum=3)
     cluster.bookie(B2).corrupt(LEDGER, 0)
 
@@ -134,9 +125,7 @@ async def test_g17_a_bookie_is_replaced_only_where_it_was_judged() -> None:
 
 
 @pytest.mark.compat("G17", verdict="better", why="the repair starts another round")
-@in_virtual_time
-async def test_g17_a_segment_that_has_disappeared_is_no_crash() -> None:
-    cluster = await Cluster.start()
+async def test_g17_a_segment_that_has_disappeared_is_no_crash(cluster: Cluster) -> None:
     await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), starts=(0, 5), last=4, state=LedgerState.OPEN
     )
@@ -178,7 +167,6 @@ def test_g20_g21_entries_beyond_two_to_the_31_are_read_correctly() -> None:
 
 
 @pytest.mark.compat("G20", verdict="better", why="integers have no size limit here")
-@in_virtual_time
 async def test_g20_a_ledger_with_such_entries_is_repaired() -> None:
     start, last = HUGE - 4, HUGE + 5
     cluster = await Cluster.start()
@@ -205,9 +193,7 @@ async def test_g20_a_ledger_with_such_entries_is_repaired() -> None:
 @pytest.mark.compat(
     "G22", verdict="better", why="every request has a timeout and ends with a result"
 )
-@in_virtual_time
-async def test_g22_an_unresponsive_bookie_delays_only_its_own_ledger() -> None:
-    cluster = await Cluster.start()
+async def test_g22_an_unresponsive_bookie_delays_only_its_own_ledger(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookies.fail(B2, Op.READ, Fault(delay_s=5, error=UnavailableError))
 
@@ -233,9 +219,7 @@ def test_g23_a_verdict_needs_all_answers_at_once() -> None:
 
 
 @pytest.mark.compat("G25", verdict="better", why="each entry has its own result")
-@in_virtual_time
-async def test_g25_entries_missing_at_a_source_come_from_another() -> None:
-    cluster = await Cluster.start()
+async def test_g25_entries_missing_at_a_source_come_from_another(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     for entry_id in (3, 4, 5):
         cluster.bookie(B1).lose(LEDGER, entry_id)
@@ -270,9 +254,7 @@ def copies(cluster: Cluster) -> list[tuple[Transfer, TransferResult]]:
 @pytest.mark.compat(
     "G28", verdict="better", why="the least loaded bookie first; among equals the one on this host"
 )
-@in_virtual_time
-async def test_g28_the_targets_of_one_ledger_are_spread() -> None:
-    cluster = await Cluster.start()
+async def test_g28_the_targets_of_one_ledger_are_spread(cluster: Cluster) -> None:
     starts = tuple(range(0, 40, 10))
     await cluster.write_ledger(*((B1, B2, B3) for _ in starts), starts=starts, last=39)
     await cluster.kill(B2)

@@ -38,7 +38,7 @@ from replication.racks import remembered_racks
 from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import RECORD_BYTES_MAX
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info
 
@@ -266,23 +266,19 @@ async def found(reader: Reader, data: bytes) -> object:
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-@in_virtual_time
 async def test_good_records_are_read(reader: Reader) -> None:
     assert await found(reader, reader.good) != reader.nothing
 
 
 @pytest.mark.parametrize("data", NO_RECORDS.values(), ids=NO_RECORDS)
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-@in_virtual_time
 async def test_data_that_is_no_record_is_ignored(reader: Reader, data: bytes) -> None:
     assert await found(reader, data) == reader.nothing
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
-@in_virtual_time
-async def test_no_value_in_a_record_breaks_a_reader(reader: Reader) -> None:
+async def test_no_value_in_a_record_breaks_a_reader(cluster: Cluster, reader: Reader) -> None:
     """Everything that is read can be written, hashed and shown."""
-    cluster = await Cluster.start()
     await cluster.store.create(reader.path, b"", with_parents=True)
     for data in strange_records(reader.good):
         await cluster.store.set(reader.path, data, version=-1)
@@ -294,9 +290,7 @@ async def test_no_value_in_a_record_breaks_a_reader(reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("name", ["\u0663", "007", "9" * 5_000, str(2**63), "-1", "three"])
-@in_virtual_time
-async def test_only_ledger_ids_are_names_of_notes(name: str) -> None:
-    cluster = await Cluster.start()
+async def test_only_ledger_ids_are_names_of_notes(cluster: Cluster, name: str) -> None:
     await cluster.store.create(f"{PATHS.waiting}/{name}", with_parents=True)
 
     assert await WaitingNotes(cluster.store, PATHS).ledger_ids() == set()

@@ -35,7 +35,7 @@ from replication.history import (
 )
 from replication.znodes import ACL_HINT
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, working
 from tests.replication.refusing import refuse, writes_below
@@ -213,9 +213,7 @@ def writes_of(cluster: Cluster) -> list[int]:
     return sizes
 
 
-@in_virtual_time
-async def test_many_events_are_one_write_a_few_seconds_later() -> None:
-    cluster = await Cluster.start()
+async def test_many_events_are_one_write_a_few_seconds_later(cluster: Cluster) -> None:
     async with writing(cluster) as history:
         writes = writes_of(cluster)
         for ledger_id in range(50):
@@ -230,9 +228,7 @@ async def test_many_events_are_one_write_a_few_seconds_later() -> None:
         assert len(writes) == 2  # the attempt to replace the first segment, and its creation
 
 
-@in_virtual_time
-async def test_sums_that_only_grow_are_written_rarely() -> None:
-    cluster = await Cluster.start()
+async def test_sums_that_only_grow_are_written_rarely(cluster: Cluster) -> None:
     async with writing(cluster) as history:
         history.record(repaired(1))
         await asyncio.sleep(WRITE_S + 0.1)
@@ -246,9 +242,7 @@ async def test_sums_that_only_grow_are_written_rarely() -> None:
         assert await recorded(cluster) == [(Kind.LEDGERS_REPAIRED, 5)]
 
 
-@in_virtual_time
-async def test_what_is_left_is_written_when_the_session_ends() -> None:
-    cluster = await Cluster.start()
+async def test_what_is_left_is_written_when_the_session_ends(cluster: Cluster) -> None:
 
     async with writing(cluster) as history:
         history.record(repaired(1))
@@ -258,7 +252,6 @@ async def test_what_is_left_is_written_when_the_session_ends() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-@in_virtual_time
 async def test_a_failed_write_is_repeated_and_tells_nothing_twice(fault: Fault) -> None:
     cluster = await Cluster.start()
     async with writing(cluster) as history:
@@ -278,9 +271,7 @@ async def test_a_failed_write_is_repeated_and_tells_nothing_twice(fault: Fault) 
     assert [noted.event.ledger_id for noted in events] == [1, 2]
 
 
-@in_virtual_time
-async def test_denied_writes_are_told_once_and_delay_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_denied_writes_are_told_once_and_delay_nothing(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     async with cluster.node() as node, working(node):
         refuse(node.store, writes_below(PATHS.history), UnauthorizedError)
@@ -295,9 +286,7 @@ async def test_denied_writes_are_told_once_and_delay_nothing() -> None:
     assert [line["next_step"] for line in denied] == [ACL_HINT]
 
 
-@in_virtual_time
-async def test_a_session_keeps_its_last_segments() -> None:
-    cluster = await Cluster.start()
+async def test_a_session_keeps_its_last_segments(cluster: Cluster) -> None:
     async with writing(cluster) as history:
         for start in range(0, 10_000, 100):
             for ledger_id in range(start, start + 100):
@@ -310,9 +299,7 @@ async def test_a_session_keeps_its_last_segments() -> None:
     assert ledger_ids == list(range(10_000))[-len(ledger_ids) :]
 
 
-@in_virtual_time
-async def test_a_full_segment_is_followed_by_another_that_repeats_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_a_full_segment_is_followed_by_another_that_repeats_nothing(cluster: Cluster) -> None:
     async with writing(cluster) as history:
         history.record(repaired(1))
         for ledger_id in range(SEGMENT_FULL_BYTES // 80):
@@ -332,9 +319,7 @@ async def test_a_full_segment_is_followed_by_another_that_repeats_nothing() -> N
     assert told(second.events) == [(Kind.LEDGERS_REPAIRED, 2)]
 
 
-@in_virtual_time
-async def test_a_segment_that_somebody_deleted_is_written_again() -> None:
-    cluster = await Cluster.start()
+async def test_a_segment_that_somebody_deleted_is_written_again(cluster: Cluster) -> None:
     async with writing(cluster) as history:
         history.record(recovered(1))
         await asyncio.sleep(WRITE_S + 0.1)
@@ -351,9 +336,7 @@ async def test_a_segment_that_somebody_deleted_is_written_again() -> None:
 # --- Reading --------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_events_of_all_nodes_are_told_in_the_order_of_time() -> None:
-    cluster = await Cluster.start()
+async def test_events_of_all_nodes_are_told_in_the_order_of_time(cluster: Cluster) -> None:
     async with writing(cluster, "b") as b, writing(cluster, "a") as a:
         b.record(recovered(1))
         a.record(recovered(2))  # at the same time
@@ -372,9 +355,7 @@ async def test_events_of_all_nodes_are_told_in_the_order_of_time() -> None:
     ]
 
 
-@in_virtual_time
-async def test_only_what_was_not_over_at_the_start_of_the_period_is_told() -> None:
-    cluster = await Cluster.start()
+async def test_only_what_was_not_over_at_the_start_of_the_period_is_told(cluster: Cluster) -> None:
     start_ms = cluster.clock.wall_ms()
     async with writing(cluster) as history:
         history.record(recovered(1))
@@ -392,9 +373,7 @@ async def test_only_what_was_not_over_at_the_start_of_the_period_is_told() -> No
     assert (await read_history(cluster.store, PATHS, start_ms + 7_200_000)).events == ()
 
 
-@in_virtual_time
-async def test_znodes_that_cannot_be_read_are_named_and_stop_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_znodes_that_cannot_be_read_are_named_and_stop_nothing(cluster: Cluster) -> None:
     await record_order(cluster.store, PATHS, node="host", events=[recovered(1)])
     await cluster.store.create(f"{PATHS.history}/rubbish", b"\xff")
     await cluster.store.create(f"{PATHS.history}/denied", b"")
@@ -407,18 +386,14 @@ async def test_znodes_that_cannot_be_read_are_named_and_stop_nothing() -> None:
         assert found.unreadable == (f"{PATHS.history}/denied", f"{PATHS.history}/rubbish")
 
 
-@in_virtual_time
-async def test_a_history_that_cannot_be_listed_is_named() -> None:
-    cluster = await Cluster.start()
+async def test_a_history_that_cannot_be_listed_is_named(cluster: Cluster) -> None:
     await cluster.store.create(PATHS.history)
     shut_out(cluster.store, PATHS.history)
 
     assert (await read_history(cluster.store, PATHS)).unreadable == (PATHS.history,)
 
 
-@in_virtual_time
-async def test_an_order_happened_when_its_znode_was_written() -> None:
-    cluster = await Cluster.start()
+async def test_an_order_happened_when_its_znode_was_written(cluster: Cluster) -> None:
     await asyncio.sleep(7)
 
     event = Event(kind=Kind.ORDER, order="disable", by="me@host")
@@ -428,9 +403,7 @@ async def test_an_order_happened_when_its_znode_was_written() -> None:
     assert noted.event == replace(event, at_ms=cluster.clock.wall_ms())
 
 
-@in_virtual_time
-async def test_events_of_a_later_release_are_kept() -> None:
-    cluster = await Cluster.start()
+async def test_events_of_a_later_release_are_kept(cluster: Cluster) -> None:
     data = b'{"version":1,"node":"n","events":[{"kind":"bookie-sang","at_ms":5,"song":"x"}]}'
     await cluster.store.create(f"{PATHS.history}/x.0", data, with_parents=True)
 

@@ -12,7 +12,7 @@ from ledgers.registration import Registration
 from replication.cluster import ClusterView
 from replication.copy_reader import Verdict
 from replication.inspection import Inspection, Inspector, RecoveryRequired
-from tests.replication.cluster import DIGEST, Cluster, in_virtual_time, named_by
+from tests.replication.cluster import DIGEST, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, ROOT
 
@@ -153,11 +153,9 @@ def same(*tests: str) -> pytest.MarkDecorator:
         ),
     ],
 )
-@in_virtual_time
 async def test_lost_bookies_make_entries_missing(
-    ledger: Ledger, dead: tuple[BookieId, ...], found: Missing
+    cluster: Cluster, ledger: Ledger, dead: tuple[BookieId, ...], found: Missing
 ) -> None:
-    cluster = await Cluster.start()
     await ledger.write(cluster)
 
     await cluster.kill(*dead)
@@ -166,9 +164,7 @@ async def test_lost_bookies_make_entries_missing(
 
 
 @same("testShouldNotGetAnyFragmentIfNoLedgerPresent")
-@in_virtual_time
-async def test_a_deleted_ledger_lacks_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_a_deleted_ledger_lacks_nothing(cluster: Cluster) -> None:
     await Ledger().write(cluster)
     await cluster.kill(B2)
 
@@ -191,7 +187,6 @@ async def test_a_deleted_ledger_lacks_nothing() -> None:
         ),
     ],
 )
-@in_virtual_time
 async def test_an_open_ledger_of_a_dead_writer_lacks_nothing(ledger: Ledger) -> None:
     cluster = await Cluster.start()
 
@@ -217,11 +212,9 @@ async def test_an_open_ledger_of_a_dead_writer_lacks_nothing(ledger: Ledger) -> 
         ),
     ],
 )
-@in_virtual_time
 async def test_a_last_entry_that_all_its_bookies_deny_is_missing(
-    ledger: Ledger, found: Missing
+    cluster: Cluster, ledger: Ledger, found: Missing
 ) -> None:
-    cluster = await Cluster.start()
     await ledger.write(cluster)
 
     for bookie in named_by(await cluster.metadata(), ledger.last):
@@ -231,9 +224,7 @@ async def test_a_last_entry_that_all_its_bookies_deny_is_missing(
 
 
 @pytest.mark.compat("G10", verdict="better")
-@in_virtual_time
-async def test_a_read_only_bookie_of_an_open_ledger_is_not_missing() -> None:
-    cluster = await Cluster.start()
+async def test_a_read_only_bookie_of_an_open_ledger_is_not_missing(cluster: Cluster) -> None:
     await Ledger(is_open=True).write(cluster)
 
     await cluster.unregister(B2)

@@ -9,7 +9,7 @@ import pytest
 from ledgers.model import BookieId
 from replication import znodes
 from tests.auditor.auditing import Leader, leading
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, Node
 
@@ -28,10 +28,8 @@ async def replicas(cluster: Cluster, ledger_id: int = LEDGER) -> tuple[BookieId,
 @pytest.mark.compat(
     f"{MANAGER}.testMultipleManagersShouldBeAbleToTakeAndReleaseLock", verdict="same"
 )
-@in_virtual_time
-async def test_two_nodes_never_lease_one_ledger_at_the_same_time() -> None:
+async def test_two_nodes_never_lease_one_ledger_at_the_same_time(cluster: Cluster) -> None:
     """They lease it and give it back a hundred times."""
-    cluster = await Cluster.start()
     await cluster.mark(B1, ledger_id=LONG_ID)
     holding: set[str] = set()
     rng = random.Random(SEED)
@@ -62,10 +60,8 @@ async def test_two_nodes_never_lease_one_ledger_at_the_same_time() -> None:
 
 
 @pytest.mark.compat(f"{MANAGER}.test2reportSame", verdict="same")
-@in_virtual_time
-async def test_concurrent_reports_of_a_loss_make_one_mark() -> None:
+async def test_concurrent_reports_of_a_loss_make_one_mark(cluster: Cluster) -> None:
     """The mark names the bookie once."""
-    cluster = await Cluster.start()
 
     async with leading(cluster) as leader:
         await asyncio.gather(*(leader.marker.mark(LEDGER, [B1]) for _ in range(2)))
@@ -77,9 +73,7 @@ async def test_concurrent_reports_of_a_loss_make_one_mark() -> None:
 
 
 @pytest.mark.compat(f"{MANAGER}.testManyFailuresInAnEnsemble", verdict="same")
-@in_virtual_time
-async def test_losses_reported_one_by_one_are_all_in_the_mark() -> None:
-    cluster = await Cluster.start()
+async def test_losses_reported_one_by_one_are_all_in_the_mark(cluster: Cluster) -> None:
 
     async with leading(cluster) as leader:
         await leader.marker.mark(LEDGER, [B1])
@@ -89,10 +83,8 @@ async def test_losses_reported_one_by_one_are_all_in_the_mark() -> None:
 
 
 @pytest.mark.compat(f"{MANAGER}.testMarkSimilarMissingReplica", verdict="same")
-@in_virtual_time
-async def test_bookies_with_similar_names_are_two_in_a_mark() -> None:
+async def test_bookies_with_similar_names_are_two_in_a_mark(cluster: Cluster) -> None:
     """One name is a part of the other."""
-    cluster = await Cluster.start()
     names = tuple(map(BookieId, ("localhost:3181", "localhost:318", "localhost:31812")))
 
     async with leading(cluster) as leader:
@@ -103,10 +95,8 @@ async def test_bookies_with_similar_names_are_two_in_a_mark() -> None:
 
 
 @pytest.mark.compat(f"{MANAGER}.testHierarchyCleanupInterference", verdict="same")
-@in_virtual_time
-async def test_ledgers_marked_during_completions_are_all_handled() -> None:
+async def test_ledgers_marked_during_completions_are_all_handled(cluster: Cluster) -> None:
     """The tree is empty in the end."""
-    cluster = await Cluster.start()
     rng = random.Random(SEED)
     cluster.tree.latency = lambda: cluster.clock.sleep(rng.uniform(0, 0.02))
     wanted = [number * SOME_DIRECTORIES_SHARED for number in range(100)]

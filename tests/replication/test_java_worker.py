@@ -4,7 +4,7 @@ import pytest
 
 from ledgers.model import LedgerState
 from replication.repair import OutcomeKind
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import repair
@@ -16,10 +16,8 @@ from tests.replication.repairs import repair
     why="a new segment proves that all earlier entries are acknowledged, whatever LAC the bookies "
     "report; no ledger is fenced",
 )
-@in_virtual_time
-async def test_all_fragments_before_an_empty_last_segment_are_repaired() -> None:
+async def test_all_fragments_before_an_empty_last_segment_are_repaired(cluster: Cluster) -> None:
     """The bookies of the last segment report an old LAC."""
-    cluster = await Cluster.start()
     await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9, ack_quorum=2, state=LedgerState.OPEN
     )

@@ -16,7 +16,7 @@ from replication.ledger_record import (
 )
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, shut_out, until
+from tests.replication.cluster import Cluster, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE
@@ -59,7 +59,6 @@ async def close(cluster: Cluster, ledger_id: int = LEDGER) -> None:
     await cluster.manager.write(ledger_id, closed, read_as=found)
 
 
-@in_virtual_time
 async def test_it_is_recorded_when_the_ledger_is_whole_and_unmarked() -> None:
     cluster = await whole_but_unproven()
 
@@ -78,7 +77,6 @@ async def test_it_is_recorded_when_the_ledger_is_whole_and_unmarked() -> None:
     assert await read_unproven(cluster.store, cluster.manager, PATHS, {99}) == []
 
 
-@in_virtual_time
 async def test_a_closed_ledger_is_no_longer_reported() -> None:
     cluster = await whole_but_unproven()
 
@@ -93,9 +91,7 @@ async def test_a_closed_ledger_is_no_longer_reported() -> None:
     assert await recorded(cluster) == []
 
 
-@in_virtual_time
-async def test_unreadable_ledgers_are_reported_but_deleted_ones_not() -> None:
-    cluster = await Cluster.start()
+async def test_unreadable_ledgers_are_reported_but_deleted_ones_not(cluster: Cluster) -> None:
     await write_ledgers(cluster, 1, 2, 3)
     async with cluster.node() as node:
         for ledger_id in (1, 2, 3, 4):
@@ -110,9 +106,7 @@ async def test_unreadable_ledgers_are_reported_but_deleted_ones_not() -> None:
     assert await unproven(cluster) == [2, 3]
 
 
-@in_virtual_time
-async def test_the_last_try_is_reported() -> None:
-    cluster = await Cluster.start()
+async def test_the_last_try_is_reported(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await node.note_unproven(LEDGER, Facts(errors=("one is silent",)))
         await asyncio.sleep(60)
@@ -124,7 +118,6 @@ async def test_the_last_try_is_reported() -> None:
     )
 
 
-@in_virtual_time
 async def test_of_very_many_some_are_checked_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -144,9 +137,7 @@ async def test_of_very_many_some_are_checked_at_a_time(
 
 
 @pytest.mark.parametrize("data", [b"", b"[1]", b'{"facts": 5}'])
-@in_virtual_time
-async def test_an_unreadable_record_counts_as_none(data: bytes) -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_record_counts_as_none(cluster: Cluster, data: bytes) -> None:
     await cluster.store.create(PATHS.waiting_note(LEDGER), data, with_parents=True)
 
     stored = await read_unproven_end(cluster.store, PATHS, LEDGER)
@@ -154,7 +145,6 @@ async def test_an_unreadable_record_counts_as_none(data: bytes) -> None:
     assert stored.is_unreadable
 
 
-@in_virtual_time
 async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() -> None:
     cluster, facts = await Cluster.start(), Facts(errors=("why",))
     other = WaitingNote(
@@ -191,11 +181,10 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
         assert await node.notes.read(LEDGER) is None
 
 
-@in_virtual_time
 async def test_a_known_note_is_written_again_and_deleted_without_reading_it(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await Cluster.start()
     note = WaitingNote(
         ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
     )

@@ -17,7 +17,7 @@ from replication.by_hand import (
 from replication.ledger_record import WaitingNote
 from replication.marks import locked_ledger_ids
 from replication.reasons import Blocked, Facts, Reason
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.refusing import refuse
 
@@ -29,7 +29,6 @@ def ignore(text: str) -> None:
     raise AssertionError(text)
 
 
-@in_virtual_time
 async def test_it_works_where_no_node_has_ever_run() -> None:
     cluster = Cluster()
 
@@ -41,9 +40,7 @@ async def test_it_works_where_no_node_has_ever_run() -> None:
     assert await locked_ledger_ids(cluster.store, PATHS) == set()
 
 
-@in_virtual_time
-async def test_it_is_not_stolen_from_its_owner() -> None:
-    cluster = await Cluster.start()
+async def test_it_is_not_stolen_from_its_owner(cluster: Cluster) -> None:
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
@@ -57,12 +54,11 @@ async def test_it_is_not_stolen_from_its_owner() -> None:
 
 
 @pytest.mark.parametrize("error", [UnknownOutcomeError, SessionLostError])
-@in_virtual_time
 async def test_the_work_counts_although_the_lock_cannot_be_deleted(
+    cluster: Cluster,
     error: type[BookmenderError],
 ) -> None:
     """The lock ends with the session."""
-    cluster = await Cluster.start()
 
     async def fail() -> None:
         async with locked(
@@ -75,9 +71,7 @@ async def test_the_work_counts_although_the_lock_cannot_be_deleted(
         await fail()
 
 
-@in_virtual_time
-async def test_the_owner_is_waited_for_within_bounds() -> None:
-    cluster = await Cluster.start()
+async def test_the_owner_is_waited_for_within_bounds(cluster: Cluster) -> None:
     path = PATHS.lock(LEDGER)
     await cluster.store.create(path, znodes.lock_to_bytes("host-b"))
 
@@ -111,9 +105,7 @@ async def left_to_its_writer(cluster: Cluster, *, grace_s: float) -> str:
     return path
 
 
-@in_virtual_time
-async def test_the_grace_of_a_worker_is_waited_for_and_reported() -> None:
-    cluster = await Cluster.start()
+async def test_the_grace_of_a_worker_is_waited_for_and_reported(cluster: Cluster) -> None:
     grace_s = 2 * WAIT_MAX_S + 5
     path = await left_to_its_writer(cluster, grace_s=grace_s)
     told: list[str] = []
@@ -134,9 +126,7 @@ async def test_the_grace_of_a_worker_is_waited_for_and_reported() -> None:
     assert told[-1].startswith("waiting up to 5 s for host-b")
 
 
-@in_virtual_time
-async def test_a_node_that_still_works_after_the_grace_is_named() -> None:
-    cluster = await Cluster.start()
+async def test_a_node_that_still_works_after_the_grace_is_named(cluster: Cluster) -> None:
     grace_s = WAIT_MAX_S + 5
     await left_to_its_writer(cluster, grace_s=grace_s)
     began_s = cluster.clock.now_s()
@@ -156,9 +146,7 @@ async def test_a_node_that_still_works_after_the_grace_is_named() -> None:
     assert cluster.clock.now_s() - began_s == pytest.approx(grace_s + WAIT_MAX_S, abs=1)
 
 
-@in_virtual_time
-async def test_a_grace_too_long_to_wait_for_is_reported_at_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_grace_too_long_to_wait_for_is_reported_at_once(cluster: Cluster) -> None:
     await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
     began_s = cluster.clock.now_s()
 
@@ -173,9 +161,7 @@ async def test_a_grace_too_long_to_wait_for_is_reported_at_once() -> None:
     assert cluster.clock.now_s() == began_s
 
 
-@in_virtual_time
-async def test_a_grace_is_reported_only_of_the_node_that_has_the_lock() -> None:
-    cluster = await Cluster.start()
+async def test_a_grace_is_reported_only_of_the_node_that_has_the_lock(cluster: Cluster) -> None:
     path = await left_to_its_writer(cluster, grace_s=GRACE_WAIT_MAX_S + 1)
     await cluster.store.delete(path)
     await cluster.store.create(path, znodes.lock_to_bytes("host-c"))

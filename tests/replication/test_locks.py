@@ -7,7 +7,7 @@ import pytest
 from ledgers.errors import LockLostError
 from ledgers.store import Create, SetData
 from replication.work_queue import VERSION_MAX, LedgerLock
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS
 
@@ -40,9 +40,7 @@ def test_the_operations_lead_to_the_version() -> None:
     assert changes == [SetData(path=PATH, data=b"me", version=v) for v in (0, 1, 2)]
 
 
-@in_virtual_time
-async def test_another_nodes_concurrent_lock_is_not_ours() -> None:
-    cluster = await Cluster.start()
+async def test_another_nodes_concurrent_lock_is_not_ours(cluster: Cluster) -> None:
     async with cluster.node("node-1") as first, cluster.node("node-2") as second:
         ledger_id = next(
             i

@@ -9,7 +9,7 @@ from ledgers.registration import Registration
 from replication.cluster import ViewSource
 from replication.nodes import SYNCHRONISE_INTERVAL_S, Membership, SharedClock
 from replication.orders import HoldOrder, OrderStore, hold_znode
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1
 from tests.replication.nodes import PATHS, ROOT, node_info
 from tests.replication.repairs import order_maintenance
@@ -37,7 +37,6 @@ async def clock_of(cluster: Cluster, own: SkewedClock) -> SharedClock:
 
 
 @pytest.mark.parametrize("skew_s", [-HOUR_S, 0, HOUR_S])
-@in_virtual_time
 async def test_the_time_is_zookeepers_whatever_the_host_says(skew_s: float) -> None:
     cluster = await Cluster.start()
     clock = await clock_of(cluster, SkewedClock(skew_s))
@@ -48,9 +47,7 @@ async def test_the_time_is_zookeepers_whatever_the_host_says(skew_s: float) -> N
     assert abs(clock.skew_s - skew_s) < 0.01
 
 
-@in_virtual_time
-async def test_a_changed_host_clock_does_not_change_the_time() -> None:
-    cluster = await Cluster.start()
+async def test_a_changed_host_clock_does_not_change_the_time(cluster: Cluster) -> None:
     own = SkewedClock(0)
     clock = await clock_of(cluster, own)
 
@@ -59,9 +56,7 @@ async def test_a_changed_host_clock_does_not_change_the_time() -> None:
     assert abs(clock.wall_ms() - cluster.clock.wall_ms()) < 10
 
 
-@in_virtual_time
-async def test_a_skew_is_logged_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_skew_is_logged_once(cluster: Cluster) -> None:
     own = SkewedClock(60)
     clock = SharedClock(own)
     membership = await Membership.join(cluster.store, PATHS, node_info("node"))
@@ -76,12 +71,11 @@ async def test_a_skew_is_logged_once() -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
-@in_virtual_time
 async def test_orders_last_equally_long_with_a_wrong_clock(
+    cluster: Cluster,
     skew_s: float,
 ) -> None:
     """A hold and a maintenance window."""
-    cluster = await Cluster.start()
     now_ms = cluster.clock.wall_ms()
     hold = HoldOrder(since_ms=now_ms, until_ms=now_ms + 600_000)
     await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)

@@ -31,7 +31,7 @@ from replication.orders import (
     tries_znode,
 )
 from replication.records import Record
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import PATHS
 
@@ -172,9 +172,7 @@ def test_the_next_end_is_that_of_the_window_that_ends_first() -> None:
 # --- In ZooKeeper ---------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_every_session_reads_all_orders() -> None:
-    cluster = await Cluster.start()
+async def test_every_session_reads_all_orders(cluster: Cluster) -> None:
     order_store = OrderStore(cluster.store, PATHS)
     drain, limits = DrainOrder(since_ms=1, may_fence=True), LimitsOrder(bytes_per_s=10)
 
@@ -187,16 +185,12 @@ async def test_every_session_reads_all_orders() -> None:
     )
 
 
-@in_virtual_time
-async def test_without_any_order_there_is_none() -> None:
-    cluster = await Cluster.start()
+async def test_without_any_order_there_is_none(cluster: Cluster) -> None:
 
     assert await OrderStore(cluster.store, PATHS).read() == Orders()
 
 
-@in_virtual_time
-async def test_of_two_equal_concurrent_orders_one_is_refused() -> None:
-    cluster = await Cluster.start()
+async def test_of_two_equal_concurrent_orders_one_is_refused(cluster: Cluster) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), maintenance_znode(PATHS, B1)
     await order_store.give(znode, WINDOW, over=None)
     seen = await order_store.stored(znode)
@@ -212,9 +206,7 @@ async def test_of_two_equal_concurrent_orders_one_is_refused() -> None:
     assert (await order_store.read()).maintenance[B1].until_ms == 9_000
 
 
-@in_virtual_time
-async def test_an_order_withdrawn_meanwhile_is_not_replaced() -> None:
-    cluster = await Cluster.start()
+async def test_an_order_withdrawn_meanwhile_is_not_replaced(cluster: Cluster) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), drain_znode(PATHS, B1)
     await order_store.give(znode, DrainOrder(since_ms=1), over=None)
     seen = await order_store.stored(znode)
@@ -228,7 +220,6 @@ async def test_an_order_withdrawn_meanwhile_is_not_replaced() -> None:
     assert await order_store.read() == Orders()
 
 
-@in_virtual_time
 async def test_an_unreadable_order_is_reported_once_and_replaced_by_the_careful_one() -> None:
     cluster = await Cluster.start()
     order_store = OrderStore(cluster.store, PATHS)
@@ -262,7 +253,6 @@ async def test_an_unreadable_order_is_reported_once_and_replaced_by_the_careful_
     assert source_health.value is None, "a client that overwrites it sees that it exists"
 
 
-@in_virtual_time
 async def test_an_unreadable_order_leaves_the_last_one_in_force_for_later_sessions_too() -> None:
     cluster, last = await Cluster.start(), dict[str, Record]()
     order_store = OrderStore(cluster.store, PATHS, last)
@@ -296,12 +286,11 @@ async def test_an_unreadable_order_leaves_the_last_one_in_force_for_later_sessio
 
 
 @pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
-@in_virtual_time
 async def test_denied_access_to_an_order_stops_no_node(
+    cluster: Cluster,
     is_stat_open: bool,
 ) -> None:
     """The order is reported as unreadable."""
-    cluster = await Cluster.start()
     order_store, shut = (
         OrderStore(cluster.store, PATHS),
         (PATHS.draining_orders, hold_znode(PATHS).path),
@@ -318,10 +307,8 @@ async def test_denied_access_to_an_order_stops_no_node(
     assert found.unreadable == shut
 
 
-@in_virtual_time
-async def test_rule_s8_denied_access_is_no_withdrawal() -> None:
+async def test_rule_s8_denied_access_is_no_withdrawal(cluster: Cluster) -> None:
     """Orders that were read before stay in force."""
-    cluster = await Cluster.start()
     order_store, drain = OrderStore(cluster.store, PATHS), DrainOrder(since_ms=1)
     await order_store.give(drain_znode(PATHS, B1), drain, over=None)
     await order_store.give(maintenance_znode(PATHS, B2), WINDOW, over=None)
@@ -341,9 +328,7 @@ async def test_rule_s8_denied_access_is_no_withdrawal() -> None:
     assert (found.draining, found.unreadable) == ({}, ())
 
 
-@in_virtual_time
-async def test_checks_pause_while_their_order_exists_in_any_form() -> None:
-    cluster = await Cluster.start()
+async def test_checks_pause_while_their_order_exists_in_any_form(cluster: Cluster) -> None:
     path = checks_znode(PATHS).path
     await cluster.store.create(path, b"", with_parents=True)
 
@@ -353,9 +338,7 @@ async def test_checks_pause_while_their_order_exists_in_any_form() -> None:
     assert found.unreadable == (path,)
 
 
-@in_virtual_time
-async def test_an_unreadable_hold_counts_until_it_is_replaced() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_hold_counts_until_it_is_replaced(cluster: Cluster) -> None:
     order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
     await cluster.store.create(znode.path, b"{", with_parents=True)
     written_ms = cluster.clock.wall_ms()

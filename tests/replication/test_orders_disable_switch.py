@@ -10,7 +10,7 @@ from ledgers.errors import SessionLostError, UnavailableError
 from replication.orders import DisableSwitch
 from replication.settings import ReplicationSettings
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.cluster import Cluster, queue_empty, until, with_lost_b2
 from tests.replication.nodes import PATHS, working
 from tests.replication.overload import overload
 
@@ -53,9 +53,7 @@ async def reconnect(cluster: Cluster, store: MemoryStore) -> None:
     await asyncio.sleep(SOON_S)
 
 
-@in_virtual_time
-async def test_a_watched_switch_is_known_without_a_request() -> None:
-    cluster = await Cluster.start()
+async def test_a_watched_switch_is_known_without_a_request(cluster: Cluster) -> None:
     async with watching(cluster) as watched:
         before = watched.store.request_count
         assert not await watched.switch.is_on()
@@ -71,12 +69,11 @@ async def test_a_watched_switch_is_known_without_a_request() -> None:
 
 
 @pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
-@in_virtual_time
 async def test_rule_s8_an_unreadable_switch_stops_new_work(
+    cluster: Cluster,
     is_on: bool,
 ) -> None:
     """It is read again."""
-    cluster = await Cluster.start()
     async with watching(cluster) as watched:
         throttled = overload(watched.store, DISABLE)
         await reconnect(cluster, watched.store)
@@ -95,9 +92,7 @@ async def test_rule_s8_an_unreadable_switch_stops_new_work(
         assert watched.told_count > told_count, "waiting callers are woken"
 
 
-@in_virtual_time
-async def test_rule_s8_the_switch_stays_on_until_its_removal_is_read() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s8_the_switch_stays_on_until_its_removal_is_read(cluster: Cluster) -> None:
     await cluster.store.create(DISABLE)
     async with watching(cluster) as watched:
         throttled = overload(watched.store, DISABLE)
@@ -110,10 +105,8 @@ async def test_rule_s8_the_switch_stays_on_until_its_removal_is_read() -> None:
         assert watched.switch.may_lease
 
 
-@in_virtual_time
-async def test_the_end_of_the_session_ends_the_watch() -> None:
+async def test_the_end_of_the_session_ends_the_watch(cluster: Cluster) -> None:
     """Also while the switch is read again."""
-    cluster = await Cluster.start()
     watched = Watched(cluster)
     throttled = overload(watched.store, DISABLE)
     task = asyncio.create_task(watched.watch())
@@ -126,7 +119,6 @@ async def test_the_end_of_the_session_ends_the_watch() -> None:
         await task
 
 
-@in_virtual_time
 async def test_a_worker_survives_an_unreadable_switch() -> None:
     cluster = await with_lost_b2(3)
     settings = ReplicationSettings(idle_wait_s=1000)

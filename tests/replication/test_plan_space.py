@@ -14,7 +14,7 @@ from replication.entry_runs import EntryRuns
 from replication.plan import Plan, plan_repair
 from replication.reasons import Exclusion, Reason
 from replication.targets import SMALL_COPY_BYTES, DiskSpaceSource, Targets, TargetSelector
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import (
     B1,
     B2,
@@ -138,7 +138,6 @@ class DiskSpaces:
         pass
 
 
-@in_virtual_time
 async def test_rule_s11_ledgers_planned_together_count_together() -> None:
     """Each has two segments, which are copied side by side."""
     cluster = await Cluster.start(B1, B2, B3, B4)

@@ -23,7 +23,7 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.targets import TargetSelector
 from tests.memory.bookies import NO_FAULT, Fault, Op, no_faults
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
 from tests.replication.repairs import (
@@ -89,9 +89,7 @@ async def preview(
         return await previewer.preview(LEDGER, suspects=suspects)
 
 
-@in_virtual_time
-async def test_it_predicts_what_the_repair_then_does() -> None:
-    cluster = await Cluster.start()
+async def test_it_predicts_what_the_repair_then_does(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
 
@@ -105,9 +103,7 @@ async def test_it_predicts_what_the_repair_then_does() -> None:
     assert await cluster.ensembles() == [(B1, B5, B3)]
 
 
-@in_virtual_time
-async def test_a_whole_or_deleted_ledger_needs_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_a_whole_or_deleted_ledger_needs_nothing(cluster: Cluster) -> None:
     assert (await preview(cluster)).is_gone
 
     await cluster.write_ledger((B1, B2, B3))
@@ -117,9 +113,7 @@ async def test_a_whole_or_deleted_ledger_needs_nothing() -> None:
     assert not found.is_gone
 
 
-@in_virtual_time
-async def test_a_bookie_with_a_finding_is_asked_for_every_entry() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_with_a_finding_is_asked_for_every_entry(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(B2).lose(LEDGER, 4)
 
@@ -135,11 +129,9 @@ async def test_a_bookie_with_a_finding_is_asked_for_every_entry() -> None:
         (LedgerState.IN_RECOVERY, True),
     ],
 )
-@in_virtual_time
 async def test_an_open_ledger_that_lacks_a_bookie_is_closed_first(
-    state: LedgerState, is_in_recovery: bool
+    cluster: Cluster, state: LedgerState, is_in_recovery: bool
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=state)
     await cluster.kill(B2)
 
@@ -170,14 +162,13 @@ async def test_an_open_ledger_that_lacks_a_bookie_is_closed_first(
         ),
     ],
 )
-@in_virtual_time
 async def test_it_tells_where_the_end_may_not_be_provable(
+    cluster: Cluster,
     wiped: tuple[BookieId, ...],
     away: tuple[BookieId, ...],
     is_doubtful: bool,
     state: LedgerState,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=-1, write_quorum=3, ack_quorum=2, state=state)
     for entry_id in range(3):
         cluster.put(LEDGER, entry_id, B1, B2, B3, lac=-1)
@@ -194,9 +185,7 @@ async def test_it_tells_where_the_end_may_not_be_provable(
     assert blocked.facts.absent == away
 
 
-@in_virtual_time
-async def test_during_a_hold_an_open_ledger_waits() -> None:
-    cluster = await Cluster.start()
+async def test_during_a_hold_an_open_ledger_waits(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.kill(B2)
     hold = HoldOrder(since_ms=1, reason="3 of 5 went")
@@ -207,9 +196,7 @@ async def test_during_a_hold_an_open_ledger_waits() -> None:
     assert blocked.reason is Reason.HOLD
 
 
-@in_virtual_time
-async def test_closed_fragments_of_an_open_ledger_are_repaired_at_once() -> None:
-    cluster = await Cluster.start()
+async def test_closed_fragments_of_an_open_ledger_are_repaired_at_once(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), (B2, B3), starts=(0, 5), state=LedgerState.OPEN)
     await cluster.kill(B2)
 
@@ -219,9 +206,7 @@ async def test_closed_fragments_of_an_open_ledger_are_repaired_at_once() -> None
     assert [blocked.reason for blocked in found.plan.blocked] == [Reason.OPEN_LEDGER_GRACE]
 
 
-@in_virtual_time
-async def test_obstacles_are_shown_beside_the_possible_repairs() -> None:
-    cluster = await Cluster.start()
+async def test_obstacles_are_shown_beside_the_possible_repairs(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     until_ms = await order_maintenance(cluster, B1)
     await cluster.kill(B1)
@@ -233,9 +218,7 @@ async def test_obstacles_are_shown_beside_the_possible_repairs() -> None:
     assert [(b.reason, b.until_ms) for b in found.plan.blocked] == [(Reason.MAINTENANCE, until_ms)]
 
 
-@in_virtual_time
-async def test_unreadable_metadata_is_an_obstacle() -> None:
-    cluster = await Cluster.start()
+async def test_unreadable_metadata_is_an_obstacle(cluster: Cluster) -> None:
     written = await cluster.write_ledger((B1, B2, B3))
     await cluster.store.set(cluster.manager.path(LEDGER), b"nonsense", version=written.version)
 
@@ -244,9 +227,7 @@ async def test_unreadable_metadata_is_an_obstacle() -> None:
     assert [b.reason for b in found.plan.blocked] == [Reason.CORRUPT_METADATA]
 
 
-@in_virtual_time
-async def test_denied_access_to_metadata_blocks_only_that_ledger() -> None:
-    cluster = await Cluster.start()
+async def test_denied_access_to_metadata_blocks_only_that_ledger(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     path = cluster.manager.path(LEDGER)
     shut_out(cluster.store, path)
@@ -259,9 +240,7 @@ async def test_denied_access_to_metadata_blocks_only_that_ledger() -> None:
     )
 
 
-@in_virtual_time
-async def test_moves_are_shown_where_they_are_wanted() -> None:
-    cluster = await Cluster.start()
+async def test_moves_are_shown_where_they_are_wanted(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     racks = {B1: "/a", B2: "/a", B3: "/b"}
 
@@ -273,7 +252,6 @@ async def test_moves_are_shown_where_they_are_wanted() -> None:
     assert step.target == B3
 
 
-@in_virtual_time
 async def test_copies_are_planned_even_if_no_bookie_may_have_their_entries() -> None:
     """Which entries can be copied is known only after trying."""
     cluster = await Cluster.start(B1, B2, B3, B4, B5)

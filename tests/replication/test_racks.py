@@ -23,7 +23,7 @@ from replication.racks import (
     ZnodeRacks,
     has_unused_racks,
 )
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import ROOT
 
@@ -95,7 +95,6 @@ def racks_of(racks: Racks, *bookies: BookieId) -> list[str]:
     return [racks.rack(bookie) for bookie in bookies]
 
 
-@in_virtual_time
 async def test_a_change_of_the_source_counts_at_once() -> None:
     cluster = await Cluster.start(B1, B2)
     source = TableSource({B1: "/a", B2: "/b"})
@@ -108,7 +107,6 @@ async def test_a_change_of_the_source_counts_at_once() -> None:
         assert racks_of(racks, B1, B2) == ["/a", "/c"]
 
 
-@in_virtual_time
 async def test_a_new_bookie_has_its_rack_at_once() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B3: "/c"})
@@ -121,7 +119,6 @@ async def test_a_new_bookie_has_its_rack_at_once() -> None:
         assert racks.rack(B3) == "/c"
 
 
-@in_virtual_time
 async def test_bookies_without_a_rack_are_counted() -> None:
     cluster = await Cluster.start(B1, B2)
     counted = []
@@ -141,7 +138,6 @@ async def test_bookies_without_a_rack_are_counted() -> None:
     assert counted == [1, 2, 1, 0]
 
 
-@in_virtual_time
 async def test_a_source_that_fails_for_a_new_bookie_is_soon_retried() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B3: "/c"})
@@ -156,7 +152,6 @@ async def test_a_source_that_fails_for_a_new_bookie_is_soon_retried() -> None:
         assert racks.rack(B3) == "/c"
 
 
-@in_virtual_time
 async def test_a_bookie_that_appears_during_a_request_is_next() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a", B2: "/b", B3: "/c"})
@@ -171,7 +166,6 @@ async def test_a_bookie_that_appears_during_a_request_is_next() -> None:
         assert (racks.rack(B2), racks.rack(B3)) == ("/b", "/c")
 
 
-@in_virtual_time
 async def test_a_bookie_that_disappears_keeps_its_rack() -> None:
     """G19."""
     cluster = await Cluster.start(B1, B2)
@@ -187,7 +181,6 @@ async def test_a_bookie_that_disappears_keeps_its_rack() -> None:
         assert racks.rack(B2) == "/b"
 
 
-@in_virtual_time
 async def test_a_bookie_that_was_always_absent_is_asked_about_too() -> None:
     """G19: its cookie shows that the bookie exists."""
     cluster = await Cluster.start(B1, B2)
@@ -197,7 +190,6 @@ async def test_a_bookie_that_was_always_absent_is_asked_about_too() -> None:
         assert racks.rack(B2) == "/b"
 
 
-@in_virtual_time
 async def test_the_source_is_asked_by_ip_address_and_may_answer_by_it() -> None:
     cluster = await Cluster.start(B1)
     host = B1.rpartition(":")[0]
@@ -208,7 +200,6 @@ async def test_the_source_is_asked_by_ip_address_and_may_answer_by_it() -> None:
         assert set(map(tuple, source.asked)) == {("10.0.0.1",)}
 
 
-@in_virtual_time
 async def test_a_broken_source_is_reported_once_and_racks_are_kept() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({B1: "/a"})
@@ -235,7 +226,6 @@ async def test_a_broken_source_is_reported_once_and_racks_are_kept() -> None:
     assert told[1]["source"] == "table"
 
 
-@in_virtual_time
 async def test_a_hanging_source_does_not_delay_the_start() -> None:
     cluster = await Cluster.start(B1)
     source = TableSource({})
@@ -250,7 +240,6 @@ async def test_a_hanging_source_does_not_delay_the_start() -> None:
 # --- Pulsar's znode -------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_pulsars_znode_is_followed() -> None:
     cluster = await Cluster.start(B1)
     await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
@@ -264,7 +253,6 @@ async def test_pulsars_znode_is_followed() -> None:
         assert racks.rack(B1) == "/b"
 
 
-@in_virtual_time
 async def test_a_znode_created_later_is_read_then() -> None:
     cluster = await Cluster.start(B1)
 
@@ -275,7 +263,6 @@ async def test_a_znode_created_later_is_read_then() -> None:
         assert racks.rack(B1) == "/a"
 
 
-@in_virtual_time
 async def test_a_znode_that_is_no_map_does_not_change_the_racks() -> None:
     cluster = await Cluster.start(B1)
     await cluster.store.create(PATH, f'{{"g": {{"{B1}": {{"rack": "/a"}}}}}}'.encode())
@@ -287,7 +274,6 @@ async def test_a_znode_that_is_no_map_does_not_change_the_racks() -> None:
         assert racks.rack(B1) == "/a"
 
 
-@in_virtual_time
 async def test_without_the_znode_the_error_says_what_to_do() -> None:
     cluster = await Cluster.start(B1)
 
@@ -295,7 +281,6 @@ async def test_without_the_znode_the_error_says_what_to_do() -> None:
         await ZnodeRacks(cluster.store, PATH).read([])
 
 
-@in_virtual_time
 async def test_the_end_of_the_session_ends_the_updates() -> None:
     cluster = await Cluster.start(B1)
     views = ViewSource(Registration(cluster.store, ROOT), cluster.clock)
@@ -308,7 +293,6 @@ async def test_the_end_of_the_session_ends_the_updates() -> None:
         await keeper.start()
 
 
-@in_virtual_time
 async def test_racks_that_are_not_updated_are_noticed() -> None:
     cluster = await Cluster.start(B1)
 

@@ -16,7 +16,7 @@ from replication.nodes import Membership, Role
 from replication.racks import RETRY_S, RackKeeper, RackMemory, remembered_racks
 from replication.transactions import Batcher
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, ROOT, node_info
 
@@ -82,7 +82,6 @@ async def _no_address(host: str) -> str | None:
     return None
 
 
-@in_virtual_time
 async def test_racks_are_remembered_also_of_absent_bookies() -> None:
     cluster = await Cluster.start(B1, B2)
     table = Table()
@@ -98,7 +97,6 @@ async def test_racks_are_remembered_also_of_absent_bookies() -> None:
         assert await remembered_racks(cluster.store, PATHS) == {B1: "/c", B2: "/b"}
 
 
-@in_virtual_time
 async def test_the_next_leader_keeps_the_racks_of_existing_bookies() -> None:
     """It forgets decommissioned ones."""
     cluster = await Cluster.start(B1, B2, B3)
@@ -114,7 +112,6 @@ async def test_the_next_leader_keeps_the_racks_of_existing_bookies() -> None:
         assert await remembered_racks(cluster.store, PATHS) == {B1: "/a", B2: "/b"}
 
 
-@in_virtual_time
 async def test_unchanged_racks_are_not_written() -> None:
     cluster = await Cluster.start(B1, B2)
     table = Table()
@@ -128,7 +125,6 @@ async def test_unchanged_racks_are_not_written() -> None:
     assert (await cluster.store.get(PATHS.racks))[1].version == 0
 
 
-@in_virtual_time
 async def test_a_failed_write_is_repeated() -> None:
     cluster = await Cluster.start(B1)
     table = Table()
@@ -151,7 +147,6 @@ async def test_a_failed_write_is_repeated() -> None:
     assert not failures
 
 
-@in_virtual_time
 async def test_rule_s9_a_former_leader_writes_nothing() -> None:
     cluster = await Cluster.start(B1)
     table = Table()
@@ -170,7 +165,6 @@ async def test_rule_s9_a_former_leader_writes_nothing() -> None:
     assert await remembered_racks(cluster.store, PATHS) == {B1: "/a"}
 
 
-@in_virtual_time
 async def test_denied_access_is_survived_and_the_write_is_made_later() -> None:
     cluster = await Cluster.start(B1)
     table = Table()

@@ -9,7 +9,7 @@ from ledgers.errors import BookmenderError, CorruptionError, QuotaError, Unautho
 from ledgers.model import BookieId
 from ledgers.store import MultiFailed, Operation, OperationResult, SetData
 from replication.recent_copies import CopiesToRead, RecentCopies, session_of
-from tests.replication.cluster import Cluster, in_virtual_time, with_lost_b2
+from tests.replication.cluster import Cluster, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import lost_b2, once_copied, repair_with
@@ -28,7 +28,6 @@ async def recorded(cluster: Cluster) -> dict[int, frozenset[BookieId]]:
     return found
 
 
-@in_virtual_time
 async def test_a_new_target_is_recorded_before_metadata_names_it() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     at_write: list[dict[int, frozenset[BookieId]]] = []
@@ -46,7 +45,6 @@ async def test_a_new_target_is_recorded_before_metadata_names_it() -> None:
     assert at_write == [{LEDGER: frozenset({B4})}]
 
 
-@in_virtual_time
 async def test_a_copy_in_place_is_not_recorded() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
@@ -60,7 +58,6 @@ async def test_a_copy_in_place_is_not_recorded() -> None:
     assert await recorded(cluster) == {}
 
 
-@in_virtual_time
 async def test_concurrent_repairs_share_records() -> None:
     cluster = await with_lost_b2(40, B1, B2, B3, B4)
 
@@ -72,7 +69,6 @@ async def test_concurrent_repairs_share_records() -> None:
 
 
 @pytest.mark.parametrize("error", [UnauthorizedError, QuotaError])
-@in_virtual_time
 async def test_a_refused_record_stops_no_repair(error: type[BookmenderError]) -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     ended: list[CopiesToRead] = []
@@ -94,7 +90,6 @@ async def test_a_refused_record_stops_no_repair(error: type[BookmenderError]) ->
     assert [each.record.path for each in ended] == [None]
 
 
-@in_virtual_time
 async def test_a_failed_repair_hands_over_its_record_too() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     ended: list[CopiesToRead] = []

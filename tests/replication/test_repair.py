@@ -15,7 +15,6 @@ from replication.repair import DONE, OutcomeKind
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,
-    in_virtual_time,
     shut_out,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
@@ -39,9 +38,7 @@ from tests.replication.repairs import (
     verdict="better",
     why="only the entries that the lost bookie index stored are copied, not the whole fragment",
 )
-@in_virtual_time
-async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries() -> None:
-    cluster = await Cluster.start()
+async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
 
@@ -56,11 +53,10 @@ async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries() -> None:
 
 
 @pytest.mark.parametrize("ack_quorum", [0, -1])
-@in_virtual_time
 async def test_a_closed_ledger_without_an_ack_quorum_is_repaired_and_keeps_it(
+    cluster: Cluster,
     ack_quorum: int,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), ack_quorum=ack_quorum)
     await cluster.kill(B2)
 
@@ -74,9 +70,7 @@ async def test_a_closed_ledger_without_an_ack_quorum_is_repaired_and_keeps_it(
 
 
 @pytest.mark.compat("G17", verdict="better")
-@in_virtual_time
-async def test_all_losses_are_written_in_one_compare_and_set() -> None:
-    cluster = await Cluster.start()
+async def test_all_losses_are_written_in_one_compare_and_set(cluster: Cluster) -> None:
     before = await cluster.write_ledger(
         (B1, B2, B3), (B1, B4, B3), (B4, B1, B5), starts=(0, 10, 20), last=29, write_quorum=3
     )
@@ -110,11 +104,9 @@ async def test_all_losses_are_written_in_one_compare_and_set() -> None:
         pytest.param((B1, B2, B3, B4, B5), 3, (B2, B3), id="W < E, lost neighbours"),
     ],
 )
-@in_virtual_time
 async def test_every_shape_is_whole_afterwards_with_no_byte_too_many(
-    ensemble: tuple[BookieId, ...], write_quorum: int, lost: tuple[BookieId, ...]
+    cluster: Cluster, ensemble: tuple[BookieId, ...], write_quorum: int, lost: tuple[BookieId, ...]
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger(ensemble, write_quorum=write_quorum, last=20)
     await cluster.kill(*lost)
     lost_count = sum(len(cluster.bookie(b).entry_ids(LEDGER)) for b in lost)
@@ -129,9 +121,7 @@ async def test_every_shape_is_whole_afterwards_with_no_byte_too_many(
 
 
 @pytest.mark.parametrize("last", [-1, 0], ids=["an empty ledger", "a single entry"])
-@in_virtual_time
-async def test_small_ledgers_are_repaired_too(last: int) -> None:
-    cluster = await Cluster.start()
+async def test_small_ledgers_are_repaired_too(cluster: Cluster, last: int) -> None:
     await cluster.write_ledger((B1, B2, B3), last=last)
     await cluster.kill(B3)
 
@@ -143,9 +133,7 @@ async def test_small_ledgers_are_repaired_too(last: int) -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s10_the_window_counts_the_real_size_of_entries() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s10_the_window_counts_the_real_size_of_entries(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), last=SMALL_ENTRIES)
     await cluster.kill(B2)
 
@@ -161,9 +149,7 @@ async def test_rule_s10_the_window_counts_the_real_size_of_entries() -> None:
     verdict="other",
     why="nothing is copied, but the bookie is replaced, so no metadata names an absent bookie",
 )
-@in_virtual_time
-async def test_an_empty_fragment_at_the_end_is_repaired_too() -> None:
-    cluster = await Cluster.start()
+async def test_an_empty_fragment_at_the_end_is_repaired_too(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=9)
     await cluster.kill(B4)
 
@@ -173,9 +159,7 @@ async def test_an_empty_fragment_at_the_end_is_repaired_too() -> None:
     assert cluster.bookies.copied_count == 0
 
 
-@in_virtual_time
-async def test_a_whole_ledger_is_only_unmarked() -> None:
-    cluster = await Cluster.start()
+async def test_a_whole_ledger_is_only_unmarked(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2, B3))
 
     outcome = await repair(cluster)
@@ -186,9 +170,7 @@ async def test_a_whole_ledger_is_only_unmarked() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
-async def test_a_read_only_bookie_is_a_source_and_not_lost() -> None:
-    cluster = await Cluster.start()
+async def test_a_read_only_bookie_is_a_source_and_not_lost(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     await cluster.unregister(B1)
     await cluster.register(B1, is_read_only=True)
@@ -203,9 +185,7 @@ async def test_a_read_only_bookie_is_a_source_and_not_lost() -> None:
 # --- Metadata -------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_rule_s2_a_repair_changes_only_the_ensembles() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s2_a_repair_changes_only_the_ensembles(cluster: Cluster) -> None:
     written = await cluster.write_ledger(
         (B1, B2, B3),
         ack_quorum=2,
@@ -231,9 +211,7 @@ async def test_rule_s2_a_repair_changes_only_the_ensembles() -> None:
     assert segment.ensemble != (B1, B2, B3)
 
 
-@in_virtual_time
-async def test_rule_s2_the_journal_has_the_bytes_before_and_after() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s2_the_journal_has_the_bytes_before_and_after(cluster: Cluster) -> None:
     written = await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     lines: list[tuple[int, bytes, bytes]] = []
@@ -246,9 +224,7 @@ async def test_rule_s2_the_journal_has_the_bytes_before_and_after() -> None:
     assert lines == [(LEDGER, written.data, (await cluster.manager.read(LEDGER)).data)]
 
 
-@in_virtual_time
-async def test_rule_s2_without_a_journal_nothing_is_written() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s2_without_a_journal_nothing_is_written(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
 
@@ -262,9 +238,7 @@ async def test_rule_s2_without_a_journal_nothing_is_written() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_unreadable_metadata_is_left_alone_and_reported() -> None:
-    cluster = await Cluster.start()
+async def test_unreadable_metadata_is_left_alone_and_reported(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.store.set(cluster.manager.path(LEDGER), b"rubbish", version=-1)
 
@@ -275,9 +249,7 @@ async def test_unreadable_metadata_is_left_alone_and_reported() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_metadata_with_denied_access_is_left_alone_and_reported() -> None:
-    cluster = await Cluster.start()
+async def test_metadata_with_denied_access_is_left_alone_and_reported(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark()
 
@@ -290,9 +262,7 @@ async def test_metadata_with_denied_access_is_left_alone_and_reported() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
-@in_virtual_time
-async def test_metadata_keeps_its_version(version: int) -> None:
-    cluster = await Cluster.start()
+async def test_metadata_keeps_its_version(cluster: Cluster, version: int) -> None:
     fields = VERSION_1 if version == 1 else {"metadata_version": version}
     await cluster.write_ledger((B1, B2), **fields)
     await cluster.kill(B2)
@@ -314,9 +284,7 @@ async def test_metadata_keeps_its_version(version: int) -> None:
     why="without the pause of 5 s, and only after a sync and a second read",
 )
 @pytest.mark.compat("BookieAutoRecoveryTest.testNoSuchLedgerExists", verdict="same")
-@in_virtual_time
-async def test_a_deleted_ledger_is_unmarked() -> None:
-    cluster = await Cluster.start()
+async def test_a_deleted_ledger_is_unmarked(cluster: Cluster) -> None:
 
     outcome = await repair(cluster)
 
@@ -328,10 +296,8 @@ async def test_a_deleted_ledger_is_unmarked() -> None:
     "TestReplicationWorker.testRWShouldCleanTheLedgerFromUnderReplicationIfLedgerAlreadyDeleted",
     verdict="better",
 )
-@in_virtual_time
-async def test_rule_s8_a_ledger_counts_as_deleted_only_after_a_sync() -> None:
+async def test_rule_s8_a_ledger_counts_as_deleted_only_after_a_sync(cluster: Cluster) -> None:
     """And a second read."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.mark()
     async with cluster.node() as node:

@@ -17,7 +17,7 @@ from replication.repair import Outcome, OutcomeKind
 from replication.work_queue import LedgerLease
 from tests.daemon.closing import close
 from tests.memory.bookies import NO_FAULT, Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, BOOKIES
 from tests.replication.nodes import LEDGER, ROOT, Node
 from tests.replication.repairs import blocked_by, open_ledger, watch_fencing
@@ -55,7 +55,6 @@ async def recover(node: Node) -> Outcome:
 # --- Recovery -------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_newcomers_no_cuts_off_no_acknowledged_entry() -> None:
     """The newcomer has the address of an absent bookie."""
     cluster = await with_newcomer()
@@ -76,7 +75,6 @@ async def test_a_newcomers_no_cuts_off_no_acknowledged_entry() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_nothing_is_written_to_a_bookie_that_is_not_registered() -> None:
     cluster = await with_newcomer()
     sent: Counter[tuple[BookieId, Op]] = Counter()
@@ -94,7 +92,6 @@ async def test_nothing_is_written_to_a_bookie_that_is_not_registered() -> None:
     assert sent[B1, Op.ADD] == 0
 
 
-@in_virtual_time
 async def test_an_entry_read_from_an_unregistered_bookie_is_kept() -> None:
     cluster = await open_ledger()
     cluster.put(LEDGER, 10, B1)  # acknowledged by B1 and B2; B2 has lost its copy since
@@ -108,7 +105,6 @@ async def test_an_entry_read_from_an_unregistered_bookie_is_kept() -> None:
 
 
 @pytest.mark.parametrize("is_wiped", [False, True], ids=["another session", "another bookie"])
-@in_virtual_time
 async def test_answers_from_before_a_new_registration_do_not_count(
     is_wiped: bool,
 ) -> None:
@@ -138,7 +134,6 @@ async def test_answers_from_before_a_new_registration_do_not_count(
         assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
-@in_virtual_time
 async def test_a_recovery_stops_if_an_address_is_taken_over() -> None:
     """The address belongs to a bookie whose answer counted."""
     cluster = await open_ledger()
@@ -180,7 +175,6 @@ async def resolve(host: str) -> list[str]:
         pytest.param("unknown.example", id="a name that does not resolve"),
     ],
 )
-@in_virtual_time
 async def test_a_newcomer_is_recognised_however_it_spells_the_address(host: str) -> None:
     """B1 and its disk are gone, but its session is not over. The newcomer says "no" in its name."""
     cluster = await open_ledger()
@@ -208,7 +202,6 @@ async def test_a_newcomer_is_recognised_however_it_spells_the_address(host: str)
     assert (await cluster.metadata()).last_entry_id == 10
 
 
-@in_virtual_time
 async def test_a_host_that_does_not_resolve_delays_recoveries_for_one_session_timeout() -> None:
     """Then the other bookies would not be registered any more if it had their address."""
     cluster = await open_ledger()
@@ -225,12 +218,10 @@ async def test_a_host_that_does_not_resolve_delays_recoveries_for_one_session_ti
     assert (await cluster.metadata()).is_closed
 
 
-@in_virtual_time
-async def test_a_bookie_that_only_an_outdated_name_placed_at_anothers_address_answers_again() -> (
-    None
-):
+async def test_a_bookie_at_anothers_address_by_an_outdated_name_answers_again(
+    cluster: Cluster,
+) -> None:
     """B4 received the address that B1 had before, and DNS still says that it is B1's."""
-    cluster = await Cluster.start()
     hosts = {"b1": "10.0.0.9", "b4": "10.0.0.9"}
 
     async def resolve(host: str) -> list[str]:
@@ -245,9 +236,7 @@ async def test_a_bookie_that_only_an_outdated_name_placed_at_anothers_address_an
         assert B1 in node.views.current.answering
 
 
-@in_virtual_time
-async def test_bookies_are_seen_although_this_process_can_look_up_no_name() -> None:
-    cluster = await Cluster.start()
+async def test_bookies_are_seen_although_this_process_can_look_up_no_name(cluster: Cluster) -> None:
 
     async def resolve(host: str) -> list[str]:
         raise LocalLimitError("this process can open no further file", host=host)
@@ -262,7 +251,6 @@ async def test_bookies_are_seen_although_this_process_can_look_up_no_name() -> N
 # --- By hand --------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_close_by_hand_does_not_trust_a_newcomer() -> None:
     cluster = await with_newcomer()
     is_slow(cluster, B2)
@@ -279,10 +267,8 @@ async def test_a_close_by_hand_does_not_trust_a_newcomer() -> None:
 # --- Two ids at one address -----------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_a_bookie_whose_address_was_taken_over_is_not_used() -> None:
+async def test_a_bookie_whose_address_was_taken_over_is_not_used(cluster: Cluster) -> None:
     """It is neither asked nor a target."""
-    cluster = await Cluster.start()
     await cluster.register_at(BookieId("newcomer"), B4)
 
     async with cluster.node() as node:

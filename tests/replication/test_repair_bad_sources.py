@@ -19,7 +19,7 @@ from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
 from replication.repair import OutcomeKind
 from replication.work_queue import LedgerLease
-from tests.replication.cluster import Cluster, in_virtual_time, named_by
+from tests.replication.cluster import Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.refusing import refuse, writes_below
@@ -28,7 +28,6 @@ from tests.replication.repairs import repair
 
 @pytest.mark.parametrize("last", [9, 199, 2_999], ids=["presumed", "checked", "checked twice"])
 @pytest.mark.parametrize("damage", ["lose", "corrupt"])
-@in_virtual_time
 async def test_they_are_repaired_before_the_ledger_is_unmarked(damage: str, last: int) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, last=last)
@@ -54,7 +53,6 @@ async def test_they_are_repaired_before_the_ledger_is_unmarked(damage: str, last
         assert not is_named or cluster.has_good_copy(bookie, LEDGER, entry_id), (bookie, entry_id)
 
 
-@in_virtual_time
 async def test_they_are_remembered_from_one_try_to_the_next() -> None:
     """The next try may be possible, and its read of the ends would find nothing."""
     cluster = await Cluster.start(B1, B2, B3, B4)
@@ -121,7 +119,6 @@ async def assert_repaired_once_possible(cluster: Cluster) -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_other_nodes_and_restarted_ones_learn_of_them() -> None:
     """A read of the ends would find the ledger whole, and delete the mark (rule S6)."""
     cluster = await with_gaps()
@@ -134,7 +131,6 @@ async def test_other_nodes_and_restarted_ones_learn_of_them() -> None:
     await assert_repaired_once_possible(cluster)
 
 
-@in_virtual_time
 async def test_a_new_mark_does_not_make_them_forgotten() -> None:
     cluster = await with_gaps(is_own=True)
     async with cluster.node("one") as node, working(node):
@@ -151,7 +147,6 @@ async def test_a_new_mark_does_not_make_them_forgotten() -> None:
 
 
 @pytest.mark.parametrize("error", [UnavailableError, ZeroDivisionError])
-@in_virtual_time
 async def test_a_repair_that_is_interrupted_afterwards_notes_them(error: type[Exception]) -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as one:
@@ -174,7 +169,6 @@ async def test_a_repair_that_is_interrupted_afterwards_notes_them(error: type[Ex
     await assert_repaired_once_possible(cluster)
 
 
-@in_virtual_time
 async def test_an_operators_immediate_try_keeps_them() -> None:
     cluster = await with_gaps()
     async with cluster.node("one") as node, working(node):
@@ -199,7 +193,6 @@ async def test_an_operators_immediate_try_keeps_them() -> None:
     await assert_repaired_once_possible(cluster)
 
 
-@in_virtual_time
 async def test_a_note_written_while_old_ones_are_deleted_stays() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     note = WaitingNote(
@@ -225,7 +218,6 @@ async def test_a_note_written_while_old_ones_are_deleted_stays() -> None:
 
 
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
-@in_virtual_time
 async def test_a_node_that_read_the_mark_before_does_not_lease_it(lost_count: int) -> None:
     """Between a look at the queue and the take another node may have tried the ledger, which leaves
     the mark as it was.
@@ -252,7 +244,6 @@ async def test_a_node_that_read_the_mark_before_does_not_lease_it(lost_count: in
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnknownOutcomeError])
-@in_virtual_time
 async def test_the_ledger_stays_locked_until_they_are_noted(
     error: type[BookmenderError],
 ) -> None:

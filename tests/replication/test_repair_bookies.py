@@ -8,7 +8,7 @@ from ledgers.model import BookieId
 from replication.reasons import Exclusion, Reason
 from replication.repair import OutcomeKind
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import (
@@ -28,7 +28,6 @@ from tests.replication.watched import settle
     verdict="better",
 )
 @pytest.mark.parametrize("error", [FencedError, ReadOnlyError, UnavailableError])
-@in_virtual_time
 async def test_rule_s11_another_target_is_chosen_when_one_refuses(
     error: type[UnavailableError],
 ) -> None:
@@ -45,7 +44,6 @@ async def test_rule_s11_another_target_is_chosen_when_one_refuses(
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s11_a_bookie_that_deleted_the_ledger_is_no_target() -> None:
     """It refuses adds to a ledger that it deleted as garbage."""
     cluster = await lost_b2()
@@ -64,7 +62,6 @@ async def test_rule_s11_a_bookie_that_deleted_the_ledger_is_no_target() -> None:
     "TestLedgerFragmentReplication.testReplicateLFShouldReturnFalseIfTheReplicationFails",
     verdict="better",
 )
-@in_virtual_time
 async def test_rule_s11_a_refusal_lasts_until_the_bookie_restarts() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     cluster.put(LEDGER, 0, B4)
@@ -94,7 +91,6 @@ async def test_rule_s11_a_refusal_lasts_until_the_bookie_restarts() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s11_an_unresponsive_bookie_may_be_the_next_target() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     cluster.bookies.fail(B4, Op.ADD, Fault(error=UnavailableError))
@@ -111,7 +107,6 @@ async def test_rule_s11_an_unresponsive_bookie_may_be_the_next_target() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_target_is_not_called_failed_while_this_process_lacks_a_file() -> None:
     cluster = await lost_b2(B1, B2, B3, B4)
     cluster.bookies.fail(B4, Op.ADD, Fault(error=LocalLimitError))
@@ -127,7 +122,6 @@ async def test_a_target_is_not_called_failed_while_this_process_lacks_a_file() -
     assert B4 in (await cluster.metadata()).bookies
 
 
-@in_virtual_time
 async def test_if_all_bookies_refuse_the_ledger_waits_for_a_target() -> None:
     cluster = await lost_b2(B1, B2, B3, B4, B5)
     for refusing in (B4, B5):
@@ -141,7 +135,6 @@ async def test_if_all_bookies_refuse_the_ledger_waits_for_a_target() -> None:
     assert await cluster.ensembles() == [(B1, B2, B3)]
 
 
-@in_virtual_time
 async def test_a_failing_target_does_not_waste_the_others_copies() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4, B5, B6)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
@@ -158,7 +151,6 @@ async def test_a_failing_target_does_not_waste_the_others_copies() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s1_a_target_that_disappears_is_not_named() -> None:
     cluster = await lost_b2()
     gone: list[BookieId] = []
@@ -177,7 +169,6 @@ async def test_rule_s1_a_target_that_disappears_is_not_named() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s1_a_target_registered_again_is_not_named() -> None:
     """It may have another identity."""
     cluster = await lost_b2()
@@ -199,7 +190,6 @@ async def test_rule_s1_a_target_registered_again_is_not_named() -> None:
 # --- Members --------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_rule_s6_a_member_lost_after_its_verdict_is_replaced() -> None:
     """This happens before the mark is deleted."""
     cluster = await lost_b2()
@@ -217,9 +207,7 @@ async def test_rule_s6_a_member_lost_after_its_verdict_is_replaced() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s6_a_ledger_that_was_found_whole_is_judged_again() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s6_a_ledger_that_was_found_whole_is_judged_again(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B3)
 
@@ -239,7 +227,6 @@ async def test_rule_s6_a_ledger_that_was_found_whole_is_judged_again() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s6_after_a_long_copy_all_members_are_judged_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -257,7 +244,6 @@ async def test_rule_s6_after_a_long_copy_all_members_are_judged_again(
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_lost_bookie_back_during_the_copy_is_not_needed() -> None:
     cluster = await lost_b2()
 

@@ -14,7 +14,7 @@ from replication.marks import MarkedLedger
 from replication.repair import DONE, OutcomeKind
 from replication.work_queue import QueuedLedger
 from replication.znodes import Mark
-from tests.replication.cluster import Cluster, in_virtual_time, shut_out
+from tests.replication.cluster import Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, ROOT, Node
 from tests.replication.overload import overload
@@ -33,7 +33,6 @@ def is_blind(node: Node) -> None:
 # --- Targets --------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_target_reformatted_during_our_suspension_is_not_named() -> None:
     cluster = await lost_b2()
     async with cluster.node() as node:
@@ -54,7 +53,6 @@ async def test_a_target_reformatted_during_our_suspension_is_not_named() -> None
 
 
 @pytest.mark.parametrize("is_back", [True, False], ids=["reformatted", "stopped"])
-@in_virtual_time
 async def test_a_holder_lost_during_our_suspension_is_noticed_before_the_mark_is_deleted(
     is_back: bool,
 ) -> None:
@@ -90,7 +88,6 @@ async def marked_for_b3_which_is_back() -> Cluster:
     return cluster
 
 
-@in_virtual_time
 async def test_a_whole_ledger_stays_marked_if_its_bookie_is_lost_again() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
@@ -113,7 +110,6 @@ async def test_a_whole_ledger_stays_marked_if_its_bookie_is_lost_again() -> None
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
 async def test_a_ledger_written_after_its_check_is_checked_again() -> None:
     cluster = await marked_for_b3_which_is_back()
     async with cluster.node() as node:
@@ -137,7 +133,6 @@ async def test_a_ledger_written_after_its_check_is_checked_again() -> None:
 
 
 @pytest.mark.parametrize("lost", [B2, B3], ids=["a repaired ledger", "a whole ledger"])
-@in_virtual_time
 async def test_a_member_whose_registration_is_hidden_does_not_keep_the_mark(lost: BookieId) -> None:
     cluster = await lost_b2() if lost is B2 else await marked_for_b3_which_is_back()
     async with cluster.node() as node:
@@ -193,11 +188,9 @@ JAVAS_FINDING, LOSS = "a check found a gap between the ends", "the bookie was lo
         pytest.param(LOSS, 0, False, 201, id="nobody saw that it was lost"),
     ],
 )
-@in_virtual_time
 async def test_a_bookie_is_asked_for_its_ends_only_if_it_was_marked_while_absent(
-    mark: str, restarts: int, is_watched: bool, read_count: int
+    cluster: Cluster, mark: str, restarts: int, is_watched: bool, read_count: int
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
     asked: list[int] = []
 
@@ -228,11 +221,9 @@ async def test_a_bookie_is_asked_for_its_ends_only_if_it_was_marked_while_absent
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_a_bookie_that_was_registered_between_two_views_may_have_been_missed_by_a_check() -> (
-    None
-):
-    cluster = await Cluster.start()
+async def test_a_check_may_have_missed_a_bookie_registered_between_two_views(
+    cluster: Cluster,
+) -> None:
     await cluster.write_ledger((B1, B2, B3), last=200, write_quorum=3)
     cluster.bookie(B2).lose(LEDGER, 100)
     async with cluster.node() as node:
@@ -254,7 +245,6 @@ async def test_a_bookie_that_was_registered_between_two_views_may_have_been_miss
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_bookie_that_may_have_been_missed_is_believed_in_a_recovery() -> None:
     """No node saw that B2 and B3 were lost, but nothing says that they lack entries."""
     cluster = await open_ledger()

@@ -9,7 +9,7 @@ from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.reasons import Reason
 from replication.repair import OutcomeKind
 from replication.settings import ReplicationSettings
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B4
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import THREE, blocked_by, lost_b2, open_ledger, repair, watch_fencing
@@ -34,7 +34,6 @@ async def end_hold(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until an operator ends it"])
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@in_virtual_time
 async def test_an_open_ledger_waits_for_the_end_of_the_hold(
     state: LedgerState, for_s: float | None
 ) -> None:
@@ -52,7 +51,6 @@ async def test_an_open_ledger_waits_for_the_end_of_the_hold(
     assert fenced == []
 
 
-@in_virtual_time
 async def test_a_hold_that_begins_during_the_grace_prevents_fencing() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -70,7 +68,6 @@ async def test_a_hold_that_begins_during_the_grace_prevents_fencing() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_an_abandoned_recovery_is_not_continued_during_a_hold() -> None:
     cluster = await open_ledger(state=LedgerState.IN_RECOVERY)
     for entry_id in range(10):
@@ -84,7 +81,6 @@ async def test_an_abandoned_recovery_is_not_continued_during_a_hold() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_closed_ledgers_and_fragments_are_repaired_as_usual() -> None:
     closed = await lost_b2()
     await hold(closed)
@@ -103,7 +99,6 @@ async def test_closed_ledgers_and_fragments_are_repaired_as_usual() -> None:
 
 
 @pytest.mark.parametrize("is_ended_by_hand", [True, False])
-@in_virtual_time
 async def test_open_ledgers_are_inspected_again_when_the_hold_ends(
     is_ended_by_hand: bool,
 ) -> None:

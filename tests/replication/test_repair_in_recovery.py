@@ -5,7 +5,7 @@ from ledgers.model import LedgerState
 from replication.orders import HoldOrder, hold_znode
 from replication.reasons import Reason
 from replication.repair import OutcomeKind
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, drain, open_ledger, repair, watch_fencing
@@ -17,7 +17,6 @@ async def begun() -> Cluster:
     return await open_ledger(state=LedgerState.IN_RECOVERY)
 
 
-@in_virtual_time
 async def test_an_abandoned_recovery_is_completed_before_the_unmark() -> None:
     """Nothing is missing, but its fenced writer can never close the ledger."""
     cluster = await begun()
@@ -30,7 +29,6 @@ async def test_an_abandoned_recovery_is_completed_before_the_unmark() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_a_failed_recovery_is_completed_by_its_bookies_return() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
@@ -50,7 +48,6 @@ async def test_a_failed_recovery_is_completed_by_its_bookies_return() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_closed_fragments_of_an_abandoned_recovery_keep_the_mark() -> None:
     cluster = await open_ledger((B1, B2, B4), THREE, starts=(0, 5), state=LedgerState.IN_RECOVERY)
     await cluster.kill(B4)
@@ -63,7 +60,6 @@ async def test_closed_fragments_of_an_abandoned_recovery_keep_the_mark() -> None
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_during_a_hold_a_whole_ledger_stays_in_recovery() -> None:
     cluster = await begun()
     fenced = watch_fencing(cluster)
@@ -75,7 +71,6 @@ async def test_during_a_hold_a_whole_ledger_stays_in_recovery() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_rule_s16_a_drain_without_fence_order_leaves_it_too() -> None:
     """Not even of an empty ledger."""
     cluster = await open_ledger(state=LedgerState.IN_RECOVERY, last=-1)
@@ -87,7 +82,6 @@ async def test_rule_s16_a_drain_without_fence_order_leaves_it_too() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_a_recovery_with_an_unprovable_end_needs_an_operator() -> None:
     cluster = await begun()
     for bookie in (B1, B2):
@@ -104,7 +98,6 @@ async def test_a_recovery_with_an_unprovable_end_needs_an_operator() -> None:
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
-@in_virtual_time
 async def test_a_ledger_in_recovery_that_misses_a_bookie_is_not_said_to_be_left_to_its_writer() -> (
     None
 ):

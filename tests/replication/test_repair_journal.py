@@ -8,7 +8,6 @@ from ledgers.errors import JournalError
 from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
 from replication.repair import OutcomeKind
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B2
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import blocked_by, lost_b2, open_ledger, repair
@@ -18,7 +17,6 @@ async def full(ledger_id: int, before: bytes, after: bytes) -> None:
     raise JournalError("cannot write to /var/lib/x: No space left on device. Free disk space")
 
 
-@in_virtual_time
 async def test_rule_s2_without_a_record_the_repair_is_deferred() -> None:
     """Nothing is changed."""
     cluster = await lost_b2()
@@ -33,7 +31,6 @@ async def test_rule_s2_without_a_record_the_repair_is_deferred() -> None:
     assert await cluster.manager.read(LEDGER) == before
 
 
-@in_virtual_time
 async def test_an_open_ledger_is_not_recovered_without_a_record() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -48,7 +45,6 @@ async def test_an_open_ledger_is_not_recovered_without_a_record() -> None:
     assert await cluster.manager.read(LEDGER) == before
 
 
-@in_virtual_time
 async def test_it_is_noted_without_a_traceback() -> None:
     """Another node repairs the ledger meanwhile."""
     cluster = await lost_b2()

@@ -8,7 +8,7 @@ import pytest
 from ledgers.model import LedgerState
 from replication.reasons import Reason
 from replication.repair import OutcomeKind
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, working
 from tests.replication.repairs import repair_with
@@ -27,7 +27,6 @@ async def large_ledger(state: LedgerState = LedgerState.CLOSED) -> Cluster:
 
 
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
-@in_virtual_time
 async def test_a_ledger_with_too_large_metadata_is_not_copied(state: LedgerState) -> None:
     cluster = await large_ledger(state)
 
@@ -44,7 +43,6 @@ async def test_a_ledger_with_too_large_metadata_is_not_copied(state: LedgerState
         assert note.blocked.facts.metadata_bytes
 
 
-@in_virtual_time
 async def test_it_is_repaired_where_the_limit_allows_it() -> None:
     cluster = await large_ledger()
     async with cluster.node() as node:
@@ -56,7 +54,6 @@ async def test_it_is_repaired_where_the_limit_allows_it() -> None:
     assert B2 not in (await cluster.metadata()).bookies
 
 
-@in_virtual_time
 async def test_a_whole_ledger_is_unmarked_whatever_its_metadatas_size() -> None:
     cluster = await large_ledger()
     await cluster.revive(B2)

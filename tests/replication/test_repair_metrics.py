@@ -7,7 +7,6 @@ from replication.copying import REPAIRED_PAYLOAD_BYTES
 from tests.metric_changes import changes
 from tests.replication.cluster import (
     PAYLOAD_BYTES,
-    in_virtual_time,
     queue_empty,
     until,
     with_lost_b2,
@@ -21,7 +20,6 @@ COPIED = ("copied_ledgers_total", "cause", "loss", "placement")
 FAILURES = ("copy_failures_total", "kind", "absent", "mismatch", "unreadable", "unknown", "target")
 
 
-@in_virtual_time
 async def test_tries_and_copies_of_ledgers_are_counted() -> None:
     cluster = await with_lost_b2(4)
     tries, copied = changes(*TRIES), changes(*COPIED)
@@ -35,7 +33,6 @@ async def test_tries_and_copies_of_ledgers_are_counted() -> None:
     assert REPAIRED_PAYLOAD_BYTES._value.get() - payload_bytes == 4 * 7 * PAYLOAD_BYTES
 
 
-@in_virtual_time
 async def test_a_ledger_that_needs_no_copy_is_not_counted_as_copied() -> None:
     cluster = await with_lost_b2(1)
     await cluster.revive(B2)
@@ -48,7 +45,6 @@ async def test_a_ledger_that_needs_no_copy_is_not_counted_as_copied() -> None:
     assert copied() == {}
 
 
-@in_virtual_time
 async def test_a_blocked_repair_is_a_try_that_waits() -> None:
     cluster = await with_lost_b2(1, B1, B2, B3)
     tries, copied = changes(*TRIES), changes(*COPIED)
@@ -64,7 +60,6 @@ async def test_a_blocked_repair_is_a_try_that_waits() -> None:
 
 
 @pytest.mark.parametrize("damage", ["lose", "corrupt"])
-@in_virtual_time
 async def test_reads_that_a_source_fails_are_counted_by_answer(damage: str) -> None:
     cluster = await cluster_with_ledger(write_quorum=3)
     for bookie in (B1, B2):

@@ -13,7 +13,6 @@ from tests.memory.bookies import Fault, Op
 from tests.replication.cluster import (
     WRONG_DIGEST,
     Cluster,
-    in_virtual_time,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
@@ -27,9 +26,7 @@ from tests.replication.repairs import VERSION_1, assert_still_marked, blocked_by
     verdict="better",
     why="a registered bookie gets back exactly the entries that it explicitly lacks, in place",
 )
-@in_virtual_time
-async def test_rule_s15_a_live_bookie_gets_its_missing_entries_back() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s15_a_live_bookie_gets_its_missing_entries_back(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2, B3))
     for entry_id in (0, 4):
         cluster.bookie(B2).lose(LEDGER, entry_id)
@@ -43,10 +40,8 @@ async def test_rule_s15_a_live_bookie_gets_its_missing_entries_back() -> None:
 
 
 @pytest.mark.compat("G11", verdict="better")
-@in_virtual_time
-async def test_rule_s15_copies_in_place_are_read_back() -> None:
+async def test_rule_s15_copies_in_place_are_read_back(cluster: Cluster) -> None:
     """The mark is deleted afterwards."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     for entry_id in (0, 4):
         cluster.bookie(B2).lose(LEDGER, entry_id)
@@ -63,10 +58,8 @@ async def test_rule_s15_copies_in_place_are_read_back() -> None:
     assert {0, 4} <= set(read_back)
 
 
-@in_virtual_time
-async def test_a_bookie_that_stores_nothing_is_replaced() -> None:
+async def test_a_bookie_that_stores_nothing_is_replaced(cluster: Cluster) -> None:
     """It acknowledges every add."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).lose(LEDGER, 0)
     add = cluster.bookie(B2).add
@@ -85,9 +78,7 @@ async def test_a_bookie_that_stores_nothing_is_replaced() -> None:
     verdict="better",
     why="the digest of every entry read is verified, and a damaged copy counts as missing",
 )
-@in_virtual_time
-async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookie(B2).corrupt(LEDGER, 0)
 
@@ -98,9 +89,7 @@ async def test_rule_s7_a_damaged_copy_is_moved_and_never_copied() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_two_differently_damaged_copies_make_two_good_ones() -> None:
-    cluster = await Cluster.start()
+async def test_two_differently_damaged_copies_make_two_good_ones(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).corrupt(LEDGER, 0)
     cluster.bookie(B2).corrupt(LEDGER, 9)
@@ -112,7 +101,6 @@ async def test_two_differently_damaged_copies_make_two_good_ones() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s15_without_a_target_damage_is_overwritten() -> None:
     """The copy is read back."""
     cluster = await Cluster.start(B1, B2, B3)
@@ -127,9 +115,7 @@ async def test_rule_s15_without_a_target_damage_is_overwritten() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s7_our_key_is_suspected_if_all_copies_mismatch() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s7_our_key_is_suspected_if_all_copies_mismatch(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), **VERSION_1)
     await cluster.kill(B3)
 
@@ -140,9 +126,7 @@ async def test_rule_s7_our_key_is_suspected_if_all_copies_mismatch() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_rule_s6_the_ends_do_not_prove_a_returned_bookie_whole() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s6_the_ends_do_not_prove_a_returned_bookie_whole(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await cluster.wipe(B2)
@@ -156,9 +140,7 @@ async def test_rule_s6_the_ends_do_not_prove_a_returned_bookie_whole() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s6_a_bookie_back_with_its_data_needs_only_its_ends() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s6_a_bookie_back_with_its_data_needs_only_its_ends(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await cluster.revive(B2)
@@ -171,9 +153,7 @@ async def test_rule_s6_a_bookie_back_with_its_data_needs_only_its_ends() -> None
 # --- Missing answers ------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_rule_s5_s6_an_unresponsive_bookie_keeps_the_mark() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s5_s6_an_unresponsive_bookie_keeps_the_mark(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2, B3))
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
 
@@ -185,9 +165,7 @@ async def test_rule_s5_s6_an_unresponsive_bookie_keeps_the_mark() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_the_rest_is_repaired_while_a_bookie_does_not_answer() -> None:
-    cluster = await Cluster.start()
+async def test_the_rest_is_repaired_while_a_bookie_does_not_answer(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
     await cluster.kill(B2)
     cluster.bookies.fail(B5, Op.READ, Fault(error=UnavailableError))
@@ -215,11 +193,10 @@ async def test_the_rest_is_repaired_while_a_bookie_does_not_answer() -> None:
         pytest.param((1, 2, 3, 4, 5, 9), id="many"),
     ],
 )
-@in_virtual_time
 async def test_without_a_good_copy_the_ledger_waits_and_names_entries(
+    cluster: Cluster,
     gone: tuple[int, ...],
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.kill(B2)
     for entry_id in gone:
@@ -235,9 +212,7 @@ async def test_without_a_good_copy_the_ledger_waits_and_names_entries(
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s15_an_entry_is_found_on_a_former_member(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), (B3, B2), starts=(0, 5), last=9)
     cluster.put(LEDGER, 4, B3)
     cluster.bookie(B1).lose(LEDGER, 4)
@@ -264,7 +239,6 @@ async def test_rule_s15_an_entry_is_found_on_a_former_member() -> None:
     verdict="better",
     why="the ledger waits, and every node can read the reason",
 )
-@in_virtual_time
 async def test_without_a_target_the_ledger_waits() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
@@ -277,7 +251,6 @@ async def test_without_a_target_the_ledger_waits() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
 async def test_entries_without_a_copy_are_named_although_there_is_no_target_either() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3), last=29)
@@ -292,7 +265,6 @@ async def test_entries_without_a_copy_are_named_although_there_is_no_target_eith
 
 
 @pytest.mark.parametrize("local", [B4, B5, B6, B7])
-@in_virtual_time
 async def test_among_equal_targets_the_local_bookie_is_chosen(local: BookieId) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
@@ -318,11 +290,9 @@ async def test_among_equal_targets_the_local_bookie_is_chosen(local: BookieId) -
         pytest.param(None, Reason.NO_TARGET, id="there is no local bookie"),
     ],
 )
-@in_virtual_time
 async def test_target_local_leaves_no_other_choice(
-    local: BookieId | None, reason: Reason | None
+    cluster: Cluster, local: BookieId | None, reason: Reason | None
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
 
@@ -335,9 +305,7 @@ async def test_target_local_leaves_no_other_choice(
 # --- Disks in trouble -----------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_rule_s15_entries_a_bookie_cannot_read_are_moved() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s15_entries_a_bookie_cannot_read_are_moved(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))
 
@@ -348,9 +316,7 @@ async def test_rule_s15_entries_a_bookie_cannot_read_are_moved() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s5_an_unreadable_entry_is_not_called_lost() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s5_an_unreadable_entry_is_not_called_lost(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2))
     await cluster.kill(B1)
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnreadableError))

@@ -10,7 +10,6 @@ from replication.reasons import Reason
 from replication.repair import DONE, OutcomeKind
 from tests.replication.cluster import (
     Cluster,
-    in_virtual_time,
     lease_attempts,
     queue_empty,
     until,
@@ -35,7 +34,6 @@ async def misplaced(*bookies: BookieId) -> Cluster:
     "TestReplicationWorker.testRepairedNotAdheringPlacementPolicyLedgerFragmentsOnRack",
     verdict="same",
 )
-@in_virtual_time
 async def test_a_ledger_marked_for_its_placement_moves_to_another_rack() -> None:
     cluster = await misplaced(B1, B2, B3, B4)
 
@@ -50,7 +48,6 @@ async def test_a_ledger_marked_for_its_placement_moves_to_another_rack() -> None
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_the_ledger_is_only_unmarked_if_moves_are_not_wanted() -> None:
     cluster = await misplaced()
 
@@ -60,10 +57,8 @@ async def test_the_ledger_is_only_unmarked_if_moves_are_not_wanted() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
-async def test_a_ledger_marked_for_a_returned_bookie_is_only_unmarked() -> None:
+async def test_a_ledger_marked_for_a_returned_bookie_is_only_unmarked(cluster: Cluster) -> None:
     """Its mark asks for that bookie's copies, not for a better placement."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2))
     await cluster.mark(B2)
 
@@ -74,7 +69,6 @@ async def test_a_ledger_marked_for_a_returned_bookie_is_only_unmarked() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_a_failing_target_does_not_harm_the_ledger() -> None:
     """B4 fails: another one is chosen. The metadata stays until all is copied."""
     cluster = await misplaced(B1, B2, B3, B4, B5)
@@ -95,7 +89,6 @@ async def test_a_failing_target_does_not_harm_the_ledger() -> None:
     why="the ledger waits, without a lock, for a better bookie; it is inspected at most once an "
     "hour",
 )
-@in_virtual_time
 async def test_without_a_better_placement_the_ledger_waits() -> None:
     """It is moved when a bookie appears."""
     cluster = await misplaced(B1, B2, B3)

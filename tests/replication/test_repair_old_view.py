@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.registration import BookieView
 from replication.repair import OutcomeKind
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node
 from tests.replication.repairs import repair_with
@@ -26,12 +26,11 @@ def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return reads
 
 
-@in_virtual_time
 async def test_rule_s6_a_bookie_that_still_answers_may_be_unregistered(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Cut off from ZooKeeper it may be lost soon, and no auditor would mark the ledger again."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     async with cluster.node() as node:
         slow_to_see(node, monkeypatch)
@@ -44,11 +43,10 @@ async def test_rule_s6_a_bookie_that_still_answers_may_be_unregistered(
     assert B2 not in (await cluster.metadata()).bookies
 
 
-@in_virtual_time
 async def test_a_bookie_registered_as_before_needs_no_second_read(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)
     async with cluster.node() as node:
@@ -62,7 +60,6 @@ async def test_a_bookie_registered_as_before_needs_no_second_read(
 
 
 @pytest.mark.parametrize("is_made_anew", [True, False])
-@in_virtual_time
 async def test_the_verdict_uses_the_contents_of_a_recreated_mark(is_made_anew: bool) -> None:
     """The new mark has the version of the one that was read, but other contents."""
     cluster = await Cluster.start()

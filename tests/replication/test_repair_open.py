@@ -11,7 +11,7 @@ from replication.open_ledgers import GRACES_MAX
 from replication.reasons import Reason
 from replication.repair import Outcome, OutcomeKind
 from tests.memory.bookies import NO_FAULT, Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, Node
 from tests.replication.repairs import (
@@ -40,7 +40,6 @@ def last_entry(cluster: Cluster, entry_id: int) -> None:
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@in_virtual_time
 async def test_an_open_ledger_is_left_to_its_writer_at_first(
     state: LedgerState,
 ) -> None:
@@ -71,7 +70,6 @@ async def test_an_open_ledger_is_left_to_its_writer_at_first(
 )
 @pytest.mark.parametrize("last", [-1, 0, 9], ids=["empty", "one entry", "ten entries"])
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@in_virtual_time
 async def test_after_the_grace_it_is_recovered_closed_and_repaired(
     state: LedgerState, last: int
 ) -> None:
@@ -94,7 +92,6 @@ async def test_after_the_grace_it_is_recovered_closed_and_repaired(
     "G36", verdict="other", why="nothing is fenced, so a running writer can still close the ledger"
 )
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@in_virtual_time
 async def test_without_an_ack_quorum_an_open_ledger_is_never_closed(state: LedgerState) -> None:
     """As in Java, but without fencing it. Its earlier fragment is repaired."""
     cluster = await open_ledger(
@@ -119,7 +116,6 @@ async def test_without_an_ack_quorum_an_open_ledger_is_never_closed(state: Ledge
         assert (await repair_with(node)).kind is OutcomeKind.DONE
 
 
-@in_virtual_time
 async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -148,7 +144,6 @@ async def test_a_writer_that_replaced_the_bookie_is_not_fenced() -> None:
     "TestLedgerFragmentReplication.testReplicateLFFailsOnlyOnLastUnClosedFragments",
     verdict="same",
 )
-@in_virtual_time
 async def test_rule_s12_closed_fragments_are_repaired_without_fencing() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B4, B5), starts=(0, 10), last=14)
     fenced = watch_fencing(cluster)
@@ -166,7 +161,6 @@ async def test_rule_s12_closed_fragments_are_repaired_without_fencing() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
     fenced = watch_fencing(cluster)
@@ -195,7 +189,6 @@ async def test_rule_s4_closed_fragments_do_not_wait_for_the_grace() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_rule_s2_a_writers_change_during_a_copy_is_not_undone() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B4), starts=(0, 10), last=14)
     await cluster.kill(B2)
@@ -216,7 +209,6 @@ async def test_rule_s2_a_writers_change_during_a_copy_is_not_undone() -> None:
     assert not cluster.violations
 
 
-@in_virtual_time
 async def test_closed_fragments_without_target_do_not_stop_the_grace() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=14)
     await cluster.kill(B2, B4, B5, B6, B7)
@@ -230,7 +222,6 @@ async def test_closed_fragments_without_target_do_not_stop_the_grace() -> None:
     assert await cluster.metadata() == before
 
 
-@in_virtual_time
 async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -254,7 +245,6 @@ async def test_rule_s13_adds_on_the_absent_bookie_show_a_writer() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing() -> None:
     cluster = await open_ledger()
     await cluster.unregister(B2)
@@ -267,7 +257,6 @@ async def test_rule_s13_an_absent_bookie_without_adds_delays_nothing() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -286,7 +275,6 @@ async def test_a_ledger_closed_by_its_writer_is_only_repaired() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -302,7 +290,6 @@ async def test_a_ledger_deleted_during_the_grace_is_unmarked() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
     """It returned empty while the end was determined."""
     cluster = await open_ledger()
@@ -337,7 +324,6 @@ async def test_rule_s5_a_bookie_reformatted_meanwhile_proves_no_end() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
     """Two of three deny any entry; the third, unresponsive, has all of them."""
     cluster = await open_ledger()
@@ -360,7 +346,6 @@ async def test_rule_s6_reformatted_bookies_alone_prove_nothing() -> None:
         assert outcome.reason is Reason.OPEN_LEDGER_GRACE
 
 
-@in_virtual_time
 async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced() -> None:
     """The lost bookie was asked at that time."""
     cluster = await open_ledger()

@@ -10,7 +10,7 @@ from replication.inspection import SMALL_ENTRIES
 from replication.reasons import Reason
 from replication.repair import OutcomeKind
 from tests.memory.bookies import NO_FAULT, Fault, Op
-from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
+from tests.replication.cluster import WRONG_DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import assert_still_marked, lost_b2, once_copied, repair, touch
@@ -21,11 +21,10 @@ def copies(cluster: Cluster) -> list[Transfer]:
 
 
 @pytest.mark.parametrize("write_quorum", [2, 3])
-@in_virtual_time
 async def test_a_small_ledger_needs_one_transfer_for_check_and_copy(
+    cluster: Cluster,
     write_quorum: int,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum)
     await cluster.kill(B2)
 
@@ -40,9 +39,7 @@ async def test_a_small_ledger_needs_one_transfer_for_check_and_copy(
 
 
 @pytest.mark.parametrize("entry_count", [SMALL_ENTRIES, SMALL_ENTRIES + 1])
-@in_virtual_time
-async def test_a_larger_one_is_checked_first(entry_count: int) -> None:
-    cluster = await Cluster.start()
+async def test_a_larger_one_is_checked_first(cluster: Cluster, entry_count: int) -> None:
     await cluster.write_ledger((B1, B2, B3), last=entry_count - 1)
     await cluster.kill(B2)
 
@@ -56,12 +53,10 @@ async def test_a_larger_one_is_checked_first(entry_count: int) -> None:
 @pytest.mark.parametrize("entry_id", [0, 4, 9])
 @pytest.mark.parametrize("damage", ["lose", "corrupt"])
 @pytest.mark.parametrize("bookie", [B1, B3])
-@in_virtual_time
 async def test_further_losses_are_repaired_without_a_second_copy(
-    bookie: BookieId, damage: str, entry_id: int
+    cluster: Cluster, bookie: BookieId, damage: str, entry_id: int
 ) -> None:
     """The check finds them."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     getattr(cluster.bookie(bookie), damage)(LEDGER, entry_id)
     await cluster.kill(B2)
@@ -78,7 +73,6 @@ async def test_further_losses_are_repaired_without_a_second_copy(
     assert B2 not in (await cluster.metadata()).bookies
 
 
-@in_virtual_time
 async def test_a_source_that_does_not_answer_keeps_the_mark() -> None:
     cluster = await lost_b2()
     cluster.bookies.fail(B3, Op.READ, Fault(delay_s=5, error=UnavailableError))
@@ -89,7 +83,6 @@ async def test_a_source_that_does_not_answer_keeps_the_mark() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
 async def test_changed_metadata_does_not_cause_a_second_copy() -> None:
     cluster = await lost_b2()
     once_copied(cluster, lambda _: touch(cluster))
@@ -101,10 +94,8 @@ async def test_changed_metadata_does_not_cause_a_second_copy() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_if_no_digest_matches_nothing_is_written() -> None:
+async def test_if_no_digest_matches_nothing_is_written(cluster: Cluster) -> None:
     """The key is suspected."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), digest=WRONG_DIGEST)
     await cluster.kill(B2)
 
@@ -116,11 +107,9 @@ async def test_if_no_digest_matches_nothing_is_written() -> None:
 
 @pytest.mark.parametrize("error", [BusyError, RejectedError], ids=["busy", "refuses"])
 @pytest.mark.parametrize("bookie", [B1, B3])
-@in_virtual_time
 async def test_a_failing_target_leaves_unread_entries_unproven(
-    bookie: BookieId, error: type[BookmenderError]
+    cluster: Cluster, bookie: BookieId, error: type[BookmenderError]
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     cluster.bookie(bookie).lose(LEDGER, 9)
     await cluster.kill(B2)

@@ -8,7 +8,7 @@ from ledgers.model import LedgerState
 from replication.reasons import Exclusion, Facts, Reason
 from replication.repair import OutcomeKind
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER
 from tests.replication.repairs import (
@@ -26,9 +26,7 @@ from tests.replication.watched import settle
 # --- Draining -------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_rule_s16_a_working_draining_member_is_replaced() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s16_a_working_draining_member_is_replaced(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await drain(cluster, B2)
 
@@ -40,10 +38,8 @@ async def test_rule_s16_a_working_draining_member_is_replaced() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
-async def test_rule_s16_several_draining_members_move_in_one_round() -> None:
+async def test_rule_s16_several_draining_members_move_in_one_round(cluster: Cluster) -> None:
     """And in one compare-and-set."""
-    cluster = await Cluster.start()
     before = await cluster.write_ledger((B1, B2, B3), (B4, B2, B1), starts=(0, 10), last=19)
     await drain(cluster, B1, B2, B4)
 
@@ -56,9 +52,7 @@ async def test_rule_s16_several_draining_members_move_in_one_round() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s16_a_draining_bookie_is_a_source() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s16_a_draining_bookie_is_a_source(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     for entry_id in range(10):
         cluster.bookie(B1).lose(LEDGER, entry_id)
@@ -71,7 +65,6 @@ async def test_rule_s16_a_draining_bookie_is_a_source() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s16_a_draining_bookie_gets_no_copies_in_place() -> None:
     cluster = await Cluster.start(B1, B2, B3)
     await cluster.write_ledger((B1, B2, B3))
@@ -87,10 +80,8 @@ async def test_rule_s16_a_draining_bookie_gets_no_copies_in_place() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_rule_s11_draining_bookies_are_no_targets() -> None:
+async def test_rule_s11_draining_bookies_are_no_targets(cluster: Cluster) -> None:
     """Bookies in maintenance are no targets either."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await drain(cluster, B4, B5)
@@ -102,7 +93,6 @@ async def test_rule_s11_draining_bookies_are_no_targets() -> None:
     assert await cluster.ensembles() == [(B1, B7, B3)]
 
 
-@in_virtual_time
 async def test_a_drain_that_excludes_the_only_target_is_named() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3))
@@ -115,9 +105,7 @@ async def test_a_drain_that_excludes_the_only_target_is_named() -> None:
     assert blocked_by(outcome).facts.draining == (B4,)
 
 
-@in_virtual_time
-async def test_rule_s16_an_open_fragment_of_a_drain_is_not_fenced() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s16_an_open_fragment_of_a_drain_is_not_fenced(cluster: Cluster) -> None:
     await cluster.write_ledger(
         (B1, B2, B3), (B2, B4, B5), starts=(0, 5), write_quorum=3, state=LedgerState.OPEN
     )
@@ -136,11 +124,10 @@ async def test_rule_s16_an_open_fragment_of_a_drain_is_not_fenced() -> None:
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-@in_virtual_time
 async def test_rule_s16_with_the_order_it_is_fenced_after_the_grace(
+    cluster: Cluster,
     state: LedgerState,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=state)
     await cluster.mark()
     fenced = watch_fencing(cluster)
@@ -165,9 +152,7 @@ async def test_rule_s16_with_the_order_it_is_fenced_after_the_grace(
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_rule_s16_without_it_no_abandoned_recovery_is_continued() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s16_without_it_no_abandoned_recovery_is_continued(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.IN_RECOVERY)
     fenced = watch_fencing(cluster)
     await drain(cluster, B2)
@@ -179,10 +164,8 @@ async def test_rule_s16_without_it_no_abandoned_recovery_is_continued() -> None:
     assert fenced == []
 
 
-@in_virtual_time
-async def test_rule_s6_a_drain_ordered_during_a_repair_is_seen() -> None:
+async def test_rule_s6_a_drain_ordered_during_a_repair_is_seen(cluster: Cluster) -> None:
     """Before the mark is deleted."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3))
     await cluster.kill(B2)
     await cluster.mark(B2)
@@ -202,9 +185,7 @@ async def test_rule_s6_a_drain_ordered_during_a_repair_is_seen() -> None:
 # --- Maintenance ----------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_a_bookie_in_maintenance_is_waited_for() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_in_maintenance_is_waited_for(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2, B3))
     until_ms = await order_maintenance(cluster, B2)
     await cluster.kill(B2)
@@ -218,9 +199,7 @@ async def test_a_bookie_in_maintenance_is_waited_for() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_the_rest_is_repaired_while_a_bookie_is_in_maintenance() -> None:
-    cluster = await Cluster.start()
+async def test_the_rest_is_repaired_while_a_bookie_is_in_maintenance(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3, B4))
     await order_maintenance(cluster, B2)
     await cluster.kill(B2, B4)
@@ -234,9 +213,7 @@ async def test_the_rest_is_repaired_while_a_bookie_is_in_maintenance() -> None:
     assert not cluster.violations
 
 
-@in_virtual_time
-async def test_an_unresponsive_bookie_in_maintenance_counts_as_absent() -> None:
-    cluster = await Cluster.start()
+async def test_an_unresponsive_bookie_in_maintenance_counts_as_absent(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     until_ms = await order_maintenance(cluster, B2)
     cluster.bookies.fail(B2, Op.READ, Fault(error=UnavailableError))
@@ -246,9 +223,7 @@ async def test_an_unresponsive_bookie_in_maintenance_counts_as_absent() -> None:
     assert (outcome.reason, blocked_by(outcome).until_ms) == (Reason.MAINTENANCE, until_ms)
 
 
-@in_virtual_time
-async def test_a_bookie_back_within_its_window_is_read_like_any_other() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_back_within_its_window_is_read_like_any_other(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await order_maintenance(cluster, B2)
 
@@ -258,9 +233,7 @@ async def test_a_bookie_back_within_its_window_is_read_like_any_other() -> None:
     assert B2 in (await cluster.metadata()).bookies
 
 
-@in_virtual_time
-async def test_entries_missing_in_maintenance_go_to_another_bookie() -> None:
-    cluster = await Cluster.start()
+async def test_entries_missing_in_maintenance_go_to_another_bookie(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await order_maintenance(cluster, B2)
     cluster.bookie(B2).lose(LEDGER, 0)
@@ -272,9 +245,7 @@ async def test_entries_missing_in_maintenance_go_to_another_bookie() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_an_open_ledger_is_not_fenced_before_its_window_ends() -> None:
-    cluster = await Cluster.start()
+async def test_an_open_ledger_is_not_fenced_before_its_window_ends(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
     await cluster.mark()
     fenced = watch_fencing(cluster)
@@ -300,9 +271,7 @@ async def test_an_open_ledger_is_not_fenced_before_its_window_ends() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_an_unknown_end_waits_for_the_end_of_the_window() -> None:
-    cluster = await Cluster.start()
+async def test_an_unknown_end_waits_for_the_end_of_the_window(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN)
     until_ms = await order_maintenance(cluster, B2)
     await cluster.kill(B2)
@@ -313,7 +282,6 @@ async def test_an_unknown_end_waits_for_the_end_of_the_window() -> None:
     assert blocked_by(outcome).facts.in_maintenance == (B2,)
 
 
-@in_virtual_time
 async def test_a_ledger_with_further_obstacles_has_no_known_time() -> None:
     """It waits for more than the end of the window."""
     cluster = await Cluster.start(B1, B2, B3, B4)

@@ -9,7 +9,7 @@ from replication.reasons import Exclusion, Reason
 from replication.repair import OutcomeKind
 from replication.work_queue import LedgerLease
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import Node, working
 from tests.replication.repairs import blocked_by
@@ -44,7 +44,6 @@ async def learn(node: Node, ledger_id: int) -> LedgerLease:
     return lease
 
 
-@in_virtual_time
 async def test_the_next_ledger_does_not_wait_for_unresponsive_ones() -> None:
     """It did not answer for the first ledger."""
     cluster = await Cluster.start(B1, B2, B3, B4)
@@ -64,7 +63,6 @@ async def test_the_next_ledger_does_not_wait_for_unresponsive_ones() -> None:
         assert await cluster.ensembles(2) == [(B1, B4, B3)], "what is unknown is not replaced"
 
 
-@in_virtual_time
 async def test_an_unresponsive_target_is_not_chosen_next() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4, B5)
     await lost(cluster, 1, 2)
@@ -78,7 +76,6 @@ async def test_an_unresponsive_target_is_not_chosen_next() -> None:
     await cluster.assert_whole(1, 2)
 
 
-@in_virtual_time
 async def test_the_ledger_waits_if_quarantine_leaves_no_target() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1, 2)
@@ -94,7 +91,6 @@ async def test_the_ledger_waits_if_quarantine_leaves_no_target() -> None:
             assert 0 < until_ms - cluster.clock.wall_ms() <= 1000 * WAIT_MIN_S
 
 
-@in_virtual_time
 async def test_a_bookie_that_registers_again_is_asked_at_once() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1)
@@ -113,7 +109,6 @@ async def test_a_bookie_that_registers_again_is_asked_at_once() -> None:
 
 
 @pytest.mark.parametrize("unresponsive", [B1, B4], ids=["a member", "the only target"])
-@in_virtual_time
 async def test_a_hanging_bookie_is_probed_and_all_is_repaired_later(
     unresponsive: BookieId,
 ) -> None:
@@ -141,7 +136,6 @@ async def test_a_hanging_bookie_is_probed_and_all_is_repaired_later(
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_the_reason_of_a_refusal_is_noted_with_the_ledger() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await lost(cluster, 1, 2)

@@ -12,7 +12,7 @@ from replication.repair import ROUNDS_MAX, OutcomeKind
 from replication.work_queue import LedgerLease
 from tests.memory.bookies import Fault, Op
 from tests.memory.store import Fault as StoreFault
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import lost_b2, once_copied, once_while_copying, repair_with, touch
@@ -21,7 +21,6 @@ from tests.replication.repairs import lost_b2, once_copied, once_while_copying, 
 
 
 @pytest.mark.compat("MetadataUpdateLoopTest.testConflictOnWrite", verdict="same")
-@in_virtual_time
 async def test_rule_s3_after_a_conflict_nothing_is_copied_twice() -> None:
     cluster = await lost_b2()
 
@@ -38,7 +37,6 @@ async def test_rule_s3_after_a_conflict_nothing_is_copied_twice() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
     cluster = await lost_b2()
 
@@ -69,7 +67,6 @@ async def test_rule_s3_a_restarted_target_gets_everything_again() -> None:
     why="by bookie index; after any conflict the metadata is read again and the repair is "
     "planned again",
 )
-@in_virtual_time
 async def test_rule_s2_another_repairs_changes_are_not_undone() -> None:
     cluster = await lost_b2()
 
@@ -90,7 +87,6 @@ async def test_rule_s2_another_repairs_changes_are_not_undone() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
     cluster = await lost_b2()
 
@@ -113,11 +109,10 @@ async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
 @pytest.mark.parametrize(
     "other_blocked", [False, True], ids=["alone", "beside what cannot be repaired"]
 )
-@in_virtual_time
 async def test_a_ledger_deleted_during_the_copy_is_unmarked(
+    cluster: Cluster,
     other_blocked: bool,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
     await cluster.kill(B2)
     await cluster.mark(B2)
@@ -139,7 +134,6 @@ async def test_a_ledger_deleted_during_the_copy_is_unmarked(
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testManyFailures", verdict="same")
-@in_virtual_time
 async def test_rule_s6_a_ledger_marked_again_stays_marked() -> None:
     """It is repaired."""
     cluster = await lost_b2()
@@ -165,7 +159,6 @@ async def test_rule_s6_a_ledger_marked_again_stays_marked() -> None:
     "released; only the end of the session ends the worker's run",
 )
 @pytest.mark.parametrize("fault", StoreFault)
-@in_virtual_time
 async def test_a_repair_whose_last_reply_was_lost_is_made_once(fault: StoreFault) -> None:
     cluster = await lost_b2()
 
@@ -181,7 +174,6 @@ async def test_a_repair_whose_last_reply_was_lost_is_made_once(fault: StoreFault
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write() -> None:
     cluster = await lost_b2()
 
@@ -197,7 +189,6 @@ async def test_rule_s3_a_lost_lock_ends_the_repair_without_a_write() -> None:
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
 async def test_rule_s3_after_a_lost_reply_and_a_new_mark_it_ends() -> None:
     """The lost reply was to the completion; the repair no longer has the lock."""
     cluster = await lost_b2()

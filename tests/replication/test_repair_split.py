@@ -11,7 +11,7 @@ from replication.reasons import Facts, Reason
 from replication.repair import SPLIT_AFTER_S, OutcomeKind
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import WRONG_DIGEST, Cluster, in_virtual_time
+from tests.replication.cluster import WRONG_DIGEST, Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import LEDGER, ROOT, working
 from tests.replication.repairs import (
@@ -29,9 +29,7 @@ async def segments(cluster: Cluster) -> list[tuple[int, tuple[BookieId, ...]]]:
     return [(s.first_entry_id, s.ensemble) for s in (await cluster.metadata()).segments]
 
 
-@in_virtual_time
-async def test_a_segment_is_split_around_an_entry_without_copy() -> None:
-    cluster = await Cluster.start()
+async def test_a_segment_is_split_around_an_entry_without_copy(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
@@ -45,9 +43,7 @@ async def test_a_segment_is_split_around_an_entry_without_copy() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
-async def test_the_metadata_is_split_once() -> None:
-    cluster = await Cluster.start()
+async def test_the_metadata_is_split_once(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
@@ -62,9 +58,7 @@ async def test_the_metadata_is_split_once() -> None:
     assert cluster.bookies.copied_count == copied_count
 
 
-@in_virtual_time
-async def test_the_ledger_is_whole_when_the_bookie_returns() -> None:
-    cluster = await Cluster.start()
+async def test_the_ledger_is_whole_when_the_bookie_returns(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 4)
     await cluster.kill(B2)
@@ -79,10 +73,8 @@ async def test_the_ledger_is_whole_when_the_bookie_returns() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
-async def test_a_split_keeps_all_entries_that_one_bookie_stored_alone() -> None:
+async def test_a_split_keeps_all_entries_that_one_bookie_stored_alone(cluster: Cluster) -> None:
     """A striped ledger lost two neighbours."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3, B4), last=11)
     await cluster.kill(B2, B3)  # entries 1, 5 and 9 are on these two
 
@@ -104,9 +96,7 @@ async def test_a_split_keeps_all_entries_that_one_bookie_stored_alone() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_a_lost_entry_is_cut_out_and_the_rest_copied_in_place() -> None:
-    cluster = await Cluster.start()
+async def test_a_lost_entry_is_cut_out_and_the_rest_copied_in_place(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2))
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 4)
@@ -121,7 +111,6 @@ async def test_a_lost_entry_is_cut_out_and_the_rest_copied_in_place() -> None:
     await assert_still_marked(cluster)
 
 
-@in_virtual_time
 async def test_a_ledger_with_too_many_gaps_is_not_split() -> None:
     count = LOST_PLACES_MAX + 1
     cluster = await Cluster.start()
@@ -136,9 +125,7 @@ async def test_a_ledger_with_too_many_gaps_is_not_split() -> None:
     assert (await cluster.manager.read(LEDGER)).version == before.version
 
 
-@in_virtual_time
-async def test_as_many_gaps_as_allowed_are_cut_out() -> None:
-    cluster = await Cluster.start()
+async def test_as_many_gaps_as_allowed_are_cut_out(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), last=3 * LOST_PLACES_MAX)
     for place in range(LOST_PLACES_MAX):
         cluster.bookie(B1).lose(LEDGER, 3 * place + 1)
@@ -150,9 +137,7 @@ async def test_as_many_gaps_as_allowed_are_cut_out() -> None:
     assert not cluster.violations
 
 
-@in_virtual_time
-async def test_nothing_is_cut_out_while_a_bookie_is_in_maintenance() -> None:
-    cluster = await Cluster.start()
+async def test_nothing_is_cut_out_while_a_bookie_is_in_maintenance(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2))
     cluster.bookie(B1).lose(LEDGER, 0)
     await order_maintenance(cluster, B2, for_s=2 * SPLIT_AFTER_S)
@@ -164,9 +149,7 @@ async def test_nothing_is_cut_out_while_a_bookie_is_in_maintenance() -> None:
     assert (await cluster.manager.read(LEDGER)).version == before.version
 
 
-@in_virtual_time
-async def test_rule_s5_nothing_is_cut_out_if_a_bookie_is_unresponsive() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s5_nothing_is_cut_out_if_a_bookie_is_unresponsive(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), last=5, write_quorum=3)
     for bookie in (B1, B2):
         cluster.bookie(bookie).lose(LEDGER, 2)
@@ -179,9 +162,7 @@ async def test_rule_s5_nothing_is_cut_out_if_a_bookie_is_unresponsive() -> None:
     assert len(await segments(cluster)) == 1
 
 
-@in_virtual_time
-async def test_rule_s7_nothing_is_cut_out_if_the_key_matches_nothing() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s7_nothing_is_cut_out_if_the_key_matches_nothing(cluster: Cluster) -> None:
     before = await cluster.write_ledger((B1, B2), **VERSION_1)
     await drain(cluster, B1, B2)  # so that no bookie is asked before the copy
 
@@ -191,9 +172,7 @@ async def test_rule_s7_nothing_is_cut_out_if_the_key_matches_nothing() -> None:
     assert (await cluster.manager.read(LEDGER)).version == before.version
 
 
-@in_virtual_time
-async def test_a_ledger_that_is_not_closed_is_not_split() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_that_is_not_closed_is_not_split(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), (B3, B4), starts=(0, 6), last=9, state=LedgerState.OPEN)
     cluster.bookie(B1).lose(LEDGER, 2)
     await cluster.kill(B2)
@@ -205,7 +184,6 @@ async def test_a_ledger_that_is_not_closed_is_not_split() -> None:
 
 
 @pytest.mark.parametrize("write_quorum", [1, 2, 3])
-@in_virtual_time
 async def test_a_split_and_a_later_loss_leave_no_copy_behind(write_quorum: int) -> None:
     cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum, last=20)
@@ -230,11 +208,9 @@ async def test_a_split_and_a_later_loss_leave_no_copy_behind(write_quorum: int) 
 
 @pytest.mark.parametrize("last", [36, 37, 38])
 @pytest.mark.parametrize("reformatted", [(B1, B2), (B2, B3), (B1, B3)])
-@in_virtual_time
 async def test_two_bookies_without_files_get_back_entries_of_the_third(
-    reformatted: tuple[BookieId, BookieId], last: int
+    cluster: Cluster, reformatted: tuple[BookieId, BookieId], last: int
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=2, last=last)
     had = {bookie: cluster.bookie(bookie).entry_ids(LEDGER) for bookie in (B1, B2, B3)}
     for bookie in reformatted:
@@ -262,7 +238,6 @@ async def test_two_bookies_without_files_get_back_entries_of_the_third(
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_useless_copies_of_a_refused_move_are_reported() -> None:
     count = LOST_PLACES_MAX + 1
     cluster = await Cluster.start()
@@ -280,9 +255,7 @@ async def test_useless_copies_of_a_refused_move_are_reported() -> None:
 # --- Bookies that are absent for a moment ---------------------------------------------------------
 
 
-@in_virtual_time
-async def test_two_bookies_restarted_together_leave_one_segment() -> None:
-    cluster = await Cluster.start()
+async def test_two_bookies_restarted_together_leave_one_segment(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), last=29)
     await cluster.kill(B1, B2)
     await cluster.mark(B1, B2)
@@ -299,7 +272,6 @@ async def test_two_bookies_restarted_together_leave_one_segment() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_the_age_of_the_youngest_absence_decides() -> None:
     """B3 is lost for hours, and nothing can replace it. B1 restarts when a new bookie arrives."""
     cluster = await Cluster.start(B1, B2, B3)
@@ -321,10 +293,8 @@ async def test_the_age_of_the_youngest_absence_decides() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
-async def test_after_an_hour_the_rest_of_a_ledger_is_repaired() -> None:
+async def test_after_an_hour_the_rest_of_a_ledger_is_repaired(cluster: Cluster) -> None:
     """Without the absent bookies."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), last=5)
     await cluster.kill(B1, B2)
     await cluster.mark(B1, B2)
@@ -338,9 +308,7 @@ async def test_after_an_hour_the_rest_of_a_ledger_is_repaired() -> None:
     assert cluster.good_copies(LEDGER, metadata, 1) == 2, "B3 had the only copy that was there"
 
 
-@in_virtual_time
-async def test_a_bookie_without_a_cookie_is_not_waited_for() -> None:
-    cluster = await Cluster.start()
+async def test_a_bookie_without_a_cookie_is_not_waited_for(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2, B3), last=5)
     await cluster.kill(B1, B2)
     for bookie in (B1, B2):
@@ -353,7 +321,6 @@ async def test_a_bookie_without_a_cookie_is_not_waited_for() -> None:
     assert len(await segments(cluster)) > 1
 
 
-@in_virtual_time
 async def test_equal_segments_are_joined_if_nothing_is_missing() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
@@ -365,10 +332,8 @@ async def test_equal_segments_are_joined_if_nothing_is_missing() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
-async def test_equal_segments_of_a_whole_ledger_are_joined() -> None:
+async def test_equal_segments_of_a_whole_ledger_are_joined(cluster: Cluster) -> None:
     """As after a split around entries whose copies have returned."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)
 
     outcome = await repair(cluster)
@@ -378,7 +343,6 @@ async def test_equal_segments_of_a_whole_ledger_are_joined() -> None:
     await cluster.assert_queue_empty()
 
 
-@in_virtual_time
 async def test_equal_segments_around_a_lost_entry_stay_separate() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), (B1, B2, B3), starts=(0, 10), last=29)

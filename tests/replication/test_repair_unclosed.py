@@ -10,7 +10,7 @@ from replication.open_ledgers import GRACES_MAX
 from replication.reasons import Facts, Reason
 from replication.repair import OutcomeKind
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import DIGEST, Cluster, entry_bytes, in_virtual_time
+from tests.replication.cluster import DIGEST, Cluster, entry_bytes
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import THREE, blocked_by, open_ledger, repair, watch_fencing
@@ -24,7 +24,6 @@ from tests.replication.watched import settle
     "LedgerRecoveryTest.testLedgerRecoveryWithNotEnoughBookies",
     verdict="same",
 )
-@in_virtual_time
 async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
@@ -49,7 +48,6 @@ async def test_a_ledger_with_too_few_bookies_for_a_recovery_waits() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -63,7 +61,6 @@ async def test_registered_bookies_that_do_not_answer_may_do_so_soon() -> None:
     assert failed.reason is Reason.RECOVERY_FAILED
 
 
-@in_virtual_time
 async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
     """The recovery may be tried any number of times."""
     cluster = await open_ledger()
@@ -90,7 +87,6 @@ async def test_rule_s5_a_reformatted_bookies_no_is_never_believed() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
     """B2 lost its index and kept its identity."""
     cluster = await open_ledger()
@@ -112,7 +108,6 @@ async def test_the_no_of_a_bookie_with_a_finding_is_not_believed() -> None:
     assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
 
 
-@in_virtual_time
 async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -131,7 +126,6 @@ async def test_rule_s3_a_ledger_is_not_closed_without_its_lock() -> None:
 # --- All bookies are registered, but copies are missing -------------------------------------------
 
 
-@in_virtual_time
 async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
     """The open fragment is not fenced."""
     cluster = await open_ledger()
@@ -161,7 +155,6 @@ async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
     "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments",
     verdict="same",
 )
-@in_virtual_time
 async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -182,7 +175,6 @@ async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
         pytest.param(UnauthorizedError, Reason.DIGEST_SUSPECT, id="our key is not theirs"),
     ],
 )
-@in_virtual_time
 async def test_an_open_ledger_without_a_known_end_waits(
     error: type[UnavailableError], reason: Reason
 ) -> None:
@@ -197,7 +189,6 @@ async def test_an_open_ledger_without_a_known_end_waits(
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
 async def test_rule_s12_open_members_get_no_copies_in_place() -> None:
     cluster = await open_ledger((B1, B2, B3), (B1, B4, B3), starts=(0, 10), last=14)
     cluster.bookie(B3).lose(LEDGER, 0)
@@ -240,7 +231,6 @@ async def unconfirmed_ledger(
     return cluster
 
 
-@in_virtual_time
 async def test_an_abandoned_recovery_is_completed_for_a_missing_copy() -> None:
     """The copy is missing after the LAC."""
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
@@ -252,7 +242,6 @@ async def test_an_abandoned_recovery_is_completed_for_a_missing_copy() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_the_last_copies_are_saved_if_no_end_can_be_proven() -> None:
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
     await lose_tail(cluster, B1, B2)
@@ -269,7 +258,6 @@ async def test_the_last_copies_are_saved_if_no_end_can_be_proven() -> None:
     assert all(cluster.has_good_copy(bookie, LEDGER, i) for bookie in THREE for i in range(4))
 
 
-@in_virtual_time
 async def test_a_reformatted_member_without_the_last_entries_keeps_it() -> None:
     """The open ledger keeps its mark: the entries are after the LAC."""
     cluster = await unconfirmed_ledger()
@@ -283,7 +271,6 @@ async def test_a_reformatted_member_without_the_last_entries_keeps_it() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_entries_on_their_way_to_a_new_bookie_are_waited_for() -> None:
     cluster = await unconfirmed_ledger()
     await lose_tail(cluster, B2)
@@ -299,7 +286,6 @@ async def test_entries_on_their_way_to_a_new_bookie_are_waited_for() -> None:
         assert (await repairing).kind is OutcomeKind.DONE
 
 
-@in_virtual_time
 async def test_an_entry_on_too_few_bookies_is_saved_after_the_grace() -> None:
     """On fewer than an ack quorum."""
     cluster = await unconfirmed_ledger()
@@ -327,7 +313,6 @@ async def test_an_entry_on_too_few_bookies_is_saved_after_the_grace() -> None:
     assert all(cluster.has_good_copy(bookie, LEDGER, i) for bookie in THREE for i in range(5))
 
 
-@in_virtual_time
 async def test_an_impossible_last_entry_is_not_believed() -> None:
     """Its id is beyond all bounds, and its digest is none."""
     cluster = await unconfirmed_ledger(LedgerState.IN_RECOVERY)
@@ -342,7 +327,6 @@ async def test_an_impossible_last_entry_is_not_believed() -> None:
     assert (await repair(cluster)).kind is OutcomeKind.DONE
 
 
-@in_virtual_time
 async def test_different_missing_entries_of_members_are_no_danger() -> None:
     """Each entry has copies enough on the other members."""
     cluster = await unconfirmed_ledger()
@@ -357,7 +341,6 @@ async def test_different_missing_entries_of_members_are_no_danger() -> None:
     assert fenced == []
 
 
-@in_virtual_time
 async def test_a_writer_is_not_fenced_for_a_slow_new_bookie() -> None:
     """Every acknowledgement needs all three; B2 gets all entries minutes late."""
     cluster = await unconfirmed_ledger(ack_quorum=3)

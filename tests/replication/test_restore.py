@@ -12,14 +12,13 @@ from ledgers.manager import VersionedMetadata
 from ledgers.model import LedgerState
 from ledgers.store import SetData
 from replication.by_hand import RestoreRefusedError
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.repairs import touch
 from tests.replication.undoing import Undoing, repaired
 
 
-@in_virtual_time
 async def test_the_metadata_is_exactly_what_it_was_before_the_write() -> None:
     undoing = await repaired()
 
@@ -32,7 +31,6 @@ async def test_the_metadata_is_exactly_what_it_was_before_the_write() -> None:
     assert await undoing.cluster.locked() == []
 
 
-@in_virtual_time
 async def test_a_restore_can_be_restored() -> None:
     undoing = await repaired()
     await undoing.undo(undoing.records[0])
@@ -43,7 +41,6 @@ async def test_a_restore_can_be_restored() -> None:
     assert len(undoing.records) == 3
 
 
-@in_virtual_time
 async def test_restoring_twice_changes_nothing_the_second_time() -> None:
     undoing = await repaired()
     await undoing.undo(undoing.records[0])
@@ -55,7 +52,6 @@ async def test_restoring_twice_changes_nothing_the_second_time() -> None:
     assert (await undoing.read()).version == version
 
 
-@in_virtual_time
 async def test_later_writes_are_not_undone_without_force() -> None:
     undoing = await repaired()
     versioned = await undoing.read()
@@ -78,7 +74,6 @@ async def test_later_writes_are_not_undone_without_force() -> None:
 # --- Of another cluster ---------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_another_clusters_metadata_is_not_restored_even_by_force() -> None:
     undoing = await repaired()
     before = await undoing.read()
@@ -91,7 +86,6 @@ async def test_another_clusters_metadata_is_not_restored_even_by_force() -> None
     assert await undoing.cluster.locked() == []
 
 
-@in_virtual_time
 async def test_an_unknown_clusters_metadata_is_recognised_by_its_bytes() -> None:
     undoing = await repaired()
     unknown = replace(undoing.records[0], cluster=None)
@@ -125,11 +119,9 @@ def shortened(found: VersionedMetadata) -> VersionedMetadata:
         pytest.param(shortened, "move the ledger's end from entry 9 to 5", id="its end"),
     ],
 )
-@in_virtual_time
 async def test_the_end_of_a_closed_ledger_is_not_moved_without_force(
-    before: Callable[[VersionedMetadata], VersionedMetadata], doubt: str
+    cluster: Cluster, before: Callable[[VersionedMetadata], VersionedMetadata], doubt: str
 ) -> None:
-    cluster = await Cluster.start()
     undoing = Undoing(cluster)
     written = await cluster.write_ledger((B1, B2, B3))
     await undoing.manager.write_operation(LEDGER, before(written).metadata, read_as=written)
@@ -141,7 +133,6 @@ async def test_the_end_of_a_closed_ledger_is_not_moved_without_force(
     assert any(doubt in str(each) for each in refused.value.doubts)
 
 
-@in_virtual_time
 async def test_unreadable_metadata_is_restored() -> None:
     undoing = await repaired()
     path = undoing.manager.path(LEDGER)
@@ -155,7 +146,6 @@ async def test_unreadable_metadata_is_restored() -> None:
     assert (await undoing.read()).data == undoing.records[0].before
 
 
-@in_virtual_time
 async def test_rule_s3_a_ledger_under_repair_is_left_alone() -> None:
     undoing = await repaired()
     before = await undoing.read()
@@ -168,7 +158,6 @@ async def test_rule_s3_a_ledger_under_repair_is_left_alone() -> None:
     assert len(await undoing.cluster.locked()) == 1
 
 
-@in_virtual_time
 async def test_rule_s2_a_concurrent_write_is_not_overwritten() -> None:
     undoing = await repaired()
     cluster, path = undoing.cluster, undoing.manager.path(LEDGER)
@@ -191,7 +180,6 @@ async def test_rule_s2_a_concurrent_write_is_not_overwritten() -> None:
     assert await cluster.locked() == []
 
 
-@in_virtual_time
 async def test_a_deleted_ledger_is_not_created_again() -> None:
     undoing = await repaired()
     await undoing.cluster.manager.delete(LEDGER, version=-1)

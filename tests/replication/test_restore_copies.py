@@ -10,7 +10,7 @@ from replication.by_hand import CopyDoubt, RestoreRefusedError
 from replication.copy_reader import Verdict
 from replication.recent_copies import RecentCopies
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import drain, order_maintenance
@@ -53,7 +53,6 @@ async def absent(cluster: Cluster) -> None:
         pytest.param(absent, Verdict.IN_MAINTENANCE, 0, id="a member is absent"),
     ],
 )
-@in_virtual_time
 async def test_rule_s1_a_bookie_without_the_entries_needs_force(
     happens: Callable[[Cluster], Awaitable[None]], verdict: Verdict, bad_count: int
 ) -> None:
@@ -73,7 +72,6 @@ async def test_rule_s1_a_bookie_without_the_entries_needs_force(
     assert await undoing.cluster.locked() == []
 
 
-@in_virtual_time
 async def test_a_draining_member_is_no_reason_for_force() -> None:
     undoing = await repaired()
     await drain(undoing.cluster, B2)
@@ -85,7 +83,6 @@ async def test_a_draining_member_is_no_reason_for_force() -> None:
 
 @pytest.mark.parametrize("is_marked", [False, True], ids=["unmarked", "marked"])
 @pytest.mark.parametrize("happens", [reformatted, collected])
-@in_virtual_time
 async def test_a_forced_restore_is_repaired_by_the_nodes(
     happens: Callable[[Cluster], Awaitable[None]], is_marked: bool
 ) -> None:
@@ -109,7 +106,6 @@ async def test_a_forced_restore_is_repaired_by_the_nodes(
 # --- The mark -------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_every_restored_ledger_is_marked() -> None:
     undoing = await repaired()
 
@@ -121,7 +117,6 @@ async def test_every_restored_ledger_is_marked() -> None:
     assert await undoing.cluster.ensembles() == [(B1, B4, B3)]
 
 
-@in_virtual_time
 async def test_a_directory_left_behind_by_a_crash_gets_its_mark() -> None:
     undoing = await repaired()
     directory = PRIVATE.mark(LEDGER).rpartition("/")[0]
@@ -132,7 +127,6 @@ async def test_a_directory_left_behind_by_a_crash_gets_its_mark() -> None:
     assert await undoing.own_marks() == [LEDGER]
 
 
-@in_virtual_time
 async def test_rule_s6_the_metadata_is_not_restored_without_its_mark() -> None:
     """A worker deletes the upper directories before each write except the last."""
     undoing = await repaired()
@@ -156,7 +150,6 @@ async def test_rule_s6_the_metadata_is_not_restored_without_its_mark() -> None:
     assert len(undoing.records) == 2, "one write, one record"
 
 
-@in_virtual_time
 async def test_the_noted_next_try_is_not_waited_for() -> None:
     undoing = await repaired()
     await undoing.cluster.store.create(PATHS.waiting_note(LEDGER), b"{}", with_parents=True)
@@ -166,7 +159,6 @@ async def test_the_noted_next_try_is_not_waited_for() -> None:
     assert await undoing.cluster.store.exists(PATHS.waiting_note(LEDGER)) is None
 
 
-@in_virtual_time
 async def test_copies_named_again_are_read_again_later() -> None:
     undoing = await repaired()
 

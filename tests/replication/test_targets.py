@@ -10,7 +10,6 @@ from replication.cluster import ClusterView
 from replication.orders import DrainOrder, MaintenanceWindow, Orders
 from replication.reasons import Exclusion
 from replication.targets import SORTED_AGAIN_S, Targets, TargetSelector, exclusion_counts
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, BOOKIES
 from tests.virtual_time import LoopClock
 
@@ -61,7 +60,6 @@ def target_selector(disk_spaces: TestSpaces | None = None, **options: object) ->
     return TargetSelector(placement, clock=LoopClock(), disk_spaces=disk_spaces, **options)  # type: ignore[arg-type]
 
 
-@in_virtual_time
 async def test_rule_s11_an_excluded_bookie_is_named_with_its_rule() -> None:
     found = target_selector(TestSpaces(b4=GB - 1)).targets(
         view(draining=[B2], absent=[B3]), refused={B5}
@@ -76,7 +74,6 @@ async def test_rule_s11_an_excluded_bookie_is_named_with_its_rule() -> None:
     assert set(found.candidates) == set(BOOKIES) - {B2, B3, B4, B5}
 
 
-@in_virtual_time
 async def test_copies_under_way_count_as_load_and_as_used_space() -> None:
     shared, seen = target_selector(TestSpaces(b1=2 * GB)), view()
 
@@ -88,7 +85,6 @@ async def test_copies_under_way_count_as_load_and_as_used_space() -> None:
     assert shared.targets(seen).candidates[B1].load_bytes == 0
 
 
-@in_virtual_time
 async def test_rule_s11_written_bytes_count_as_used_space() -> None:
     shared, seen = target_selector(TestSpaces(b1=2 * GB)), view()
 
@@ -101,7 +97,6 @@ async def test_rule_s11_written_bytes_count_as_used_space() -> None:
     assert found.having_room(GB // 2 + 1, {}).barred == {B1: Exclusion.SHORT_OF_SPACE}
 
 
-@in_virtual_time
 async def test_rule_s11_a_copy_that_leaves_too_little_space_is_refused() -> None:
     shared = target_selector(TestSpaces(b1=2 * GB, b2=5 * GB))
 
@@ -117,7 +112,6 @@ async def test_rule_s11_a_copy_that_leaves_too_little_space_is_refused() -> None
     assert B1 in shared.targets(view()).having_room(GB, {}).candidates
 
 
-@in_virtual_time
 async def test_a_bookie_with_space_again_is_a_target_again() -> None:
     disk_spaces = TestSpaces(b1=0)
     shared, seen = target_selector(disk_spaces), view()
@@ -129,7 +123,6 @@ async def test_a_bookie_with_space_again_is_a_target_again() -> None:
     assert shared.targets(seen).candidates[B1].free_bytes == 5 * GB
 
 
-@in_virtual_time
 async def test_a_refusal_of_one_ledger_does_not_exclude_the_bookie() -> None:
     shared, seen = target_selector(), view()
 
@@ -138,7 +131,6 @@ async def test_a_refusal_of_one_ledger_does_not_exclude_the_bookie() -> None:
     assert not shared.targets(seen).barred
 
 
-@in_virtual_time
 async def test_target_local_excludes_others_except_in_place() -> None:
     found = target_selector(local=B1, is_local_only=True).targets(view(draining=[B2]))
 
@@ -148,7 +140,6 @@ async def test_target_local_excludes_others_except_in_place() -> None:
     assert not found.may_refill(B2)
 
 
-@in_virtual_time
 async def test_every_writable_bookie_may_replace_one_in_a_recovery() -> None:
     shared = target_selector(TestSpaces(b4=0), local=B1, is_local_only=True)
 
@@ -157,7 +148,6 @@ async def test_every_writable_bookie_may_replace_one_in_a_recovery() -> None:
     assert {candidate.bookie for candidate in found} == {B1, B5}
 
 
-@in_virtual_time
 async def test_each_rule_without_target_is_named_with_its_number() -> None:
     found = target_selector(TestSpaces(b5=0)).targets(
         view([B1, B2, B3, B4, B5, B6], draining=[B4]), refused={B6}

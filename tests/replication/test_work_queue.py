@@ -12,7 +12,7 @@ from ledgers.store import Create, MultiFailed, Operation, OperationResult, Stat
 from replication.marks import DIRECTORIES_AT_ONCE, DIRECTORIES_LISTED_MAX
 from replication.work_queue import Queue, QueuedLedger
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS
 
@@ -31,9 +31,7 @@ async def look(queue: Queue, *, seed: int = SEED) -> frozenset[int]:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
-@in_virtual_time
-async def test_ledgers_are_found_everywhere_in_the_tree() -> None:
-    cluster = await Cluster.start()
+async def test_ledgers_are_found_everywhere_in_the_tree(cluster: Cluster) -> None:
     ledger_ids = [7, 65_536, 2**40, 2**63 - 1]
     for ledger_id in ledger_ids:
         await cluster.mark(B1, ledger_id=ledger_id)
@@ -42,9 +40,7 @@ async def test_ledgers_are_found_everywhere_in_the_tree() -> None:
         assert await look(node.queue) == {*ledger_ids}
 
 
-@in_virtual_time
-async def test_a_locked_ledger_is_not_free() -> None:
-    cluster = await Cluster.start()
+async def test_a_locked_ledger_is_not_free(cluster: Cluster) -> None:
     for ledger_id in range(3):
         await cluster.mark(B1, ledger_id=ledger_id)
     await cluster.store.create(PATHS.lock(1), is_ephemeral=True)
@@ -53,10 +49,8 @@ async def test_a_locked_ledger_is_not_free() -> None:
         assert await look(node.queue) == {0, 2}
 
 
-@in_virtual_time
-async def test_each_look_lists_another_part_of_a_long_queue() -> None:
+async def test_each_look_lists_another_part_of_a_long_queue(cluster: Cluster) -> None:
     """It knows that there is more."""
-    cluster = await Cluster.start()
     for number in range(DIRECTORIES_LISTED_MAX + 4):
         await cluster.mark(B1, ledger_id=number << 16)
 
@@ -69,7 +63,6 @@ async def test_each_look_lists_another_part_of_a_long_queue() -> None:
     assert is_listed == {True}
 
 
-@in_virtual_time
 async def test_a_look_stops_when_it_has_enough_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("replication.marks.LEDGERS_ENOUGH", 3)
     cluster = await Cluster.start()
@@ -81,9 +74,7 @@ async def test_a_look_stops_when_it_has_enough_ledgers(monkeypatch: pytest.Monke
         assert node.queue.may_hold(99)
 
 
-@in_virtual_time
-async def test_after_a_complete_listing_all_marks_are_known() -> None:
-    cluster = await Cluster.start()
+async def test_after_a_complete_listing_all_marks_are_known(cluster: Cluster) -> None:
     await cluster.mark(B1, ledger_id=5)
 
     async with cluster.node() as node:
@@ -93,9 +84,7 @@ async def test_after_a_complete_listing_all_marks_are_known() -> None:
         assert not node.queue.may_hold(6)
 
 
-@in_virtual_time
-async def test_an_empty_queue_and_one_without_znodes_have_no_ledgers() -> None:
-    cluster = await Cluster.start()
+async def test_an_empty_queue_and_one_without_znodes_have_no_ledgers(cluster: Cluster) -> None:
     async with cluster.node() as node:
         assert await look(node.queue) == frozenset()
 
@@ -104,11 +93,10 @@ async def test_an_empty_queue_and_one_without_znodes_have_no_ledgers() -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
-@in_virtual_time
 async def test_tidying_removes_only_empty_directories_of_every_level(
+    cluster: Cluster,
     depth: int,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.mark(B1)
     before = cluster.tree.snapshot()
     empty = PATHS.marks + "/0001/0002/0003/0004"[: 5 * depth]
@@ -125,9 +113,7 @@ async def test_tidying_removes_only_empty_directories_of_every_level(
     "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
     verdict="same",
 )
-@in_virtual_time
-async def test_a_directory_with_a_new_mark_is_not_removed() -> None:
-    cluster = await Cluster.start()
+async def test_a_directory_with_a_new_mark_is_not_removed(cluster: Cluster) -> None:
     await cluster.store.create(DIRECTORY, with_parents=True)
 
     async with cluster.node() as node:
@@ -138,9 +124,7 @@ async def test_a_directory_with_a_new_mark_is_not_removed() -> None:
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
-async def test_an_unreadable_mark_is_still_work() -> None:
-    cluster = await Cluster.start()
+async def test_an_unreadable_mark_is_still_work(cluster: Cluster) -> None:
     await cluster.store.create(MARK, b"\xff not a mark", with_parents=True)
 
     async with cluster.node() as node:
@@ -163,10 +147,8 @@ async def test_an_unreadable_mark_is_still_work() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
-@in_virtual_time
-async def test_rule_s3_our_lock_is_ephemeral_and_names_us() -> None:
+async def test_rule_s3_our_lock_is_ephemeral_and_names_us(cluster: Cluster) -> None:
     """It has its own version."""
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node("host-a") as node:
@@ -180,9 +162,7 @@ async def test_rule_s3_our_lock_is_ephemeral_and_names_us() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
-@in_virtual_time
-async def test_a_lock_of_javas_is_respected_and_never_deleted() -> None:
-    cluster = await Cluster.start()
+async def test_a_lock_of_javas_is_respected_and_never_deleted(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -193,9 +173,7 @@ async def test_a_lock_of_javas_is_respected_and_never_deleted() -> None:
     assert await cluster.locked() == ["urL0000000007"]
 
 
-@in_virtual_time
-async def test_a_ledger_marked_again_is_not_leased_at_the_old_version() -> None:
-    cluster = await Cluster.start()
+async def test_a_ledger_marked_again_is_not_leased_at_the_old_version(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -207,9 +185,7 @@ async def test_a_ledger_marked_again_is_not_leased_at_the_old_version() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testMarkingAsReplicated", verdict="same")
-@in_virtual_time
-async def test_a_completed_ledger_is_not_leased() -> None:
-    cluster = await Cluster.start()
+async def test_a_completed_ledger_is_not_leased(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -227,7 +203,6 @@ async def test_a_completed_ledger_is_not_leased() -> None:
         pytest.param(Fault.LOST_REQUEST, False, id="it never arrived"),
     ],
 )
-@in_virtual_time
 async def test_after_a_lost_reply_our_lock_is_recognised(fault: Fault, is_taken: bool) -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1)
@@ -241,9 +216,7 @@ async def test_after_a_lost_reply_our_lock_is_recognised(fault: Fault, is_taken:
         assert len(await cluster.locked()) == is_taken
 
 
-@in_virtual_time
-async def test_rule_s8_after_a_lost_reply_a_sync_precedes_the_read() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s8_after_a_lost_reply_a_sync_precedes_the_read(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -272,9 +245,7 @@ class BehindUntilSynced(MemoryStore):
         return None if self.is_behind and path == self.path else stat
 
 
-@in_virtual_time
-async def test_after_a_lost_reply_another_nodes_lock_is_not_ours() -> None:
-    cluster = await Cluster.start()
+async def test_after_a_lost_reply_another_nodes_lock_is_not_ours(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
@@ -285,11 +256,10 @@ async def test_after_a_lost_reply_another_nodes_lock_is_not_ours() -> None:
         assert await ours.queue.lease(queued) is None
 
 
-@in_virtual_time
 async def test_a_refusal_without_a_lock_is_not_another_nodes_lock(
+    cluster: Cluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -313,9 +283,7 @@ async def test_a_refusal_without_a_lock_is_not_another_nodes_lock(
     verdict="better",
     why="the ledgers at most risk come first, and a lost race costs one request",
 )
-@in_virtual_time
-async def test_two_nodes_lease_each_of_the_same_ledgers_once() -> None:
-    cluster = await Cluster.start()
+async def test_two_nodes_lease_each_of_the_same_ledgers_once(cluster: Cluster) -> None:
     for ledger_id in range(100):
         await cluster.mark(B1, ledger_id=ledger_id)
 
@@ -336,9 +304,7 @@ async def test_two_nodes_lease_each_of_the_same_ledgers_once() -> None:
         assert len(await cluster.locked()) == 100
 
 
-@in_virtual_time
-async def test_rule_s3_nothing_is_leased_without_a_proven_session() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s3_nothing_is_leased_without_a_proven_session(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:

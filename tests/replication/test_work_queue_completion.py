@@ -10,7 +10,7 @@ from ledgers.store import Delete, SetData
 from replication.ledger_record import WaitingNote
 from replication.reasons import Blocked, Reason
 from tests.memory.store import Fault
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.watched import settle
@@ -28,10 +28,8 @@ EXTRA = "/extra"
     "TestLedgerUnderreplicationManager.testHierarchyCleanup",
     verdict="same",
 )
-@in_virtual_time
-async def test_completion_is_one_request() -> None:
+async def test_completion_is_one_request(cluster: Cluster) -> None:
     """It deletes mark, directory and lock."""
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -47,9 +45,7 @@ async def test_completion_is_one_request() -> None:
         assert await node.queue.is_completed(lease)
 
 
-@in_virtual_time
-async def test_further_writes_succeed_or_fail_with_the_completion() -> None:
-    cluster = await Cluster.start()
+async def test_further_writes_succeed_or_fail_with_the_completion(cluster: Cluster) -> None:
     await cluster.store.create(EXTRA)
     await cluster.mark(B1)
 
@@ -66,9 +62,7 @@ async def test_further_writes_succeed_or_fail_with_the_completion() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testManyFailures", verdict="same")
-@in_virtual_time
-async def test_rule_s6_a_ledger_marked_again_meanwhile_stays_marked() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s6_a_ledger_marked_again_meanwhile_stays_marked(cluster: Cluster) -> None:
     await cluster.store.create(EXTRA)
     await cluster.mark(B1)
 
@@ -86,7 +80,6 @@ async def test_rule_s6_a_ledger_marked_again_meanwhile_stays_marked() -> None:
 
 
 @pytest.mark.parametrize("is_directory_left", [False, True])
-@in_virtual_time
 async def test_a_deleted_mark_counts_as_completed(is_directory_left: bool) -> None:
     cluster = await Cluster.start()
     await cluster.mark(B1)
@@ -102,9 +95,7 @@ async def test_a_deleted_mark_counts_as_completed(is_directory_left: bool) -> No
     assert await cluster.store.exists(DIRECTORY) is None
 
 
-@in_virtual_time
-async def test_an_unknown_znode_beside_the_mark_stays() -> None:
-    cluster = await Cluster.start()
+async def test_an_unknown_znode_beside_the_mark_stays(cluster: Cluster) -> None:
     await cluster.mark(B1)
     await cluster.store.create(f"{DIRECTORY}/strange")
 
@@ -116,12 +107,11 @@ async def test_an_unknown_znode_beside_the_mark_stays() -> None:
 
 
 @pytest.mark.parametrize("is_retaken", [False, True], ids=["deleted", "Java's now"])
-@in_virtual_time
 async def test_rule_s3_a_ledger_without_its_lock_is_not_completed(
+    cluster: Cluster,
     is_retaken: bool,
 ) -> None:
     """Its metadata is not written either."""
-    cluster = await Cluster.start()
     await cluster.store.create(EXTRA)
     await cluster.mark(B1)
 
@@ -152,11 +142,9 @@ async def test_rule_s3_a_ledger_without_its_lock_is_not_completed(
         pytest.param(Fault.LOST_REQUEST, False, id="it never arrived"),
     ],
 )
-@in_virtual_time
 async def test_after_a_lost_reply_the_outcome_is_found_out(
-    fault: Fault, is_completed: bool
+    cluster: Cluster, fault: Fault, is_completed: bool
 ) -> None:
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -168,10 +156,8 @@ async def test_after_a_lost_reply_the_outcome_is_found_out(
         assert await node.queue.is_completed(lease) is is_completed
 
 
-@in_virtual_time
-async def test_rule_s3_a_new_mark_after_a_lost_reply_is_not_ours() -> None:
+async def test_rule_s3_a_new_mark_after_a_lost_reply_is_not_ours(cluster: Cluster) -> None:
     """The reply was to our completion; another node may have the lock."""
-    cluster = await Cluster.start()
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
@@ -190,9 +176,7 @@ async def test_rule_s3_a_new_mark_after_a_lost_reply_is_not_ours() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testRelease", verdict="same")
-@in_virtual_time
-async def test_a_returned_ledger_can_be_leased_by_another_node() -> None:
-    cluster = await Cluster.start()
+async def test_a_returned_ledger_can_be_leased_by_another_node(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as one, cluster.node("node-2") as two:
@@ -208,9 +192,7 @@ async def test_a_returned_ledger_can_be_leased_by_another_node() -> None:
     why="our lock is deleted at a version that only our locks have, together with a check of the "
     "session",
 )
-@in_virtual_time
-async def test_rule_s3_returning_never_deletes_another_nodes_lock() -> None:
-    cluster = await Cluster.start()
+async def test_rule_s3_returning_never_deletes_another_nodes_lock(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node("node-1") as ours, cluster.node("node-2") as theirs:
@@ -224,9 +206,7 @@ async def test_rule_s3_returning_never_deletes_another_nodes_lock() -> None:
         assert stat.ephemeral_owner == theirs.store.session_id
 
 
-@in_virtual_time
-async def test_returning_twice_is_harmless() -> None:
-    cluster = await Cluster.start()
+async def test_returning_twice_is_harmless(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -239,11 +219,10 @@ async def test_returning_twice_is_harmless() -> None:
 
 
 @pytest.mark.parametrize("replicas", [(), (B1,)], ids=["no node", "a bookie"])
-@in_virtual_time
 async def test_the_disable_switch_and_marks_are_read_as_they_are(
+    cluster: Cluster,
     replicas: tuple[BookieId, ...],
 ) -> None:
-    cluster = await Cluster.start()
     async with cluster.node() as node:
         assert not await node.queue.switch.is_on()
         assert not await node.queue.is_marked(LEDGER)
@@ -262,9 +241,7 @@ NOTE = WaitingNote(
 )
 
 
-@in_virtual_time
-async def test_the_note_and_the_end_of_the_lease_are_one_request() -> None:
-    cluster = await Cluster.start()
+async def test_the_note_and_the_end_of_the_lease_are_one_request(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:
@@ -280,9 +257,7 @@ async def test_the_note_and_the_end_of_the_lease_are_one_request() -> None:
         assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
-async def test_a_note_that_an_operator_changes_is_deleted_with_the_mark() -> None:
-    cluster = await Cluster.start()
+async def test_a_note_that_an_operator_changes_is_deleted_with_the_mark(cluster: Cluster) -> None:
     await cluster.mark(B1)
 
     async with cluster.node() as node:

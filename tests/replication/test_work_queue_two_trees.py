@@ -10,7 +10,7 @@ from replication import znodes
 from replication.work_queue import Queue, QueuedLedger
 from replication.znodes import Mark
 from tests.memory.store import Fault
-from tests.replication.cluster import Cluster, fault_once, in_virtual_time
+from tests.replication.cluster import Cluster, fault_once
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS
 from tests.replication.watched import settle
@@ -47,7 +47,6 @@ async def find(queue: Queue) -> QueuedLedger:
         pytest.param([SHARED_MARK, PRIVATE_MARK], id="both"),
     ],
 )
-@in_virtual_time
 async def test_a_ledger_is_leased_and_completed_in_each_tree(paths: list[str]) -> None:
     cluster = await Cluster.start()
     before = cluster.tree.snapshot()
@@ -77,7 +76,6 @@ def _parents(paths: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("changed", [SHARED_MARK, PRIVATE_MARK])
-@in_virtual_time
 async def test_rule_s6_a_ledger_is_not_leased_if_a_mark_has_changed(changed: str) -> None:
     cluster = await marked_in(SHARED_MARK, PRIVATE_MARK)
 
@@ -94,7 +92,6 @@ async def test_rule_s6_a_ledger_is_not_leased_if_a_mark_has_changed(changed: str
     [(SHARED_MARK, PRIVATE_MARK), (PRIVATE_MARK, SHARED_MARK)],
     ids=["shared", "private"],
 )
-@in_virtual_time
 async def test_rule_s6_a_mark_extended_meanwhile_stays(extended: str, other: str) -> None:
     """The other mark is deleted."""
     cluster = await marked_in(SHARED_MARK, PRIVATE_MARK)
@@ -114,7 +111,6 @@ async def test_rule_s6_a_mark_extended_meanwhile_stays(extended: str, other: str
 
 
 @pytest.mark.parametrize("path", [SHARED_MARK, PRIVATE_MARK])
-@in_virtual_time
 async def test_completion_in_steps_empties_a_tree_up_to_its_root(path: str) -> None:
     cluster = await Cluster.start()
     before = cluster.tree.snapshot()
@@ -129,7 +125,6 @@ async def test_completion_in_steps_empties_a_tree_up_to_its_root(path: str) -> N
     assert cluster.tree.snapshot() == before
 
 
-@in_virtual_time
 async def test_a_mark_made_in_the_other_tree_meanwhile_is_new_work() -> None:
     cluster = await marked_in(SHARED_MARK)
 

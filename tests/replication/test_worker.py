@@ -17,7 +17,6 @@ from replication.worker import TIDY_INTERVAL_S
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,
-    in_virtual_time,
     lease_attempts,
     queue_empty,
     until,
@@ -44,7 +43,6 @@ THREE = (B1, B2, B3)
     why="metrics with names of our own count ledgers, entries and bytes; recording "
     "rules have Java's",
 )
-@in_virtual_time
 async def test_every_marked_ledger_is_repaired_and_counted() -> None:
     cluster = await with_lost_b2(30)
     entries, entry_bytes = REPAIRED_ENTRIES._value.get(), REPAIRED_BYTES._value.get()
@@ -61,7 +59,6 @@ async def test_every_marked_ledger_is_repaired_and_counted() -> None:
     "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
     verdict="better",
 )
-@in_virtual_time
 async def test_only_the_configured_number_is_repaired_at_once() -> None:
     cluster = await with_lost_b2(20)
     copying: list[int] = []
@@ -85,7 +82,6 @@ async def test_only_the_configured_number_is_repaired_at_once() -> None:
 
 
 @pytest.mark.compat("G28", verdict="better")
-@in_virtual_time
 async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
     cluster = await with_lost_b2(20)
 
@@ -106,7 +102,6 @@ async def test_copies_under_way_are_spread_evenly_over_the_bookies() -> None:
     "TestReplicationWorker.test2RWsShouldCompeteForReplicationOf2FragmentsAndCompleteReplication",
     verdict="same",
 )
-@in_virtual_time
 async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
     cluster = await with_lost_b2(40)
 
@@ -123,7 +118,6 @@ async def test_two_nodes_share_the_work_and_do_nothing_twice() -> None:
 
 
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testBasicInteraction", verdict="better")
-@in_virtual_time
 async def test_a_later_mark_is_found_without_an_event() -> None:
     cluster = await with_lost_b2(2)
     await cluster.store.delete(PATHS.mark(1))
@@ -136,7 +130,6 @@ async def test_a_later_mark_is_found_without_an_event() -> None:
     assert took_s <= ReplicationSettings().idle_wait_s + 0.2
 
 
-@in_virtual_time
 async def test_a_ledger_marked_again_during_its_repair_is_leased_again() -> None:
     cluster = await with_lost_b2(1)
 
@@ -164,7 +157,6 @@ async def test_a_ledger_marked_again_during_its_repair_is_leased_again() -> None
     verdict="better",
     why="each deferred ledger has its own backoff, and a deleted one has none",
 )
-@in_virtual_time
 async def test_a_ledger_in_its_grace_keeps_its_lock() -> None:
     """It delays no other ledger."""
     cluster = await with_lost_b2(4)
@@ -189,7 +181,6 @@ async def test_a_ledger_in_its_grace_keeps_its_lock() -> None:
     await cluster.assert_whole(9, *range(4))
 
 
-@in_virtual_time
 async def test_ledgers_in_grace_beyond_their_bound_are_deferred(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -223,7 +214,6 @@ async def without_target() -> Cluster:
     return cluster
 
 
-@in_virtual_time
 async def test_a_deferred_ledger_has_a_note_with_its_reason() -> None:
     cluster = await without_target()
 
@@ -247,7 +237,6 @@ async def test_a_deferred_ledger_has_a_note_with_its_reason() -> None:
     why="the lock is released during the backoff, which is configurable (10 s to 5 min, with "
     "jitter); one note per ledger says why",
 )
-@in_virtual_time
 async def test_it_is_tried_again_after_waits_that_double() -> None:
     cluster = await without_target()
     times_s = lease_attempts(cluster)
@@ -266,7 +255,6 @@ async def test_it_is_tried_again_after_waits_that_double() -> None:
     "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
     verdict="other",
 )
-@in_virtual_time
 async def test_the_note_counts_failed_tries_and_tells_since_when() -> None:
     cluster = await without_target()
     settings = ReplicationSettings(retry_min_s=10, retry_max_s=40)
@@ -289,7 +277,6 @@ async def test_the_note_counts_failed_tries_and_tells_since_when() -> None:
     "G13",
     verdict="better",
 )
-@in_virtual_time
 async def test_a_new_bookie_causes_a_try_at_once() -> None:
     cluster = await without_target()
 
@@ -303,7 +290,6 @@ async def test_a_new_bookie_causes_a_try_at_once() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_note_is_deleted_by_the_node_that_completes_the_ledger() -> None:
     cluster = await without_target()
     async with cluster.node("node-1") as one, working(one):
@@ -317,7 +303,6 @@ async def test_a_note_is_deleted_by_the_node_that_completes_the_ledger() -> None
         assert await two.notes.ledger_ids() == set()
 
 
-@in_virtual_time
 async def test_a_reason_that_returns_is_noted_again() -> None:
     cluster = await without_target()
 
@@ -332,7 +317,6 @@ async def test_a_reason_that_returns_is_noted_again() -> None:
         assert await node.notes.ledger_ids() == {LEDGER}
 
 
-@in_virtual_time
 async def test_a_note_without_a_mark_is_deleted() -> None:
     cluster = await without_target()
 
@@ -352,7 +336,6 @@ async def test_a_note_without_a_mark_is_deleted() -> None:
             assert await node.notes.ledger_ids() == {LEDGER}
 
 
-@in_virtual_time
 async def test_many_deferred_ledgers_cost_an_idle_worker_few_requests() -> None:
     cluster = await Cluster.start(*THREE)
     for ledger_id in range(100):
@@ -370,7 +353,6 @@ async def test_many_deferred_ledgers_cost_an_idle_worker_few_requests() -> None:
         assert node.store.request_count - before < 10 * looks + 150 * 600 / TIDY_INTERVAL_S
 
 
-@in_virtual_time
 async def test_waits_between_tries_that_are_applied_count_from_the_next_try_on() -> None:
     cluster = await without_target()
     times_s = lease_attempts(cluster)
@@ -386,7 +368,6 @@ async def test_waits_between_tries_that_are_applied_count_from_the_next_try_on()
     assert min(others_s) >= 40
 
 
-@in_virtual_time
 async def test_an_open_ledger_grace_that_is_applied_counts_for_the_next_ledger() -> None:
     cluster = await with_lost_b2(0)
     await cluster.write_ledger(

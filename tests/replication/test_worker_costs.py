@@ -10,7 +10,7 @@ from replication.repair import DONE, MARKED_AGAIN, Outcome, Repairer
 from replication.settings import ReplicationSettings
 from replication.work_queue import LedgerLease
 from replication.worker import IDLE_LOOKS_PER_S
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 
@@ -43,11 +43,9 @@ def request_count(nodes: Sequence[Node]) -> int:
 
 
 @pytest.mark.parametrize("node_count", [30, 60])
-@in_virtual_time
 async def test_the_cost_of_a_ledger_hardly_grows_with_the_nodes(
-    node_count: int, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, node_count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = await Cluster.start()
     ledger_count = 20 * node_count
     async with fleet(cluster, node_count, monkeypatch) as nodes:
         before = request_count(nodes)
@@ -63,11 +61,9 @@ async def test_the_cost_of_a_ledger_hardly_grows_with_the_nodes(
     ("is_marked", "requests_a_look"),
     [pytest.param(False, 4, id="empty queue"), pytest.param(True, 9, id="others' ledgers alone")],
 )
-@in_virtual_time
 async def test_idle_nodes_together_look_no_more_often_than_a_few(
-    is_marked: bool, requests_a_look: int, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, is_marked: bool, requests_a_look: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = await Cluster.start()
     if is_marked:
         await cluster.mark(B2)
         await cluster.store.create(PATHS.lock(LEDGER))
@@ -78,9 +74,7 @@ async def test_idle_nodes_together_look_no_more_often_than_a_few(
         assert request_count(nodes) - before < 30 * IDLE_LOOKS_PER_S * requests_a_look
 
 
-@in_virtual_time
-async def test_the_disable_switch_is_read_only_when_it_changes() -> None:
-    cluster = await Cluster.start()
+async def test_the_disable_switch_is_read_only_when_it_changes(cluster: Cluster) -> None:
     async with cluster.node() as node, working(node):
         await cluster.store.create(PATHS.disable)
         await asyncio.sleep(1)
@@ -94,7 +88,6 @@ async def test_the_disable_switch_is_read_only_when_it_changes() -> None:
         assert await until(cluster, lambda: queue_empty(cluster)) < 1
 
 
-@in_virtual_time
 async def test_ledgers_completed_one_by_one_are_replaced_in_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

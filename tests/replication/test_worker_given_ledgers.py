@@ -9,7 +9,7 @@ from replication.nodes import Membership, Role
 from replication.settings import ReplicationSettings
 from replication.work_queue import GivenLedgers
 from replication.worker import ReplicationWorker
-from tests.replication.cluster import Cluster, in_virtual_time, until, with_lost_b2
+from tests.replication.cluster import Cluster, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS, Node, node_info
 
@@ -57,7 +57,6 @@ async def run_until_unmarked(cluster: Cluster, worker: ReplicationWorker, *ledge
         await asyncio.gather(running, return_exceptions=True)
 
 
-@in_virtual_time
 async def test_only_the_given_ledgers_are_repaired() -> None:
     cluster = await with_lost_b2(3)
     await mark_own(cluster, 0, 1)
@@ -70,9 +69,7 @@ async def test_only_the_given_ledgers_are_repaired() -> None:
     assert B2 in (await cluster.metadata(0)).bookies
 
 
-@in_virtual_time
-async def test_they_are_found_at_once_in_a_very_long_queue() -> None:
-    cluster = await Cluster.start()
+async def test_they_are_found_at_once_in_a_very_long_queue(cluster: Cluster) -> None:
     ledger_ids = [number * IN_A_DIRECTORY for number in range(3 * DIRECTORIES_LISTED_MAX)]
     given = ledger_ids[::5]
     for ledger_id in given:
@@ -87,7 +84,6 @@ async def test_they_are_found_at_once_in_a_very_long_queue() -> None:
     await cluster.assert_whole(*given)
 
 
-@in_virtual_time
 async def test_completed_ledgers_are_not_looked_for_again() -> None:
     cluster = await with_lost_b2(40)
     async with cluster.node() as node:
@@ -103,7 +99,6 @@ async def test_completed_ledgers_are_not_looked_for_again() -> None:
     assert await cluster.marked() == []
 
 
-@in_virtual_time
 async def test_no_ledger_is_left_to_other_workers() -> None:
     """Other workers may be dead or busy."""
     cluster = await with_lost_b2(8)
@@ -116,7 +111,6 @@ async def test_no_ledger_is_left_to_other_workers() -> None:
         assert cluster.clock.now_s() - began_s < ReplicationSettings().idle_wait_s
 
 
-@in_virtual_time
 async def test_it_repairs_by_hand_while_auto_recovery_is_disabled() -> None:
     cluster = await with_lost_b2(1)
     await cluster.store.create(PATHS.disable)
@@ -126,7 +120,6 @@ async def test_it_repairs_by_hand_while_auto_recovery_is_disabled() -> None:
     await cluster.assert_whole(0)
 
 
-@in_virtual_time
 async def test_a_repair_by_hand_has_no_share_of_other_ledgers() -> None:
     cluster = await with_lost_b2(0)
     await Membership.join(cluster.store, PATHS, node_info("hand", Role.HAND))

@@ -15,7 +15,7 @@ from replication.orders import DrainOrder, Orders, drain_znode
 from replication.reasons import Exclusion, Reason
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until
+from tests.replication.cluster import Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import THREE, drain, open_ledger, watch_fencing
@@ -58,7 +58,6 @@ async def is_told(node: Node, reason: Reason) -> bool:
 # --- An end that cannot be proven -----------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_an_unprovable_end_stays_noted_while_it_is_tried_again() -> None:
     cluster = await unprovable_ledger()
 
@@ -75,7 +74,6 @@ async def test_an_unprovable_end_stays_noted_while_it_is_tried_again() -> None:
     assert after[0].blocked.facts.needed == ()
 
 
-@in_virtual_time
 async def test_the_note_names_bookies_without_which_it_cannot_close() -> None:
     """B2 returned empty, B1 is absent, B3 hangs: the last entries are unknown."""
     cluster = await unprovable_ledger()
@@ -89,7 +87,6 @@ async def test_the_note_names_bookies_without_which_it_cannot_close() -> None:
     assert note.blocked.facts.needed == (B1, B3)
 
 
-@in_virtual_time
 async def test_once_its_bookies_are_back_the_ledger_is_closed() -> None:
     cluster = await unprovable_ledger()
 
@@ -103,7 +100,6 @@ async def test_once_its_bookies_are_back_the_ledger_is_closed() -> None:
     assert (metadata.is_closed, metadata.last_entry_id) == (True, 10)
 
 
-@in_virtual_time
 async def test_too_many_lost_bookies_are_noted_until_one_returns() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
@@ -154,7 +150,6 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
         ),
     ],
 )
-@in_virtual_time
 async def test_missing_targets_are_noted_until_one_appears(
     is_away: bool, excluded: tuple[tuple[Exclusion, int], ...], absent: tuple[BookieId, ...]
 ) -> None:
@@ -180,7 +175,6 @@ async def test_missing_targets_are_noted_until_one_appears(
 # --- Until when -----------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_the_end_of_the_grace_is_noted_and_binds_no_node() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -200,7 +194,6 @@ async def test_the_end_of_the_grace_is_noted_and_binds_no_node() -> None:
 # --- Orders that change meanwhile -----------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_a_cancelled_drain_ends_the_wait_of_its_ledgers() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -220,7 +213,6 @@ async def test_a_cancelled_drain_ends_the_wait_of_its_ledgers() -> None:
     assert (await cluster.metadata()).state is LedgerState.OPEN
 
 
-@in_virtual_time
 async def test_an_absent_bookie_besides_the_drain_starts_its_own_grace() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)
@@ -277,7 +269,6 @@ def test_a_grace_ends_with_its_reason(
     assert is_overtaken(sighting, view) is is_over
 
 
-@in_virtual_time
 async def test_once_its_bookies_are_back_a_ledger_waits_no_longer() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2, B3)
@@ -294,7 +285,6 @@ async def test_once_its_bookies_are_back_a_ledger_waits_no_longer() -> None:
     assert (await cluster.metadata()).is_closed
 
 
-@in_virtual_time
 async def test_the_grace_continues_if_only_one_bookie_is_back() -> None:
     cluster = await open_ledger()
     fenced = watch_fencing(cluster)

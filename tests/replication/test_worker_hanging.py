@@ -8,7 +8,7 @@ from ledgers.errors import NoAnswerError
 from ledgers.model import BookieId, LedgerState
 from replication.settings import ReplicationSettings
 from tests.memory.bookies import NO_FAULT, Fault
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import working
 from tests.replication.repairs import THREE
@@ -44,7 +44,6 @@ async def with_open_ledgers(hanging: BookieId) -> Cluster:
         pytest.param(B3, 31, id="the ledgers are recovered after it"),
     ],
 )
-@in_virtual_time
 async def test_open_ledgers_of_a_hanging_bookie_delay_no_closed_ones(
     hanging: BookieId, after_s: float
 ) -> None:

@@ -7,7 +7,7 @@ from replication.backoff import PROBE_INTERVAL_S
 from replication.ledger_record import WaitingNotes
 from replication.reasons import Facts, Reason
 from replication.settings import ReplicationSettings
-from tests.replication.cluster import in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.cluster import queue_empty, until, with_lost_b2
 from tests.replication.nodes import PATHS, working
 
 LEDGERS = 20
@@ -26,7 +26,6 @@ class Journal:
             raise JournalError("/var/lib/x cannot be written to: free disk space there")
 
 
-@in_virtual_time
 async def test_the_first_successful_try_brings_the_others_forward() -> None:
     cluster, journal = await with_lost_b2(LEDGERS), Journal()
     async with cluster.node(journal=journal, settings=PATIENT) as node, working(node):
@@ -39,7 +38,6 @@ async def test_the_first_successful_try_brings_the_others_forward() -> None:
     await cluster.assert_whole(*range(LEDGERS))
 
 
-@in_virtual_time
 async def test_until_then_only_one_of_them_is_tried_at_times() -> None:
     """A try copies first, and in vain."""
     cluster, journal = await with_lost_b2(LEDGERS), Journal()
@@ -52,7 +50,6 @@ async def test_until_then_only_one_of_them_is_tried_at_times() -> None:
     assert 8 <= journal.asked_count - first_count <= 10
 
 
-@in_virtual_time
 async def test_each_try_is_noted() -> None:
     cluster = await with_lost_b2(1)
     async with cluster.node(journal=Journal(), settings=PATIENT) as node, working(node):
@@ -67,7 +64,6 @@ async def test_each_try_is_noted() -> None:
     assert second.next_try_ms > first.next_try_ms
 
 
-@in_virtual_time
 async def test_a_note_that_only_keeps_an_unproven_end_hides_no_reason() -> None:
     cluster = await with_lost_b2(1)
     async with cluster.node(journal=Journal(), settings=PATIENT) as node:

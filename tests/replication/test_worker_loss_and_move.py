@@ -10,7 +10,7 @@ from ledgers.model import BookieId, LedgerState
 from replication import znodes
 from replication.reasons import Reason
 from replication.znodes import Mark
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import drain
@@ -50,7 +50,6 @@ async def waits(cluster: Cluster, node: Node, reason: Reason) -> None:
 
 
 @pytest.mark.parametrize("last", [9, 4_999], ids=["small", "the ledger is inspected again"])
-@in_virtual_time
 async def test_the_loss_is_repaired_and_only_the_move_stays_marked(last: int) -> None:
     cluster = await lost_and_draining(last=last)
 
@@ -62,7 +61,6 @@ async def test_the_loss_is_repaired_and_only_the_move_stays_marked(last: int) ->
     assert (await cluster.marked(), await cluster.marked(PRIVATE)) == ([], [LEDGER])
 
 
-@in_virtual_time
 async def test_a_bookie_back_with_all_copies_is_no_loss_either() -> None:
     cluster = await lost_and_draining()
     await cluster.kill(B4)
@@ -75,7 +73,6 @@ async def test_a_bookie_back_with_all_copies_is_no_loss_either() -> None:
     assert (await cluster.marked(), await cluster.marked(PRIVATE)) == ([], [LEDGER])
 
 
-@in_virtual_time
 async def test_of_a_ledger_being_written_only_the_drain_stays_marked() -> None:
     cluster = await Cluster.start(B1, B2, B3, B4)
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=LedgerState.OPEN)
@@ -89,7 +86,6 @@ async def test_of_a_ledger_being_written_only_the_drain_stays_marked() -> None:
     assert (await cluster.marked(), await cluster.marked(PRIVATE)) == ([], [LEDGER])
 
 
-@in_virtual_time
 async def test_a_bookie_both_marked_and_draining_keeps_the_mark() -> None:
     cluster = await lost_and_draining()
     await cluster.mark(B2, B3)
@@ -100,7 +96,6 @@ async def test_a_bookie_both_marked_and_draining_keeps_the_mark() -> None:
     assert (await cluster.marked(), await cluster.marked(PRIVATE)) == ([LEDGER], [LEDGER])
 
 
-@in_virtual_time
 async def test_an_unrepaired_loss_stays_marked() -> None:
     cluster = await lost_and_draining()
     await cluster.kill(B4)
@@ -111,7 +106,6 @@ async def test_an_unrepaired_loss_stays_marked() -> None:
     assert (await cluster.marked(), await cluster.marked(PRIVATE)) == ([LEDGER], [LEDGER])
 
 
-@in_virtual_time
 async def test_a_further_loss_marked_meanwhile_keeps_the_mark() -> None:
     cluster = await lost_and_draining()
     async with cluster.node() as node:

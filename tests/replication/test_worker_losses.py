@@ -9,7 +9,7 @@ from replication import znodes
 from replication.settings import ReplicationSettings
 from replication.slots import LATE_TIMES_MAX
 from replication.znodes import Mark
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, working
 from tests.replication.repairs import drain
@@ -42,7 +42,6 @@ async def drained_slowly(*, copy_s: float) -> Cluster:
 
 
 @pytest.mark.parametrize("others_marked", [0, 3])
-@in_virtual_time
 async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(
     others_marked: int,
 ) -> None:
@@ -62,7 +61,6 @@ async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(
         assert await until(cluster, is_repaired) < SOON_S
 
 
-@in_virtual_time
 async def test_the_other_slots_are_used_again_when_they_are_free() -> None:
     copy_s = 500
     cluster = await drained_slowly(copy_s=copy_s)

@@ -13,7 +13,7 @@ from replication.ledger_record import WaitingNote, WaitingNotes
 from replication.reasons import Blocked, Facts, Reason
 from replication.worker import TIDY_INTERVAL_S
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.cluster import Cluster, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.refusing import refuse, writes_below
@@ -23,7 +23,6 @@ LEDGERS = 20
 LOCKS_MAX = 5
 
 
-@in_virtual_time
 async def test_a_quota_with_room_for_few_locks_slows_the_work_only() -> None:
     """Each completed ledger frees room: its mark and its lock are deleted."""
     cluster = await with_lost_b2(LEDGERS)
@@ -48,7 +47,6 @@ def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
-@in_virtual_time
 async def test_a_note_that_cannot_be_written_stops_no_repair(
     error: type[BookmenderError],
 ) -> None:
@@ -65,7 +63,6 @@ async def test_a_note_that_cannot_be_written_stops_no_repair(
     assert [each["event"] for each in logs].count("notes.write_failed") == 1
 
 
-@in_virtual_time
 async def test_without_a_note_the_ledger_is_not_tried_all_the_time() -> None:
     cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target
     await cluster.write_ledger((B1, B2, B3))
@@ -88,7 +85,6 @@ async def test_without_a_note_the_ledger_is_not_tried_all_the_time() -> None:
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
-@in_virtual_time
 async def test_refused_metadata_writes_are_noted_for_all_nodes(
     error: type[BookmenderError],
 ) -> None:
@@ -111,7 +107,6 @@ async def test_refused_metadata_writes_are_noted_for_all_nodes(
     assert await cluster.marked() == [LEDGER]
 
 
-@in_virtual_time
 async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
     cluster = await lost_b2()
     is_full = True
@@ -133,7 +128,6 @@ async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
     await cluster.assert_whole()
 
 
-@in_virtual_time
 async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
@@ -147,7 +141,6 @@ async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
 
 
 @pytest.mark.parametrize("spare", [(), (B5,)], ids=["the lease is returned", "it is repaired"])
-@in_virtual_time
 async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
     spare: tuple[BookieId, ...],
 ) -> None:
@@ -171,7 +164,6 @@ async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
         assert await cluster.marked() == ([] if spare else [LEDGER])
 
 
-@in_virtual_time
 async def test_a_note_that_may_not_be_deleted_stops_no_other() -> None:
     cluster, gone = await Cluster.start(), 50
     async with cluster.node() as node:

@@ -18,7 +18,7 @@ from replication.reasons import Blocked, Reason
 from replication.settings import ReplicationSettings
 from replication.worker import SUMMARY_INTERVAL_S, LedgerPicker
 from replication.znodes import Mark
-from tests.replication.cluster import Cluster, in_virtual_time, queue_empty, until, with_lost_b2
+from tests.replication.cluster import Cluster, queue_empty, until, with_lost_b2
 from tests.replication.ledger_values import B1, B2, B3, B5
 from tests.replication.nodes import PATHS, working
 from tests.replication.watched import settle
@@ -33,7 +33,6 @@ async def copy_for_a_second(transfer: Transfer) -> None:
 # --- Shares of workers ----------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_nodes_of_a_short_queue_never_lease_the_same_ledger() -> None:
     cluster = await with_lost_b2(40)
     cluster.bookies.before_transfer = copy_for_a_second
@@ -50,7 +49,6 @@ async def test_nodes_of_a_short_queue_never_lease_the_same_ledger() -> None:
     assert max(counts.values()) <= 20
 
 
-@in_virtual_time
 async def test_other_nodes_repair_the_ledgers_of_a_busy_one() -> None:
     cluster = await with_lost_b2(20)
 
@@ -69,7 +67,6 @@ async def test_other_nodes_repair_the_ledgers_of_a_busy_one() -> None:
             await until(cluster, lambda: queue_empty(cluster))
 
 
-@in_virtual_time
 async def test_ledgers_that_the_leader_calls_urgent_come_first() -> None:
     cluster = await with_lost_b2(60)
     await cluster.store.create(
@@ -83,7 +80,6 @@ async def test_ledgers_that_the_leader_calls_urgent_come_first() -> None:
     assert list(asked)[:2] == [41, 17]
 
 
-@in_virtual_time
 async def test_ledgers_of_our_own_queue_are_repaired_too() -> None:
     cluster = await with_lost_b2(6)
     for ledger_id in (4, 5):
@@ -103,7 +99,6 @@ async def test_ledgers_of_our_own_queue_are_repaired_too() -> None:
 # --- The cost of looking --------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_of_very_many_notes_each_look_reads_a_part_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,7 +137,6 @@ async def test_of_very_many_notes_each_look_reads_a_part_once(
     assert costs[-1] <= 15
 
 
-@in_virtual_time
 async def test_a_repairable_ledger_is_found_among_very_many_that_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -161,7 +155,6 @@ async def test_a_repairable_ledger_is_found_among_very_many_that_wait(
         assert await until(cluster, is_done) <= settings.idle_wait_s + 0.2
 
 
-@in_virtual_time
 async def test_a_look_that_waited_for_a_free_slot_is_not_a_slow_one() -> None:
     cluster = await with_lost_b2(3)
     await cluster.store.delete(PATHS.mark(2))
@@ -182,9 +175,7 @@ async def test_a_look_that_waited_for_a_free_slot_is_not_a_slow_one() -> None:
         assert await until(cluster, is_done) <= settings.idle_wait_s + 0.2
 
 
-@in_virtual_time
-async def test_a_slow_zookeeper_is_asked_less_often() -> None:
-    cluster = await Cluster.start()
+async def test_a_slow_zookeeper_is_asked_less_often(cluster: Cluster) -> None:
 
     async def far_away() -> None:
         await asyncio.sleep(0.5)
@@ -200,7 +191,6 @@ async def test_a_slow_zookeeper_is_asked_less_often() -> None:
         assert node.store.request_count - before <= 10 * 10
 
 
-@in_virtual_time
 async def test_many_repairs_make_one_log_line(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_lost_b2(30)
     # A logger remembers the configuration that it was first used with.
@@ -218,7 +208,6 @@ async def test_many_repairs_make_one_log_line(monkeypatch: pytest.MonkeyPatch) -
 # --- The switch -----------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_waiting_locks_are_not_requested_once_disabled() -> None:
     cluster = await with_lost_b2(100)
     cluster.bookies.before_transfer = copy_for_a_second
@@ -235,10 +224,8 @@ async def test_waiting_locks_are_not_requested_once_disabled() -> None:
         assert await cluster.locked() == []
 
 
-@in_virtual_time
-async def test_a_ledger_whose_grace_ends_while_disabled_is_not_fenced() -> None:
+async def test_a_ledger_whose_grace_ends_while_disabled_is_not_fenced(cluster: Cluster) -> None:
     """Its lease is returned."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), state=LedgerState.OPEN, write_quorum=3, ack_quorum=2)
     await cluster.mark(B2)
     await cluster.kill(B2)

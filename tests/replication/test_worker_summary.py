@@ -8,7 +8,6 @@ from replication.reasons import Blocked, Facts, Reason
 from replication.repair import DONE, waiting
 from replication.worker import Summary
 from tests.memory.history import MemoryHistory
-from tests.replication.cluster import in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3
 from tests.virtual_time import LoopClock
 
@@ -28,7 +27,6 @@ def test_the_summary_is_logged_as_soon_as_no_ledger_is_left() -> None:
     assert [(line["ledger_count"], line["deferred_count"]) for line in lines] == [(1, 1)]
 
 
-@in_virtual_time
 async def test_the_history_gets_the_counts_of_repairs_alone() -> None:
     history = MemoryHistory(LoopClock())
     summary = Summary(history)
@@ -43,7 +41,6 @@ async def test_the_history_gets_the_counts_of_repairs_alone() -> None:
     assert (event.ledger_count, event.entry_count, event.entry_bytes) == (2, 7, 70)
 
 
-@in_virtual_time
 async def test_repairs_of_a_loss_and_of_a_drain_are_told_apart() -> None:
     history = MemoryHistory(LoopClock())
     summary = Summary(history)

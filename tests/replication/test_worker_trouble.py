@@ -19,7 +19,6 @@ from tests.memory.store import Fault as StoreFault
 from tests.replication.cluster import (
     Cluster,
     fault_once,
-    in_virtual_time,
     lease_attempts,
     queue_empty,
     shut_out,
@@ -37,7 +36,6 @@ THREE = (B1, B2, B3)
 # --- Denied access --------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_denied_access_to_a_mark_stops_no_other_ledger() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
@@ -53,7 +51,6 @@ async def test_denied_access_to_a_mark_stops_no_other_ledger() -> None:
 
 
 @pytest.mark.parametrize("level", [2, 3], ids=["of ledgers", "of such directories"])
-@in_virtual_time
 async def test_denied_access_to_a_directory_stops_no_other_ledger(level: int) -> None:
     cluster = await with_lost_b2(3)
     elsewhere = 1 << 40
@@ -81,7 +78,6 @@ async def test_denied_access_to_a_directory_stops_no_other_ledger(level: int) ->
     ],
     ids=["a note", "all notes", "a node", "the list of urgent ledgers", "a finding"],
 )
-@in_virtual_time
 async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> None:
     cluster = await with_lost_b2(3)
     await cluster.mark(B3, ledger_id=1)  # which is there, so that it is asked what was found of it
@@ -104,7 +100,6 @@ async def test_denied_access_to_our_own_znodes_ends_no_session(path: str) -> Non
     why="while disabled, bookmender neither repairs nor marks; it marks when it is enabled again",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testEnableLedgerReplication", verdict="same")
-@in_virtual_time
 async def test_while_disabled_no_ledger_is_leased() -> None:
     """Enabling is noticed at once."""
     cluster = await with_lost_b2(3)
@@ -126,7 +121,6 @@ async def test_while_disabled_no_ledger_is_leased() -> None:
     "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
     verdict="other",
 )
-@in_virtual_time
 async def test_disabling_lets_current_repairs_finish() -> None:
     cluster = await with_lost_b2(20)
 
@@ -160,7 +154,6 @@ async def locked_count(cluster: Cluster, count: int) -> bool:
     verdict="better",
     why="an unexpected error costs one attempt at one ledger",
 )
-@in_virtual_time
 async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     cluster = await with_lost_b2(5)
 
@@ -183,7 +176,6 @@ async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     await cluster.assert_whole(0, 1, 2, 4)
 
 
-@in_virtual_time
 async def test_a_lost_lock_costs_only_that_attempt() -> None:
     cluster = await with_lost_b2(3)
 
@@ -205,7 +197,6 @@ async def test_a_lost_lock_costs_only_that_attempt() -> None:
     why="the role drops its leases and continues with a new session, in the same process",
 )
 @pytest.mark.compat("TestLedgerUnderreplicationManager.testLocking", verdict="same")
-@in_virtual_time
 async def test_a_lost_session_ends_the_worker_and_every_lock() -> None:
     cluster = await with_lost_b2(3)
 
@@ -227,7 +218,6 @@ async def test_a_lost_session_ends_the_worker_and_every_lock() -> None:
 
 
 @pytest.mark.compat("TestReplicationWorker.testRWZKConnectionLost", verdict="same")
-@in_virtual_time
 async def test_a_suspended_session_pauses_and_then_continues() -> None:
     cluster = await with_lost_b2(10)
 
@@ -248,7 +238,6 @@ async def test_a_suspended_session_pauses_and_then_continues() -> None:
     "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
     verdict="other",
 )
-@in_virtual_time
 async def test_an_unreadable_queue_is_read_again() -> None:
     cluster = await with_lost_b2(3)
 
@@ -275,7 +264,6 @@ async def test_an_unreadable_queue_is_read_again() -> None:
         pytest.param(StoreFault.LOST_REQUEST, id="it was not, as is found out then"),
     ],
 )
-@in_virtual_time
 async def test_rule_s14_an_unknown_outcome_of_a_lease_ends_no_session(fault: StoreFault) -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
@@ -290,7 +278,6 @@ async def test_rule_s14_an_unknown_outcome_of_a_lease_ends_no_session(fault: Sto
     await cluster.assert_whole(*range(3))
 
 
-@in_virtual_time
 async def test_a_lease_refused_by_an_overloaded_server_is_retried() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
@@ -307,7 +294,6 @@ async def test_a_lease_refused_by_an_overloaded_server_is_retried() -> None:
     await cluster.assert_whole(*range(3))
 
 
-@in_virtual_time
 async def test_a_lock_that_cannot_be_deleted_at_first_is_deleted_later() -> None:
     cluster = await with_lost_b2(3)
     async with cluster.node() as node:
@@ -332,7 +318,6 @@ async def test_a_lock_that_cannot_be_deleted_at_first_is_deleted_later() -> None
 
 
 @pytest.mark.parametrize("seed", range(5))
-@in_virtual_time
 async def test_a_worker_survives_an_overloaded_zookeeper(seed: int) -> None:
     cluster = await with_lost_b2(12)
     async with cluster.node() as node:
@@ -347,7 +332,6 @@ async def test_a_worker_survives_an_overloaded_zookeeper(seed: int) -> None:
 
 
 @pytest.mark.compat("G14", verdict="better")
-@in_virtual_time
 async def test_an_unresponsive_bookie_defers_only_its_own_ledgers() -> None:
     cluster = await with_lost_b2(3)
     await cluster.write_ledger((B1, B5, B2), ledger_id=9)

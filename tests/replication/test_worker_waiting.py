@@ -21,7 +21,6 @@ from tests.memory.store import Fault
 from tests.replication.cluster import (
     Cluster,
     fault_once,
-    in_virtual_time,
     lease_attempts,
     queue_empty,
     until,
@@ -36,7 +35,6 @@ PATIENT = ReplicationSettings(retry_min_s=10, retry_max_s=40, idle_wait_s=0.5)
 
 
 @pytest.mark.parametrize("node_count", [1, 3])
-@in_virtual_time
 async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> None:
     cluster = await without_target(LEDGER)
     times_s = lease_attempts(cluster)
@@ -51,7 +49,6 @@ async def test_many_nodes_do_not_try_more_often_than_one(node_count: int) -> Non
         assert wait_s >= 0.8 * nominal_s
 
 
-@in_virtual_time
 async def test_the_tries_of_a_dead_node_are_counted_on() -> None:
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=PATIENT) as node, working(node):
@@ -74,7 +71,6 @@ async def node_note(cluster: Cluster) -> WaitingNote:
     return note
 
 
-@in_virtual_time
 async def test_a_new_bookie_causes_one_try_for_all_nodes() -> None:
     cluster = await without_target(*range(20))
 
@@ -89,7 +85,6 @@ async def test_a_new_bookie_causes_one_try_for_all_nodes() -> None:
     assert {len(stores) for stores in asked.values()} == {1}
 
 
-@in_virtual_time
 async def test_a_lost_bookie_is_no_reason_to_try_again() -> None:
     cluster = await without_target(LEDGER)
 
@@ -103,12 +98,11 @@ async def test_a_lost_bookie_is_no_reason_to_try_again() -> None:
 
 
 @pytest.mark.parametrize("is_same_node", [True, False])
-@in_virtual_time
 async def test_a_further_lost_bookie_is_replaced_during_maintenance(
+    cluster: Cluster,
     is_same_node: bool,
 ) -> None:
     """The mark exists until the window ends, and the leader only extends it."""
-    cluster = await Cluster.start()
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
     await order_maintenance(cluster, B1, for_s=36_000)
     await cluster.kill(B1, B2)
@@ -130,7 +124,6 @@ async def test_a_further_lost_bookie_is_replaced_during_maintenance(
     assert B3 not in others
 
 
-@in_virtual_time
 async def test_a_ledger_left_to_other_nodes_is_repaired_at_once() -> None:
     cluster = await with_lost_b2(4)
     settings = ReplicationSettings(target="local", idle_wait_s=0.5)
@@ -149,7 +142,6 @@ async def test_a_ledger_left_to_other_nodes_is_repaired_at_once() -> None:
     await cluster.assert_whole(*range(4))
 
 
-@in_virtual_time
 async def test_a_wait_with_a_known_end_ends_then() -> None:
     cluster = await with_lost_b2(1)
     until_ms = cluster.clock.wall_ms() + 100_000
@@ -192,7 +184,6 @@ async def unmark(cluster: Cluster) -> None:
     await cluster.store.delete(mark.rpartition("/")[0])
 
 
-@in_virtual_time
 async def test_the_note_of_a_deleted_mark_does_not_delay_the_next_one() -> None:
     cluster = await without_target(LEDGER)
 
@@ -211,7 +202,6 @@ async def test_the_note_of_a_deleted_mark_does_not_delay_the_next_one() -> None:
     assert after.since_ms > before.since_ms
 
 
-@in_virtual_time
 async def test_an_old_note_does_not_delay_it_on_another_node() -> None:
     """It leaves no note behind."""
     cluster = await without_target(LEDGER)
@@ -235,7 +225,6 @@ async def test_an_old_note_does_not_delay_it_on_another_node() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-@in_virtual_time
 async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(
     fault: Fault,
 ) -> None:
@@ -254,7 +243,6 @@ async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(
 
 
 @pytest.mark.parametrize("is_same_node", [True, False])
-@in_virtual_time
 async def test_a_mark_extended_by_the_leader_keeps_waiting(
     is_same_node: bool,
 ) -> None:
@@ -272,7 +260,6 @@ async def test_a_mark_extended_by_the_leader_keeps_waiting(
         assert times_s == []
 
 
-@in_virtual_time
 async def test_a_ledger_in_both_queues_waits_with_the_older_mark() -> None:
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
@@ -288,7 +275,6 @@ async def test_a_ledger_in_both_queues_waits_with_the_older_mark() -> None:
 
 
 @pytest.mark.parametrize("is_same_node", [True, False])
-@in_virtual_time
 async def test_a_loss_does_not_wait_for_an_obstacle_to_a_move(is_same_node: bool) -> None:
     """Marked for a move in our private queue, it waited; the shared mark is new."""
     cluster = await Cluster.start()
@@ -324,9 +310,7 @@ async def start_movers(
 # --- Entries without a copy -----------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_an_entry_without_copy_is_noted_with_the_absent_bookies() -> None:
-    cluster = await Cluster.start()
+async def test_an_entry_without_copy_is_noted_with_the_absent_bookies(cluster: Cluster) -> None:
     await cluster.write_ledger((B1, B2), write_quorum=2)
     await cluster.mark(B1, B2)
     await cluster.kill(B1, B2)
@@ -340,7 +324,6 @@ async def test_an_entry_without_copy_is_noted_with_the_absent_bookies() -> None:
     assert note.blocked.facts.absent == (B1, B2)
 
 
-@in_virtual_time
 async def test_an_entry_without_copy_is_the_first_reason_of_several() -> None:
     """The ledger is tried as often as for reasons that time may remove."""
     cluster = await Cluster.start(B1, B2, B3)

@@ -6,7 +6,7 @@ import pytest
 
 from ledgers.store import MetadataStore
 from replication.settings import ReplicationSettings
-from tests.replication.cluster import Cluster, in_virtual_time, until
+from tests.replication.cluster import Cluster, until
 from tests.replication.ledger_values import B1, B2, B3, B4
 from tests.replication.nodes import PATHS, working
 
@@ -30,7 +30,6 @@ async def is_marked(store: MetadataStore) -> bool:
 
 
 @pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])
-@in_virtual_time
 async def test_marks_soon_after_a_loss_are_found_soon(
     marked_after_s: float,
 ) -> None:
@@ -51,7 +50,6 @@ async def test_marks_soon_after_a_loss_are_found_soon(
     await cluster.assert_whole(LOST)
 
 
-@in_virtual_time
 async def test_a_worker_without_events_looks_as_seldom_as_configured() -> None:
     cluster = await idle_cluster()
 

@@ -19,7 +19,7 @@ from replication.nodes import LiveNode, Membership, Role, live_nodes
 from replication.reasons import Blocked, Facts, Reason
 from replication.znodes import Mark
 from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster, in_virtual_time
+from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2
 from tests.replication.nodes import LEDGER, PATHS, node_info
 
@@ -34,7 +34,6 @@ NOTE = WaitingNote(
 # --- The tree -------------------------------------------------------------------------------------
 
 
-@in_virtual_time
 async def test_preparing_the_tree_is_idempotent_and_suits_java() -> None:
     cluster = Cluster()
     for _ in range(2):
@@ -45,7 +44,6 @@ async def test_preparing_the_tree_is_idempotent_and_suits_java() -> None:
         assert await cluster.store.children(path) == []
 
 
-@in_virtual_time
 async def test_rule_s8_a_tree_with_another_layout_is_not_changed() -> None:
     cluster = Cluster()
     layout = b'type: "HIERARCHICAL"\nversion: 1\n'
@@ -60,9 +58,7 @@ async def test_rule_s8_a_tree_with_another_layout_is_not_changed() -> None:
 # --- Members --------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_members_see_each_other_while_their_sessions_live() -> None:
-    cluster = await Cluster.start()
+async def test_members_see_each_other_while_their_sessions_live(cluster: Cluster) -> None:
     one, two = MemoryStore(cluster.tree), MemoryStore(cluster.tree)
     first = await Membership.join(one, PATHS, node_info("host-a"))
     await Membership.join(two, PATHS, node_info("host-b", Role.AUDITOR))
@@ -76,18 +72,14 @@ async def test_members_see_each_other_while_their_sessions_live() -> None:
     assert [node.info.host for node in await first.live_nodes()] == ["host-a"]
 
 
-@in_virtual_time
-async def test_members_of_a_later_release_are_ignored() -> None:
-    cluster = await Cluster.start()
+async def test_members_of_a_later_release_are_ignored(cluster: Cluster) -> None:
     for name, data in [("a", b"not json"), ("b", b"[]"), ("c", b'{"role": "third"}')]:
         await cluster.store.create(f"{PATHS.nodes}/{name}", data)
 
     assert await live_nodes(cluster.store, PATHS) == []
 
 
-@in_virtual_time
-async def test_a_members_data_is_read_once() -> None:
-    cluster = await Cluster.start()
+async def test_a_members_data_is_read_once(cluster: Cluster) -> None:
     membership = await Membership.join(cluster.store, PATHS, node_info("host-a"))
     await membership.live_nodes()
     before = cluster.store.request_count
@@ -97,9 +89,7 @@ async def test_a_members_data_is_read_once() -> None:
     assert cluster.store.request_count == before + 1
 
 
-@in_virtual_time
-async def test_new_members_are_read_in_parallel() -> None:
-    cluster = await Cluster.start()
+async def test_new_members_are_read_in_parallel(cluster: Cluster) -> None:
     for number in range(50):
         await Membership.join(cluster.store, PATHS, node_info(f"host-{number}"))
 
@@ -115,9 +105,7 @@ async def test_new_members_are_read_in_parallel() -> None:
 # --- Notes ----------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_the_last_note_is_read_as_it_was_written() -> None:
-    cluster = await Cluster.start()
+async def test_the_last_note_is_read_as_it_was_written(cluster: Cluster) -> None:
     async with cluster.node() as node:
         await node.notes.put(replace(NOTE, since_ms=4))
         await node.notes.put(NOTE)
@@ -126,10 +114,8 @@ async def test_the_last_note_is_read_as_it_was_written() -> None:
         assert await node.notes.ledger_ids() == {LEDGER}
 
 
-@in_virtual_time
-async def test_a_note_that_was_written_since_is_not_deleted() -> None:
+async def test_a_note_that_was_written_since_is_not_deleted(cluster: Cluster) -> None:
     """It belongs to a new mark."""
-    cluster = await Cluster.start()
     async with cluster.node() as node:
         written = await node.notes.put(NOTE)
         await node.notes.put(replace(written, node="host-b"))
@@ -139,9 +125,7 @@ async def test_a_note_that_was_written_since_is_not_deleted() -> None:
         assert await node.notes.ledger_ids() == {LEDGER}
 
 
-@in_virtual_time
-async def test_a_note_is_written_although_its_directory_was_deleted() -> None:
-    cluster = await Cluster.start()
+async def test_a_note_is_written_although_its_directory_was_deleted(cluster: Cluster) -> None:
     await cluster.store.delete(PATHS.waiting)
     async with cluster.node() as node:
         await node.notes.put(NOTE)
@@ -159,9 +143,7 @@ async def test_a_note_is_written_although_its_directory_was_deleted() -> None:
         pytest.param(NOTE.to_json().replace(b'"node"', b'"host"'), id="a name is missing"),
     ],
 )
-@in_virtual_time
-async def test_a_note_of_a_later_release_is_ignored(data: bytes) -> None:
-    cluster = await Cluster.start()
+async def test_a_note_of_a_later_release_is_ignored(cluster: Cluster, data: bytes) -> None:
     await cluster.store.create(PATHS.waiting_note(LEDGER), data)
     async with cluster.node() as node:
         assert await node.notes.read(LEDGER) is None
@@ -171,9 +153,7 @@ async def test_a_note_of_a_later_release_is_ignored(data: bytes) -> None:
 # --- Lists ----------------------------------------------------------------------------------------
 
 
-@in_virtual_time
-async def test_the_whole_queue_is_listed_in_order() -> None:
-    cluster = await Cluster.start()
+async def test_the_whole_queue_is_listed_in_order(cluster: Cluster) -> None:
     ledger_ids = [3, 65_536, 2**33, 2**62]
     for ledger_id in reversed(ledger_ids):
         await cluster.mark(B1, ledger_id=ledger_id)
@@ -184,9 +164,7 @@ async def test_the_whole_queue_is_listed_in_order() -> None:
     assert await locked_ledger_ids(cluster.store, PATHS) == {3}
 
 
-@in_virtual_time
-async def test_unreadable_marks_are_listed_and_deleted_ones_are_not() -> None:
-    cluster = await Cluster.start()
+async def test_unreadable_marks_are_listed_and_deleted_ones_are_not(cluster: Cluster) -> None:
     await cluster.mark(B1, B2, ledger_id=1, ctime_ms=9)
     await cluster.store.create(PATHS.mark(2), b"\xff", with_parents=True)
 
@@ -196,7 +174,6 @@ async def test_unreadable_marks_are_listed_and_deleted_ones_are_not() -> None:
     ]
 
 
-@in_virtual_time
 async def test_without_its_znodes_the_queue_is_empty() -> None:
     cluster = Cluster()
 

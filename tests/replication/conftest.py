@@ -1,0 +1,32 @@
+"""Tests that are coroutine functions run in virtual time, on a loop that their cluster shares."""
+
+import asyncio
+import inspect
+from collections.abc import Iterator
+
+import pytest
+
+from tests.replication.cluster import Cluster
+from tests.virtual_time import VirtualTimeLoop
+
+
+@pytest.fixture(autouse=True)
+def virtual_runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        yield runner
+
+
+@pytest.fixture
+def cluster(virtual_runner: asyncio.Runner) -> Cluster:
+    """A cluster in memory with all bookies registered."""
+    return virtual_runner.run(Cluster.start())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    given = {name: pyfuncitem.funcargs[name] for name in names}
+    pyfuncitem.funcargs["virtual_runner"].run(pyfuncitem.obj(**given))
+    return True
