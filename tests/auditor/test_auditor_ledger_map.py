@@ -1,21 +1,33 @@
 """The auditor and its ledger map: a loss is handled at once with the known ledgers, in any state of
-the map."""
+the map.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
 from auditor import marker
+from auditor.auditor import RETRY_S, STANDSTILL_MAX_S
+from auditor.records import read_identities
 from auditor.underreplication import SLICE
+from ledgers.errors import UnavailableError
 from ledgers.model import BookieId
 from ledgers.store import Create, Operation
+from replication.orders import HoldOrder, hold_znode
 from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.ledger_map_scenes import rescan
-from tests.auditor.scenes import SOON_S, delayed, marked_soon, with_ledgers
-from tests.memory.store import MemoryStore
-from tests.replication.cluster import Cluster
+from tests.auditor.scenes import (
+    SOON_S,
+    delayed,
+    marked_soon,
+    replicas,
+    with_ledgers,
+)
+from tests.memory.store import Fault, MemoryStore
+from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import PATHS, ROOT
 
@@ -209,3 +221,335 @@ async def test_a_second_loss_marks_all_ledgers_after_an_interruption(
         await asyncio.sleep(60)
 
     assert await cluster.marked() == list(range(1000))
+
+
+# --- A bookie that disappears or is reformatted again ---------------------------------------------
+
+
+async def lose(cluster: Cluster) -> None:
+    await cluster.kill(B1)
+
+
+async def wipe_b1(cluster: Cluster) -> None:
+    await cluster.kill(B1)
+    await cluster.wipe(B1)
+    await cluster.revive(B1)
+
+
+async def lose_and_return(cluster: Cluster) -> None:
+    await cluster.kill(B1)
+    await asyncio.sleep(5)
+    await cluster.revive(B1)
+    await asyncio.sleep(0.2)
+
+
+async def unmark_all(cluster: Cluster) -> None:
+    """Delete all marks, as workers do that found the ledgers whole or repaired them."""
+    for ledger_id in await cluster.marked():
+        await cluster.store.delete(PATHS.mark(ledger_id))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param(wipe_b1, lose, id="reformatted, then absent"),
+        pytest.param(wipe_b1, wipe_b1, id="reformatted twice"),
+        pytest.param(lose_and_return, lose, id="absent twice"),
+    ],
+)
+def test_marks_are_made_again_if_a_bookie_returns_during_marking(
+    before: Callable[[Cluster], Awaitable[None]],
+    after: Callable[[Cluster], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The bookie returns for a moment; workers delete the marks; then it disappears again."""
+
+    @in_virtual_time
+    async def running() -> None:
+        cluster = await with_many_ledgers(400)
+        async with marking_slowly(cluster, monkeypatch):
+            await before(cluster)
+            await asyncio.sleep(3)
+            slow, cluster.tree.latency = cluster.tree.latency, lambda: asyncio.sleep(0)
+            assert len(await cluster.marked()) > 10
+            await unmark_all(cluster)
+            cluster.tree.latency = slow
+
+            await after(cluster)
+            await asyncio.sleep(60)
+
+        assert await cluster.marked() == list(range(400))
+
+    running()
+
+
+async def test_marks_are_made_again_after_the_leaders_own_outage() -> None:
+    """The bookie returned, and disappeared again, while the leader was suspended."""
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        assert await marked_soon(cluster) == [0]
+
+        cluster.tree.suspend(leader.store)
+        await cluster.revive(B1)
+        await unmark_all(cluster)
+        await cluster.kill(B1)
+        cluster.tree.resume(leader.store)
+
+        assert await marked_soon(cluster) == [0]
+
+
+async def test_another_auditors_mark_is_renewed_at_the_first_loss() -> None:
+    """A worker that saw the bookie registered is about to delete that mark."""
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        await cluster.mark(B1, ledger_id=0)
+        path = PATHS.mark(0)
+        before = await cluster.store.exists(path)
+        await cluster.kill(B1)
+        await asyncio.sleep(SOON_S)
+        after = await cluster.store.exists(path)
+
+    assert before is not None
+    assert after is not None
+    assert after.version == before.version + 1
+
+
+# --- Reformatted and new bookies ------------------------------------------------------------------
+
+
+async def test_the_ledgers_of_a_reformatted_bookie_are_marked_once() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, settings=delayed(3600)):
+        assert await marked_soon(cluster) == []
+
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        await cluster.revive(B1)
+        assert await marked_soon(cluster) == [0]
+        assert await replicas(cluster, 0) == (B1,)
+        await cluster.store.delete(PATHS.mark(0))  # as the worker that read it all
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        assert await cluster.marked() == []
+
+    async with auditing(cluster, "node-2"):
+        assert await marked_soon(cluster) == []
+
+
+async def test_a_handled_reformat_is_recorded_after_a_failed_try() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    losses = 1
+
+    def lose_note(store: MemoryStore, operations: Sequence[Operation]) -> Fault | None:
+        nonlocal losses
+        if losses and any(each.path.endswith("/identities") for each in operations):
+            losses -= 1
+            return Fault.LOST_REQUEST
+        return None
+
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        cluster.tree.faults = lose_note
+        await cluster.revive(B1)
+        await asyncio.sleep(SOON_S + STANDSTILL_MAX_S + RETRY_S)
+
+    assert losses == 0
+    _, cookie = await cluster.store.get(f"{ROOT}/cookies/{B1}")
+    assert (await read_identities(cluster.store, PATHS))[B1] == cookie.czxid
+
+
+async def test_a_ledger_written_after_the_reformat_is_marked_too() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.store.create(PATHS.disable)
+        await cluster.kill(B1)
+        await cluster.wipe(B1)
+        await cluster.revive(B1)
+        for ledger_id in (0, 1):  # a writer changes an ensemble, a worker repairs another fragment
+            versioned = await cluster.manager.read(ledger_id)
+            await cluster.manager.write(ledger_id, versioned.metadata, read_as=versioned)
+        await cluster.store.delete(PATHS.disable)
+
+        assert await marked_soon(cluster) == [0]
+
+
+async def reformat(cluster: Cluster, bookie: BookieId) -> None:
+    """Reformat the bookie and wait until the auditor has handled it."""
+    await cluster.kill(bookie)
+    await cluster.wipe(bookie)
+    await cluster.revive(bookie)
+    assert await marked_soon(cluster) == []
+
+
+async def move(cluster: Cluster, ledger_id: int, to: BookieId) -> None:
+    """Name the bookie instead of the first one, as a worker does that has copied the entries."""
+    versioned = await cluster.manager.read(ledger_id)
+    (segment,) = versioned.metadata.segments
+    moved = versioned.metadata.with_segment(segment.with_bookies({0: to}))
+    await cluster.manager.write(ledger_id, moved, read_as=versioned)
+
+
+async def test_a_ledger_moved_to_a_newly_reformatted_bookie_is_marked() -> None:
+    """A worker that was suspended may name the bookie for copies from before."""
+    cluster = await with_ledgers((B1, B2), (B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await reformat(cluster, B3)
+
+        await move(cluster, 0, B3)
+        assert await marked_soon(cluster) == [0]
+        assert await replicas(cluster, 0) == (B3,)
+
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        await move(cluster, 1, B3)
+        assert await marked_soon(cluster) == [0]
+
+
+async def test_such_a_ledger_is_marked_also_during_a_rescan() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with leading(cluster) as leader:
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+        await cluster.kill(B3)
+        await cluster.wipe(B3)
+        await cluster.revive(B3)
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+
+        await move(cluster, 0, B3)
+        rescan(leader.updater)
+        await asyncio.sleep(SOON_S)
+        await leader.auditor.run_once()
+
+        assert await cluster.marked() == [0]
+
+
+async def test_during_a_hold_such_a_ledger_is_not_marked() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await reformat(cluster, B3)
+        hold = HoldOrder(since_ms=1, until_ms=None, is_by_operator=True)
+        await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
+        await asyncio.sleep(SOON_S)
+
+        await move(cluster, 0, B3)
+        assert await marked_soon(cluster) == []
+
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        await cluster.store.delete(hold_znode(PATHS).path)
+        assert await marked_soon(cluster) == [0], "when it is over"
+
+
+async def test_while_disabled_the_reformatted_bookie_waits() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await reformat(cluster, B3)
+        await cluster.store.create(PATHS.disable)
+        await asyncio.sleep(SOON_S)
+
+        await move(cluster, 0, B3)
+        await asyncio.sleep(STANDSTILL_MAX_S)
+        assert await cluster.marked() == []
+
+        await cluster.store.delete(PATHS.disable)
+        assert await marked_soon(cluster) == [0]
+
+
+async def test_a_bookie_added_and_reformatted_while_disabled_is_marked() -> None:
+    """A later write of metadata, such as the close, does not hide that its entries are lost."""
+    cluster = await Cluster.start(B1, B2)
+    await cluster.store.create(PATHS.disable, with_parents=True)
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.store.create(f"{ROOT}/cookies/{B3}")
+        await cluster.register(B3)
+        await asyncio.sleep(SOON_S)
+        await cluster.write_ledger((B1, B3), ledger_id=0)
+        await reformat(cluster, B3)
+        await asyncio.sleep(SOON_S)
+        versioned = await cluster.manager.read(0)
+        await cluster.manager.write(0, versioned.metadata, read_as=versioned)
+        assert await marked_soon(cluster) == []
+
+        await cluster.store.delete(PATHS.disable)
+        assert await marked_soon(cluster) == [0]
+
+
+async def test_the_next_leader_marks_such_a_ledger() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await reformat(cluster, B3)
+
+    await move(cluster, 0, B3)
+    async with auditing(cluster, "node-2"):
+        assert await marked_soon(cluster) == [0]
+
+
+async def test_such_a_ledger_is_marked_although_the_first_try_fails() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)) as leader:
+        await asyncio.sleep(SOON_S)
+        await reformat(cluster, B3)
+        mark, tries = leader.marker.mark, 0
+
+        async def failing(*args: Any, **options: Any) -> bool:
+            nonlocal tries
+            tries += 1
+            if tries == 1:
+                raise UnavailableError("no answer")
+            return await mark(*args, **options)
+
+        leader.marker.mark = failing  # type: ignore[method-assign]
+        await move(cluster, 0, B3)
+        await asyncio.sleep(SOON_S + RETRY_S)
+
+        assert await cluster.marked() == [0]
+
+
+async def test_a_mark_that_names_a_reformatted_bookie_is_renewed() -> None:
+    """A suspended worker that found the bookie whole would delete the old one (rule S6)."""
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster, settings=delayed(3600)):
+        await asyncio.sleep(SOON_S)
+        await cluster.mark(B2, ledger_id=0)
+        await cluster.kill(B2)
+        await cluster.wipe(B2)
+        await cluster.revive(B2)
+        await asyncio.sleep(SOON_S)
+
+        stat = await cluster.store.exists(PATHS.mark(0))
+    assert stat is not None
+    assert stat.version == 1
+
+
+async def test_identities_of_decommissioned_bookies_are_deleted() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await asyncio.sleep(SOON_S)
+        for bookie in (B1, B3):  # of the first a ledger tells still
+            await cluster.kill(bookie)
+            await cluster.store.delete(f"{ROOT}/cookies/{bookie}")
+        await cluster.store.create(f"{ROOT}/cookies/new:3181")
+        await cluster.register(BookieId("new:3181"))
+        await asyncio.sleep(SOON_S)
+
+    known = (await read_identities(cluster.store, PATHS)).keys()
+    assert {B1, B2, BookieId("new:3181")} <= known
+    assert B3 not in known
+
+
+async def test_a_bookie_that_joins_the_cluster_marks_nothing() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with auditing(cluster):
+        await cluster.register(BookieId("new:3181"))
+        await cluster.store.create(f"{ROOT}/cookies/new:3181")
+
+        assert await marked_soon(cluster) == []

@@ -9,18 +9,21 @@ from structlog.testing import capture_logs
 
 from auditor.draining import LOOK_S, RELIST_S
 from auditor.ledger_map_updater import LedgerMapUpdater
-from auditor.records import read_drains
+from auditor.records import DrainProgress, DrainRecord, read_drains
+from daemon.operations.drains import cancel_drains
 from ledgers.model import BookieId, LedgerState
 from ledgers.store import Operation
 from replication import znodes
 from replication.orders import drain_znode
-from tests.auditor.auditing import draining
+from tests.auditor.auditing import auditing, draining
 from tests.auditor.drains import OWN, drained_soon, order_drain, own_marks
 from tests.auditor.scenes import SOON_S, with_ledgers
+from tests.daemon.visits import order_drain as order_drains
+from tests.daemon.visits import visiting
 from tests.memory.store import Fault, MemoryStore
-from tests.replication.cluster import Cluster, shut_out
+from tests.replication.cluster import Cluster, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import PATHS
+from tests.replication.nodes import PATHS, working
 
 
 async def cancel_drain(cluster: Cluster, bookie: BookieId) -> None:
@@ -279,3 +282,205 @@ async def test_failures_are_retried() -> None:
         await asyncio.sleep(30)
 
         assert await own_marks(cluster) == [0]
+
+
+# --- The leader's records of drains ---------------------------------------------------------------
+
+
+async def told_of(cluster: Cluster, bookie: BookieId) -> DrainProgress:
+    record = await read_drains(cluster.store, PATHS)
+    assert record is not None
+    return record.bookies[bookie]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(
+            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": []}', id="a list"
+        ),
+        pytest.param(
+            b'{"version": 1, "scanned_ms": 1, "unreadable_count": 0, "bookies": {"b": {}}}',
+            id="a bookie without figures",
+        ),
+    ],
+)
+async def test_a_record_of_a_later_release_counts_as_none(cluster: Cluster, data: bytes) -> None:
+    await cluster.store.create(f"{OWN.directory}/drains", data)
+
+    assert await read_drains(cluster.store, PATHS) is None
+
+
+async def test_the_record_names_its_time() -> None:
+    cluster = await with_ledgers((B1, B2))
+    async with drained_soon(cluster, B1):
+        record = await read_drains(cluster.store, PATHS)
+
+    assert record == DrainRecord(
+        scanned_ms=record.scanned_ms if record else 0,
+        bookies={B1: DrainProgress(since_ms=1, ledgers_left=1, ledgers_most=1, is_drained=False)},
+    )
+    assert 0 <= cluster.clock.wall_ms() - record.scanned_ms < 10_000
+
+
+# --- Uncertain ends -------------------------------------------------------------------------------
+
+
+async def test_an_unreadable_ledger_is_counted_and_stops_nothing() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), b"rubbish", version=-1)
+    async with drained_soon(cluster, B1):
+        assert await own_marks(cluster) == [0]
+        record = await read_drains(cluster.store, PATHS)
+
+    assert record is not None
+    assert record.unreadable_count == 1
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"rubbish that names " + B1.encode(), id="with its id in it"),
+        pytest.param(b"rubbish that names " + B4.encode(), id="without its id"),
+        pytest.param(b"", id="empty"),
+    ],
+)
+async def test_rule_s8_unreadable_ledgers_delay_the_end_of_a_drain(
+    data: bytes,
+) -> None:
+    """An unreadable ledger may name the draining bookie."""
+    cluster = await with_ledgers((B2, B3), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), data, version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert (told.is_drained, told.is_in_doubt) == (False, True)
+    assert told.unreadable == (1,)
+
+
+async def test_a_bookie_that_a_ledger_names_is_certainly_not_drained() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await cluster.store.set(cluster.manager.path(1), b"rubbish" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert (told.ledgers_left, told.is_drained, told.is_in_doubt) == (1, False, False)
+    assert told.unreadable == (1,), "though it is said already"
+
+
+async def test_of_very_many_unreadable_ledgers_some_are_named() -> None:
+    """All of them are counted."""
+    cluster = await with_ledgers(*[(B1, B2)] * 25)
+    for ledger_id in range(25):
+        await cluster.store.set(cluster.manager.path(ledger_id), b"?" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1):
+        told = await told_of(cluster, B1)
+
+    assert told.unreadable_count == 25
+    assert told.unreadable == tuple(range(20))
+
+
+async def test_a_drain_continues_once_the_ledger_is_readable_or_gone() -> None:
+    cluster = await with_ledgers((B2, B3))
+    await cluster.store.set(cluster.manager.path(0), b"?" + B1.encode(), version=-1)
+    async with drained_soon(cluster, B1):
+        await asyncio.sleep(3600)
+        assert (await told_of(cluster, B1)).is_in_doubt
+
+        await cluster.store.delete(cluster.manager.path(0))
+        await asyncio.sleep(LOOK_S + SOON_S)
+
+        assert (await told_of(cluster, B1)).is_drained
+
+
+# --- Leader and worker together -------------------------------------------------------------------
+
+
+async def are_drained(cluster: Cluster, *bookies: BookieId) -> bool:
+    record = await read_drains(cluster.store, PATHS)
+    told = {} if record is None else record.bookies
+    return all(bookie in told and told[bookie].is_drained for bookie in bookies)
+
+
+async def members(cluster: Cluster, *ledger_ids: int) -> set[BookieId]:
+    return {b for i in ledger_ids for b in (await cluster.metadata(i)).bookies}
+
+
+async def test_draining_never_leaves_a_ledger_with_fewer_copies() -> None:
+    cluster = await with_ledgers((B1, B2), (B2, B3), (B3, B1), (B3, B4))
+    await order_drains(cluster, B1, B2)
+    async with draining(cluster), cluster.node() as node, working(node):
+        await until(cluster, lambda: are_drained(cluster, B1, B2))
+
+    assert not await members(cluster, 0, 1, 2) & {B1, B2}
+    await cluster.assert_whole(0, 1, 2, 3)
+    assert await own_marks(cluster) == []
+
+
+@pytest.mark.parametrize(
+    "may_fence", [True, False], ids=["with the order to fence", "without the order to fence"]
+)
+async def test_rule_s16_an_open_ledger_is_fenced_only_if_ordered(
+    cluster: Cluster,
+    may_fence: bool,
+) -> None:
+    await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.OPEN)
+    await order_drains(cluster, B1, may_fence=may_fence)
+    async with draining(cluster), cluster.node() as node, working(node):
+        await asyncio.sleep(300)
+
+        assert (await cluster.metadata(1)).is_closed is may_fence
+        assert await are_drained(cluster, B1) is may_fence
+        assert (await own_marks(cluster) == []) is may_fence
+
+
+async def test_marks_of_a_cancelled_drain_are_completed_without_a_move() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    before = [await cluster.ensembles(ledger_id) for ledger_id in (0, 1)]
+    await order_drains(cluster, B1)
+    async with draining(cluster):
+        await asyncio.sleep(1)
+        assert await own_marks(cluster) == [0, 1]
+        await cancel_drains(visiting(cluster), [B1])
+        await asyncio.sleep(1)
+        async with cluster.node() as node, working(node):
+            await asyncio.sleep(10)
+
+    assert await own_marks(cluster) == []
+    assert [await cluster.ensembles(ledger_id) for ledger_id in (0, 1)] == before
+    assert await cluster.locked() == []
+
+
+async def test_a_bookie_that_dies_while_draining_is_lost() -> None:
+    cluster = await with_ledgers((B1, B2), (B1, B3))
+    await order_drains(cluster, B1)
+    async with auditing(cluster), cluster.node() as node:
+        await asyncio.sleep(1)
+        await cluster.kill(B1)
+        async with working(node):
+            await until(cluster, lambda: _is_free_of(cluster, B1))
+
+    await cluster.assert_whole(0, 1)
+    await cluster.assert_queue_empty()
+
+
+async def test_without_a_target_everything_stays_with_a_reason() -> None:
+    cluster = await Cluster.start(B1, B2)
+    await cluster.write_ledger((B1, B2), ledger_id=0)
+    await order_drains(cluster, B1)
+    async with draining(cluster), cluster.node() as node, working(node):
+        await asyncio.sleep(60)
+        assert await cluster.ensembles(0) == [(B1, B2)]
+        note = await node.notes.read(0)
+        assert note is not None
+        assert note.reason.needs_help
+
+        await cluster.register(B3)
+        await until(cluster, lambda: are_drained(cluster, B1))
+
+    assert await cluster.ensembles(0) == [(B3, B2)]
+
+
+async def _is_free_of(cluster: Cluster, bookie: BookieId) -> bool:
+    return bookie not in await members(cluster, 0, 1) and not await cluster.marked()

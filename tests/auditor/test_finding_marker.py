@@ -1,26 +1,37 @@
 """Findings of checks are recorded until their mark is deleted."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from auditor.fsck.damage_marker import damaged_ledgers
 from auditor.mark_reasons import (
     SWEEP_S,
     UNREADABLE_FINDING,
     Finding,
     Findings,
+    JavaVisibility,
+    java_visibility,
     read_findings,
 )
+from auditor.settings import ChecksSettings
 from ledgers.clock import Clock
 from ledgers.errors import UnavailableError
+from ledgers.model import BookieId, Fragment
 from ledgers.store import Delete, MetadataStore, Operation
+from replication.copy_reader import ReadFailures
+from replication.entry_runs import EntryRuns
 from tests.auditor.auditing import leading
+from tests.auditor.checking import check_each, checker
+from tests.fsck.inspections import inspect_twice
+from tests.fsck.test_damage_marker import publishing
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, shut_out
-from tests.replication.ledger_values import B1, B2
-from tests.replication.nodes import LEDGER, PATHS
+from tests.replication.java_like import javas_worker
+from tests.replication.ledger_values import B1, B2, B3, B4, fragment
+from tests.replication.nodes import LEDGER, PATHS, working
 
 
 class Ahead:
@@ -298,3 +309,237 @@ async def test_denied_access_to_a_finding_hides_no_other(cluster: Cluster) -> No
 
     assert found[7] is UNREADABLE_FINDING
     assert found[8].bookies == (B2,)
+
+
+# --- Damage of a ledger that Java's workers would see, and damage that they would not -------------
+
+ALL = frozenset({B1, B2, B3, B4})
+
+
+def part(
+    *ensemble: BookieId, first: int = 0, last: int | None = 9, is_closed: bool = True
+) -> Fragment:
+    """Return a fragment with a write quorum of 2."""
+    return fragment(ensemble, first=first, last=last, is_closed=is_closed)
+
+
+def lacks(*entry_ids: int) -> ReadFailures:
+    return ReadFailures(absent=EntryRuns(entry_ids))
+
+
+def holds_damaged(*entry_ids: int) -> ReadFailures:
+    return ReadFailures(mismatched=EntryRuns(entry_ids))
+
+
+def visibility(
+    visible: tuple[BookieId, ...] = (), hidden: tuple[BookieId, ...] = ()
+) -> JavaVisibility:
+    return JavaVisibility(visible=frozenset(visible), hidden=frozenset(hidden))
+
+
+ONE = (part(B1, B2),)
+STRIPED = (part(B1, B2, B3),)
+"""B1 stores 0, 2, 3, 5, 6, 8, 9; B2 0, 1, 3, 4, 6, 7, 9; B3 1, 2, 4, 5, 7, 8."""
+TWO = (part(B1, B2, last=4), part(B1, B3, first=5))
+OPEN = (part(B1, B2, is_closed=False),)
+
+
+@pytest.mark.parametrize(
+    ("fragments", "damage", "expected"),
+    [
+        pytest.param(ONE, {B1: lacks(0)}, visibility(visible=(B1,)), id="its first entry"),
+        pytest.param(ONE, {B1: lacks(9)}, visibility(visible=(B1,)), id="its last"),
+        pytest.param(ONE, {B1: lacks(1, 8)}, visibility(hidden=(B1,)), id="between the ends"),
+        pytest.param(
+            ONE, {B1: lacks(0, 4)}, visibility(visible=(B1,)), id="both: the part is copied whole"
+        ),
+        pytest.param(
+            ONE, {B1: holds_damaged(0)}, visibility(hidden=(B1,)), id="no digest is checked"
+        ),
+        pytest.param(
+            STRIPED, {B3: lacks(1)}, visibility(visible=(B3,)), id="the first that the index stores"
+        ),
+        pytest.param(
+            STRIPED, {B3: lacks(8)}, visibility(visible=(B3,)), id="the last that it stores"
+        ),
+        pytest.param(
+            STRIPED, {B2: lacks(1)}, visibility(hidden=(B2,)), id="which is between another's ends"
+        ),
+        pytest.param(
+            TWO, {B1: lacks(5)}, visibility(visible=(B1,)), id="the first of a later fragment"
+        ),
+        pytest.param(
+            TWO,
+            {B1: lacks(0, 7)},
+            visibility((B1,), (B1,)),
+            id="Java sees one fragment and not the other",
+        ),
+        pytest.param(
+            TWO,
+            {B2: lacks(4), B3: lacks(7)},
+            visibility((B2,), (B3,)),
+            id="Java sees one bookie and not the other",
+        ),
+        pytest.param(
+            OPEN, {B1: lacks(0)}, visibility(visible=(B1,)), id="the beginning of an open fragment"
+        ),
+        pytest.param(OPEN, {B1: lacks(9)}, visibility(hidden=(B1,)), id="its end moves on"),
+        pytest.param(
+            (part(B1, B2, last=None, is_closed=False),),
+            {B1: lacks(0)},
+            visibility(hidden=(B1,)),
+            id="the end is unknown",
+        ),
+        pytest.param(ONE, {B4: lacks(0)}, visibility(hidden=(B4,)), id="a bookie of no fragment"),
+        pytest.param((part(B1, B2, last=-1),), {}, visibility(), id="an empty fragment"),
+    ],
+)
+def test_java_sees_losses_at_the_ends_of_a_fragment(
+    fragments: tuple[Fragment, ...],
+    damage: Mapping[BookieId, ReadFailures],
+    expected: JavaVisibility,
+) -> None:
+    assert java_visibility(fragments, damage, registered=ALL) == expected
+
+
+def test_java_sees_all_copies_of_a_bookie_that_is_not_registered() -> None:
+    damage = {B1: lacks(4), B2: lacks(4)}
+
+    assert java_visibility(ONE, damage, registered={B2}) == visibility((B1,), (B2,))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param(visibility(visible=(B1,)), False, id="all is seen"),
+        pytest.param(visibility((B1,), (B2,)), True, id="some is"),
+        pytest.param(
+            visibility(), True, id="no bookie is at fault, and Java would find the ledger whole"
+        ),
+    ],
+)
+def test_damage_invisible_to_java_needs_a_mark_in_our_own_queue(
+    found: JavaVisibility, expected: bool
+) -> None:
+    assert found.needs_private_mark is expected
+
+
+# --- Findings of checks and fsck are repaired -----------------------------------------------------
+
+EVERY = ChecksSettings(all_ledgers_share=1.0)
+SOON_S = 1.0
+LONG_S = 10.0
+
+
+async def all_ledgers(cluster: Cluster) -> None:
+    async with checker(cluster, settings=EVERY) as made:
+        await check_each(made.all_ledgers, [LEDGER])
+
+
+async def replicas(cluster: Cluster) -> None:
+    async with checker(cluster) as made:
+        await check_each(made.replicas, [LEDGER])
+
+
+async def fsck(cluster: Cluster) -> None:
+    verdict = await inspect_twice(cluster)
+    assert verdict is not None
+    async with publishing(cluster) as publisher:
+        await publisher.mark(damaged_ledgers([verdict]))
+
+
+by_each = pytest.mark.parametrize("find", [all_ledgers, replicas, fsck])
+Find = Callable[[Cluster], Awaitable[None]]
+
+
+async def a_ledger() -> Cluster:
+    """Return a cluster with a ledger whose entries 0 to 9 are each on all three bookies."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2)
+    return cluster
+
+
+def lose_middle(cluster: Cluster) -> None:
+    cluster.bookie(B2).lose(LEDGER, 4)
+
+
+def damage_middle(cluster: Cluster) -> None:
+    cluster.bookie(B2).corrupt(LEDGER, 4)
+
+
+def damage_end(cluster: Cluster) -> None:
+    """Damage an end. Java's LedgerChecker verifies no digest."""
+    cluster.bookie(B2).corrupt(LEDGER, 9)
+
+
+def lose_an_end_and_a_middle(cluster: Cluster) -> None:
+    cluster.bookie(B1).lose(LEDGER, 0)
+    cluster.bookie(B2).lose(LEDGER, 4)
+
+
+def lose_both_on_one(cluster: Cluster) -> None:
+    cluster.bookie(B2).lose(LEDGER, 0)
+    cluster.bookie(B2).lose(LEDGER, 4)
+
+
+by_harm = pytest.mark.parametrize(
+    "harm", [lose_middle, damage_middle, damage_end, lose_an_end_and_a_middle, lose_both_on_one]
+)
+
+
+@by_each
+@by_harm
+async def test_damage_that_javas_worker_does_not_see_is_repaired(
+    harm: Callable[[Cluster], None], find: Find
+) -> None:
+    cluster = await a_ledger()
+    harm(cluster)
+
+    async with javas_worker(cluster):
+        await find(cluster)
+        await asyncio.sleep(SOON_S)
+        async with cluster.node() as node, working(node):
+            await asyncio.sleep(LONG_S)
+
+    await cluster.assert_whole()
+    assert await cluster.marked() == []
+    assert await cluster.marked(PATHS.private) == []
+
+
+@by_each
+async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(
+    find: Find,
+) -> None:
+    """The ledger has damage of both kinds: one that Java sees and one that it does not."""
+    cluster = await a_ledger()
+    lose_an_end_and_a_middle(cluster)
+
+    async with javas_worker(cluster):
+        await find(cluster)
+        await asyncio.sleep(SWEEP_S + SOON_S)
+    async with checker(cluster) as made:
+        await made.findings.sweep()
+
+    assert await cluster.marked() == []
+    assert await cluster.marked(PATHS.private) == [LEDGER]
+    assert B2 in (await read_findings(cluster.store, PATHS, [LEDGER]))[LEDGER].bookies
+
+
+@by_each
+@pytest.mark.parametrize(
+    ("lost", "shared", "own"),
+    [
+        pytest.param(0, [LEDGER], [], id="the first entry"),
+        pytest.param(9, [LEDGER], [], id="the last entry"),
+        pytest.param(4, [], [LEDGER], id="an entry between the ends"),
+    ],
+)
+async def test_a_mark_is_in_the_queue_of_a_worker_that_can_repair_it(
+    lost: int, shared: list[int], own: list[int], find: Find
+) -> None:
+    cluster = await a_ledger()
+    cluster.bookie(B2).lose(LEDGER, lost)
+
+    await find(cluster)
+
+    assert (await cluster.marked(), await cluster.marked(PATHS.private)) == (shared, own)

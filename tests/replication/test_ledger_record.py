@@ -1,19 +1,44 @@
 """Notes of deferred ledgers, and when an improved cluster overrides them: values only."""
 
+import asyncio
 import json
+import random
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ledgers.errors import CorruptionError
-from ledgers.model import BookieId
+from ledgers.model import BookieId, LedgerState
 from ledgers.registration import BookieView, RegisteredBookie
 from ledgers.store import Stat
+from replication import backoff, ledger_record
+from replication.backoff import JITTER, REMEMBERED_S, Deferral, retry_wait_s
 from replication.cluster import ClusterView
-from replication.ledger_record import BINDING_MAX_MS, ClusterFingerprint, WaitingNote
+from replication.ledger_record import (
+    BINDING_MAX_MS,
+    ClusterFingerprint,
+    UnprovenEnd,
+    WaitingNote,
+    read_unproven,
+    read_unproven_end,
+)
 from replication.orders import DrainOrder, LimitsOrder, MaintenanceWindow, Orders
-from replication.reasons import Blocked, Exclusion, Facts, Reason, absence_facts
+from replication.reasons import (
+    SAME_REASON_MAX,
+    Blocked,
+    Exclusion,
+    Facts,
+    Reason,
+    absence_facts,
+    gravest,
+)
+from replication.settings import ReplicationSettings
+from replication.worker import TIDY_INTERVAL_S
+from tests.replication.cluster import Cluster, queue_empty, shut_out, until
 from tests.replication.ledger_values import B1, B2, B3
+from tests.replication.nodes import LEDGER, PATHS, Node, working
+from tests.replication.repairs import THREE
 
 FINGERPRINT = ClusterFingerprint(newest_czxid=7, bookies="b", orders="o")
 BETTER = replace(FINGERPRINT, newest_czxid=8)
@@ -260,3 +285,364 @@ def test_absent_and_decommissioned_bookies_are_distinguished(
     seen = ClusterView(bookies=bookies_seen, cookies={B1: stat, B2: stat})
 
     assert absence_facts(bookies, seen) == facts
+
+
+# --- Reports of ledgers whose end cannot be proven, marked or not ---------------------------------
+
+
+async def unproven(cluster: Cluster) -> list[int]:
+    ends = await read_unproven(cluster.store, cluster.manager, PATHS)
+    return [end.ledger_id for end in ends]
+
+
+async def recorded(cluster: Cluster) -> list[str]:
+    return sorted(await cluster.store.children(PATHS.waiting))
+
+
+async def whole_but_unproven() -> Cluster:
+    """Return a ledger whose B1 and B2 returned reformatted: they may have had more entries than
+    B3."""
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        THREE, last=-1, write_quorum=3, ack_quorum=2, state=LedgerState.IN_RECOVERY
+    )
+    for entry_id in range(4):
+        cluster.put(LEDGER, entry_id, *THREE, lac=-1)
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+    await cluster.mark()
+    return cluster
+
+
+async def write_ledgers(cluster: Cluster, *ledger_ids: int) -> None:
+    for ledger_id in ledger_ids:
+        await cluster.write_ledger(THREE, ledger_id=ledger_id, state=LedgerState.IN_RECOVERY)
+
+
+async def close(cluster: Cluster, ledger_id: int = LEDGER) -> None:
+    found = await cluster.manager.read(ledger_id)
+    closed = found.metadata.closed(last_entry_id=3, length=40)
+    await cluster.manager.write(ledger_id, closed, read_as=found)
+
+
+async def test_it_is_recorded_when_the_ledger_is_whole_and_unmarked() -> None:
+    cluster = await whole_but_unproven()
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+        await asyncio.sleep(2 * TIDY_INTERVAL_S)
+
+    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+    assert await unproven(cluster) == [LEDGER]
+    end = (await read_unproven_end(cluster.store, PATHS, LEDGER)).value
+    assert end is not None
+    assert "0 to 3 remain" in end.facts.errors[0]
+    assert end.facts.reformatted == (B1, B2)
+    assert not end.facts.unresponsive, "all its bookies are there"
+    assert await read_unproven(cluster.store, cluster.manager, PATHS, {LEDGER, 99}) == [end]
+    assert await read_unproven(cluster.store, cluster.manager, PATHS, {99}) == []
+
+
+async def test_a_closed_ledger_is_no_longer_reported() -> None:
+    cluster = await whole_but_unproven()
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+        await close(cluster)
+        assert await unproven(cluster) == []
+        assert await read_unproven(cluster.store, cluster.manager, PATHS, {LEDGER}) == []
+        assert await recorded(cluster) == [str(LEDGER)]
+        await asyncio.sleep(2 * TIDY_INTERVAL_S)
+
+    assert await recorded(cluster) == []
+
+
+async def test_unreadable_ledgers_are_reported_but_deleted_ones_not(cluster: Cluster) -> None:
+    await write_ledgers(cluster, 1, 2, 3)
+    async with cluster.node() as node:
+        for ledger_id in (1, 2, 3, 4):
+            await node.note_unproven(ledger_id, Facts(errors=("why",)))
+        await close(cluster, 1)
+        await cluster.store.set(cluster.manager.path(2), b"nonsense", version=-1)
+        shut_out(node.store, cluster.manager.path(3))
+
+        await node.worker.waiting.tidy()
+
+    assert await recorded(cluster) == ["2", "3"]
+    assert await unproven(cluster) == [2, 3]
+
+
+async def test_the_last_try_is_reported(cluster: Cluster) -> None:
+    async with cluster.node() as node:
+        await node.note_unproven(LEDGER, Facts(errors=("one is silent",)))
+        await asyncio.sleep(60)
+        await node.note_unproven(LEDGER, Facts(errors=("all denied it",)))
+
+    stored = await read_unproven_end(cluster.store, PATHS, LEDGER)
+    assert stored.value == UnprovenEnd(
+        ledger_id=LEDGER, facts=Facts(errors=("all denied it",)), tried_ms=cluster.clock.wall_ms()
+    )
+
+
+async def test_of_very_many_some_are_checked_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ledger_record, "READ_MAX", 2)
+    monkeypatch.setattr(backoff, "NOTES_TIDIED_MAX", 2)
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        for ledger_id in range(4):  # of which there is none
+            await node.note_unproven(ledger_id, Facts(errors=("why",)))
+        assert await unproven(cluster) == [2, 3]
+
+        await node.worker.waiting.tidy()
+        assert len(await recorded(cluster)) == 2
+        await node.worker.waiting.tidy()
+
+    assert await unproven(cluster) == []
+
+
+@pytest.mark.parametrize("data", [b"", b"[1]", b'{"facts": 5}'])
+async def test_an_unreadable_record_counts_as_none(cluster: Cluster, data: bytes) -> None:
+    await cluster.store.create(PATHS.waiting_note(LEDGER), data, with_parents=True)
+
+    stored = await read_unproven_end(cluster.store, PATHS, LEDGER)
+    assert stored.value is None
+    assert stored.is_unreadable
+
+
+async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() -> None:
+    cluster, facts = await Cluster.start(), Facts(errors=("why",))
+    other = WaitingNote(
+        ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
+    )
+
+    async def left(node: Node) -> tuple[Reason, Facts | None]:
+        note = await node.notes.read(LEDGER)
+        assert note is not None
+        return note.reason, note.unproven.facts if note.unproven else None
+
+    async with cluster.node() as node:
+        await node.note_unproven(LEDGER, facts)
+        written = await node.notes.put(other)  # by a worker that knows of no note
+        assert await left(node) == (Reason.NO_TARGET, facts)
+
+        await node.notes.put(replace(written, tries=2))
+        assert await left(node) == (Reason.NO_TARGET, facts)
+
+        await node.notes.let_go(LEDGER, guards=())
+        assert await left(node) == (Reason.LEFT_TO_OTHERS, facts)
+        note = await node.notes.read(LEDGER)
+        assert note is not None
+        assert note.is_released
+
+        await node.notes.put(written)  # whose version is an old one
+        await cluster.mark()
+        lease = await node.lease()
+        await node.queue.read_note(lease)
+        assert await node.queue.complete(lease)
+        assert await left(node) == (Reason.LEFT_TO_OTHERS, facts)
+
+        await node.notes.let_go(LEDGER, guards=(), is_end_known=True)
+        assert await node.notes.read(LEDGER) is None
+
+
+async def test_a_known_note_is_written_again_and_deleted_without_reading_it(
+    cluster: Cluster,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note = WaitingNote(
+        ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
+    )
+    async with cluster.node() as node:
+        get = node.store.get
+
+        async def get_other(path: str) -> tuple[bytes, Stat]:
+            assert path != PATHS.waiting_note(LEDGER)
+            return await get(path)
+
+        monkeypatch.setattr(node.store, "get", get_other)
+        await cluster.mark()
+        lease = await node.lease()
+        for _ in range(3):
+            await node.queue.write_note(lease, note)
+        assert await node.queue.complete(lease)
+
+    assert await recorded(cluster) == []
+
+
+# --- A ledger that could not be repaired is tried again after a backoff ---------------------------
+
+SEED = 20
+SETTINGS = ReplicationSettings(retry_min_s=10, retry_max_s=300)
+
+
+@pytest.mark.compat(
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
+    verdict="other",
+)
+@pytest.mark.parametrize(
+    ("reason", "nominal_s"),
+    [
+        pytest.param(Reason.NO_TARGET, [10, 20, 40, 80, 160, 300, 300], id="as set"),
+        pytest.param(None, [10, 20, 40, 80, 160, 300, 300], id="unknown: as set"),
+        pytest.param(Reason.NO_COPY, [60, 120, 240, 480, 960, 1920, 3600], id="long"),
+        pytest.param(Reason.CORRUPT_METADATA, [60, 120, 240, 480, 960, 1920, 3600], id="long, too"),
+        pytest.param(
+            Reason.ACCESS_DENIED, [60, 120, 240, 480, 960, 1920, 3600], id="and for the first try"
+        ),
+        pytest.param(Reason.NO_ANSWER, [2, 4, 8, 16, 32, 60, 60], id="short"),
+    ],
+)
+def test_the_wait_doubles_up_to_its_bound_with_jitter(
+    reason: Reason | None, nominal_s: list[float]
+) -> None:
+    rng = random.Random(SEED)
+
+    for tries, expected_s in enumerate(nominal_s, start=1):
+        waits_s = [retry_wait_s(SETTINGS, reason, tries=tries, rng=rng) for _ in range(20)]
+        assert all((1 - JITTER) * expected_s <= s <= (1 + JITTER) * expected_s for s in waits_s)
+        assert len(set(waits_s)) > 1
+
+
+def test_the_wait_is_bounded_for_any_number_of_tries() -> None:
+    wait_s = retry_wait_s(SETTINGS, None, tries=10**6, rng=random.Random(SEED))
+
+    assert wait_s <= 300 * (1 + JITTER)
+
+
+def deferred(reason: Reason | None = Reason.NO_TARGET, *, tries: int = 3) -> Deferral:
+    return Deferral(due_s=100.0, fingerprint=FINGERPRINT, reason=reason, tries=tries)
+
+
+@pytest.mark.compat("G13", verdict="better")
+@pytest.mark.parametrize(
+    ("now_s", "fingerprint", "reason", "is_due"),
+    [
+        pytest.param(99.9, FINGERPRINT, Reason.NO_TARGET, False, id="too early"),
+        pytest.param(100.0, FINGERPRINT, Reason.NO_TARGET, True, id="its time has come"),
+        pytest.param(0.0, BETTER, Reason.NO_TARGET, True, id="a bookie came"),
+        pytest.param(
+            0.0, replace(FINGERPRINT, orders="p"), Reason.NO_TARGET, True, id="an order changed"
+        ),
+        pytest.param(
+            0.0,
+            replace(FINGERPRINT, bookies="c"),
+            Reason.NO_TARGET,
+            False,
+            id="a bookie disappeared: no help",
+        ),
+        pytest.param(
+            0.0,
+            replace(FINGERPRINT, bookies="c"),
+            Reason.NO_ANSWER,
+            True,
+            id="the unresponsive bookie, perhaps",
+        ),
+        pytest.param(
+            0.0,
+            replace(FINGERPRINT, newest_czxid=3, bookies="c"),
+            Reason.NO_TARGET,
+            False,
+            id="the newest bookie disappeared",
+        ),
+    ],
+)
+def test_a_ledger_is_due_in_time_or_when_the_cluster_improves(
+    now_s: float, fingerprint: ClusterFingerprint, reason: Reason, is_due: bool
+) -> None:
+    assert deferred(reason).is_due(now_s=now_s, fingerprint=fingerprint) is is_due
+
+
+@pytest.mark.parametrize(
+    ("reason", "fingerprint", "tries"),
+    [
+        pytest.param(Reason.NO_TARGET, FINGERPRINT, 3, id="alike"),
+        pytest.param(Reason.NO_COPY, FINGERPRINT, 0, id="another reason starts the count again"),
+        pytest.param(Reason.NO_TARGET, BETTER, 0, id="and so does an improved cluster"),
+    ],
+)
+def test_tries_that_failed_for_the_same_reason_are_counted(
+    reason: Reason, fingerprint: ClusterFingerprint, tries: int
+) -> None:
+    assert deferred().tries_for(reason, fingerprint=fingerprint) == tries
+
+
+# --- The list of a worker -------------------------------------------------------------------------
+
+
+@pytest.mark.compat(
+    "G13",
+    verdict="better",
+    why="all nodes follow one note per ledger; success, a new bookie or a changed order resets "
+    "the backoff",
+)
+async def test_success_resets_the_count(cluster: Cluster) -> None:
+    async with cluster.node() as node:
+        waiting = node.worker.waiting
+        waiting.pause(LEDGER, 100.0)
+        assert waiting.due([LEDGER], losses={LEDGER}) == []
+
+        waiting.complete(LEDGER)
+
+        assert waiting.due([LEDGER], losses={LEDGER}) == [LEDGER]
+        assert LEDGER not in waiting._deferrals
+
+
+@pytest.mark.parametrize(("after_s", "is_kept"), [(REMEMBERED_S - 1, True), (REMEMBERED_S, False)])
+async def test_ledgers_due_long_ago_are_forgotten(after_s: float, is_kept: bool) -> None:
+    cluster = await Cluster.start()
+    async with cluster.node() as node:
+        waiting = node.worker.waiting
+        waiting.pause(LEDGER, 100.0)
+        await asyncio.sleep(100.0 + after_s)
+
+        waiting.due([], losses=())
+
+        assert (LEDGER in waiting._deferrals) is is_kept
+
+
+# --- One reason is reported if several block a ledger ---------------------------------------------
+
+AWAY = Blocked(reason=Reason.MAINTENANCE, facts=Facts(in_maintenance=(B1,)), until_ms=5)
+NOBODY = Blocked(reason=Reason.NO_TARGET, facts=Facts(replaced=B2), until_ms=9)
+LOST = Blocked(reason=Reason.NO_COPY, facts=Facts(entry_ids=(4,), entry_count=1))
+
+
+@pytest.mark.parametrize(
+    ("blocked", "combined"),
+    [
+        pytest.param(
+            [AWAY, NOBODY],
+            structs.replace(NOBODY, until_ms=5, besides=(AWAY,)),
+            id="reasons that need help, before those that time removes",
+        ),
+        pytest.param(
+            [AWAY, NOBODY, LOST, NOBODY],
+            structs.replace(LOST, besides=(NOBODY, AWAY)),
+            id="that entries have no copy, before all else",
+        ),
+        pytest.param([LOST, LOST], LOST, id="equal ones once"),
+    ],
+)
+def test_the_most_serious_reason_comes_first(blocked: list[Blocked], combined: Blocked) -> None:
+    assert gravest(blocked) == combined
+
+
+def test_some_of_many_blocked_for_one_reason_are_kept() -> None:
+    """Other reasons are kept as well."""
+    many = [
+        Blocked(reason=Reason.MISPLACED, facts=Facts(entry_ids=(entry_id,)))
+        for entry_id in range(100)
+    ]
+
+    reasons = gravest([AWAY, *many]).all_reasons
+
+    assert reasons == (*[Reason.MISPLACED] * SAME_REASON_MAX, Reason.MAINTENANCE)
+
+
+@pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value)
+def test_each_reason_says_whether_time_alone_helps(reason: Reason) -> None:
+    assert isinstance(reason.needs_help, bool)

@@ -2,21 +2,22 @@
 
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec import structs
 
 from ledgers.errors import NotEnoughBookiesError
 from ledgers.model import BookieId, LedgerMetadata, LedgerState, Segment
-from ledgers.placement import Candidate, RandomPlacement
+from ledgers.placement import Candidate, PlacementPolicy, RackRule, RandomPlacement
 from ledgers.registration import BookieView, RegisteredBookie
 from replication.cluster import ClusterView
 from replication.copy_reader import CopyFinding, Verdict
 from replication.entry_runs import EntryRuns
 from replication.orders import MaintenanceWindow, Orders
 from replication.plan import Plan, plan_repair
-from replication.reasons import Exclusion, Facts, Reason
+from replication.reasons import Blocked, Exclusion, Facts, Reason
 from replication.targets import Targets
 from tests.replication.ledger_values import (
     B1,
@@ -25,6 +26,7 @@ from tests.replication.ledger_values import (
     B4,
     B5,
     B6,
+    B7,
     closed_ledger,
     fragment,
     inspection_of,
@@ -373,7 +375,7 @@ def test_bookies_excluded_only_by_maintenance_are_named(
         bookies=running(B1, B2, B3, B4),
         orders=Orders(maintenance=dict.fromkeys(windows, window)),
     )
-    inspection = replace(inspection_of([finding(2, Verdict.DRAINING)]), view=view)
+    inspection = structs.replace(inspection_of([finding(2, Verdict.DRAINING)]), view=view)
 
     made = plan_repair(inspection, targets_of((B1, B2), **fields))
 
@@ -396,7 +398,7 @@ def test_a_placement_policy_that_allows_no_target_says_why() -> None:
         def choose_replacement(self, *_: object, **__: object) -> BookieId:
             raise NotEnoughBookiesError("no bookie in another rack")
 
-    targets = replace(targets_of(), placement=Enforced(random.Random(1)))
+    targets = structs.replace(targets_of(), placement=Enforced(random.Random(1)))
 
     [blocked] = plan([finding(1, Verdict.BOOKIE_ABSENT)], targets).blocked
 
@@ -409,3 +411,179 @@ def test_the_size_of_a_copy_is_estimated_by_the_ledgers_length() -> None:
     [repair] = plan([finding(1, Verdict.BOOKIE_ABSENT)]).repairs
 
     assert repair.byte_count == 7 * (32 + 4 + 100)
+
+
+# --- Plans for fragments that are not closed ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("verdict", "facts"),
+    [
+        pytest.param(Verdict.MISSING, Facts(lacking=(B1,)), id="it was reformatted"),
+        pytest.param(Verdict.DRAINING, Facts(draining=(B1,)), id="it drains"),
+    ],
+)
+def test_an_open_fragment_is_left_to_its_writer(verdict: Verdict, facts: Facts) -> None:
+    finding = CopyFinding(
+        fragment=fragment(is_closed=False), index=0, verdict=verdict, absent=EntryRuns([7])
+    )
+    targets = Targets(candidates={}, placement=RandomPlacement(random.Random(0)))
+
+    [blocked] = plan_repair(inspection_of([finding]), targets).blocked
+
+    assert blocked == Blocked(reason=Reason.OPEN_FRAGMENT, facts=facts)
+
+
+OPEN_AFTER_A_CHANGE = LedgerMetadata(
+    ensemble_size=3,
+    write_quorum=2,
+    ack_quorum=1,
+    state=LedgerState.OPEN,
+    segments=(
+        Segment(first_entry_id=0, ensemble=(B1, B2, B3)),
+        Segment(first_entry_id=10, ensemble=(B1, B4, B3)),
+    ),
+)
+
+
+def plan_of(available: tuple[BookieId, ...]) -> Plan:
+    """Return the plan for the closed fragment, whose bookie B2 is lost."""
+    finding = CopyFinding(fragment=fragment(), index=1, verdict=Verdict.BOOKIE_ABSENT)
+    placement = RandomPlacement(random.Random(0))
+    candidates = {bookie: Candidate(bookie=bookie) for bookie in available}
+    targets = Targets(candidates=candidates, placement=placement)
+    return plan_repair(inspection_of([finding], OPEN_AFTER_A_CHANGE), targets)
+
+
+@pytest.mark.parametrize(
+    ("available", "target", "rewrites_lac"),
+    [
+        pytest.param((B1, B3, B4, B5), B5, False, id="another bookie comes first"),
+        pytest.param((B1, B3, B4), B4, True, id="only a member of the open end is left"),
+    ],
+)
+def test_rule_s12_a_member_of_the_open_end_is_the_last_resort(
+    available: tuple[BookieId, ...], target: BookieId, rewrites_lac: bool
+) -> None:
+    """It is chosen as a target for a closed fragment only if there is no other."""
+    [repair] = plan_of(available).repairs
+
+    assert (repair.target, repair.rewrites_lac) == (target, rewrites_lac)
+
+
+def test_no_bookie_is_in_an_ensemble_twice() -> None:
+    [blocked] = plan_of((B1, B3)).blocked
+
+    assert blocked.reason is Reason.NO_TARGET
+
+
+# --- Copies that all exist, some of them misplaced ------------------------------------------------
+
+RACKS = {B1: "/a", B2: "/a", B3: "/a", B4: "/b", B5: "/b", B6: "/c"}
+"""The rack of B7 is unknown."""
+
+
+def plan_of_moves(
+    ensemble: Sequence[BookieId],
+    *,
+    candidates: Collection[BookieId] = (B1, B2, B3, B4, B5, B6),
+    write_quorum: int = 2,
+    verdict: Verdict = Verdict.GOOD,
+    metadata: LedgerMetadata | None = None,
+    moves_misplaced: bool = True,
+    only_local: BookieId | None = None,
+) -> Plan:
+    """Return the plan for a ledger on one ensemble. ``verdict`` is of the bookie at index 0."""
+    members = tuple(ensemble)
+    findings = [
+        CopyFinding(
+            fragment=fragment(members, write_quorum=write_quorum),
+            index=index,
+            verdict=Verdict.GOOD if index else verdict,
+        )
+        for index in range(len(members))
+    ]
+    targets = Targets(
+        candidates={b: Candidate(bookie=b, rack=RACKS[b]) for b in candidates},
+        placement=PlacementPolicy(RackRule(), random.Random(0), locate=RACKS.get),
+        only_local=only_local,
+    )
+    inspection = inspection_of(
+        findings, metadata or closed_ledger(members, write_quorum=write_quorum)
+    )
+    return plan_repair(inspection, targets, moves_misplaced=moves_misplaced)
+
+
+def test_a_copy_of_a_misplaced_ensemble_moves_to_another_rack() -> None:
+    made = plan_of_moves((B1, B2))
+
+    [repair] = made.repairs
+    assert repair.replaced in {B1, B2}
+    assert RACKS[repair.target] != "/a"
+    assert list(repair.entry_ids) == list(range(10))
+    assert not made.blocked
+
+
+def test_as_many_copies_move_as_the_rule_demands() -> None:
+    made = plan_of_moves((B1, B2, B3))
+
+    assert len(made.repairs) == 2
+    assert {RACKS[repair.target] for repair in made.repairs} == {"/b", "/c"}
+
+
+@pytest.mark.parametrize(
+    ("ensemble", "options"),
+    [
+        pytest.param((B1, B4), {}, id="it is well placed"),
+        pytest.param((B1, B7), {}, id="the rack of a member is unknown"),
+        pytest.param((B1, B2), {"moves_misplaced": False}, id="moves are not wanted"),
+        pytest.param(
+            (B1, B2),
+            {
+                "metadata": replace(
+                    closed_ledger((B1, B2)), state=LedgerState.OPEN, last_entry_id=-1, length=0
+                )
+            },
+            id="it is being written",
+        ),
+    ],
+)
+def test_no_copy_moves(ensemble: Sequence[BookieId], options: dict[str, object]) -> None:
+    assert plan_of_moves(ensemble, **options) == Plan()  # type: ignore[arg-type]
+
+
+def test_while_a_copy_is_missing_only_that_one_is_copied() -> None:
+    made = plan_of_moves((B1, B2, B3), verdict=Verdict.BOOKIE_ABSENT)
+
+    [repair] = made.repairs
+    assert repair.replaced == B1
+
+
+@pytest.mark.compat(
+    "G18",
+    verdict="better",
+    why="the ledger waits, without a lock, until a new bookie registers; the reason names the "
+    "placement rule",
+)
+def test_the_rule_is_named_if_no_bookie_is_better_placed() -> None:
+    made = plan_of_moves((B1, B2), candidates=(B3,))
+
+    [blocked] = made.blocked
+    assert not made.repairs
+    assert blocked.reason is Reason.MISPLACED
+    assert blocked.reason.needs_help
+    assert "at least 2 racks in each write set" in blocked.facts.errors[0]
+
+
+def test_partial_improvements_are_made_and_the_rest_is_reported() -> None:
+    """Two racks for a ring of three: one write set stays in one rack."""
+    made = plan_of_moves((B1, B2, B3), candidates=(B4, B5))
+
+    assert len(made.repairs) == 1
+    assert [blocked.reason for blocked in made.blocked] == [Reason.MISPLACED]
+
+
+def test_a_node_for_its_own_bookie_only_leaves_moves_to_others() -> None:
+    made = plan_of_moves((B1, B2), candidates=(B3,), only_local=B3)
+
+    assert [blocked.reason for blocked in made.blocked] == [Reason.LEFT_TO_OTHERS]

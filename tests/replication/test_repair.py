@@ -1,29 +1,48 @@
 """Repairs of closed ledgers that lost bookies, on bookies and ZooKeeper in memory."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
+from ledgers.bookies import Answer, Transfer
 from ledgers.codec.metadata import parse_metadata, serialize_metadata
-from ledgers.model import BookieId
+from ledgers.errors import BookmenderError, BusyError, JournalError, RejectedError, UnavailableError
+from ledgers.model import BookieId, LedgerState
+from replication.copying import REPAIRED_PAYLOAD_BYTES
 from replication.history import Cause, CausedBy
 from replication.inspection import SMALL_ENTRIES
+from replication.ledger_record import WaitingNotes
 from replication.reasons import Reason
 from replication.repair import DONE, OutcomeKind
+from tests.memory.bookies import NO_FAULT, Fault, Op
+from tests.metric_changes import changes
 from tests.replication.cluster import (
     ENTRY_BYTES,
+    PAYLOAD_BYTES,
+    WRONG_DIGEST,
     Cluster,
+    queue_empty,
     shut_out,
+    until,
+    with_lost_b2,
 )
+from tests.replication.copies import cluster_with_ledger, copy, job
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import LEDGER
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.repairs import (
     VERSION_1,
     assert_still_marked,
+    blocked_by,
+    lost_b2,
+    once_copied,
+    open_ledger,
     repair,
     repair_with,
+    touch,
 )
 
 # --- Lost entries ---------------------------------------------------------------------------------
@@ -318,3 +337,289 @@ async def test_rule_s8_a_ledger_counts_as_deleted_only_after_a_sync(cluster: Clu
     assert outcome == DONE
     assert synced == [cluster.manager.path(LEDGER)]
     assert cluster.bookies.asked(B1), "it was found, and so it was checked"
+
+
+# --- The metrics of repairs -----------------------------------------------------------------------
+
+TRIES = ("repair_seconds_count", "outcome", "done", "waiting", "marked-again", "interrupted")
+COPIED = ("copied_ledgers_total", "cause", "loss", "placement")
+FAILURES = ("copy_failures_total", "kind", "absent", "mismatch", "unreadable", "unknown", "target")
+
+
+async def test_tries_and_copies_of_ledgers_are_counted() -> None:
+    cluster = await with_lost_b2(4)
+    tries, copied = changes(*TRIES), changes(*COPIED)
+    payload_bytes = REPAIRED_PAYLOAD_BYTES._value.get()
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert tries() == {"done": 4}
+    assert copied() == {"loss": 4}
+    assert REPAIRED_PAYLOAD_BYTES._value.get() - payload_bytes == 4 * 7 * PAYLOAD_BYTES
+
+
+async def test_a_ledger_that_needs_no_copy_is_not_counted_as_copied() -> None:
+    cluster = await with_lost_b2(1)
+    await cluster.revive(B2)
+    tries, copied = changes(*TRIES), changes(*COPIED)
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, lambda: queue_empty(cluster))
+
+    assert tries() == {"done": 1}
+    assert copied() == {}
+
+
+async def test_a_blocked_repair_is_a_try_that_waits() -> None:
+    cluster = await with_lost_b2(1, B1, B2, B3)
+    tries, copied = changes(*TRIES), changes(*COPIED)
+
+    async def has_been_tried() -> bool:
+        return bool(tries())
+
+    async with cluster.node() as node, working(node):
+        await until(cluster, has_been_tried)
+
+    assert tries() == {"waiting": 1}
+    assert copied() == {}
+
+
+@pytest.mark.parametrize("damage", ["lose", "corrupt"])
+async def test_reads_that_a_source_fails_are_counted_by_answer(damage: str) -> None:
+    cluster = await cluster_with_ledger(write_quorum=3)
+    for bookie in (B1, B2):
+        getattr(cluster.bookie(bookie), damage)(LEDGER, 4)
+    failures = changes(*FAILURES)
+
+    outcome = await copy(cluster, job(write_quorum=3))
+
+    answer = Answer.ABSENT if damage == "lose" else Answer.MISMATCH
+    assert outcome.without_copy == (4,)
+    assert failures() == {answer.value: 2}
+
+
+# --- Metadata near the largest request that ZooKeeper accepts -------------------------------------
+
+NEARLY_TOO_LARGE = (("x", b"y" * 999_400),)
+
+
+async def large_ledger(state: LedgerState = LedgerState.CLOSED) -> Cluster:
+    cluster = await Cluster.start()
+    await cluster.write_ledger(
+        (B1, B2, B3), (B1, B4, B3), starts=(0, 5), custom=NEARLY_TOO_LARGE, state=state
+    )
+    await cluster.kill(B2)
+    await cluster.mark(B2)
+    return cluster
+
+
+@pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
+async def test_a_ledger_with_too_large_metadata_is_not_copied(state: LedgerState) -> None:
+    cluster = await large_ledger(state)
+
+    async with cluster.node() as node, working(node):
+        await asyncio.sleep(3_600)
+        note = await node.notes.read(LEDGER)
+
+    assert cluster.bookies.copied_count == 0
+    assert await cluster.marked() == [LEDGER]
+    if state is LedgerState.CLOSED:
+        assert note is not None
+        assert note.reason is Reason.WRITE_REFUSED
+        assert note.blocked.facts.request_bytes_max == 1_000_000
+        assert note.blocked.facts.metadata_bytes
+
+
+async def test_it_is_repaired_where_the_limit_allows_it() -> None:
+    cluster = await large_ledger()
+    async with cluster.node() as node:
+        node.store.request_bytes_max = 10_000_000
+
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert B2 not in (await cluster.metadata()).bookies
+
+
+async def test_a_whole_ledger_is_unmarked_whatever_its_metadatas_size() -> None:
+    cluster = await large_ledger()
+    await cluster.revive(B2)
+
+    async with cluster.node() as node:
+        outcome = await repair_with(node)
+
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_queue_empty()
+
+
+# --- A host that cannot write its journal of metadata writes --------------------------------------
+
+
+async def full(ledger_id: int, before: bytes, after: bytes) -> None:
+    raise JournalError("cannot write to /var/lib/x: No space left on device. Free disk space")
+
+
+async def test_rule_s2_without_a_record_the_repair_is_deferred() -> None:
+    """Nothing is changed."""
+    cluster = await lost_b2()
+    before = await cluster.manager.read(LEDGER)
+
+    outcome = await repair(cluster, journal=full)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.JOURNAL)
+    (error,) = blocked_by(outcome).facts.errors
+    assert "/var/lib/x" in error
+    assert "Free disk space" in error
+    assert await cluster.manager.read(LEDGER) == before
+
+
+async def test_an_open_ledger_is_not_recovered_without_a_record() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    before = await cluster.manager.read(LEDGER)
+
+    async with cluster.node(journal=full) as node:
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        outcome = await node.repairer.repair(lease, first.sighting)
+
+    assert outcome.reason is Reason.JOURNAL
+    assert await cluster.manager.read(LEDGER) == before
+
+
+async def test_it_is_noted_without_a_traceback() -> None:
+    """Another node repairs the ledger meanwhile."""
+    cluster = await lost_b2()
+    with capture_logs() as logs:
+        async with cluster.node("full", journal=full) as ours, working(ours):
+            await asyncio.sleep(60)
+            (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
+            assert note.reason is Reason.JOURNAL
+
+            async with cluster.node("healthy") as other, working(other):
+                await asyncio.sleep(60)
+
+    await cluster.assert_queue_empty()
+    await cluster.assert_whole()
+    assert "repair.crashed" not in {line["event"] for line in logs}
+    told = [line["log_level"] for line in logs if line["event"] == "ledger.deferred"]
+    assert told == ["debug"], "the journal has said it, once for all ledgers"
+
+
+# --- Small ledgers are copied while their bookies prove that all other entries exist --------------
+
+
+def copies(cluster: Cluster) -> list[Transfer]:
+    return [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
+
+
+@pytest.mark.parametrize("write_quorum", [2, 3])
+async def test_a_small_ledger_needs_one_transfer_for_check_and_copy(
+    cluster: Cluster,
+    write_quorum: int,
+) -> None:
+    await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert len(cluster.bookies.transfers) == 1
+    stored = {B1: (0, 9), B3: (0, 9)} if write_quorum == 3 else {B1: (0, 9), B3: (1, 8)}
+    for bookie, ends in stored.items():
+        assert set(ends) <= set(cluster.bookies.asked(bookie)), "as a check would have asked"
+    await cluster.assert_whole()
+
+
+@pytest.mark.parametrize("entry_count", [SMALL_ENTRIES, SMALL_ENTRIES + 1])
+async def test_a_larger_one_is_checked_first(cluster: Cluster, entry_count: int) -> None:
+    await cluster.write_ledger((B1, B2, B3), last=entry_count - 1)
+    await cluster.kill(B2)
+
+    await repair(cluster)
+
+    is_checked_first = cluster.bookies.transfers[0][0].target is None
+    assert is_checked_first == (entry_count > SMALL_ENTRIES)
+    await cluster.assert_whole()
+
+
+@pytest.mark.parametrize("entry_id", [0, 4, 9])
+@pytest.mark.parametrize("damage", ["lose", "corrupt"])
+@pytest.mark.parametrize("bookie", [B1, B3])
+async def test_further_losses_are_repaired_without_a_second_copy(
+    cluster: Cluster, bookie: BookieId, damage: str, entry_id: int
+) -> None:
+    """The check finds them."""
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    getattr(cluster.bookie(bookie), damage)(LEDGER, entry_id)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    copied = outcome.entry_count
+    assert copied <= 20, "the lost index, and at most the other one"
+    assert copied >= 10
+    is_asked = entry_id in (0, 9) or bookie == B3  # B3 is the source
+    if is_asked:
+        await cluster.assert_whole()
+    assert B2 not in (await cluster.metadata()).bookies
+
+
+async def test_a_source_that_does_not_answer_keeps_the_mark() -> None:
+    cluster = await lost_b2()
+    cluster.bookies.fail(B3, Op.READ, Fault(delay_s=5, error=UnavailableError))
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.NO_ANSWER
+    await assert_still_marked(cluster)
+
+
+async def test_changed_metadata_does_not_cause_a_second_copy() -> None:
+    cluster = await lost_b2()
+    once_copied(cluster, lambda _: touch(cluster))
+
+    outcome = await repair(cluster)
+
+    assert outcome.kind is OutcomeKind.DONE
+    assert len(copies(cluster)) == 1, "the target has it already"
+    await cluster.assert_whole()
+
+
+async def test_if_no_digest_matches_nothing_is_written(cluster: Cluster) -> None:
+    """The key is suspected."""
+    await cluster.write_ledger((B1, B2, B3), digest=WRONG_DIGEST)
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.DIGEST_SUSPECT
+    assert not cluster.bookie(B4).entry_ids(LEDGER)
+
+
+@pytest.mark.parametrize("error", [BusyError, RejectedError], ids=["busy", "refuses"])
+@pytest.mark.parametrize("bookie", [B1, B3])
+async def test_a_failing_target_leaves_unread_entries_unproven(
+    cluster: Cluster, bookie: BookieId, error: type[BookmenderError]
+) -> None:
+    await cluster.write_ledger((B1, B2, B3), write_quorum=3)
+    cluster.bookie(bookie).lose(LEDGER, 9)
+    await cluster.kill(B2)
+    has_failed = False
+
+    def fail_once(bookie: BookieId, op: Op, ledger_id: int) -> Fault:
+        nonlocal has_failed
+        if op is not Op.ADD or has_failed:
+            return NO_FAULT
+        has_failed = True
+        return Fault(error=error)
+
+    cluster.bookies.faults = fail_once
+
+    outcome = await repair(cluster)
+
+    assert has_failed
+    assert outcome.kind is OutcomeKind.DONE
+    await cluster.assert_whole()

@@ -8,17 +8,22 @@ from ledgers.bookies import Transfer
 from ledgers.errors import UnavailableError
 from ledgers.model import BookieId, LedgerState, Segment
 from replication.open_ledgers import GRACES_MAX
+from replication.orders import HoldOrder, OrderStore, hold_znode
 from replication.reasons import Reason
 from replication.repair import Outcome, OutcomeKind
+from replication.settings import ReplicationSettings
 from tests.memory.bookies import NO_FAULT, Fault, Op
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
-from tests.replication.nodes import LEDGER, Node
+from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.repairs import (
     THREE,
     blocked_by,
+    drain,
+    lost_b2,
     once_while_copying,
     open_ledger,
+    repair,
     repair_with,
     watch_fencing,
 )
@@ -371,3 +376,213 @@ async def test_a_ledger_its_writer_repaired_meanwhile_is_not_fenced() -> None:
 
     assert (await cluster.metadata()).state is LedgerState.OPEN
     assert fenced == []
+
+
+# --- During a safety hold nothing is fenced, and everything that needs no fence continues ---------
+
+
+async def hold(cluster: Cluster, *, for_s: float | None = None, reason: str = "") -> int | None:
+    """Order a hold and return its end in wall-clock milliseconds."""
+    now_ms = cluster.clock.wall_ms()
+    until_ms = None if for_s is None else now_ms + int(for_s * 1000)
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    order = HoldOrder(since_ms=now_ms, until_ms=until_ms, reason=reason)
+    await order_store.give(znode, order, over=await order_store.stored(znode))
+    return until_ms
+
+
+async def end_hold(cluster: Cluster) -> None:
+    order_store, znode = OrderStore(cluster.store, PATHS), hold_znode(PATHS)
+    source_health = await order_store.stored(znode)
+    assert source_health is not None
+    await order_store.withdraw(znode, over=source_health)
+
+
+@pytest.mark.parametrize("for_s", [60.0, None], ids=["with an end", "until an operator ends it"])
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+async def test_an_open_ledger_waits_for_the_end_of_the_hold(
+    state: LedgerState, for_s: float | None
+) -> None:
+    cluster = await open_ledger(state=state)
+    fenced = watch_fencing(cluster)
+    until_ms = await hold(cluster, for_s=for_s, reason="3 of 5 went")
+    await cluster.kill(B2)
+
+    outcome = await repair(cluster)
+
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.WAITING, Reason.HOLD)
+    assert blocked_by(outcome).until_ms == until_ms
+    assert outcome.sighting is None, "no grace is begun"
+    assert blocked_by(outcome).facts.comment == "3 of 5 went"
+    assert fenced == []
+
+
+async def test_a_hold_that_begins_during_the_grace_prevents_fencing() -> None:
+    cluster = await open_ledger()
+    fenced = watch_fencing(cluster)
+    await cluster.kill(B2)
+
+    async with cluster.node() as node:
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        assert first.reason is Reason.OPEN_LEDGER_GRACE
+        await hold(cluster)
+        await asyncio.sleep(1)
+        outcome = await node.repairer.repair(lease, first.sighting)
+
+    assert outcome.reason is Reason.HOLD
+    assert fenced == []
+
+
+async def test_an_abandoned_recovery_is_not_continued_during_a_hold() -> None:
+    cluster = await open_ledger(state=LedgerState.IN_RECOVERY)
+    for entry_id in range(10):
+        cluster.bookie(B2).lose(LEDGER, entry_id)
+    fenced = watch_fencing(cluster)
+    await hold(cluster)
+
+    outcome = await repair(cluster)
+
+    assert outcome.reason is Reason.HOLD
+    assert fenced == []
+
+
+async def test_closed_ledgers_and_fragments_are_repaired_as_usual() -> None:
+    closed = await lost_b2()
+    await hold(closed)
+
+    assert (await repair(closed)).kind is OutcomeKind.DONE
+    await closed.assert_whole()
+
+    partly_closed = await open_ledger((B1, B2, B4), THREE, starts=(0, 5))
+    await hold(partly_closed)
+    await partly_closed.kill(B2)
+
+    assert (await repair(partly_closed)).reason is Reason.HOLD
+    first, last = await partly_closed.ensembles()
+    assert B2 not in first
+    assert last == THREE
+
+
+@pytest.mark.parametrize("is_ended_by_hand", [True, False])
+async def test_open_ledgers_are_inspected_again_when_the_hold_ends(
+    is_ended_by_hand: bool,
+) -> None:
+    cluster = await open_ledger()
+    await hold(cluster, for_s=600)
+    await cluster.kill(B2)
+    patient = ReplicationSettings(retry_min_s=500, retry_max_s=5_000, open_ledger_grace_s=1)
+
+    async with cluster.node(settings=patient) as node, working(node):
+        await asyncio.sleep(300 if is_ended_by_hand else 599)
+        assert (await cluster.metadata()).state is LedgerState.OPEN
+        if is_ended_by_hand:
+            await end_hold(cluster)
+        await asyncio.sleep(20)
+
+    assert (await cluster.metadata()).is_closed
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+# --- Abandoned recoveries of ledgers that lack nothing --------------------------------------------
+
+
+async def begun() -> Cluster:
+    """Return a ledger in recovery with ten entries on three registered bookies."""
+    return await open_ledger(state=LedgerState.IN_RECOVERY)
+
+
+async def test_an_abandoned_recovery_is_completed_before_the_unmark() -> None:
+    """Nothing is missing, but its fenced writer can never close the ledger."""
+    cluster = await begun()
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+    metadata = await cluster.metadata()
+    assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)
+    await cluster.assert_whole()
+    await cluster.assert_queue_empty()
+
+
+async def test_a_failed_recovery_is_completed_by_its_bookies_return() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2, B3)
+    async with cluster.node() as node:
+        lease = await node.lease()
+        first = await node.repairer.repair(lease)
+        failed = await node.repairer.repair(lease, first.sighting)
+        assert failed.reason is Reason.NO_COVERAGE
+        for bookie in (B2, B3):
+            await cluster.revive(bookie)
+        await settle()
+
+        assert (await node.repairer.repair(lease)).kind is OutcomeKind.DONE
+
+    metadata = await cluster.metadata()
+    assert (metadata.is_closed, metadata.last_entry_id) == (True, 9)
+    await cluster.assert_whole()
+
+
+async def test_closed_fragments_of_an_abandoned_recovery_keep_the_mark() -> None:
+    cluster = await open_ledger((B1, B2, B4), THREE, starts=(0, 5), state=LedgerState.IN_RECOVERY)
+    await cluster.kill(B4)
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+    metadata = await cluster.metadata()
+    assert metadata.is_closed
+    assert B4 not in metadata.bookies
+    await cluster.assert_whole()
+
+
+async def test_during_a_hold_a_whole_ledger_stays_in_recovery() -> None:
+    cluster = await begun()
+    fenced = watch_fencing(cluster)
+    hold = HoldOrder(since_ms=cluster.clock.wall_ms(), reason="3 of 7 went")
+    await cluster.store.create(hold_znode(PATHS).path, hold.to_json(), with_parents=True)
+
+    assert (await repair(cluster)).reason is Reason.HOLD
+
+    assert fenced == []
+
+
+async def test_rule_s16_a_drain_without_fence_order_leaves_it_too() -> None:
+    """Not even of an empty ledger."""
+    cluster = await open_ledger(state=LedgerState.IN_RECOVERY, last=-1)
+    fenced = watch_fencing(cluster)
+    await drain(cluster, B2)
+
+    await repair(cluster)
+
+    assert fenced == []
+
+
+async def test_a_recovery_with_an_unprovable_end_needs_an_operator() -> None:
+    cluster = await begun()
+    for bookie in (B1, B2):
+        await cluster.kill(bookie)
+        await cluster.wipe(bookie)
+        await cluster.revive(bookie)
+        for entry_id in range(10):
+            cluster.put(LEDGER, entry_id, bookie)
+    fenced = watch_fencing(cluster)
+
+    assert (await repair(cluster)).kind is OutcomeKind.DONE
+
+    assert fenced == []
+    assert (await cluster.metadata()).state is LedgerState.IN_RECOVERY
+
+
+async def test_a_ledger_in_recovery_that_misses_a_bookie_is_not_said_to_be_left_to_its_writer() -> (
+    None
+):
+    cluster = await open_ledger(state=LedgerState.IN_RECOVERY)
+    await cluster.kill(B2)
+    await cluster.mark(B2)
+
+    async with cluster.node() as node:
+        blocked = (await node.repairer.repair(await node.lease())).blocked
+
+    assert blocked is not None
+    assert (blocked.reason, blocked.facts.is_in_recovery) == (Reason.OPEN_LEDGER_GRACE, True)

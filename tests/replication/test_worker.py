@@ -6,14 +6,25 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from msgspec import structs
+from structlog.testing import capture_logs
 
 from ledgers.bookies import Transfer
-from ledgers.model import LedgerState
+from ledgers.errors import NoAnswerError
+from ledgers.model import BookieId, LedgerState
+from ledgers.store import MetadataStore
+from replication import znodes
 from replication.copying import REPAIRED_BYTES, REPAIRED_ENTRIES
+from replication.history import Cause, CausedBy
 from replication.ledger_record import WaitingNote
-from replication.reasons import Blocked, Reason
+from replication.reasons import Blocked, Facts, Reason
+from replication.repair import DONE, waiting
 from replication.settings import ReplicationSettings
-from replication.worker import TIDY_INTERVAL_S
+from replication.slots import LATE_TIMES_MAX
+from replication.worker import TIDY_INTERVAL_S, Summary
+from replication.znodes import Mark
+from tests.memory.bookies import NO_FAULT, Fault
+from tests.memory.history import MemoryHistory
 from tests.replication.cluster import (
     ENTRY_BYTES,
     Cluster,
@@ -24,10 +35,9 @@ from tests.replication.cluster import (
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, PATHS, working
+from tests.replication.repairs import THREE, drain
 from tests.replication.watched import settle
-
-THREE = (B1, B2, B3)
-
+from tests.virtual_time import LoopClock
 
 # --- Many at once ---------------------------------------------------------------------------------
 
@@ -381,3 +391,237 @@ async def test_an_open_ledger_grace_that_is_applied_counts_for_the_next_ledger()
 
         assert await cluster.marked() == [9]
         assert await until(cluster, lambda: queue_empty(cluster)) < 50
+
+
+# --- Ledgers that lost copies do not wait behind ledgers that did not -----------------------------
+
+SLOTS = 4
+DRAINING_COUNT = 2 * SLOTS * (1 + LATE_TIMES_MAX)
+"""More than there are places, and loans of them."""
+SOON_S = 10
+
+
+async def drained_slowly(*, copy_s: float) -> Cluster:
+    """Drain B2: its many ledgers are marked in our private queue, and each copy lasts that long.
+
+    The copy of the first ledger never ends.
+    """
+    cluster = await Cluster.start()
+    await drain(cluster, B2)
+    for ledger_id in range(DRAINING_COUNT):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+        path = PATHS.private.mark(ledger_id)
+        data = znodes.mark_to_bytes(Mark(replicas=(B2,), ctime_ms=1 + ledger_id))
+        await cluster.store.create(path, data, with_parents=True)
+
+    async def copy_slowly(transfer: Transfer) -> None:
+        if transfer.target is not None and transfer.ledger_id < DRAINING_COUNT:
+            await asyncio.sleep(copy_s if transfer.ledger_id else 1_000_000)
+
+    cluster.bookies.before_transfer = copy_slowly
+    return cluster
+
+
+@pytest.mark.parametrize("others_marked", [0, 3])
+async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(
+    others_marked: int,
+) -> None:
+    cluster = await drained_slowly(copy_s=100_000)
+    settings = ReplicationSettings(ledgers_at_once=SLOTS, idle_wait_s=2)
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(100)
+        assert len(await cluster.locked()) == (SLOTS - 1) * (1 + LATE_TIMES_MAX)
+
+        for ledger_id in range(1_000, 1_001 + others_marked):
+            await cluster.write_ledger((B4, B5, B6), ledger_id=ledger_id)
+            await cluster.mark(B6, ledger_id=ledger_id)
+
+        async def is_repaired() -> bool:
+            return not await cluster.marked()
+
+        assert await until(cluster, is_repaired) < SOON_S
+
+
+async def test_the_other_slots_are_used_again_when_they_are_free() -> None:
+    copy_s = 500
+    cluster = await drained_slowly(copy_s=copy_s)
+    settings = ReplicationSettings(ledgers_at_once=SLOTS, idle_wait_s=1_000)
+
+    async with cluster.node(settings=settings) as node, working(node):
+        await asyncio.sleep(3 * copy_s + 2 * SOON_S)
+
+        marked = [i for i in range(DRAINING_COUNT) if await node.queue.is_marked(i)]
+    assert marked == [0]
+
+
+# --- The worker polls the queue soon after an event, and seldom without events --------------------
+
+FOREIGN = 1
+"""A ledger leased by another node. Its mark keeps the directories, so no event reports others."""
+LOST = 2
+SELDOM = ReplicationSettings(idle_wait_s=600)
+
+
+async def idle_cluster() -> Cluster:
+    cluster = await Cluster.start(B1, B2, B3, B4)
+    for ledger_id in (FOREIGN, LOST):
+        await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)
+    await cluster.mark(B2, ledger_id=FOREIGN)
+    await cluster.store.create(PATHS.lock(FOREIGN))
+    return cluster
+
+
+async def is_marked(store: MetadataStore) -> bool:
+    return await store.exists(PATHS.mark(LOST)) is not None
+
+
+@pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])
+async def test_marks_soon_after_a_loss_are_found_soon(
+    marked_after_s: float,
+) -> None:
+    """The wait is no longer than the marks took to come."""
+    cluster = await idle_cluster()
+
+    async with cluster.node(settings=SELDOM) as node, working(node):
+        await asyncio.sleep(3_000)
+        await cluster.kill(B2)
+        await asyncio.sleep(marked_after_s)
+        await cluster.mark(B2, ledger_id=LOST)
+
+        async def is_done() -> bool:
+            return not await is_marked(cluster.store)
+
+        assert await until(cluster, is_done) <= marked_after_s + 0.2
+
+    await cluster.assert_whole(LOST)
+
+
+async def test_a_worker_without_events_looks_as_seldom_as_configured() -> None:
+    cluster = await idle_cluster()
+
+    async with cluster.node(settings=SELDOM) as node, working(node):
+        await asyncio.sleep(3_000)
+        before = node.store.request_count
+        await asyncio.sleep(10 * 600)
+
+        assert node.store.request_count - before < 10 * 20
+
+
+# --- The summary of repairs in a worker's log, and how often it is logged -------------------------
+
+LOST, DRAINED = Cause.LOST, Cause.DRAINED
+IN_VAIN = waiting(Blocked(reason=Reason.NO_TARGET, facts=Facts(errors=("all are short of room",))))
+
+
+def test_the_summary_is_logged_as_soon_as_no_ledger_is_left() -> None:
+    summary = Summary()
+    summary.add(DONE)
+    summary.add(IN_VAIN)
+
+    with capture_logs() as lines:
+        summary.tell_if_done()
+        summary.tell_if_done()
+
+    assert [(line["ledger_count"], line["deferred_count"]) for line in lines] == [(1, 1)]
+
+
+async def test_the_history_gets_the_counts_of_repairs_alone() -> None:
+    history = MemoryHistory(LoopClock())
+    summary = Summary(history)
+    for outcome in (DONE, IN_VAIN, structs.replace(DONE, entry_count=7, entry_bytes=70)):
+        summary.add(outcome)
+
+    summary.tell(at_work_count=0)
+    summary.add(IN_VAIN)
+    summary.tell(at_work_count=0)
+
+    (event,) = history.events
+    assert (event.ledger_count, event.entry_count, event.entry_bytes) == (2, 7, 70)
+
+
+async def test_repairs_of_a_loss_and_of_a_drain_are_told_apart() -> None:
+    history = MemoryHistory(LoopClock())
+    summary = Summary(history)
+    for cause, bookie in ((LOST, B1), (DRAINED, B3), (LOST, B2)):
+        summary.add(structs.replace(DONE, entry_count=2, caused_by=CausedBy(cause, (bookie,))))
+
+    summary.tell(at_work_count=0)
+
+    assert [(e.cause, e.bookies, e.ledger_count, e.entry_count) for e in history.events] == [
+        (LOST, (B1, B2), 2, 4),
+        (DRAINED, (B3,), 1, 2),
+    ]
+
+
+def test_repeated_deferrals_do_not_fill_the_log() -> None:
+    summary = Summary()
+
+    with capture_logs() as lines:
+        for _ in range(100):
+            summary.add(IN_VAIN)
+            summary.tell_if_done()
+        assert lines == []
+
+        summary.tell(at_work_count=0)  # the interval is over
+    assert [line["deferred_count"] for line in lines] == [100]
+
+
+def test_an_empty_summary_is_not_logged() -> None:
+    with capture_logs() as lines:
+        Summary().tell(at_work_count=3)
+
+    assert lines == []
+
+
+# --- Ledgers that need a bookie which accepts connections and never answers delay no other ledgers
+
+OPEN_LEDGERS = 100
+PLACES = 8
+SETTINGS = ReplicationSettings(ledgers_at_once=PLACES, idle_wait_s=1, open_ledger_grace_s=30)
+SILENCE = Fault(delay_s=5.0, error=NoAnswerError)
+
+
+async def with_open_ledgers(hanging: BookieId) -> Cluster:
+    """Return open ledgers marked for B2, which is not registered because it hangs or is dead."""
+    cluster = await Cluster.start()
+    for ledger_id in range(OPEN_LEDGERS):
+        await cluster.write_ledger(
+            THREE,
+            ledger_id=ledger_id,
+            last=3,
+            write_quorum=3,
+            ack_quorum=2,
+            state=LedgerState.OPEN,
+        )
+        await cluster.mark(B2, ledger_id=ledger_id, ctime_ms=1)
+    await (cluster.unregister(B2) if hanging == B2 else cluster.kill(B2))
+    cluster.bookies.faults = lambda bookie, op, _: SILENCE if bookie == hanging else NO_FAULT
+    return cluster
+
+
+@pytest.mark.parametrize(
+    ("hanging", "after_s"),
+    [
+        pytest.param(B2, 0, id="whether it is written to is asked before the grace"),
+        pytest.param(B3, 31, id="the ledgers are recovered after it"),
+    ],
+)
+async def test_open_ledgers_of_a_hanging_bookie_delay_no_closed_ones(
+    hanging: BookieId, after_s: float
+) -> None:
+    """Were they to keep their places, the closed ones would wait for 5 s of each eighth of them."""
+    cluster = await with_open_ledgers(hanging)
+    closed = range(OPEN_LEDGERS, OPEN_LEDGERS + 5)
+
+    async def are_done() -> bool:
+        return not set(await cluster.marked()).intersection(closed)
+
+    async with cluster.node(settings=SETTINGS) as node, working(node):
+        await asyncio.sleep(after_s)
+        for ledger_id in closed:
+            await cluster.write_ledger((B1, B2), ledger_id=ledger_id, last=3)
+            await cluster.mark(B2, ledger_id=ledger_id, ctime_ms=2)
+
+        took_s = await until(cluster, are_done)
+
+    assert took_s < 0.5 * OPEN_LEDGERS / PLACES * SILENCE.delay_s

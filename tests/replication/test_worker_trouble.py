@@ -3,19 +3,33 @@
 import asyncio
 import random
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 from structlog.testing import capture_logs
 
 from daemon.threads import leaves
 from ledgers.bookies import Transfer
-from ledgers.errors import SessionLostError, UnavailableError
-from ledgers.store import Create, Operation, OperationResult
+from ledgers.errors import (
+    BookmenderError,
+    JournalError,
+    QuotaError,
+    SessionLostError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from ledgers.model import BookieId, LedgerState
+from ledgers.store import Create, Delete, Operation, OperationResult
+from replication.backoff import PROBE_INTERVAL_S
+from replication.ledger_record import WaitingNote, WaitingNotes
+from replication.reasons import Blocked, Facts, Reason
 from replication.repair import Outcome
 from replication.settings import ReplicationSettings
 from replication.work_queue import LedgerLease, QueueListing
+from replication.worker import TIDY_INTERVAL_S
 from tests.memory.bookies import Fault, Op
 from tests.memory.store import Fault as StoreFault
+from tests.memory.store import MemoryStore
 from tests.replication.cluster import (
     Cluster,
     fault_once,
@@ -26,8 +40,10 @@ from tests.replication.cluster import (
     with_lost_b2,
 )
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
-from tests.replication.nodes import PATHS, working
+from tests.replication.nodes import LEDGER, PATHS, working
 from tests.replication.overload import overload, overloaded
+from tests.replication.refusing import refuse, writes_below
+from tests.replication.repairs import lost_b2, open_ledger
 from tests.replication.watched import settle
 
 THREE = (B1, B2, B3)
@@ -345,3 +361,241 @@ async def test_an_unresponsive_bookie_defers_only_its_own_ledgers() -> None:
         cluster.bookies.stop_failing(B5, Op.READ)
         await until(cluster, lambda: queue_empty(cluster))
     await cluster.assert_whole(9, *range(3))
+
+
+# --- The ReplicationWorker where ZooKeeper refuses a write ----------------------------------------
+
+LEDGERS = 20
+LOCKS_MAX = 5
+
+
+async def test_a_quota_with_room_for_few_locks_slows_the_work_only() -> None:
+    """Each completed ledger frees room: its mark and its lock are deleted."""
+    cluster = await with_lost_b2(LEDGERS)
+    async with cluster.node() as node:
+        refuse_further_locks(node.store, cluster)
+        async with working(node):
+            await asyncio.sleep(600)
+
+    assert await queue_empty(cluster)
+    await cluster.assert_whole(*range(LEDGERS))
+
+
+def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
+    locks = PATHS.locks
+
+    def is_refused(operation: Operation) -> bool:
+        parent = cluster.tree.nodes.find(locks)
+        held_count = 0 if parent is None else len(parent.names)
+        return writes_below(locks)(operation) and held_count >= LOCKS_MAX
+
+    refuse(store, is_refused, QuotaError)
+
+
+@pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
+async def test_a_note_that_cannot_be_written_stops_no_repair(
+    error: type[BookmenderError],
+) -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(PATHS.waiting), error)
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(120)
+
+    assert (await cluster.metadata()).state is LedgerState.CLOSED
+    assert await cluster.marked() == []
+    assert [each["event"] for each in logs].count("notes.write_failed") == 1
+
+
+async def test_without_a_note_the_ledger_is_not_tried_all_the_time() -> None:
+    cluster = await Cluster.start(B1, B2, B3)  # no bookie can be a target
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(PATHS.waiting), QuotaError)
+        tries: list[int] = []
+        repair = node.repairer.repair
+
+        async def counted(*args: object, **options: object) -> object:
+            tries.append(1)
+            return await repair(*args, **options)  # type: ignore[arg-type]
+
+        node.repairer.repair = counted  # type: ignore[method-assign, assignment]
+        async with working(node):
+            await asyncio.sleep(600)
+
+    assert 1 < len(tries) < 20
+
+
+@pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
+async def test_refused_metadata_writes_are_noted_for_all_nodes(
+    error: type[BookmenderError],
+) -> None:
+    """No other node copies in vain."""
+    cluster = await lost_b2()
+    metadata = cluster.manager.path(LEDGER)
+    async with AsyncExitStack() as nodes:
+        for name in ("one", "two", "three"):
+            node = await nodes.enter_async_context(cluster.node(name))
+            refuse(node.store, writes_below(metadata), error)
+            await nodes.enter_async_context(working(node))
+        await asyncio.sleep(3_600)
+        (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
+
+    copies = [transfer for transfer, _ in cluster.bookies.transfers if transfer.target is not None]
+    assert note.reason is Reason.WRITE_REFUSED
+    assert note.reason.needs_help
+    assert "refused" in note.blocked.facts.errors[0]
+    assert 1 <= len(copies) < 10
+    assert await cluster.marked() == [LEDGER]
+
+
+async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
+    cluster = await lost_b2()
+    is_full = True
+    metadata = cluster.manager.path(LEDGER)
+    async with cluster.node() as node:
+        refuse(
+            node.store,
+            lambda operation: is_full and writes_below(metadata)(operation),
+            QuotaError,
+        )
+        async with working(node):
+            await asyncio.sleep(60)
+            assert await cluster.marked() == [LEDGER]
+            is_full = False
+            await cluster.unregister(B5)
+            await cluster.register(B5)  # a better world: tried at once
+
+            await until(cluster, lambda: queue_empty(cluster))
+    await cluster.assert_whole()
+
+
+async def test_a_recovery_that_may_not_write_its_end_is_noted_too() -> None:
+    cluster = await open_ledger()
+    await cluster.kill(B2)
+    async with cluster.node() as node:
+        refuse(node.store, writes_below(cluster.manager.path(LEDGER)), QuotaError)
+        async with working(node):
+            await asyncio.sleep(120)
+        (note,) = await WaitingNotes(cluster.store, PATHS).read_all([LEDGER])
+
+    assert note.reason is Reason.WRITE_REFUSED
+
+
+@pytest.mark.parametrize("spare", [(), (B5,)], ids=["the lease is returned", "it is repaired"])
+async def test_a_lock_that_may_not_be_deleted_does_not_end_the_session(
+    spare: tuple[BookieId, ...],
+) -> None:
+    cluster = await Cluster.start(B1, B2, B3, *spare)
+    await cluster.write_ledger((B1, B2, B3))
+    await cluster.mark(B2)
+    await cluster.kill(B2)
+    locks = PATHS.locks
+    async with cluster.node() as node:
+        refuse(
+            node.store,
+            lambda each: isinstance(each, Delete) and each.path.startswith(locks),
+            UnauthorizedError,
+        )
+        with capture_logs() as logs:
+            async with working(node):
+                await asyncio.sleep(60)
+
+        assert "lock.release_denied" in {each["event"] for each in logs}
+        assert len(await cluster.locked()) == 1
+        assert await cluster.marked() == ([] if spare else [LEDGER])
+
+
+async def test_a_note_that_may_not_be_deleted_stops_no_other() -> None:
+    cluster, gone = await Cluster.start(), 50
+    async with cluster.node() as node:
+        await node.notes.put(
+            WaitingNote(
+                ledger_id=gone, blocked=Blocked(reason=Reason.NO_COPY), node="node-0", since_ms=0
+            )
+        )
+        await node.note_unproven(gone + 1, Facts(errors=("why",)))
+        notes = PATHS.waiting
+        refuse(
+            node.store,
+            lambda each: isinstance(each, Delete) and each.path == PATHS.waiting_note(gone),
+            UnauthorizedError,
+        )
+        async with working(node):
+            await asyncio.sleep(TIDY_INTERVAL_S + 5)
+
+    assert await cluster.store.children(notes) == [str(gone)]
+
+
+# --- Ledgers deferred because a host cannot record metadata writes are tried soon after it can ----
+
+
+PATIENT = ReplicationSettings(retry_min_s=600, retry_max_s=600, idle_wait_s=0.5)
+
+
+class Journal:
+    """A journal that is full until a test changes that."""
+
+    is_full = True
+    asked_count = 0
+
+    async def __call__(self, ledger_id: int, before: bytes, after: bytes) -> None:
+        self.asked_count += 1
+        if self.is_full:
+            raise JournalError("/var/lib/x cannot be written to: free disk space there")
+
+
+async def test_the_first_successful_try_brings_the_others_forward() -> None:
+    cluster, journal = await with_lost_b2(LEDGERS), Journal()
+    async with cluster.node(journal=journal, settings=PATIENT) as node, working(node):
+        await asyncio.sleep(5)
+        journal.is_full = False
+
+        took_s = await until(cluster, lambda: queue_empty(cluster))
+
+    assert took_s < PROBE_INTERVAL_S + 5
+    await cluster.assert_whole(*range(LEDGERS))
+
+
+async def test_until_then_only_one_of_them_is_tried_at_times() -> None:
+    """A try copies first, and in vain."""
+    cluster, journal = await with_lost_b2(LEDGERS), Journal()
+    async with cluster.node(journal=journal, settings=PATIENT) as node, working(node):
+        await asyncio.sleep(5)
+        first_count = journal.asked_count
+        await asyncio.sleep(10 * PROBE_INTERVAL_S)
+
+    assert first_count == LEDGERS
+    assert 8 <= journal.asked_count - first_count <= 10
+
+
+async def test_each_try_is_noted() -> None:
+    cluster = await with_lost_b2(1)
+    async with cluster.node(journal=Journal(), settings=PATIENT) as node, working(node):
+        await asyncio.sleep(5)
+        (first,) = await WaitingNotes(cluster.store, PATHS).read_all([0])
+        await asyncio.sleep(PROBE_INTERVAL_S + 5)
+        (second,) = await WaitingNotes(cluster.store, PATHS).read_all([0])
+
+    assert (first.reason, second.reason) == (Reason.JOURNAL, Reason.JOURNAL)
+    assert (first.tries, second.tries) == (1, 2)
+    assert second.since_ms == first.since_ms
+    assert second.next_try_ms > first.next_try_ms
+
+
+async def test_a_note_that_only_keeps_an_unproven_end_hides_no_reason() -> None:
+    cluster = await with_lost_b2(1)
+    async with cluster.node(journal=Journal(), settings=PATIENT) as node:
+        await node.note_unproven(0, Facts(errors=("why",)))
+        await node.notes.let_go(0, guards=[])
+        async with working(node):
+            await asyncio.sleep(5)
+        note = await node.notes.read(0)
+
+    assert note is not None
+    assert note.reason is Reason.JOURNAL
+    assert note.unproven is not None
