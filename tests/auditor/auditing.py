@@ -71,11 +71,7 @@ async def leading(
         manager = LedgerManager(store, ROOT, Layout.HIERARCHICAL)
         records = Records(store, batcher, PATHS)
         settings = settings or AuditorSettings()
-        updater = LedgerMapUpdater(
-            store=store,
-            manager=manager,
-            clock=cluster.clock,
-        )
+        updater = LedgerMapUpdater(store=store, manager=manager, clock=cluster.clock)
         holds = SafetyHolds(
             store=store,
             batcher=batcher,

@@ -304,9 +304,7 @@ async def test_a_ledger_marked_at_creation_is_not_marked_again(cluster: Cluster)
         assert await mark_version(cluster, 0) == 0
 
 
-async def test_a_failed_mark_of_a_new_ledger_is_made_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_failed_mark_of_a_new_ledger_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_ledgers((B2, B3))
     async with auditing(cluster) as leader:
         await cluster.kill(B1)

@@ -409,9 +409,7 @@ async def test_a_bookie_back_within_its_window_marks_nothing() -> None:
 
 
 @pytest.mark.parametrize("delay_s", [0, 60], ids=["without a delay", "with a delay"])
-async def test_a_bookie_is_lost_after_its_window_and_the_delay(
-    delay_s: int,
-) -> None:
+async def test_a_bookie_is_lost_after_its_window_and_the_delay(delay_s: int) -> None:
     cluster = await with_ledgers((B1, B2))
     async with auditing(cluster, settings=delayed(delay_s)):
         await maintain(cluster, B1, for_s=100)

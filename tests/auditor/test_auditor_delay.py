@@ -342,8 +342,7 @@ async def test_a_reconnection_makes_no_bookie_lost() -> None:
 
 
 @pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
-    verdict="other",
+    "TestLedgerUnderreplicationManager.testDisableLedegerReplication", verdict="other"
 )
 @pytest.mark.compat("AuditorLedgerCheckerTest.testToggleLedgerReplication", verdict="same")
 async def test_losses_while_disabled_are_marked_when_enabled() -> None:

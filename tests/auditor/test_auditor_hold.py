@@ -142,11 +142,7 @@ async def test_flapping_bookies_do_not_end_the_hold() -> None:
 
 
 @pytest.mark.parametrize(
-    "lost",
-    [
-        pytest.param((B1, B2), id="two of seven"),
-        pytest.param((B4,), id="one"),
-    ],
+    "lost", [pytest.param((B1, B2), id="two of seven"), pytest.param((B4,), id="one")]
 )
 async def test_ordinary_losses_are_marked_as_usual(lost: tuple[BookieId, ...]) -> None:
     cluster = await scene()

@@ -19,13 +19,7 @@ from ledgers.store import Create, Operation
 from replication.orders import HoldOrder, hold_znode
 from tests.auditor.auditing import Leader, auditing, leading
 from tests.auditor.ledger_map_scenes import rescan
-from tests.auditor.scenes import (
-    SOON_S,
-    delayed,
-    marked_soon,
-    replicas,
-    with_ledgers,
-)
+from tests.auditor.scenes import SOON_S, delayed, marked_soon, replicas, with_ledgers
 from tests.memory.store import Fault, MemoryStore
 from tests.replication.cluster import Cluster, in_virtual_time
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
@@ -107,9 +101,7 @@ def delay_reads(leader: Leader, monkeypatch: pytest.MonkeyPatch) -> asyncio.Even
     return is_released
 
 
-async def test_a_loss_during_a_rescan_is_marked_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_loss_during_a_rescan_is_marked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The marking is completed after the rescan."""
     cluster = await with_ledgers((B1, B2), (B1, B3), (B2, B3))
     async with auditing(cluster) as leader:
@@ -191,9 +183,7 @@ async def test_a_worse_loss_overtakes_one_that_is_still_being_marked(
     assert worse < last
 
 
-async def test_marking_stops_when_the_bookie_returns(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_marking_stops_when_the_bookie_returns(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = await with_many_ledgers(1000)
     async with marking_slowly(cluster, monkeypatch):
         await cluster.kill(B1)

@@ -13,14 +13,7 @@ from daemon.threads import leaves
 from ledgers.errors import LeadershipLostError, SessionLostError, UnavailableError
 from ledgers.store import Delete
 from tests.auditor.auditing import auditing, leading
-from tests.auditor.scenes import (
-    DELAY,
-    SOON_S,
-    delayed,
-    marked_soon,
-    set_delay,
-    with_ledgers,
-)
+from tests.auditor.scenes import DELAY, SOON_S, delayed, marked_soon, set_delay, with_ledgers
 from tests.replication.cluster import shut_out, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, BOOKIES
 from tests.replication.nodes import PATHS, ROOT

@@ -32,11 +32,7 @@ SEED = 7
 
 
 def backlog_of(leader: Leader, cluster: Cluster) -> Backlog:
-    return Backlog(
-        paths=PATHS,
-        updater=leader.updater,
-        losses=lambda: leader.auditor.losses,
-    )
+    return Backlog(paths=PATHS, updater=leader.updater, losses=lambda: leader.auditor.losses)
 
 
 def value(name: str, **labels: str) -> float | None:

@@ -35,13 +35,7 @@ from tests.auditor.checking import (
 )
 from tests.auditor.scenes import replicas, with_ledgers
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import (
-    DIGEST,
-    WRONG_DIGEST,
-    Cluster,
-    queue_empty,
-    until,
-)
+from tests.replication.cluster import DIGEST, WRONG_DIGEST, Cluster, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6
 from tests.replication.nodes import PATHS, working
 
@@ -291,9 +285,7 @@ async def test_a_bookie_that_never_stored_the_entries_is_replaced(cluster: Clust
 
 @pytest.mark.compat("G22", verdict="better")
 @pytest.mark.parametrize("error", [NoAnswerError, BusyError, UnavailableError])
-async def test_an_unanswered_read_is_unknown_and_never_marked(
-    error: type[BookmenderError],
-) -> None:
+async def test_an_unanswered_read_is_unknown_and_never_marked(error: type[BookmenderError]) -> None:
     cluster = await five_ledgers()
     cluster.bookies.fail(B2, Op.READ, Fault(error=error))
 

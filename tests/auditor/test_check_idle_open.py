@@ -245,9 +245,7 @@ async def test_reads_stay_within_the_rate_limit() -> None:
 # --- Kept records ---------------------------------------------------------------------------------
 
 
-async def test_of_too_many_ledgers_the_oldest_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_of_too_many_ledgers_the_oldest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idle, "KEPT_MAX", 2)
     cluster = await open_ledgers(1)
     await run(cluster)

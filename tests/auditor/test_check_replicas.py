@@ -327,10 +327,7 @@ async def reports(cluster: Cluster) -> AsyncIterator[FindingReporter]:
 # --- Counts ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.compat(
-    "AuditorPlacementPolicyCheckTaskTest.testPlacementPolicyCheck",
-    verdict="same",
-)
+@pytest.mark.compat("AuditorPlacementPolicyCheckTaskTest.testPlacementPolicyCheck", verdict="same")
 async def test_ten_ledgers_in_one_rack_are_all_misplaced(cluster: Cluster) -> None:
     for ledger_id in range(10):
         await cluster.write_ledger((B1, B2, B3), ledger_id=ledger_id)

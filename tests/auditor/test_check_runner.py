@@ -111,9 +111,7 @@ async def test_a_disabled_check_never_runs() -> None:
 
 
 @pytest.mark.parametrize("what", ["its record", "the time of its last run"])
-async def test_denied_access_to_a_checks_znodes_delays_only_this_check(
-    what: str,
-) -> None:
+async def test_denied_access_to_a_checks_znodes_delays_only_this_check(what: str) -> None:
     """It runs when access is granted."""
     cluster = await ten_ledgers()
     shut_check, other = CountingCheck(ALL_LEDGERS), CountingCheck(REPLICAS)
@@ -369,7 +367,7 @@ PAUSES = [
                 "AuditorPeriodicCheckTest.testDelayBookieAuditOfReplicasCheck",
                 verdict="better",
                 why="a running check pauses too; Java only delays its start",
-            ),
+            )
         ],
         id="a recovery delay runs",
     ),
@@ -379,8 +377,7 @@ PAUSES = [
 @pytest.mark.parametrize("pause", PAUSES)
 @pytest.mark.parametrize("kind", JAVAS_CHECKS, ids=lambda kind: kind.name)
 async def test_nothing_is_checked_during_a_pause_but_all_after_it(
-    kind: CheckKind,
-    pause: Pausing,
+    kind: CheckKind, pause: Pausing
 ) -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(kind)
@@ -402,9 +399,7 @@ async def test_nothing_is_checked_during_a_pause_but_all_after_it(
     "G6", verdict="better", why="the check pauses, and continues at the same position"
 )
 @pytest.mark.parametrize("pause", PAUSES)
-async def test_a_paused_run_continues_where_it_was(
-    pause: Pausing,
-) -> None:
+async def test_a_paused_run_continues_where_it_was(pause: Pausing) -> None:
     cluster = await ten_ledgers()
     check = CountingCheck(part_size=2, part_s=10)
 

@@ -346,9 +346,7 @@ async def test_an_unreadable_ledger_is_counted_and_stops_nothing() -> None:
         pytest.param(b"", id="empty"),
     ],
 )
-async def test_rule_s8_unreadable_ledgers_delay_the_end_of_a_drain(
-    data: bytes,
-) -> None:
+async def test_rule_s8_unreadable_ledgers_delay_the_end_of_a_drain(data: bytes) -> None:
     """An unreadable ledger may name the draining bookie."""
     cluster = await with_ledgers((B2, B3), (B1, B3))
     await cluster.store.set(cluster.manager.path(1), data, version=-1)
@@ -422,8 +420,7 @@ async def test_draining_never_leaves_a_ledger_with_fewer_copies() -> None:
     "may_fence", [True, False], ids=["with the order to fence", "without the order to fence"]
 )
 async def test_rule_s16_an_open_ledger_is_fenced_only_if_ordered(
-    cluster: Cluster,
-    may_fence: bool,
+    cluster: Cluster, may_fence: bool
 ) -> None:
     await cluster.write_ledger((B1, B2), ledger_id=1, state=LedgerState.OPEN)
     await order_drains(cluster, B1, may_fence=may_fence)

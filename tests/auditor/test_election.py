@@ -341,8 +341,7 @@ async def test_a_vote_deleted_while_it_was_unreadable_is_noticed(cluster: Cluste
     "path", [f"{ELECTION}/V_0000000000", ELECTION], ids=["the vote before", "the list of votes"]
 )
 async def test_rule_s9_a_candidate_that_cannot_read_the_votes_waits(
-    cluster: Cluster,
-    path: str,
+    cluster: Cluster, path: str
 ) -> None:
     one = await Candidate.stand(cluster, "node-1")
     store = MemoryStore(cluster.tree)

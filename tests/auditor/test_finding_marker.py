@@ -94,8 +94,7 @@ async def test_a_deleted_directory_is_created_again(cluster: Cluster) -> None:
 
 
 async def test_a_directory_that_keeps_disappearing_is_an_error(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The write ends with an error, not in an endless loop."""
     async with finding(cluster) as findings:
@@ -163,8 +162,7 @@ async def test_a_finding_whose_mark_is_not_yet_made_stays(cluster: Cluster) -> N
 
 
 async def test_a_finding_that_is_written_again_during_a_sweep_stays(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with finding(cluster) as findings:
         await asyncio.sleep(5)
@@ -280,8 +278,7 @@ async def test_a_finding_over_an_unreadable_one_keeps_the_bookies_of_the_marks()
 
 
 async def test_a_finding_that_was_deleted_meanwhile_is_no_error(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with finding(cluster) as findings:
         await findings.write(7, "all-ledgers", {B1}, "first")
@@ -507,9 +504,7 @@ async def test_damage_that_javas_worker_does_not_see_is_repaired(
 
 
 @by_each
-async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(
-    find: Find,
-) -> None:
+async def test_a_finding_lasts_as_long_as_the_mark_that_java_leaves(find: Find) -> None:
     """The ledger has damage of both kinds: one that Java sees and one that it does not."""
     cluster = await a_ledger()
     lose_an_end_and_a_middle(cluster)

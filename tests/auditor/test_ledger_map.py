@@ -72,10 +72,7 @@ CHANGES = st.one_of(
 @contextmanager
 def tiny_blocks() -> Iterator[None]:
     """Make the blocks so small that a few ledgers fill many of them."""
-    with (
-        patch.object(ledger_map, "BLOCK_MAX", 4),
-        patch.object(ledger_map, "BLOCK_MAX", 3),
-    ):
+    with patch.object(ledger_map, "BLOCK_MAX", 4), patch.object(ledger_map, "BLOCK_MAX", 3):
         yield
 
 
@@ -140,9 +137,7 @@ LEDGERS = 8_000
 
 
 @pytest.mark.parametrize("is_ascending", [True, False], ids=["in order", "in any order"])
-def test_a_ledger_needs_150_bytes_at_most(
-    is_ascending: bool,
-) -> None:
+def test_a_ledger_needs_150_bytes_at_most(is_ascending: bool) -> None:
     """No two ledgers share an ensemble."""
     rng = random.Random(1)
     bookies = [BookieId(f"bookie-{number:03}.storage.example:3181") for number in range(400)]
@@ -320,9 +315,7 @@ async def test_an_event_that_arrives_after_its_change_costs_no_read() -> None:
         assert store_of(updater).request_count == before
 
 
-async def test_events_without_a_transaction_id_cause_reads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_events_without_a_transaction_id_cause_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper before 3.9 does not name the transaction."""
     handle = updater_module.LedgerMapUpdater._handle
 

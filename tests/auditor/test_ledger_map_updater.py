@@ -348,9 +348,7 @@ EACH_SERVER = pytest.mark.parametrize(
 
 
 @EACH_SERVER
-async def test_denied_access_makes_a_ledger_unreadable_like_any_other(
-    is_stat_open: bool,
-) -> None:
+async def test_denied_access_makes_a_ledger_unreadable_like_any_other(is_stat_open: bool) -> None:
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
         shut_out(store_of(updater), ledgers.manager.path(1), is_stat_open=is_stat_open)
@@ -441,16 +439,12 @@ async def test_denied_access_causes_no_repeated_reads_of_other_ledgers() -> None
 
 
 @EACH_SERVER
-async def test_a_ledger_is_read_when_access_is_granted(
-    is_stat_open: bool,
-) -> None:
+async def test_a_ledger_is_read_when_access_is_granted(is_stat_open: bool) -> None:
     """No write of the ledger tells the auditor to read it."""
     ledgers = await with_ledgers(3)
     async with keeping(ledgers, is_built=False) as updater:
         shut = shut_out(
-            store_of(updater),
-            *map(ledgers.manager.path, (0, 1)),
-            is_stat_open=is_stat_open,
+            store_of(updater), *map(ledgers.manager.path, (0, 1)), is_stat_open=is_stat_open
         )
         await soon(updater)
         updater.take_touched()

@@ -21,11 +21,7 @@ from tests.replication.nodes import PATHS
 
 def unbuilt(cluster: Cluster) -> LedgerMapUpdater:
     """Return an updater that does not run: the test sets its progress."""
-    return LedgerMapUpdater(
-        store=cluster.store,
-        manager=cluster.manager,
-        clock=cluster.clock,
-    )
+    return LedgerMapUpdater(store=cluster.store, manager=cluster.manager, clock=cluster.clock)
 
 
 async def test_it_is_written_at_the_start_periodically_and_at_the_end(cluster: Cluster) -> None:
@@ -52,11 +48,7 @@ async def test_the_next_leader_overwrites_it() -> None:
         async with leading(cluster) as leader:
             await asyncio.sleep(1)
             session_id = leader.store.session_id
-            teller = LedgerMapReporter(
-                leader.updater,
-                leader.records.write,
-                session_id=session_id,
-            )
+            teller = LedgerMapReporter(leader.updater, leader.records.write, session_id=session_id)
             await teller.run_once()
             found = await read_leader_record(cluster.store, PATHS, LedgerMapRecord)
 

@@ -163,8 +163,7 @@ def forbid_writing(store: MemoryStore, path: str) -> None:
 
 
 @pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testManyFailuresInAnEnsemble",
-    verdict="same",
+    "TestLedgerUnderreplicationManager.testManyFailuresInAnEnsemble", verdict="same"
 )
 @pytest.mark.compat("G27", verdict="better", why="the mark keeps its first time")
 async def test_an_existing_mark_is_extended_and_keeps_its_first_time(cluster: Cluster) -> None:
@@ -233,8 +232,7 @@ def before_write(
 
 
 @pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
-    verdict="same",
+    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference", verdict="same"
 )
 async def test_parents_that_java_deletes_meanwhile_are_created_again(cluster: Cluster) -> None:
     directory = MARK.rpartition("/")[0]
@@ -249,8 +247,7 @@ async def test_parents_that_java_deletes_meanwhile_are_created_again(cluster: Cl
 
 
 async def test_parents_that_disappear_are_created_mark_by_mark(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They disappear while they are created."""
     async with leading(cluster) as leader:
@@ -281,8 +278,7 @@ async def test_parents_that_disappear_are_created_mark_by_mark(
     ],
 )
 async def test_a_mark_changed_while_it_is_extended_is_read_again(
-    cluster: Cluster,
-    change: Operation,
+    cluster: Cluster, change: Operation
 ) -> None:
     await cluster.mark(B2, ctime_ms=5)
     async with leading(cluster) as leader:

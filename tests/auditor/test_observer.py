@@ -55,9 +55,7 @@ async def observing(
     views = ViewSource(Registration(store, ROOT), cluster.clock, OrderStore(store, PATHS))
     await views.refresh()
     updater = LedgerMapUpdater(
-        store=store,
-        manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL),
-        clock=cluster.clock,
+        store=store, manager=LedgerManager(store, ROOT, Layout.HIERARCHICAL), clock=cluster.clock
     )
     tracker = LossTracker(
         updater=updater,
@@ -336,11 +334,7 @@ async def test_an_absence_counts_from_the_first_look() -> None:
     async with observing(cluster) as observer:
         await cluster.kill(B1)
         [absent] = (await look(cluster, observer)).affected
-        assert (absent.bookie, absent.state, absent.ledgers) == (
-            B1,
-            BookieCondition.ABSENT,
-            2,
-        )
+        assert (absent.bookie, absent.state, absent.ledgers) == (B1, BookieCondition.ABSENT, 2)
         assert 99 <= absent.left_s <= 100
         assert observer.tracker.wait_s == absent.left_s
 

@@ -84,10 +84,7 @@ def all_absent(*bookies: BookieId, ago_s: float = 1) -> dict[BookieId, float]:
             TEN, {A: 121, B: 90, C: 60, D: 1}, True, id="within the window, its end included"
         ),
         pytest.param(
-            TEN,
-            {A: 122, B: 121, C: 60, D: 0},
-            False,
-            id="too far apart for one mass failure",
+            TEN, {A: 122, B: 121, C: 60, D: 0}, False, id="too far apart for one mass failure"
         ),
         pytest.param(
             TEN,
@@ -149,11 +146,7 @@ RACKS = {A: "/r1", B: "/r1", C: "/r2", D: "/r2", E: "/r3", F: "/r3"}
         pytest.param((A, C, D), (A,), RACKS, False, id="a rack of one bookie is no rack"),
         pytest.param(TEN, (A, B), RACKS, False, id="one small rack of many: an ordinary loss"),
         pytest.param(
-            (A, B, C, D, E),
-            (A, B),
-            {**RACKS, C: "/r1"},
-            False,
-            id="a bookie of the rack is left",
+            (A, B, C, D, E), (A, B), {**RACKS, C: "/r1"}, False, id="a bookie of the rack is left"
         ),
     ],
 )
@@ -331,10 +324,7 @@ def test_bookies_in_maintenance_or_decommissioned_do_not_count() -> None:
             },
             read_only={},
         ),
-        cookies=dict.fromkeys(
-            (A, B, C, E, F),
-            Stat(version=0),
-        ),
+        cookies=dict.fromkeys((A, B, C, E, F), Stat(version=0)),
         orders=Orders(
             maintenance={A: MaintenanceWindow(since_ms=0, until_ms=1)},
             draining={B: DrainOrder(since_ms=0)},

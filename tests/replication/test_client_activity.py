@@ -5,12 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ledgers.bulk.flow_control import Activity
-from replication.client_activity import (
-    STALE_AFTER_S,
-    ActivitySource,
-    ClientActivity,
-    read_activity,
-)
+from replication.client_activity import STALE_AFTER_S, ActivitySource, ClientActivity, read_activity
 from tests.replication.cluster import Cluster
 from tests.replication.ledger_values import B1, B2, B3
 from tests.replication.nodes import PATHS

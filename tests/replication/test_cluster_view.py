@@ -113,8 +113,7 @@ async def test_rule_s6_a_bookie_with_a_newer_cookie_is_reported(cluster: Cluster
 
 @pytest.mark.parametrize("is_missing", [False, True], ids=["empty", "missing"])
 async def test_rule_s8_an_empty_list_does_not_change_the_view(
-    cluster: Cluster,
-    is_missing: bool,
+    cluster: Cluster, is_missing: bool
 ) -> None:
     """The same if the znode is missing."""
     async with cluster.node() as node:

@@ -48,10 +48,7 @@ def change(
 ) -> Change:
     """Return the change of the ledger's fragment at ``position``."""
     return Change(
-        fragment=fragments(7, metadata)[position],
-        index=index,
-        target=target,
-        lost=EntryRuns(lost),
+        fragment=fragments(7, metadata)[position], index=index, target=target, lost=EntryRuns(lost)
     )
 
 
@@ -75,16 +72,10 @@ def test_an_entry_lost_at_an_end_leaves_no_empty_segment() -> None:
     ledger = closed_ledger((B1, B2), (B1, B2), starts=(0, 5))
 
     after = rewritten(
-        ledger,
-        [change(ledger, 1, B3, lost=[0]), change(ledger, 1, B4, lost=[8, 9], position=1)],
+        ledger, [change(ledger, 1, B3, lost=[0]), change(ledger, 1, B4, lost=[8, 9], position=1)]
     )
 
-    assert segments(after) == [
-        (0, (B1, B2)),
-        (1, (B1, B3)),
-        (5, (B1, B4)),
-        (8, (B1, B2)),
-    ]
+    assert segments(after) == [(0, (B1, B2)), (1, (B1, B3)), (5, (B1, B4)), (8, (B1, B2))]
 
 
 def test_a_completely_lost_segment_stays_as_it_is() -> None:
@@ -98,11 +89,7 @@ def test_a_copy_that_lacks_no_entry_changes_in_all_segments() -> None:
 
     after = rewritten(
         ledger,
-        [
-            change(ledger, 0, B4),
-            change(ledger, 1, B5, lost=[4]),
-            change(ledger, 2, B6, lost=[4]),
-        ],
+        [change(ledger, 0, B4), change(ledger, 1, B5, lost=[4]), change(ledger, 2, B6, lost=[4])],
     )
 
     assert segments(after) == [(0, (B4, B5, B6)), (4, (B4, B2, B3)), (5, (B4, B5, B6))]
@@ -293,9 +280,7 @@ def test_a_complete_copy_is_named() -> None:
         ),
     ],
 )
-def test_rule_s1_an_incomplete_copy_is_not_named(
-    outcome: CopyOutcome,
-) -> None:
+def test_rule_s1_an_incomplete_copy_is_not_named(outcome: CopyOutcome) -> None:
     """Nothing is split."""
     found = results([(repair(1, B4), outcome), (repair(2, B5), COPIED)])
 
@@ -373,17 +358,12 @@ def test_entries_without_copy_and_target_are_not_all_counted() -> None:
     ).blocked
 
     assert blocked.facts == Facts(
-        entry_ids=(0, 1, 2, 3, 4),
-        entry_count=1_000,
-        has_more_entries=True,
-        decommissioned=(B2, B3),
+        entry_ids=(0, 1, 2, 3, 4), entry_count=1_000, has_more_entries=True, decommissioned=(B2, B3)
     )
 
 
 @pytest.mark.parametrize("is_unreadable", [False, True])
-def test_rule_s5_an_unreadable_entry_without_target_is_not_called_lost(
-    is_unreadable: bool,
-) -> None:
+def test_rule_s5_an_unreadable_entry_without_target_is_not_called_lost(is_unreadable: bool) -> None:
     """B4 has another fragment, so it may have the entry, too."""
     bad = EntryRuns([0, 4])
     found = CopyFinding(

@@ -31,8 +31,7 @@ def refused(answers: Mapping[BookieId, Mapping[int, Answer]]) -> dict[BookieId, 
 
 
 @pytest.mark.compat(
-    "TestLedgerChecker.testVerifyLedgerFragmentSkipsUnavailableBookie",
-    verdict="same",
+    "TestLedgerChecker.testVerifyLedgerFragmentSkipsUnavailableBookie", verdict="same"
 )
 def test_the_ends_of_each_bookie_index_are_read() -> None:
     asked = plan_reads([fragment()], available={B1, B3}, suspects=())
@@ -152,11 +151,7 @@ def test_nothing_to_read_makes_no_slice() -> None:
 
 def asked_of_b1(last: int, share: float, *, seed: int = 1) -> list[int]:
     asked = plan_reads(
-        [fragment(last=last)],
-        available={B1},
-        suspects=(),
-        share=share,
-        rng=random.Random(seed),
+        [fragment(last=last)], available={B1}, suspects=(), share=share, rng=random.Random(seed)
     )
     return [entry_id for run in asked[B1] for entry_id in run]
 

@@ -300,11 +300,7 @@ async def lacking(cluster: Cluster, *entry_ids: int) -> CopyJob:
     for entry_id in entry_ids:
         cluster.bookie(B2).lose(LEDGER, entry_id)
     return CopyJob(
-        fragment=fragment(),
-        index=1,
-        target=B2,
-        entry_ids=entry_ids,
-        available=frozenset(BOOKIES),
+        fragment=fragment(), index=1, target=B2, entry_ids=entry_ids, available=frozenset(BOOKIES)
     )
 
 

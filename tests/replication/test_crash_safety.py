@@ -71,8 +71,7 @@ class Freezer:
 
 @pytest.mark.parametrize("state", [LedgerState.CLOSED, LedgerState.OPEN])
 async def test_rule_s3_a_node_suspended_past_its_session_is_harmless(
-    cluster: Cluster,
-    state: LedgerState,
+    cluster: Cluster, state: LedgerState
 ) -> None:
     """It writes nothing when it continues."""
     await cluster.write_ledger(THREE, write_quorum=3, ack_quorum=2, state=state)
@@ -130,8 +129,7 @@ def write(node: Node, lease: LedgerLease) -> Awaitable[object]:
     "act", [note_of, unlock_with_note, forget_note, finish, finish_with_metadata, write]
 )
 async def test_rule_s3_nothing_is_written_under_a_replaced_session(
-    cluster: Cluster,
-    act: Callable[[Node, LedgerLease], Awaitable[object]],
+    cluster: Cluster, act: Callable[[Node, LedgerLease], Awaitable[object]]
 ) -> None:
     await cluster.store.create("/extra")
     await cluster.mark(B1)
@@ -191,9 +189,7 @@ async def test_rule_s14_a_ledger_marked_again_before_its_lock_waits(cluster: Clu
 
 
 @pytest.mark.parametrize("fault", list(Fault))
-async def test_a_lost_reply_to_a_note_costs_only_that_attempt(
-    fault: Fault,
-) -> None:
+async def test_a_lost_reply_to_a_note_costs_only_that_attempt(fault: Fault) -> None:
     cluster = await Cluster.start(*THREE)
     await cluster.write_ledger(THREE)
     await cluster.mark(B2)

@@ -9,12 +9,7 @@ from typing import Any
 
 import pytest
 
-from auditor.mark_reasons import (
-    UNREADABLE_FINDING,
-    Finding,
-    read_findings,
-    read_losses,
-)
+from auditor.mark_reasons import UNREADABLE_FINDING, Finding, read_findings, read_losses
 from auditor.records import StoredAbsences, read_absences, read_audit, read_drains, read_identities
 from ledgers.errors import CorruptionError
 from ledgers.store import Stat
@@ -117,19 +112,13 @@ DRAINS = {
     },
 }
 
-LOSSES = {
-    "version": 1,
-    "bookies": {B1: {"kind": "lost", "since_ms": 5, "ended_ms": 7}},
-}
+LOSSES = {"version": 1, "bookies": {B1: {"kind": "lost", "since_ms": 5, "ended_ms": 7}}}
 
 ACTIVITY = ClientActivity(active=frozenset({B1}), quiet=frozenset({B2}), copying_node_count=3)
 
 READERS = {
     "activity": Reader(
-        path=PATHS.activity,
-        good=ACTIVITY.to_json(),
-        read=read_activity_now,
-        nothing=None,
+        path=PATHS.activity, good=ACTIVITY.to_json(), read=read_activity_now, nothing=None
     ),
     "a drain": Reader(
         path=drain_znode(PATHS, B1).path,

@@ -59,9 +59,7 @@ def lines(directory: Path) -> list[tuple[int, bytes, bytes]]:
     ]
 
 
-def test_rule_s2_both_versions_are_on_disk_when_it_returns(
-    tmp_path: Path,
-) -> None:
+def test_rule_s2_both_versions_are_on_disk_when_it_returns(tmp_path: Path) -> None:
     journal = MetadataJournal(tmp_path / "new" / "journal", process="host-1")
 
     record(journal, 7, b"\x00before", b"\xffafter")

@@ -129,17 +129,9 @@ def due(
     [
         pytest.param([due(1, B1), due(2, B1, B2), due(3)], [], [2, 1, 3], id="most missing"),
         pytest.param(
-            [due(1, B1, B1, B1), due(2, B1, B2)],
-            [],
-            [2, 1],
-            id="each bookie counts once",
+            [due(1, B1, B1, B1), due(2, B1, B2)], [], [2, 1], id="each bookie counts once"
         ),
-        pytest.param(
-            [due(1, B1, ctime_ms=5), due(2, B1, ctime_ms=4)],
-            [],
-            [2, 1],
-            id="the oldest",
-        ),
+        pytest.param([due(1, B1, ctime_ms=5), due(2, B1, ctime_ms=4)], [], [2, 1], id="the oldest"),
         pytest.param(
             [due(1, B1, ctime_ms=5), due(2, B1, ctime_ms=None)],
             [],

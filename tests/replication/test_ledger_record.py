@@ -386,9 +386,7 @@ async def test_the_last_try_is_reported(cluster: Cluster) -> None:
     )
 
 
-async def test_of_very_many_some_are_checked_at_a_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_of_very_many_some_are_checked_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_record, "READ_MAX", 2)
     monkeypatch.setattr(backoff, "NOTES_TIDIED_MAX", 2)
     cluster = await Cluster.start()
@@ -450,8 +448,7 @@ async def test_no_other_note_and_no_release_loses_why_the_end_is_not_proven() ->
 
 
 async def test_a_known_note_is_written_again_and_deleted_without_reading_it(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     note = WaitingNote(
         ledger_id=LEDGER, blocked=Blocked(reason=Reason.NO_TARGET), node="host", since_ms=1
@@ -480,8 +477,7 @@ SETTINGS = ReplicationSettings(retry_min_s=10, retry_max_s=300)
 
 
 @pytest.mark.compat(
-    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
-    verdict="other",
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker", verdict="other"
 )
 @pytest.mark.parametrize(
     ("reason", "nominal_s"),

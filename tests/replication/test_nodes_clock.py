@@ -71,10 +71,7 @@ async def test_a_skew_is_logged_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("skew_s", [-HOUR_S, HOUR_S])
-async def test_orders_last_equally_long_with_a_wrong_clock(
-    cluster: Cluster,
-    skew_s: float,
-) -> None:
+async def test_orders_last_equally_long_with_a_wrong_clock(cluster: Cluster, skew_s: float) -> None:
     """A hold and a maintenance window."""
     now_ms = cluster.clock.wall_ms()
     hold = HoldOrder(since_ms=now_ms, until_ms=now_ms + 600_000)

@@ -294,8 +294,7 @@ async def test_an_unreadable_order_leaves_the_last_one_in_force_for_later_sessio
 
 @pytest.mark.parametrize("is_stat_open", [True, False], ids=["older ZooKeeper", "3.9.5"])
 async def test_denied_access_to_an_order_stops_no_node(
-    cluster: Cluster,
-    is_stat_open: bool,
+    cluster: Cluster, is_stat_open: bool
 ) -> None:
     """The order is reported as unreadable."""
     order_store, shut = (
@@ -420,10 +419,7 @@ async def test_a_watched_switch_is_known_without_a_request(cluster: Cluster) -> 
 
 
 @pytest.mark.parametrize("is_on", [False, True], ids=["off", "on"])
-async def test_rule_s8_an_unreadable_switch_stops_new_work(
-    cluster: Cluster,
-    is_on: bool,
-) -> None:
+async def test_rule_s8_an_unreadable_switch_stops_new_work(cluster: Cluster, is_on: bool) -> None:
     """It is read again."""
     async with watching(cluster) as watched:
         throttled = overload(watched.store, DISABLE)

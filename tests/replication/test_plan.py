@@ -117,8 +117,7 @@ def test_a_lost_copy_moves_with_exactly_the_entries_it_stored() -> None:
 
 
 @pytest.mark.compat(
-    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookiesCheckForDupes",
-    verdict="same",
+    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookiesCheckForDupes", verdict="same"
 )
 def test_two_lost_copies_never_get_the_same_target() -> None:
     for seed in range(50):
@@ -130,8 +129,7 @@ def test_two_lost_copies_never_get_the_same_target() -> None:
 
 
 @pytest.mark.compat(
-    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookiesCheckForDupes",
-    verdict="same",
+    "BookieRecoveryTest.testSyncBookieRecoveryToRandomBookiesCheckForDupes", verdict="same"
 )
 def test_a_member_of_the_ensemble_is_never_a_target() -> None:
     [blocked] = plan([finding(2, Verdict.BOOKIE_ABSENT)], targets_of((B1, B2))).blocked
@@ -198,8 +196,7 @@ def test_rule_s5_a_bookie_that_did_not_answer_is_left_alone() -> None:
 
 
 @pytest.mark.compat(
-    "TestLedgerFragmentReplication.testReplicateLFFailsOnlyOnLastUnClosedFragments",
-    verdict="same",
+    "TestLedgerFragmentReplication.testReplicateLFFailsOnlyOnLastUnClosedFragments", verdict="same"
 )
 def test_rule_s4_a_fragment_that_is_not_closed_is_never_copied() -> None:
     made = plan([finding(0, Verdict.BOOKIE_ABSENT, is_closed=False)])
@@ -279,10 +276,7 @@ def test_rule_s15_a_bookie_that_loses_its_copy_is_replaced() -> None:
 
 def test_rule_s12_last_ensemble_members_get_no_copies_in_place() -> None:
     """The ledger is not closed."""
-    findings = [
-        finding(0, Verdict.MISSING, absent=(0,)),
-        finding(2, Verdict.MISSING, absent=(1,)),
-    ]
+    findings = [finding(0, Verdict.MISSING, absent=(0,)), finding(2, Verdict.MISSING, absent=(1,))]
 
     refilled, moved = plan(findings, metadata=OPEN).repairs
 
@@ -293,9 +287,7 @@ def test_rule_s12_last_ensemble_members_get_no_copies_in_place() -> None:
 
 def test_rule_s12_without_a_target_they_do_with_a_rewritten_lac() -> None:
     made = plan(
-        [finding(2, Verdict.MISSING, absent=(1,))],
-        targets_of((B1, B2, B3, B4, B5)),
-        metadata=OPEN,
+        [finding(2, Verdict.MISSING, absent=(1,))], targets_of((B1, B2, B3, B4, B5)), metadata=OPEN
     )
 
     [repair] = made.repairs
@@ -346,19 +338,9 @@ def test_a_bookie_in_maintenance_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("windows", "fields", "in_maintenance", "absent"),
     [
+        pytest.param((B4,), {}, (B4,), (), id="it runs"),
         pytest.param(
-            (B4,),
-            {},
-            (B4,),
-            (),
-            id="it runs",
-        ),
-        pytest.param(
-            (B4, AWAY),
-            {},
-            tuple(sorted((B4, AWAY))),
-            (AWAY,),
-            id="one of two is not enough",
+            (B4, AWAY), {}, tuple(sorted((B4, AWAY))), (AWAY,), id="one of two is not enough"
         ),
         pytest.param((B2,), {}, (), (), id="a member of the ensemble helps nothing"),
         pytest.param((B4,), {"only_local": B5}, (), (), id="another target does not help"),
@@ -372,8 +354,7 @@ def test_bookies_excluded_only_by_maintenance_are_named(
 ) -> None:
     window = MaintenanceWindow(since_ms=1, until_ms=9)
     view = ClusterView(
-        bookies=running(B1, B2, B3, B4),
-        orders=Orders(maintenance=dict.fromkeys(windows, window)),
+        bookies=running(B1, B2, B3, B4), orders=Orders(maintenance=dict.fromkeys(windows, window))
     )
     inspection = structs.replace(inspection_of([finding(2, Verdict.DRAINING)]), view=view)
 

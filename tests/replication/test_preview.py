@@ -7,12 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from ledgers.model import BookieId, LedgerState
-from ledgers.placement import (
-    DEFAULT_RACK,
-    PlacementPolicy,
-    RackRule,
-    RandomPlacement,
-)
+from ledgers.placement import DEFAULT_RACK, PlacementPolicy, RackRule, RandomPlacement
 from ledgers.registration import Registration
 from ledgers.store import Operation
 from replication.by_hand import Preview, Previewer
@@ -26,12 +21,7 @@ from tests.memory.store import MemoryStore
 from tests.replication.cluster import DIGEST, ENTRY_BYTES, Cluster, shut_out
 from tests.replication.ledger_values import B1, B2, B3, B4, B5
 from tests.replication.nodes import LEDGER, PATHS, ROOT
-from tests.replication.repairs import (
-    drain,
-    order_maintenance,
-    repair,
-    repair_late,
-)
+from tests.replication.repairs import drain, order_maintenance, repair, repair_late
 
 WRITES = (Op.ADD, Op.READ_FENCING)
 
@@ -123,11 +113,7 @@ async def test_a_bookie_with_a_finding_is_asked_for_every_entry(cluster: Cluster
 
 
 @pytest.mark.parametrize(
-    ("state", "is_in_recovery"),
-    [
-        (LedgerState.OPEN, False),
-        (LedgerState.IN_RECOVERY, True),
-    ],
+    ("state", "is_in_recovery"), [(LedgerState.OPEN, False), (LedgerState.IN_RECOVERY, True)]
 )
 async def test_an_open_ledger_that_lacks_a_bookie_is_closed_first(
     cluster: Cluster, state: LedgerState, is_in_recovery: bool
@@ -148,18 +134,8 @@ async def test_an_open_ledger_that_lacks_a_bookie_is_closed_first(
     ("wiped", "away", "is_doubtful"),
     [
         pytest.param((B1,), (), False, id="those that are left suffice"),
-        pytest.param(
-            (B1, B3),
-            (),
-            True,
-            id="too many were reformatted",
-        ),
-        pytest.param(
-            (B1,),
-            (B2,),
-            True,
-            id="one was reformatted, and one is absent",
-        ),
+        pytest.param((B1, B3), (), True, id="too many were reformatted"),
+        pytest.param((B1,), (B2,), True, id="one was reformatted, and one is absent"),
     ],
 )
 async def test_it_tells_where_the_end_may_not_be_provable(

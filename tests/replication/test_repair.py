@@ -49,8 +49,7 @@ from tests.replication.repairs import (
 
 
 @pytest.mark.compat(
-    "BookieAutoRecoveryTest.testLedgerMetadataContainsHostNameAsBookieID",
-    verdict="same",
+    "BookieAutoRecoveryTest.testLedgerMetadataContainsHostNameAsBookieID", verdict="same"
 )
 @pytest.mark.compat(
     "TestReplicationWorker.testRWShouldReplicateFragmentsToTargetBookie",
@@ -73,8 +72,7 @@ async def test_a_lost_bookie_is_replaced_by_one_with_just_its_entries(cluster: C
 
 @pytest.mark.parametrize("ack_quorum", [0, -1])
 async def test_a_closed_ledger_without_an_ack_quorum_is_repaired_and_keeps_it(
-    cluster: Cluster,
-    ack_quorum: int,
+    cluster: Cluster, ack_quorum: int
 ) -> None:
     await cluster.write_ledger((B1, B2, B3), ack_quorum=ack_quorum)
     await cluster.kill(B2)
@@ -516,8 +514,7 @@ def copies(cluster: Cluster) -> list[Transfer]:
 
 @pytest.mark.parametrize("write_quorum", [2, 3])
 async def test_a_small_ledger_needs_one_transfer_for_check_and_copy(
-    cluster: Cluster,
-    write_quorum: int,
+    cluster: Cluster, write_quorum: int
 ) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=write_quorum)
     await cluster.kill(B2)

@@ -105,9 +105,7 @@ async def test_an_entry_read_from_an_unregistered_bookie_is_kept() -> None:
 
 
 @pytest.mark.parametrize("is_wiped", [False, True], ids=["another session", "another bookie"])
-async def test_answers_from_before_a_new_registration_do_not_count(
-    is_wiped: bool,
-) -> None:
+async def test_answers_from_before_a_new_registration_do_not_count(is_wiped: bool) -> None:
     cluster = await open_ledger()
     await cluster.kill(B1)
     async with cluster.node() as node:

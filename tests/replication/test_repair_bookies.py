@@ -370,9 +370,7 @@ async def test_a_bookie_that_registers_again_is_asked_at_once() -> None:
 
 
 @pytest.mark.parametrize("unresponsive", [B1, B4], ids=["a member", "the only target"])
-async def test_a_hanging_bookie_is_probed_and_all_is_repaired_later(
-    unresponsive: BookieId,
-) -> None:
+async def test_a_hanging_bookie_is_probed_and_all_is_repaired_later(unresponsive: BookieId) -> None:
     """One probe per wait."""
     cluster = await Cluster.start(B1, B2, B3, B4)
     ledgers = range(1, 21)
@@ -509,8 +507,7 @@ async def test_metadata_that_never_stops_changing_defers_the_repair() -> None:
     "other_blocked", [False, True], ids=["alone", "beside what cannot be repaired"]
 )
 async def test_a_ledger_deleted_during_the_copy_is_unmarked(
-    cluster: Cluster,
-    other_blocked: bool,
+    cluster: Cluster, other_blocked: bool
 ) -> None:
     await cluster.write_ledger((B1, B2, B3), (B4, B5, B6), starts=(0, 10), last=19)
     await cluster.kill(B2)

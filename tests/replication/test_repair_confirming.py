@@ -330,8 +330,7 @@ def slow_to_see(node: Node, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 async def test_rule_s6_a_bookie_that_still_answers_may_be_unregistered(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off from ZooKeeper it may be lost soon, and no auditor would mark the ledger again."""
     await cluster.write_ledger((B1, B2, B3))
@@ -347,8 +346,7 @@ async def test_rule_s6_a_bookie_that_still_answers_may_be_unregistered(
 
 
 async def test_a_bookie_registered_as_before_needs_no_second_read(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.write_ledger((B1, B2, B3))
     await cluster.mark(B2)

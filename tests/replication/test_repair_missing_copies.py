@@ -25,11 +25,7 @@ from replication.repair import DONE, OutcomeKind
 from replication.settings import ReplicationSettings
 from replication.work_queue import LedgerLease
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import (
-    WRONG_DIGEST,
-    Cluster,
-    named_by,
-)
+from tests.replication.cluster import WRONG_DIGEST, Cluster, named_by
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, PATHS, Node, working
 from tests.replication.refusing import refuse, writes_below
@@ -211,8 +207,7 @@ async def test_the_rest_is_repaired_while_a_bookie_does_not_answer(cluster: Clus
     ],
 )
 async def test_without_a_good_copy_the_ledger_waits_and_names_entries(
-    cluster: Cluster,
-    gone: tuple[int, ...],
+    cluster: Cluster, gone: tuple[int, ...]
 ) -> None:
     await cluster.write_ledger((B1, B2))
     await cluster.kill(B2)
@@ -568,17 +563,11 @@ async def test_a_node_that_read_the_mark_before_does_not_lease_it(lost_count: in
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnknownOutcomeError])
-async def test_the_ledger_stays_locked_until_they_are_noted(
-    error: type[BookmenderError],
-) -> None:
+async def test_the_ledger_stays_locked_until_they_are_noted(error: type[BookmenderError]) -> None:
     """Other nodes could not know of them."""
     cluster, is_full = await with_gaps(), True
     async with cluster.node("one") as one, cluster.node("two") as two:
-        refuse(
-            one.store,
-            lambda each: is_full and writes_below(PATHS.waiting)(each),
-            error,
-        )
+        refuse(one.store, lambda each: is_full and writes_below(PATHS.waiting)(each), error)
         async with working(one):
             await asyncio.sleep(20)
             async with working(two):

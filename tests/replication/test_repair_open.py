@@ -45,9 +45,7 @@ def last_entry(cluster: Cluster, entry_id: int) -> None:
 
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
-async def test_an_open_ledger_is_left_to_its_writer_at_first(
-    state: LedgerState,
-) -> None:
+async def test_an_open_ledger_is_left_to_its_writer_at_first(state: LedgerState) -> None:
     """It lacks a bookie, and its grace begins."""
     cluster = await open_ledger(state=state)
     fenced = watch_fencing(cluster)
@@ -465,9 +463,7 @@ async def test_closed_ledgers_and_fragments_are_repaired_as_usual() -> None:
 
 
 @pytest.mark.parametrize("is_ended_by_hand", [True, False])
-async def test_open_ledgers_are_inspected_again_when_the_hold_ends(
-    is_ended_by_hand: bool,
-) -> None:
+async def test_open_ledgers_are_inspected_again_when_the_hold_ends(is_ended_by_hand: bool) -> None:
     cluster = await open_ledger()
     await hold(cluster, for_s=600)
     await cluster.kill(B2)

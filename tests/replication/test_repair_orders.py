@@ -10,12 +10,7 @@ from ledgers.model import BookieId, LedgerState
 from replication.reasons import Exclusion, Facts, Reason
 from replication.repair import DONE, OutcomeKind
 from tests.memory.bookies import Fault, Op
-from tests.replication.cluster import (
-    Cluster,
-    lease_attempts,
-    queue_empty,
-    until,
-)
+from tests.replication.cluster import Cluster, lease_attempts, queue_empty, until
 from tests.replication.ledger_values import B1, B2, B3, B4, B5, B6, B7
 from tests.replication.nodes import LEDGER, working
 from tests.replication.repairs import (
@@ -132,8 +127,7 @@ async def test_rule_s16_an_open_fragment_of_a_drain_is_not_fenced(cluster: Clust
 
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 async def test_rule_s16_with_the_order_it_is_fenced_after_the_grace(
-    cluster: Cluster,
-    state: LedgerState,
+    cluster: Cluster, state: LedgerState
 ) -> None:
     await cluster.write_ledger((B1, B2, B3), write_quorum=3, ack_quorum=2, state=state)
     await cluster.mark()
@@ -380,10 +374,7 @@ async def test_without_a_better_placement_the_ledger_waits() -> None:
     """It is moved when a bookie appears."""
     cluster = await misplaced(B1, B2, B3)
     taken_s = lease_attempts(cluster)
-    async with (
-        cluster.node(racks=RACKS, moves_misplaced=True) as node,
-        working(node),
-    ):
+    async with cluster.node(racks=RACKS, moves_misplaced=True) as node, working(node):
         await asyncio.sleep(6 * HOUR_S)
 
         [note] = await node.notes.read_all([LEDGER])

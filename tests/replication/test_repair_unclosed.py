@@ -152,8 +152,7 @@ async def test_rule_s6_a_reformatted_member_keeps_the_mark() -> None:
 
 
 @pytest.mark.compat(
-    "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments",
-    verdict="same",
+    "LedgerCloseTest.testLedgerCheckerShouldnotSelectInvalidLastFragments", verdict="same"
 )
 async def test_an_open_ledger_that_lacks_nothing_is_unmarked_and_open() -> None:
     cluster = await open_ledger()

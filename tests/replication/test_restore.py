@@ -269,9 +269,7 @@ async def test_a_forced_restore_is_repaired_by_the_nodes(
     await happens(undoing.cluster)
     if is_marked:
         await undoing.cluster.store.create(
-            PRIVATE.mark(LEDGER),
-            znodes.mark_to_bytes(znodes.Mark(ctime_ms=1)),
-            with_parents=True,
+            PRIVATE.mark(LEDGER), znodes.mark_to_bytes(znodes.Mark(ctime_ms=1)), with_parents=True
         )
 
     await undoing.undo(undoing.records[0], is_forced=True)

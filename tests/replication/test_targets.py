@@ -399,8 +399,7 @@ def plan_on_racks(
         RackRule(is_enforced=is_enforced), random.Random(seed), locate=racks.__getitem__
     )
     targets = Targets(
-        candidates={b: Candidate(bookie=b, rack=racks[b]) for b in candidates},
-        placement=placement,
+        candidates={b: Candidate(bookie=b, rack=racks[b]) for b in candidates}, placement=placement
     )
     return plan_repair(inspection, targets)
 

@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from ledgers.errors import (
-    NodeExistsError,
-    RejectedError,
-    SessionLostError,
-    UnknownOutcomeError,
-)
+from ledgers.errors import NodeExistsError, RejectedError, SessionLostError, UnknownOutcomeError
 from ledgers.store import REQUEST_BYTES_MAX, Check, Create, MultiFailed
 from replication.transactions import (
     BATCH_BYTES_MAX,
@@ -290,9 +285,7 @@ def test_a_transaction_that_no_server_accepts_fails_alone() -> None:
         too_large = Create(path="/large", data=bytes(REQUEST_BYTES_MAX))
 
         results = await asyncio.gather(
-            batcher.commit([too_large]),
-            batcher.commit([Create(path="/n")]),
-            return_exceptions=True,
+            batcher.commit([too_large]), batcher.commit([Create(path="/n")]), return_exceptions=True
         )
 
         assert isinstance(results[0], RejectedError)

@@ -97,8 +97,7 @@ async def test_an_empty_queue_and_one_without_znodes_have_no_ledgers(cluster: Cl
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 async def test_tidying_removes_only_empty_directories_of_every_level(
-    cluster: Cluster,
-    depth: int,
+    cluster: Cluster, depth: int
 ) -> None:
     await cluster.mark(B1)
     before = cluster.tree.snapshot()
@@ -113,8 +112,7 @@ async def test_tidying_removes_only_empty_directories_of_every_level(
 
 
 @pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference",
-    verdict="same",
+    "TestLedgerUnderreplicationManager.testHierarchyCleanupInterference", verdict="same"
 )
 async def test_a_directory_with_a_new_mark_is_not_removed(cluster: Cluster) -> None:
     await cluster.store.create(DIRECTORY, with_parents=True)
@@ -260,8 +258,7 @@ async def test_after_a_lost_reply_another_nodes_lock_is_not_ours(cluster: Cluste
 
 
 async def test_a_refusal_without_a_lock_is_not_another_nodes_lock(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await cluster.mark(B1)
 

@@ -16,13 +16,7 @@ from ledgers.errors import (
 from ledgers.model import BookieId
 from ledgers.store import Check, Create, Delete, SetData
 from replication import znodes
-from replication.by_hand import (
-    GRACE_WAIT_MAX_S,
-    TELL_INTERVAL_S,
-    WAIT_MAX_S,
-    LockedError,
-    locked,
-)
+from replication.by_hand import GRACE_WAIT_MAX_S, TELL_INTERVAL_S, WAIT_MAX_S, LockedError, locked
 from replication.ledger_record import WaitingNote
 from replication.marks import locked_ledger_ids
 from replication.reasons import Blocked, Facts, Reason
@@ -127,8 +121,7 @@ async def test_an_unknown_znode_beside_the_mark_stays(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("is_retaken", [False, True], ids=["deleted", "Java's now"])
 async def test_rule_s3_a_ledger_without_its_lock_is_not_completed(
-    cluster: Cluster,
-    is_retaken: bool,
+    cluster: Cluster, is_retaken: bool
 ) -> None:
     """Its metadata is not written either."""
     await cluster.store.create(EXTRA)
@@ -239,8 +232,7 @@ async def test_returning_twice_is_harmless(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("replicas", [(), (B1,)], ids=["no node", "a bookie"])
 async def test_the_disable_switch_and_marks_are_read_as_they_are(
-    cluster: Cluster,
-    replicas: tuple[BookieId, ...],
+    cluster: Cluster, replicas: tuple[BookieId, ...]
 ) -> None:
     async with cluster.node() as node:
         assert not await node.queue.switch.is_on()
@@ -326,8 +318,7 @@ async def test_it_is_not_stolen_from_its_owner(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("error", [UnknownOutcomeError, SessionLostError])
 async def test_the_work_counts_although_the_lock_cannot_be_deleted(
-    cluster: Cluster,
-    error: type[BookmenderError],
+    cluster: Cluster, error: type[BookmenderError]
 ) -> None:
     """The lock ends with the session."""
 

@@ -66,8 +66,7 @@ async def test_every_marked_ledger_is_repaired_and_counted() -> None:
 
 
 @pytest.mark.compat(
-    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker",
-    verdict="better",
+    "TestReplicationWorker.testMultipleLedgerReplicationWithReplicationWorker", verdict="better"
 )
 async def test_only_the_configured_number_is_repaired_at_once() -> None:
     cluster = await with_lost_b2(20)
@@ -262,8 +261,7 @@ async def test_it_is_tried_again_after_waits_that_double() -> None:
 
 
 @pytest.mark.compat(
-    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker",
-    verdict="other",
+    "TestReplicationWorker.testDeferLedgerLockReleaseForReplicationWorker", verdict="other"
 )
 async def test_the_note_counts_failed_tries_and_tells_since_when() -> None:
     cluster = await without_target()
@@ -423,9 +421,7 @@ async def drained_slowly(*, copy_s: float) -> Cluster:
 
 
 @pytest.mark.parametrize("others_marked", [0, 3])
-async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(
-    others_marked: int,
-) -> None:
+async def test_a_loss_is_repaired_at_once_if_other_slots_are_taken(others_marked: int) -> None:
     cluster = await drained_slowly(copy_s=100_000)
     settings = ReplicationSettings(ledgers_at_once=SLOTS, idle_wait_s=2)
     async with cluster.node(settings=settings) as node, working(node):
@@ -476,9 +472,7 @@ async def is_marked(store: MetadataStore) -> bool:
 
 
 @pytest.mark.parametrize("marked_after_s", [0.01, 0.3, 3.0])
-async def test_marks_soon_after_a_loss_are_found_soon(
-    marked_after_s: float,
-) -> None:
+async def test_marks_soon_after_a_loss_are_found_soon(marked_after_s: float) -> None:
     """The wait is no longer than the marks took to come."""
     cluster = await idle_cluster()
 
@@ -586,12 +580,7 @@ async def with_open_ledgers(hanging: BookieId) -> Cluster:
     cluster = await Cluster.start()
     for ledger_id in range(OPEN_LEDGERS):
         await cluster.write_ledger(
-            THREE,
-            ledger_id=ledger_id,
-            last=3,
-            write_quorum=3,
-            ack_quorum=2,
-            state=LedgerState.OPEN,
+            THREE, ledger_id=ledger_id, last=3, write_quorum=3, ack_quorum=2, state=LedgerState.OPEN
         )
         await cluster.mark(B2, ledger_id=ledger_id, ctime_ms=1)
     await (cluster.unregister(B2) if hanging == B2 else cluster.kill(B2))

@@ -134,8 +134,7 @@ async def test_while_disabled_no_ledger_is_leased() -> None:
 
 
 @pytest.mark.compat(
-    "TestLedgerUnderreplicationManager.testDisableLedegerReplication",
-    verdict="other",
+    "TestLedgerUnderreplicationManager.testDisableLedegerReplication", verdict="other"
 )
 async def test_disabling_lets_current_repairs_finish() -> None:
     cluster = await with_lost_b2(20)
@@ -162,13 +161,10 @@ async def locked_count(cluster: Cluster, count: int) -> bool:
 
 
 @pytest.mark.compat(
-    "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
-    verdict="other",
+    "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures", verdict="other"
 )
 @pytest.mark.compat(
-    "G24",
-    verdict="better",
-    why="an unexpected error costs one attempt at one ledger",
+    "G24", verdict="better", why="an unexpected error costs one attempt at one ledger"
 )
 async def test_a_crashing_repair_stops_no_other_and_returns_its_lease() -> None:
     cluster = await with_lost_b2(5)
@@ -251,8 +247,7 @@ async def test_a_suspended_session_pauses_and_then_continues() -> None:
 
 
 @pytest.mark.compat(
-    "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures",
-    verdict="other",
+    "TestReplicationWorker.testRWShutDownInTheCaseOfZKOperationFailures", verdict="other"
 )
 async def test_an_unreadable_queue_is_read_again() -> None:
     cluster = await with_lost_b2(3)
@@ -393,9 +388,7 @@ def refuse_further_locks(store: MemoryStore, cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("error", [QuotaError, UnauthorizedError])
-async def test_a_note_that_cannot_be_written_stops_no_repair(
-    error: type[BookmenderError],
-) -> None:
+async def test_a_note_that_cannot_be_written_stops_no_repair(error: type[BookmenderError]) -> None:
     cluster = await open_ledger()
     await cluster.kill(B2)
     async with cluster.node() as node:
@@ -459,9 +452,7 @@ async def test_once_the_write_is_allowed_the_ledger_is_repaired() -> None:
     metadata = cluster.manager.path(LEDGER)
     async with cluster.node() as node:
         refuse(
-            node.store,
-            lambda operation: is_full and writes_below(metadata)(operation),
-            QuotaError,
+            node.store, lambda operation: is_full and writes_below(metadata)(operation), QuotaError
         )
         async with working(node):
             await asyncio.sleep(60)

@@ -106,8 +106,7 @@ async def test_a_lost_bookie_is_no_reason_to_try_again() -> None:
 
 @pytest.mark.parametrize("is_same_node", [True, False])
 async def test_a_further_lost_bookie_is_replaced_during_maintenance(
-    cluster: Cluster,
-    is_same_node: bool,
+    cluster: Cluster, is_same_node: bool
 ) -> None:
     """The mark exists until the window ends, and the leader only extends it."""
     await cluster.write_ledger((B1, B2, B3), write_quorum=3)
@@ -232,9 +231,7 @@ async def test_an_old_note_does_not_delay_it_on_another_node() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(
-    fault: Fault,
-) -> None:
+async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(fault: Fault) -> None:
     cluster = await without_target(LEDGER)
     async with cluster.node(settings=SLOW) as node, working(node):
         await asyncio.sleep(5)
@@ -250,9 +247,7 @@ async def test_an_outdated_note_that_cannot_be_deleted_ends_no_session(
 
 
 @pytest.mark.parametrize("is_same_node", [True, False])
-async def test_a_mark_extended_by_the_leader_keeps_waiting(
-    is_same_node: bool,
-) -> None:
+async def test_a_mark_extended_by_the_leader_keeps_waiting(is_same_node: bool) -> None:
     cluster = await without_target(LEDGER)
     async with AsyncExitStack() as stack:
         await start_nodes(stack, cluster, 1, SLOW)
@@ -466,18 +461,8 @@ async def open_ledger_without_spare(*, is_away: bool) -> Cluster:
 @pytest.mark.parametrize(
     ("is_away", "excluded", "absent"),
     [
-        pytest.param(
-            True,
-            ((Exclusion.MEMBER, 2),),
-            (B3,),
-            id="one is absent",
-        ),
-        pytest.param(
-            False,
-            ((Exclusion.MEMBER, 2), (Exclusion.DRAINING, 1)),
-            (),
-            id="one refuses",
-        ),
+        pytest.param(True, ((Exclusion.MEMBER, 2),), (B3,), id="one is absent"),
+        pytest.param(False, ((Exclusion.MEMBER, 2), (Exclusion.DRAINING, 1)), (), id="one refuses"),
     ],
 )
 async def test_missing_targets_are_noted_until_one_appears(
